@@ -1,0 +1,33 @@
+# Every target makes .venv first, so each works on a fresh machine with Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test lint docs bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	bash scripts/setup.sh $(PYTHON) $(VENV)
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/python scripts/demo.py
+
+lint: setup
+	$(BIN)/ruff check src tests scripts benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+docs: setup
+	$(BIN)/python scripts/docs.py
+
+bench: setup
+	bash benchmarks/run.sh
+
+clean:
+	rm -rf $(VENV) runs site

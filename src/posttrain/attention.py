@@ -1,0 +1,137 @@
+"""Attention of any decoder-only transformers model, handed to a layout.
+
+transformers lets a library register its own attention function and passes it every keyword
+that the model's forward was called with. Ours is registered here under one name and calls the
+`layout` it finds there, so the learner (rows packed end to end) and the sampling engine (a
+key-value cache) run the very same model code and differ only in who sees whom.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+
+NAME = "posttrain"
+
+Heads = Float[torch.Tensor, "R H T D"]
+
+
+class Layout(Protocol):
+    """Who sees whom among the tokens of one forward pass."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Heads,
+        key: Heads,
+        value: Heads,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Heads:
+        """Attention of every query, in the query's own shape.
+
+        key and value have fewer heads than query where the model shares them (grouped queries);
+        window is the number of latest positions a token sees (itself included), None for all.
+        """
+        ...
+
+
+def _attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    *,
+    layout: Layout,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    out = layout.attend(layer, query, key, value, scale=scale, window=sliding_window, softcap=softcap)
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register(NAME, _attention)  # type: ignore[no-untyped-call]
+
+
+def masked_attention(
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    mask: torch.Tensor | None,
+    *,
+    scale: float,
+    softcap: float | None,
+    causal: bool = False,
+) -> Heads:
+    """softmax(q kᵀ · scale + mask) v; causal takes the place of a mask when queries and keys are the same tokens.
+
+    With a softcap c the scores are c·tanh(score/c) before the mask (Gemma 2), which no fused kernel does.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if softcap is None:
+        return nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
+        )
+    if causal:
+        T = query.shape[-2]
+        mask = torch.ones(T, T, dtype=torch.bool, device=query.device).tril()
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scores = softcap * torch.tanh((query @ key.transpose(-1, -2)) * (scale / softcap))
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
+
+
+def use_layouts(model: PreTrainedModel) -> None:
+    """Makes the model attend through the `layout` given to `hidden_states`.
+
+    Raises ValueError for an architecture that does not take its attention from the registry.
+    """
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(
+            f"{type(model).__name__} does not take its attention from transformers' registry; "
+            "every current decoder-only model of transformers does"
+        )
+    model.set_attn_implementation(NAME)
+
+
+def hidden_states(
+    model: PreTrainedModel,
+    tokens: Int[torch.Tensor, "R T"],
+    positions: Int[torch.Tensor, "R T"],
+    layout: Layout,
+) -> Float[torch.Tensor, "R T D"]:
+    """The last layer's normed hidden states; the output head is not run."""
+    out = model.get_decoder()(input_ids=tokens, position_ids=positions, use_cache=False, layout=layout)
+    hidden: torch.Tensor = out.last_hidden_state
+    return hidden
+
+
+def output_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """hidden states -> logits, with the scaling and soft-capping that the architecture puts on them."""
+    linear = model.get_output_embeddings()
+    config = model.config.get_text_config()
+    cap = getattr(config, "final_logit_softcapping", None)
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+        getattr(config, "logits_scaling", None) or 1.0
+    )
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = linear(hidden)
+        if scale != 1.0:
+            logits = logits * scale
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    return head

@@ -1,0 +1,1 @@
+"""Engines: what draws tokens from a policy."""

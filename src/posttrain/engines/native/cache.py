@@ -1,0 +1,131 @@
+"""Keys and values of the running sequences, and of prompts that samples still wait for.
+
+Running sequence i occupies row i; rows 0 ... B-1 are always the occupied ones, so a layer's
+cache is a plain slice without gathering. A sequence that ends is overwritten by the last.
+"""
+
+import torch
+
+from ...attention import Heads, masked_attention
+
+Prompt = tuple[int, ...]
+
+
+class Cache:
+    """[rows, key heads, columns, head size] for the keys and the values of every layer."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.columns = 0
+        self.keys: dict[int, torch.Tensor] = {}
+        self.values: dict[int, torch.Tensor] = {}
+        self.prompts: dict[Prompt, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def reserve(self, columns: int) -> None:
+        """Makes every row at least this long, keeping what is in it."""
+        if columns <= self.columns:
+            return
+        self.columns = -(-columns // 64) * 64
+        for store in (self.keys, self.values):
+            for layer, old in store.items():
+                grown = old.new_zeros(old.shape[0], old.shape[1], self.columns, old.shape[3])
+                grown[:, :, : old.shape[2]] = old
+                store[layer] = grown
+
+    def place(self, prompt: Prompt, row: int) -> None:
+        """Copies a computed prompt into a row."""
+        for layer, (key, value) in self.prompts[prompt].items():
+            if layer not in self.keys:
+                shape = (self.rows, key.shape[0], self.columns, key.shape[2])
+                self.keys[layer], self.values[layer] = key.new_zeros(shape), value.new_zeros(
+                    (*shape[:3], value.shape[2])
+                )
+            self.keys[layer][row, :, : key.shape[1]] = key
+            self.values[layer][row, :, : value.shape[1]] = value
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Overwrites row `target` with the first `length` columns of row `source`."""
+        for store in (self.keys, self.values):
+            for tensor in store.values():
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    def clear(self) -> None:
+        """Forgets everything: new weights make every key and value stale."""
+        self.prompts.clear()
+
+
+class PromptLayout:
+    """Several prompts end to end, each seeing only itself; their keys and values go to the cache."""
+
+    def __init__(self, cache: Cache, prompts: list[Prompt]) -> None:
+        self.cache, self.prompts = cache, prompts
+        for prompt in prompts:
+            cache.prompts[prompt] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: Heads,
+        key: Heads,
+        value: Heads,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Heads:
+        """Causal attention within each prompt (see attention.Layout)."""
+        parts, start = [], 0
+        for prompt in self.prompts:
+            T = len(prompt)
+            q, k, v = (x[:, :, start : start + T] for x in (query, key, value))
+            start += T
+            self.cache.prompts[prompt][layer] = (k[0].clone(), v[0].clone())
+            mask = None
+            if window is not None and window < T:
+                ago = torch.arange(T, device=q.device)[:, None] - torch.arange(T, device=q.device)
+                mask = (ago >= 0) & (ago < window)
+            parts.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None))
+        return torch.cat(parts, dim=2)
+
+
+class TokenLayout:
+    """One new token for each running sequence, seeing all that its row holds."""
+
+    def __init__(self, cache: Cache, lengths: torch.Tensor) -> None:
+        """lengths: tokens already in each row, which is also the new token's position."""
+        self.cache, self.lengths = cache, lengths
+        self.columns = int(lengths.max()) + 1
+        self.row = torch.arange(len(lengths), device=lengths.device)
+        self._masks: dict[int | None, torch.Tensor] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: Heads,
+        key: Heads,
+        value: Heads,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Heads:
+        """Attention of the newest tokens over their rows (see attention.Layout)."""
+        B, H, _, D = query.shape
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        keys[self.row, :, self.lengths] = key[:, :, 0]
+        values[self.row, :, self.lengths] = value[:, :, 0]
+        keys, values = keys[:B, :, : self.columns], values[:B, :, : self.columns]
+        # Query heads that share a key head stand at the same position: they are as many queries of
+        # one head, and the keys are read once for all of them.
+        shared = query.reshape(B, key.shape[1], H // key.shape[1], D)
+        mask = self._mask(window, query.dtype)
+        out = masked_attention(shared, keys, values, mask, scale=scale, softcap=softcap)
+        return out.reshape(B, H, 1, values.shape[-1])
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        if window not in self._masks:
+            ago = self.lengths[:, None] - torch.arange(self.columns, device=self.lengths.device)
+            seen = (ago >= 0) & (ago < (window or self.columns + 1))
+            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+            self._masks[window] = mask[:, None, None]
+        return self._masks[window]

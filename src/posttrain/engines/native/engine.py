@@ -1,0 +1,162 @@
+"""Continuous batching: every step draws one token for each running sequence.
+
+    step   consumes       waiting requests, while rows and cache last
+           waits for      nothing
+           unblocked by   a sequence that ends: its row is refilled in the same step
+
+Samples of one prompt share its prefill: the prompt runs once, its keys and values are copied
+into the row of each sample when that sample starts, and are dropped when none is left waiting.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence as Listed
+
+import torch
+from transformers import PreTrainedModel
+
+from ...types import Completion, Request
+from ...weights import Named
+from .draw import draw
+from .runner import Runner
+from .scheduler import Scheduler
+from .sequence import Sequence
+
+Decode = Callable[[list[int]], str]
+
+
+class NativeEngine:
+    """An engine over a transformers model that it alone owns (see engines.protocol).
+
+    model: its weights are replaced by load(); decode: tokens -> text, for stop strings and answers;
+    stop_tokens: any of them ends an answer; rows: sequences that run at once; cache_tokens: bound of
+    rows × longest sequence; context: the most tokens that a sequence may come to.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        decode: Decode,
+        stop_tokens: Listed[int],
+        rows: int = 64,
+        cache_tokens: int = 1 << 17,
+        context: int = 1 << 20,
+    ) -> None:
+        self.runner = Runner(model, rows=rows)
+        self.scheduler = Scheduler(rows, cache_tokens)
+        self.decode, self.stop_tokens, self.context = decode, frozenset(stop_tokens), context
+        self.version = 0
+        self._tickets = 0
+        self._wanted: Counter[tuple[int, ...]] = Counter()
+        self._first_logits: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether any submitted request has not been answered."""
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    def submit(self, request: Request) -> int:
+        """A ticket for the answer.
+
+        Raises ValueError for an empty prompt, or one that leaves no room for the answer in the context
+        or in the cache.
+        """
+        if not request.prompt:
+            raise ValueError("an empty prompt has no token to continue from")
+        self._tickets += 1
+        sequence = Sequence(self._tickets, request)
+        bound = min(self.context, self.scheduler.cache_tokens)
+        if sequence.longest > bound:
+            raise ValueError(
+                f"a prompt of {len(request.prompt)} tokens and up to {request.sampling.max_new_tokens} new ones "
+                f"exceed the {bound} that fit"
+            )
+        self.scheduler.waiting.append(sequence)
+        self._wanted[request.prompt] += 1
+        return sequence.ticket
+
+    def load(self, weights: Named, version: int) -> str:
+        """The digest of the weights received.
+
+        Running answers go on under the new weights over keys and values of the old; every later
+        token carries the new version.
+        """
+        received = self.runner.load(weights)
+        self.runner.cache.clear()
+        self._first_logits.clear()
+        self.version = version
+        return received
+
+    def score(self, tokens: list[int]) -> list[float]:
+        """log π(token t | before t) for t ≥ 1 at temperature 1, through the weights that draw."""
+        logps = self.runner.score(tuple(tokens)).float().log_softmax(-1)
+        return [float(logps[t - 1, tokens[t]]) for t in range(1, len(tokens))]
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """The answers that ended in one more token for each running sequence."""
+        done = self._start(self.scheduler.admit())
+        running = self.scheduler.running
+        if not running:
+            return done
+        logits = self.runner.decode(
+            [s.tokens[-1] for s in running], [len(s.request.prompt) + len(s.tokens) - 1 for s in running]
+        )
+        return done + self._extend(list(running), logits)
+
+    def _start(self, started: list[Sequence]) -> list[tuple[int, Completion]]:
+        """Runs the prompts that are new, puts each sequence in its row and draws its first token."""
+        if not started:
+            return []
+        cache, running = self.runner.cache, self.scheduler.running
+        cache.reserve(max(s.longest for s in running))
+        new = list(dict.fromkeys(s.request.prompt for s in started if s.request.prompt not in cache.prompts))
+        if new:
+            self._first_logits.update(zip(new, self.runner.prefill(new), strict=True))
+        first_row = len(running) - len(started)
+        for row, sequence in enumerate(started, first_row):
+            cache.place(sequence.request.prompt, row)
+        logits = torch.stack([self._first_logits[s.request.prompt] for s in started])
+        for sequence in started:
+            self._release(sequence.request.prompt)
+        return self._extend(started, logits)
+
+    def _release(self, prompt: tuple[int, ...]) -> None:
+        self._wanted[prompt] -= 1
+        if not self._wanted[prompt]:
+            del self._wanted[prompt], self._first_logits[prompt], self.runner.cache.prompts[prompt]
+
+    def _extend(self, sequences: list[Sequence], logits: torch.Tensor) -> list[tuple[int, Completion]]:
+        """Draws a token for each of these sequences; the answers that end with it leave their rows."""
+        tokens, gen, policy = draw(
+            logits, [s.request.sampling for s in sequences], [s.next_uniform() for s in sequences]
+        )
+        done = []
+        for sequence, token, logp_gen, logp_policy in zip(sequences, tokens, gen, policy, strict=True):
+            sequence.append(token, logp_gen, logp_policy, self.version)
+            ended = self._ended(sequence)
+            if ended is not None:
+                done.append((sequence.ticket, ended))
+                self._retire(sequence)
+        return done
+
+    def _retire(self, sequence: Sequence) -> None:
+        running = self.scheduler.running
+        row = next(i for i, s in enumerate(running) if s is sequence)
+        moved = self.scheduler.retire(row)
+        if moved is not None:
+            other = running[row]
+            self.runner.cache.move(moved, row, len(other.request.prompt) + len(other.tokens))
+
+    def _ended(self, sequence: Sequence) -> Completion | None:
+        """The answer, if its newest token ended it."""
+        sampling = sequence.request.sampling
+        if sequence.tokens[-1] in self.stop_tokens:
+            return sequence.completion(self.decode(sequence.tokens[:-1]), "eos")
+        if sampling.stop:
+            text = self.decode(sequence.tokens)
+            found = [text.index(s) + len(s) for s in sampling.stop if s in text]
+            if found:
+                return sequence.completion(text[: min(found)], "stop")
+        if len(sequence.tokens) >= sampling.max_new_tokens:
+            return sequence.completion(self.decode(sequence.tokens), "length")
+        return None

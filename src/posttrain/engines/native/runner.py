@@ -1,0 +1,117 @@
+"""The model at work: a pass over prompts, and a pass over one new token a row."""
+
+import torch
+from jaxtyping import Float
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...attention import hidden_states, output_head, use_layouts
+from ...weights import Named, combined, fingerprint
+from .cache import Cache, Prompt, PromptLayout, TokenLayout
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight is kept in the order that oneDNN multiplies in.
+
+    For the few rows of a decoding step an ordinary matrix product spends as long on rearranging
+    the weight as on the product; here it is rearranged once for each hand-over. CPU only.
+    """
+
+    def __init__(self, linear: nn.Linear, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.bias = linear.bias
+        self.pack(linear.weight)
+
+    def pack(self, weight: torch.Tensor) -> None:
+        """Takes a new weight, [out, in]."""
+        self.weight_packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.rows)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x Wᵀ + b."""
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.weight_packed, self.bias, "none", [], ""
+        )
+        return out
+
+
+class Runner:
+    """A model of its own, with the cache that its passes read and write."""
+
+    def __init__(self, model: PreTrainedModel, *, rows: int) -> None:
+        use_layouts(model)
+        self.model = model.eval().requires_grad_(False)
+        self.cache = Cache(rows)
+        self.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        self._packed: dict[str, list[PackedLinear]] = {}
+        self._names = {name for name, _ in model.named_parameters()}
+        if _can_pack(self.device, self.dtype):
+            self._pack(rows)
+        self._plain = dict(model.named_parameters())
+        self._head = output_head(model)
+
+    def _pack(self, rows: int) -> None:
+        """Replaces every linear layer; a weight that an embedding shares is kept for look-ups too."""
+        name_of = {id(p): name for name, p in self.model.named_parameters()}
+        for path, module in list(self.model.named_modules()):
+            if type(module) is nn.Linear:
+                packed = PackedLinear(module, rows)
+                owner, _, attribute = path.rpartition(".")
+                setattr(self.model.get_submodule(owner), attribute, packed)
+                self._packed.setdefault(name_of[id(module.weight)], []).append(packed)
+
+    @torch.no_grad()
+    def load(self, weights: Named) -> str:
+        """Takes these weights over; their digest as received, in this model's type.
+
+        Raises KeyError, naming it, if one is unknown or lacking.
+        """
+        missing = set(self._names)
+        prints = []
+        for name, tensor in weights:
+            value = tensor.detach().to(self.device, self.dtype)
+            if name in self._plain:
+                self._plain[name].copy_(value)
+            for packed in self._packed.get(name, []):
+                packed.pack(value)
+            prints.append(fingerprint(name, value))
+            missing.remove(name)
+        if missing:
+            raise KeyError(f"the weights handed over lack {min(missing)}")
+        return combined(prints)
+
+    @torch.no_grad()
+    def prefill(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
+        """Logits of the token after each prompt; the prompts' keys and values are in the cache."""
+        hidden = self._read(prompts, PromptLayout(self.cache, prompts))
+        last = torch.tensor([len(p) for p in prompts], device=self.device).cumsum(0) - 1
+        return self._head(hidden[last])
+
+    @torch.no_grad()
+    def score(self, tokens: Prompt) -> Float[torch.Tensor, "T V"]:
+        """Logits at every position of a prompt; the cache is left as it was."""
+        return self._head(self._read([tokens], PromptLayout(Cache(0), [tokens])))
+
+    def _read(self, prompts: list[Prompt], layout: PromptLayout) -> Float[torch.Tensor, "N D"]:
+        tokens = torch.tensor([[t for p in prompts for t in p]], device=self.device)
+        positions = torch.tensor([[i for p in prompts for i in range(len(p))]], device=self.device)
+        return hidden_states(self.model, tokens, positions, layout)[0]
+
+    @torch.no_grad()
+    def decode(self, tokens: list[int], lengths: list[int]) -> Float[torch.Tensor, "B V"]:
+        """Logits of the token after each row's newest one, which is written to the cache at its length."""
+        position = torch.tensor(lengths, device=self.device)
+        layout = TokenLayout(self.cache, position)
+        hidden = hidden_states(
+            self.model, torch.tensor(tokens, device=self.device)[:, None], position[:, None], layout
+        )
+        return self._head(hidden[:, 0])
+
+
+def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32

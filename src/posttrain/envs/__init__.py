@@ -1,0 +1,1 @@
+"""Tasks, episodes of several turns, and conversations as tokens."""

@@ -1,0 +1,119 @@
+"""What an environment is: a pure function from what has happened and a response to what happens next.
+
+A question with one answer needs no environment: the runtime shows the task's messages, and its
+verifier judges the response. An environment is for episodes of several turns.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from posttrain.types import Message, Task, Verdict
+from posttrain.usercode import cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The beginning of an episode: a picklable state, and the first messages shown to the policy."""
+
+    state: Any
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What follows one response: the next state with messages to append, or the end with its verdict.
+
+    >>> Turn(state=3, messages=({"role": "user", "content": "higher"},)).done
+    False
+    """
+
+    state: Any
+    messages: tuple[Message, ...] = ()
+    """Appended to the conversation; empty when it is over."""
+    reward: float | None = None
+    """Arrives with the last token of the response; None is none."""
+    done: bool = False
+    verdict: Verdict | None = None
+    """What is said of the whole episode; there when, and only when, it is over."""
+
+
+class Env(Protocol):
+    """Episodes of several turns, as pure functions, so that one can be replayed from its responses.
+
+    Neither function changes what it is given, draws a number that its arguments do not fix, or keeps
+    anything: the state holds all there is. States, like environments, can be pickled.
+    """
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may run in our own process: no user code, no way to hang or die."""
+        ...
+
+    def start(self, task: Task) -> Start:
+        """The beginning of an episode about this task."""
+        ...
+
+    def reply(self, state: Any, response: str) -> Turn:
+        """What follows this response in this state."""
+        ...
+
+
+def guarded_start(env: Env, task: Task) -> Start | Verdict:
+    """The start of an episode; a failed verdict if the environment breaks.
+
+    Like `guarded_reply` it can be called in a worker process.
+    """
+    try:
+        start: Any = env.start(task)
+    except Exception as error:
+        return Verdict(score=None, label="raised", reason=cause(error))
+    wrong = f"start returned {type(start).__name__}, not a Start" if not isinstance(start, Start) else ""
+    wrong = wrong or _bad_messages(start.messages)
+    return Verdict(score=None, label="bad_turn", reason=wrong) if wrong else start
+
+
+def guarded_reply(env: Env, state: Any, response: str) -> Turn:
+    """What follows a response; the end with a failed verdict if the environment breaks.
+
+    >>> guarded_reply(None, 0, "5").verdict.label
+    'raised'
+    """
+    try:
+        turn: Any = env.reply(state, response)
+        if isinstance(turn, Turn) and turn.reward is not None and not math.isfinite(turn.reward):
+            return broken_turn(state, "not_a_number", f"the reward is {turn.reward}")
+    except Exception as error:
+        return broken_turn(state, "raised", cause(error))
+    wrong = _bad_turn(turn)
+    return broken_turn(state, "bad_turn", wrong) if wrong else turn
+
+
+def broken_turn(state: Any, label: str, reason: str) -> Turn:
+    """The end of an episode whose environment broke: never a reward."""
+    return Turn(state=state, done=True, verdict=Verdict(score=None, label=label, reason=reason))
+
+
+def _bad_turn(turn: Any) -> str:
+    if not isinstance(turn, Turn):
+        return f"reply returned {type(turn).__name__}, not a Turn"
+    verdict: Any = turn.verdict
+    if turn.done != (verdict is not None):
+        return "a turn has a verdict when, and only when, it is the last"
+    if verdict is not None and not isinstance(verdict, Verdict):
+        return f"the verdict is {type(verdict).__name__}, not a Verdict"
+    if turn.done:
+        return "the last turn has messages that nobody will read" if turn.messages else ""
+    return _bad_messages(turn.messages)
+
+
+def _bad_messages(messages: Any) -> str:
+    if not isinstance(messages, (tuple, list)) or not messages:
+        return "there are no messages for the policy to answer"
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            return "a message has no role or no content"
+        if not all(isinstance(value, str) for value in message.values()):
+            return "a message holds something that is not text"
+    return "the last message is the policy's own" if messages[-1]["role"] == "assistant" else ""

@@ -1,0 +1,1 @@
+"""Tasks that are made rather than read."""

@@ -1,0 +1,96 @@
+"""An environment of the user's, made by a function named in the config."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from posttrain.envs.protocol import Env, Start, Turn
+from posttrain.nearest import did_you_mean
+from posttrain.types import Task, UserError
+from posttrain.usercode import cause, load_named
+
+
+@dataclass(frozen=True)
+class NamedEnv:
+    """What the factory called "module:factory" or "path/to/file.py:factory" makes.
+
+    It is sent to other processes by name, and runs in a worker. Made by `load_env`.
+    """
+
+    factory: str
+    options: str
+    """The factory's keyword arguments as JSON."""
+    trusted: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[Callable[[str, str], "NamedEnv"], tuple[str, str]]:
+        # Being unpickled makes the environment, so that states of its classes can be unpickled after it.
+        return _named, (self.factory, self.options)
+
+    def start(self, task: Task) -> Start:
+        """As the user's environment starts."""
+        return _make(self.factory, self.options).start(task)
+
+    def reply(self, state: Any, response: str) -> Turn:
+        """As the user's environment replies."""
+        return _make(self.factory, self.options).reply(state, response)
+
+
+def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv:
+    """The environment that factory(**options) returns.
+
+    Raises UserError if there is no such factory, if it does not take the options, if it raises, or if
+    what it returns has no `start(task)` and `reply(state, response)`.
+    """
+    try:
+        text = json.dumps(dict(options or {}), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"its options are not plain data: {error}", where=factory) from None
+    return _named(factory, text)
+
+
+def _named(factory: str, options: str) -> NamedEnv:
+    _make(factory, options)
+    return NamedEnv(factory, options)
+
+
+@lru_cache(maxsize=64)
+def _make(factory: str, options: str) -> Env:
+    make = load_named(factory)
+    given = json.loads(options)
+    if not callable(make):
+        raise UserError(f"it is not a function but {type(make).__name__}", where=factory)
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:
+        known = inspect.signature(make).parameters
+        unknown = [name for name in given if name not in known]
+        hint = did_you_mean(unknown[0], known) if unknown else ""
+        raise UserError(
+            f"it cannot be called with {', '.join(given) or 'nothing'}: {error}", where=factory, mend=hint
+        ) from None
+    except ValueError:
+        pass  # a callable whose parameters cannot be read is simply called
+    try:
+        env: Any = make(**given)
+    except Exception as error:
+        raise UserError(f"it fails: {cause(error)}", where=factory) from None
+    _check_method(factory, env, "start", 1)
+    _check_method(factory, env, "reply", 2)
+    made: Env = env
+    return made
+
+
+def _check_method(factory: str, env: Any, name: str, arguments: int) -> None:
+    method = getattr(env, name, None)
+    wants = {"start": "start(task)", "reply": "reply(state, response)"}[name]
+    if not callable(method):
+        raise UserError(f"it makes a {type(env).__name__}, which has no {wants}", where=factory)
+    if inspect.iscoroutinefunction(method):
+        raise UserError(f"{name} is an async function", where=factory, mend="write it with 'def'")
+    try:
+        inspect.signature(method).bind(*range(arguments))
+    except TypeError:
+        raise UserError(f"its {name} cannot be called as {wants}", where=factory) from None

@@ -1,0 +1,1 @@
+"""The learner: from a method's losses to new weights."""

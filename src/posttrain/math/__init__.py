@@ -1,0 +1,1 @@
+"""Pure functions of tensors. Nothing in this folder imports anything else of posttrain."""

@@ -1,0 +1,125 @@
+"""Advantages of whole trajectories: functions of the returns R_i and of who was sampled together.
+
+Rows of one task form a group of K samples. Every function takes the returns and the group
+numbers of *all* rows of an update and gives one number a row, which each token of that row
+then carries as its advantage. None divides by a length: that is reduce.py's business.
+
+A baseline that contains its own row shrinks the gradient: with the group mean, E[Σ A_i ∇log π_i]
+= (K - 1)/K · K∇J, exactly. leave_one_out is unbiased. Dividing by the group's deviation
+is not a baseline at all; it weighs tasks by 1/σ (docs/errata.md; tests/truth).
+"""
+
+import torch
+from jaxtyping import Float, Int
+
+from .masked import group_mean, group_size
+
+PerRow = Float[torch.Tensor, "B"]
+Group = Int[torch.Tensor, "B"]
+
+
+def raw(returns: PerRow, group: Group) -> PerRow:
+    """R_i: no baseline.
+
+    Source: REINFORCE, Williams 1992.
+
+    >>> raw(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
+    tensor([1., 0.])
+    """
+    return returns.clone()
+
+
+def centred(returns: PerRow, group: Group) -> PerRow:
+    """R_i - mean(R of its group), the row itself included.
+
+    A group whose returns are all equal gets exactly 0, whatever rounding did to its mean.
+
+    Source: Dr. GRPO, arXiv:2503.20783, eq. 3. Its expectation is (K - 1)/K times that of
+    leave_one_out; a group of one gets 0.
+
+    >>> centred(torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([0, 0, 0, 0]))
+    tensor([ 0.5000, -0.5000,  0.5000, -0.5000])
+    """
+    _, index = torch.unique(group, return_inverse=True)
+    groups = int(index.max()) + 1
+    low = returns.new_full((groups,), torch.inf).scatter_reduce(0, index, returns, "amin")
+    high = returns.new_full((groups,), -torch.inf).scatter_reduce(0, index, returns, "amax")
+    # The mean of three times 0.1 is not 0.1 in floating point, and 1e-8 / 1e-8 is 1, not 0.
+    equal = (low == high)[index]
+    return torch.where(equal, torch.zeros_like(returns), returns - group_mean(returns, group))
+
+
+def normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
+    """(R_i - mean) / (σ + eps) within each group, σ the population deviation (ddof 0).
+
+    A group whose returns are all equal gets exactly 0.
+
+    Source: GRPO, arXiv:2402.03300, section 4.1.2, which leaves ddof open. Seed 000 writes ddof 0;
+    verl, TRL and slime use ddof 1 (see normalised_sample), and eps between 1e-6 and 1e-4.
+
+    >>> normalised(torch.tensor([0.2, 0.8, 0.5, 0.1]), torch.zeros(4, dtype=torch.long))
+    tensor([-0.7303,  1.4606,  0.3651, -1.0954])
+    """
+    return _scaled(returns, group, eps, ddof=0)
+
+
+def normalised_sample(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
+    """(R_i - mean) / (s + eps) within each group, s the sample deviation (ddof 1).
+
+    Source: GRPO as TRL, verl and slime compute it: √(K/(K-1)) smaller than `normalised`.
+    A group of one gets 0.
+
+    >>> normalised_sample(torch.tensor([0.2, 0.8, 0.5, 0.1]), torch.zeros(4, dtype=torch.long))
+    tensor([-0.6325,  1.2649,  0.3162, -0.9487])
+    """
+    return _scaled(returns, group, eps, ddof=1)
+
+
+def _scaled(returns: PerRow, group: Group, eps: float, ddof: int) -> PerRow:
+    difference = centred(returns, group)
+    size = group_size(group)
+    variance = group_mean(difference.square(), group) * size / (size - ddof).clamp(min=1)
+    scaled = difference / (variance.sqrt() + eps)
+    return torch.where(variance == 0, torch.zeros_like(returns), scaled)
+
+
+def leave_one_out(returns: PerRow, group: Group) -> PerRow:
+    """R_i - mean(R of the other rows of its group) = K/(K-1) · centred.
+
+    Raises ValueError for a group of one, which has no others.
+
+    Source: RLOO, arXiv:2402.14740, eq. 5; Kool et al. 2019.
+
+    >>> leave_one_out(torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([0, 0, 0, 0]))
+    tensor([ 0.6667, -0.6667,  0.6667, -0.6667])
+    """
+    size = group_size(group)
+    if bool((size < 2).any()):
+        raise ValueError("leave_one_out needs at least 2 samples in every group")
+    return centred(returns, group) * size / (size - 1)
+
+
+def batch_normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
+    """(R_i - mean) / (σ + eps) over all rows of the update, σ with ddof 0; groups are ignored.
+
+    Source: REINFORCE++, arXiv:2501.03262, eq. 7. As the batch grows it tends to ∇J/σ(R), not to ∇J.
+
+    >>> batch_normalised(torch.tensor([1.0, 0.0]), torch.tensor([0, 1]))
+    tensor([ 1.0000, -1.0000])
+    """
+    return _scaled(returns, torch.zeros_like(group), eps, ddof=0)
+
+
+def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
+    """(R_i - mean) / (mean + eps) within each group: a success weighs as much as it is rare.
+
+    For returns in {0, 1}: the K-sample estimate of ∇log p, the gradient of the likelihood of success.
+    Groups whose mean is not above 0 get 0.
+
+    Source: MaxRL, arXiv:2602.02710.
+
+    >>> over_mean(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long))
+    tensor([ 3.0000, -1.0000, -1.0000, -1.0000])
+    """
+    mean = group_mean(returns, group)
+    return torch.where(mean <= 0, torch.zeros_like(returns), centred(returns, group) / (mean + eps))

@@ -1,0 +1,59 @@
+"""What to watch: numbers that mean the same for every method.
+
+The first functions give one number a token, to be averaged over the trained tokens of a step;
+the last ones judge how far the sampler's policy was from the trainer's.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float
+
+from .masked import row_sum
+
+PerToken = Float[torch.Tensor, "B T"]
+Mask = Bool[torch.Tensor, "B T"]
+
+
+def coefficient(
+    surrogate: Callable[[PerToken, PerToken], PerToken], log_ratio: PerToken, advantage: PerToken
+) -> PerToken:
+    """c_t of a surrogate, where ∇L_t = -c_t ∇log π_t, read off by differentiating it.
+
+    >>> from posttrain.math.surrogate import clipped
+    >>> r, A = torch.tensor([[0.5, 1.5, 1.0]]), torch.tensor([[1.0, -1.0, 2.0]])
+    >>> coefficient(clipped, r.log(), A)
+    tensor([[ 0.5000, -1.5000,  2.0000]])
+    """
+    with torch.enable_grad():
+        x = log_ratio.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(surrogate(x, advantage).sum(), x)
+    return -gradient
+
+
+def stopped(c: PerToken, advantage: PerToken) -> PerToken:
+    """1 where a token has an advantage but no gradient (it was clipped away), else 0.
+
+    >>> stopped(torch.tensor([[0.0, 0.3, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
+    tensor([[1., 0., 0.]])
+    """
+    return ((c == 0) & (advantage != 0)).to(c.dtype)
+
+
+def effective_sample_size(logp: PerToken, logp_gen: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
+    """(Σ w)² / (B Σ w²) of the rows' importance weights w = Π_t π(y_t)/π_gen(y_t), in (0, 1].
+
+    1 when the sampler drew from the trained policy itself; 1/B when a single row carries it all.
+    Rows without a trained token are left out; NaN when there are none.
+
+    >>> m = torch.ones(2, 1, dtype=torch.bool)
+    >>> effective_sample_size(torch.zeros(2, 1), torch.zeros(2, 1), m)
+    tensor(1.)
+    """
+    rows = mask.any(-1)
+    log_weight = (row_sum(logp, mask) - row_sum(logp_gen, mask))[rows]
+    if len(log_weight) == 0:
+        return torch.tensor(float("nan"))
+    # Both sums are over the same rows, so a common factor cancels and nothing overflows.
+    w = (log_weight - log_weight.max()).exp()
+    return w.sum().square() / (len(w) * w.square().sum())

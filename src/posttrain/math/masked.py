@@ -1,0 +1,79 @@
+"""Sums and moments under a bool mask.
+
+True means "counts". Entries outside the mask may hold anything, NaN included: they are
+selected away, never multiplied by zero, so they change no bit of the result and receive
+a gradient of exactly zero.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+
+PerToken = Float[torch.Tensor, "B T"]
+PerRow = Float[torch.Tensor, "B"]
+Mask = Bool[torch.Tensor, "B T"]
+
+
+def fill(x: PerToken, mask: Mask) -> PerToken:
+    """x where the mask is True and exactly 0 elsewhere.
+
+    >>> fill(torch.tensor([[1.0, float("nan")]]), torch.tensor([[True, False]]))
+    tensor([[1., 0.]])
+    """
+    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def row_sum(x: PerToken, mask: Mask) -> PerRow:
+    """Σ_t x_t over each row's masked entries; 0 for a row without any.
+
+    >>> row_sum(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))
+    tensor([3.])
+    """
+    return fill(x, mask).sum(-1)
+
+
+def row_mean(x: PerToken, mask: Mask) -> PerRow:
+    """Mean of each row's masked entries; 0 for a row without any.
+
+    >>> row_mean(torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[True, True, False]]))
+    tensor([1.5000])
+    """
+    return row_sum(x, mask) / mask.sum(-1).clamp(min=1)
+
+
+def mean(x: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
+    """Mean over every masked entry; NaN when there is none.
+
+    >>> mean(torch.tensor([[1.0, 2.0], [6.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
+    tensor(3.)
+    """
+    return x[mask].mean()
+
+
+def variance(x: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
+    """Population variance (ddof 0) over every masked entry; NaN when there is none.
+
+    >>> variance(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
+    tensor(1.)
+    """
+    return x[mask].var(correction=0)
+
+
+def group_mean(x: PerRow, group: Int[torch.Tensor, "B"]) -> PerRow:
+    """For each row, the mean of x over the rows of its group.
+
+    >>> group_mean(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 5]))
+    tensor([2., 2., 7.])
+    """
+    _, index = torch.unique(group, return_inverse=True)
+    total = torch.zeros(int(index.max()) + 1, dtype=x.dtype, device=x.device).index_add(0, index, x)
+    return (total / torch.bincount(index))[index]
+
+
+def group_size(group: Int[torch.Tensor, "B"]) -> Int[torch.Tensor, "B"]:
+    """For each row, the number of rows in its group.
+
+    >>> group_size(torch.tensor([0, 0, 5]))
+    tensor([2, 2, 1])
+    """
+    _, index = torch.unique(group, return_inverse=True)
+    return torch.bincount(index)[index]

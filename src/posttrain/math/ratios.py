@@ -1,0 +1,70 @@
+"""Log-ratios between the training policy and the anchor that the data was drawn from.
+
+log_ratio = log π(y_t | ...) - log π_old(y_t | ...). The exponential is taken inside the
+surrogates; a log-ratio is never called a KL. Each function gives one number a token, so that
+what clips or truncates afterwards need not know over what the ratio was taken.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+
+from .masked import fill, row_mean, row_sum
+
+PerToken = Float[torch.Tensor, "B T"]
+Mask = Bool[torch.Tensor, "B T"]
+
+
+def by_token(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
+    """log π(y_t) - log π_old(y_t); 0 outside the mask.
+
+    It does not correct for the states that the sampler visited: exact only at π = π_old.
+
+    Source: PPO, arXiv:1707.06347, eq. 6.
+
+    >>> m = torch.tensor([[True, True, False]])
+    >>> by_token(torch.tensor([[-1.0, -2.0, 7.0]]), torch.tensor([[-1.5, -2.0, 3.0]]), m)
+    tensor([[0.5000, 0.0000, 0.0000]])
+    """
+    return fill(logp, mask) - fill(logp_old, mask)
+
+
+def by_sequence(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
+    """(1/|y|) Σ_t log-ratio_t, the same number on every token of the row; 0 outside the mask.
+
+    The exponential is the geometric mean of the token ratios. With reduce.per_sequence each row
+    counts once.
+
+    Source: GSPO, arXiv:2507.18071, eq. 7.
+
+    >>> m = torch.tensor([[True, True, False]])
+    >>> by_sequence(torch.tensor([[-1.0, -2.0, 7.0]]), torch.tensor([[-1.5, -2.0, 3.0]]), m)
+    tensor([[0.2500, 0.2500, 0.0000]])
+    """
+    mean = row_mean(by_token(logp, logp_old, mask), mask)
+    return fill(mean[:, None].expand_as(logp), mask)
+
+
+def by_sequence_token(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
+    """sg(by_sequence) + logp - sg(logp): the sequence's value with each token's own gradient.
+
+    Source: GSPO-token, arXiv:2507.18071, eq. 14.
+
+    >>> m = torch.tensor([[True, True]])
+    >>> by_sequence_token(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.0]]), m)
+    tensor([[0.2500, 0.2500]])
+    """
+    logp = fill(logp, mask)
+    return by_sequence(logp.detach(), logp_old, mask) + (logp - logp.detach())
+
+
+def by_trajectory(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
+    """Σ_t log-ratio_t, the log-ratio of the whole row, on every token; 0 outside the mask.
+
+    Source: seed 000's GRPO, one ratio a response.
+
+    >>> m = torch.tensor([[True, True, False]])
+    >>> by_trajectory(torch.tensor([[-1.0, -2.0, 7.0]]), torch.tensor([[-1.5, -2.0, 3.0]]), m)
+    tensor([[0.5000, 0.5000, 0.0000]])
+    """
+    total = row_sum(by_token(logp, logp_old, mask), mask)
+    return fill(total[:, None].expand_as(logp), mask)

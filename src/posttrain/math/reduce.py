@@ -1,0 +1,90 @@
+"""From a mask to the weights of a sum: the only file that divides.
+
+A step's loss is Σ weight_t · loss_t over all its tokens, whatever microbatch or rank they sit
+in. Each function here sees the mask of the *whole step* and answers with weights that are 0
+outside it. What "mean" means is thereby chosen once, and no split of the step can change it.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+
+from .masked import fill
+
+PerToken = Float[torch.Tensor, "B T"]
+Mask = Bool[torch.Tensor, "B T"]
+
+
+def _checked(mask: Mask) -> Mask:
+    if not bool(mask.any()):
+        raise ValueError("nothing to train on: no token of this step was sampled by the policy")
+    return mask
+
+
+def per_token(mask: Mask) -> PerToken:
+    """1 / (number of trained tokens in the step): every token counts the same.
+
+    Long answers weigh more than short ones.
+
+    Source: DAPO, arXiv:2503.14476, eq. 8; SFT as seed 000's code has it.
+
+    >>> per_token(torch.tensor([[True, True, True], [True, False, False]]))
+    tensor([[0.2500, 0.2500, 0.2500],
+            [0.2500, 0.0000, 0.0000]])
+    """
+    return _checked(mask).float() / mask.sum()
+
+
+def per_sequence(mask: Mask) -> PerToken:
+    """1 / (|y_i| · number of rows with a trained token): every answer counts the same.
+
+    A token of a short answer weighs more: among right answers (A > 0) that favours short ones,
+    among wrong ones (A < 0) long ones.
+
+    Source: GRPO, arXiv:2402.03300, eq. 3; SFT, seed 002 eq. 2.2.
+
+    >>> per_sequence(torch.tensor([[True, True, False], [True, False, False]]))
+    tensor([[0.2500, 0.2500, 0.0000],
+            [0.5000, 0.0000, 0.0000]])
+    """
+    length = _checked(mask).sum(-1, keepdim=True)
+    rows = (length > 0).sum()
+    return mask.float() / (length.clamp(min=1) * rows)
+
+
+def per_horizon(mask: Mask, horizon: int) -> PerToken:
+    """1 / (horizon · number of rows with a trained token): a constant, so that no length is favoured.
+
+    horizon is the most tokens that an answer may have, the same in every step.
+
+    Source: Dr. GRPO, arXiv:2503.20783, section 3.2.
+
+    >>> per_horizon(torch.tensor([[True, True, False], [True, False, False]]), horizon=4)
+    tensor([[0.1250, 0.1250, 0.0000],
+            [0.1250, 0.0000, 0.0000]])
+    """
+    rows = _checked(mask).any(-1).sum()
+    return mask.float() / (horizon * rows)
+
+
+def per_row(mask: Mask) -> PerToken:
+    """1 / (number of rows with a trained token): the sum over tokens, the mean over answers.
+
+    The policy-gradient theorem's own weighting: Σ_t A ∇log π_t is the score of the answer.
+
+    Source: REINFORCE, Williams 1992; RLOO, arXiv:2402.14740.
+
+    >>> per_row(torch.tensor([[True, True, False], [True, False, False]]))
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.5000, 0.0000, 0.0000]])
+    """
+    return _checked(mask).float() / mask.any(-1).sum()
+
+
+def weighted_sum(loss: PerToken, weight: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
+    """Σ weight · loss over the mask. What lies outside it is not read, NaN included.
+
+    >>> loss = torch.tensor([[1.0, float("nan")]])
+    >>> weighted_sum(loss, torch.tensor([[0.5, 0.0]]), torch.tensor([[True, False]]))
+    tensor(0.5000)
+    """
+    return (fill(loss, mask) * fill(weight, mask)).sum()

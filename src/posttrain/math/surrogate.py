@@ -1,0 +1,92 @@
+"""Per-token policy losses: functions of a log-ratio and an advantage.
+
+Every policy-gradient method multiplies the score of each token by some number,
+
+    ∇L_t = -c_t ∇log π(y_t | y_<t),
+
+and differs from the others in that number alone. Each function here returns an
+unreduced loss whose gradient has exactly the c_t its docstring states; the tests
+compare the two by autograd. Nothing in this file masks, averages or logs.
+
+r stands for exp(log_ratio), A for the advantage, sg for "without gradient".
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+
+PerToken = Float[torch.Tensor, "B T"]
+
+
+def score(log_ratio: PerToken, advantage: PerToken) -> PerToken:
+    """-A log r, whose gradient is that of -A log π.    c = A
+
+    Source: REINFORCE, Williams 1992. The old policy's constant log-probability only moves the value.
+
+    >>> score(torch.tensor([[0.25, 0.5]]), torch.tensor([[2.0, -1.0]]))
+    tensor([[-0.5000,  0.5000]])
+    """
+    return -advantage * log_ratio
+
+
+def unclipped(log_ratio: PerToken, advantage: PerToken) -> PerToken:
+    """-r A: the importance-weighted surrogate, without any bound.    c = r A
+
+    Source: CPI, Kakade & Langford 2002; PPO, arXiv:1707.06347, eq. 6.
+
+    >>> unclipped(torch.tensor([[1.5]]).log(), torch.tensor([[1.0]]))
+    tensor([[-1.5000]])
+    """
+    return -log_ratio.exp() * advantage
+
+
+def clipped(
+    log_ratio: PerToken, advantage: PerToken, clip_low: float = 0.2, clip_high: float = 0.2
+) -> PerToken:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).    c = r A, or 0
+
+    c = 0 for a token whose ratio has already left the range in the direction its
+    advantage asks for, and r A for every other token. The ratio itself is not bounded.
+
+    Source: PPO, arXiv:1707.06347, eq. 7. DAPO, arXiv:2503.14476.
+
+    >>> r, A = torch.tensor([[0.5, 1.5, 1.5]]), torch.tensor([[1.0, 1.0, -1.0]])
+    >>> clipped(r.log(), A)
+    tensor([[-0.5000, -1.2000,  1.5000]])
+    """
+    # The minimum bounds r above where A >= 0 and below where A < 0. The bound is put on log r, because
+    # an exp that overflows gives inf, and inf times the gradient 0 of a clipped token is NaN.
+    low = math.log1p(-clip_low) if clip_low < 1 else -math.inf
+    high = math.log1p(clip_high)
+    bounded = torch.where(advantage < 0, log_ratio.clamp(min=low), log_ratio.clamp(max=high))
+    return -bounded.exp() * advantage
+
+
+def dual_clipped(
+    log_ratio: PerToken, advantage: PerToken, clip_low: float = 0.2, clip_high: float = 0.2, cap: float = 3.0
+) -> PerToken:
+    """clipped, and for A < 0 at most -cap A.    c = r A, or 0
+
+    c = 0 also for a token with A < 0 and r > cap, whose loss would grow without bound.
+
+    Source: dual-clip PPO, arXiv:1912.09729, eq. 3; cap is absolute and above 1.
+
+    >>> dual_clipped(torch.tensor([[5.0]]).log(), torch.tensor([[-1.0]]))
+    tensor([[3.]])
+    """
+    capped = torch.where(advantage < 0, log_ratio.clamp(max=math.log(cap)), log_ratio)
+    return clipped(capped, advantage, clip_low, clip_high)
+
+
+def truncated(log_ratio: PerToken, advantage: PerToken, cap: float = 1.28) -> PerToken:
+    """-sg(min(r, cap)) A log r: the ratio only weighs, and no token loses its gradient.    c = min(r, cap) A
+
+    Source: CISPO, arXiv:2506.13585, eq. 4. cap is absolute, without a lower bound (verl clamps
+    to an interval around 1 under the same name).
+
+    >>> truncated(torch.tensor([[2.0]]).log(), torch.tensor([[1.0]]))
+    tensor([[-0.8872]])
+    """
+    weight = log_ratio.detach().exp().clamp(max=cap)
+    return -weight * advantage * log_ratio

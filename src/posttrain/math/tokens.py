@@ -1,0 +1,104 @@
+"""Log-probabilities and entropies of single tokens, from hidden states.
+
+The policy at temperature τ is softmax(logits / τ); that is the one definition of a
+log-probability here, for the sampler and for the trainer alike. The logits of a whole batch,
+[N, V], never exist: the output head runs in chunks, each chunk is thrown away after the
+forward pass and computed again in the backward pass.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+PerPick = Float[torch.Tensor, "N"]
+
+CHUNK_BYTES = 24 << 20
+"""Size of one chunk of fp32 logits. Larger ones leave the processor's cache and gain nothing."""
+
+
+class _Pick(torch.autograd.Function):
+    """(log softmax(z/τ)[y], entropy of softmax(z/τ)) with gradients in closed form.
+
+    ∂logp/∂z = (1_y - p)/τ and ∂H/∂z = -p (log p + H)/τ. A second derivative is an error: what is
+    kept for the backward pass has no graph of its own, so it would be wrong without a word.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True).div_(temperature)
+        picked = z.gather(-1, targets[:, None]).squeeze(-1)
+        highest = z.amax(-1, keepdim=True)
+        z -= highest
+        p = z.exp()
+        total = p.sum(-1, keepdim=True)
+        p /= total
+        log_total = total.log().squeeze(-1)
+        entropy = log_total - torch.linalg.vecdot(p, z)
+        logp = picked - highest.squeeze(-1) - log_total
+        ctx.save_for_backward(p, z, targets, log_total, entropy)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        return logp, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        p, z, targets, log_total, entropy = ctx.saved_tensors
+        d_logp, d_entropy = grads[0][:, None], grads[1][:, None]
+        # z holds logits less their maximum, so log p = z - log_total.
+        out = (z - (log_total - entropy)[:, None]).mul_(-d_entropy) if bool(d_entropy.any()) else 0.0
+        out = p * (out - d_logp)
+        out.scatter_add_(-1, targets[:, None], d_logp)
+        return out.div_(ctx.temperature).to(ctx.dtype), None, None
+
+
+def pick(
+    logits: Float[torch.Tensor, "N V"], targets: Int[torch.Tensor, "N"], temperature: float = 1.0
+) -> tuple[PerPick, PerPick]:
+    """(log p(y), entropy of p) in nats for p = softmax(logits / τ); in float32, or float64 if given it.
+
+    >>> logp, entropy = pick(torch.zeros(1, 4), torch.tensor([2]))
+    >>> logp, entropy
+    (tensor([-1.3863]), tensor([1.3863]))
+    """
+    logp, entropy = _Pick.apply(logits, targets, temperature)  # type: ignore[no-untyped-call]
+    return logp, entropy
+
+
+def pick_from_hidden(
+    hidden: Float[torch.Tensor, "N D"],
+    head: Callable[[torch.Tensor], torch.Tensor],
+    targets: Int[torch.Tensor, "N"],
+    temperature: float = 1.0,
+    vocabulary: int = 32_000,
+) -> tuple[PerPick, PerPick]:
+    """pick(head(hidden), targets), a chunk of rows at a time.
+
+    Peak memory is about five chunks of fp32 logits (logits, probabilities, gradient and what
+    lies between), whatever N is. The result does not depend on the chunks beyond float rounding.
+
+    >>> uniform = lambda h: h @ torch.zeros(2, 4)
+    >>> pick_from_hidden(torch.ones(3, 2), uniform, torch.tensor([0, 1, 2]))[0]
+    tensor([-1.3863, -1.3863, -1.3863])
+    """
+
+    def chunk(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return pick(head(h), y, temperature)
+
+    rows = max(1, CHUNK_BYTES // (4 * vocabulary))
+    parts = []
+    for start in range(0, len(targets), rows):
+        h, y = hidden[start : start + rows], targets[start : start + rows]
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(chunk, h, y, use_reentrant=False, preserve_rng_state=False))
+        else:
+            parts.append(chunk(h, y))
+    if not parts:
+        raise ValueError("no position to score")
+    logps, entropies = zip(*parts, strict=True)
+    return torch.cat(logps), torch.cat(entropies)

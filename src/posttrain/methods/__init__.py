@@ -1,0 +1,1 @@
+"""Methods: choices of mathematics, put into tables."""

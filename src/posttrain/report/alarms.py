@@ -1,0 +1,217 @@
+"""Rules that a healthy run keeps, each stated in one sentence that the page prints.
+
+A rule sees the curves and the counts of the rollouts, and answers with what it found and at which
+update. An alarm is a hint where to look, not a verdict: entropy may fall because a task is solved.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .headline import WINDOW, figure, mean, percent
+from .record import Metrics
+from .rollouts import Step
+
+FAILURES = ("raised", "timeout", "died", "not_a_number")
+"""Labels of verdicts without a score."""
+
+Points = list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the rules may look at."""
+
+    metrics: Metrics
+    steps: list[Step]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found, and where to look: an update and a metric, with verdict/* for any verdict."""
+
+    text: str
+    update: int
+    metric: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule: its name, the sentence that states it, and the function that looks for a breach."""
+
+    name: str
+    says: str
+    check: Callable[[Evidence], Finding | None]
+
+
+def findings(evidence: Evidence) -> list[tuple[Rule, Finding]]:
+    """The rules that this run breaks, with what was found."""
+    return [(rule, found) for rule in RULES if (found := rule.check(evidence)) is not None]
+
+
+def _values(points: Points) -> list[float]:
+    return [y for _, y in points]
+
+
+def _late(points: Points) -> float:
+    return mean(_values(points[-WINDOW:]))
+
+
+def _late_above(
+    name: str, limit: float, show: Callable[[float], str]
+) -> Callable[[Evidence], Finding | None]:
+    """Whether the mean of a curve over its last updates lies above the limit."""
+
+    def check(evidence: Evidence) -> Finding | None:
+        points = evidence.metrics.points(name)
+        if not points or _late(points) <= limit:
+            return None
+        return Finding(f"{name} is {show(_late(points))} over the last {WINDOW} updates", points[-1][0], name)
+
+    return check
+
+
+def _any_above(name: str, limit: float) -> Callable[[Evidence], Finding | None]:
+    """Whether a curve was ever above the limit."""
+
+    def check(evidence: Evidence) -> Finding | None:
+        points = [(u, y) for u, y in evidence.metrics.points(name) if y > limit]
+        if not points:
+            return None
+        update, worst = max(points, key=lambda p: p[1])
+        return Finding(f"{name} reached {figure(worst)} at update {update}", update, name)
+
+    return check
+
+
+def _not_a_number(evidence: Evidence) -> Finding | None:
+    for name in ("loss", "grad_norm", "reward/mean"):
+        for update, value in evidence.metrics.series.get(name, {}).items():
+            if value is None:
+                return Finding(f"{name} was not a number at update {update}", update, name)
+    return None
+
+
+def _verifier_failed(evidence: Evidence) -> Finding | None:
+    shares = [
+        (y, u, label) for label in FAILURES for u, y in evidence.metrics.points(f"verdict/{label}") if y > 0
+    ]
+    if shares:
+        worst, update, label = max(shares)
+        return Finding(
+            f"{percent(worst)} of the verdicts of update {update} were “{label}”", update, "verdict/*"
+        )
+    for step in evidence.steps:
+        if step.failed:
+            return Finding(
+                f"{step.failed} rollouts of update {step.update} have no score", step.update, "verdict/*"
+            )
+    return None
+
+
+def _equal_groups(evidence: Evidence) -> Finding | None:
+    trained = [s for s in evidence.steps if s.kind == "train" and s.groups]
+    if not trained or trained[-1].equal * 2 <= trained[-1].groups:
+        return None
+    last = trained[-1]
+    found = f"{last.equal} of {last.groups} groups of update {last.update} have equal rewards"
+    return Finding(found, last.update, "reward/group_std")
+
+
+def _no_spread(evidence: Evidence) -> Finding | None:
+    flat = [u for u, y in evidence.metrics.points("reward/group_std") if y < 1e-9]
+    if not flat:
+        return None
+    found = f"all groups had equal rewards in {len(flat)} of the updates, last in {flat[-1]}"
+    return Finding(found, flat[-1], "reward/group_std")
+
+
+def _entropy_collapse(evidence: Evidence) -> Finding | None:
+    points = evidence.metrics.points("entropy")
+    if len(points) < 2 * WINDOW:
+        return None
+    early, late = mean(_values(points[:WINDOW])), _late(points)
+    if late >= 0.1 * early:
+        return None
+    return Finding(f"entropy fell from {figure(early)} to {figure(late)} nats", points[-1][0], "entropy")
+
+
+def _gradient_spike(evidence: Evidence) -> Finding | None:
+    points = evidence.metrics.points("grad_norm")
+    if len(points) < 2 * WINDOW:
+        return None
+    median = sorted(_values(points))[len(points) // 2]
+    update, worst = max(points, key=lambda p: p[1])
+    if worst <= 10 * median:
+        return None
+    found = f"grad_norm was {figure(worst)} at update {update}, the median is {figure(median)}"
+    return Finding(found, update, "grad_norm")
+
+
+def _low_sample_size(evidence: Evidence) -> Finding | None:
+    points = evidence.metrics.points("ess")
+    if not points or _late(points) >= 0.3:
+        return None
+    return Finding(f"ess is {figure(_late(points))} over the last {WINDOW} updates", points[-1][0], "ess")
+
+
+def _reward_without_skill(evidence: Evidence) -> Finding | None:
+    held_out = evidence.metrics.points("eval/accuracy")
+    rewards = evidence.metrics.points("reward/mean")
+    if not held_out or not rewards:
+        return None
+    best_at, best = max(held_out, key=lambda p: p[1])
+    last_at, last = held_out[-1]
+
+    def reward_at(update: int) -> float | None:
+        before = _values([p for p in rewards if p[0] <= update])
+        return mean(before[-WINDOW:]) if before else None
+
+    then, now = reward_at(best_at), reward_at(last_at)
+    if last > best - 0.05 or then is None or now is None or now <= then:
+        return None
+    return Finding(
+        f"held-out accuracy fell from {percent(best)} (update {best_at}) to {percent(last)} "
+        f"while the reward rose from {figure(then)} to {figure(now)}",
+        last_at,
+        "eval/accuracy",
+    )
+
+
+RULES = (
+    Rule("Not a number", "loss, grad_norm or reward/mean is not a finite number.", _not_a_number),
+    Rule("Verifier failed", "Any verdict without a score.", _verifier_failed),
+    Rule(
+        "Reward without skill",
+        "Held-out accuracy is 5 points or more below its best while the reward is higher than it was then.",
+        _reward_without_skill,
+    ),
+    Rule("No signal", "An update in which every group has equal rewards.", _no_spread),
+    Rule("Little signal", "Over half of the groups of the last update have equal rewards.", _equal_groups),
+    Rule(
+        "Entropy collapse",
+        f"Entropy of the last {WINDOW} updates is below a tenth of that of the first {WINDOW}.",
+        _entropy_collapse,
+    ),
+    Rule("KL blow-up", "kl/ref above 0.5 nats a token at any update.", _any_above("kl/ref", 0.5)),
+    Rule(
+        "Sampler and trainer disagree",
+        "kl/mismatch above 0.05 nats a token at any update.",
+        _any_above("kl/mismatch", 0.05),
+    ),
+    Rule(
+        "Cut by the limit",
+        f"More than 20% of the responses of the last {WINDOW} updates ended at the token limit.",
+        _late_above("length/clipped", 0.2, percent),
+    ),
+    Rule(
+        "Much clipping",
+        f"More than 30% of the tokens of the last {WINDOW} updates were clipped.",
+        _late_above("clip/fraction", 0.3, percent),
+    ),
+    Rule("Gradient spike", "grad_norm above ten times its median.", _gradient_spike),
+    Rule(
+        "Few effective samples",
+        f"Effective sample size below 0.3 over the last {WINDOW} updates.",
+        _low_sample_size,
+    ),
+)

@@ -1,0 +1,130 @@
+// The section of curves, and the cursor that its charts share.
+
+function sharedCursor(run, columns) {
+  const axes = { update: run.updates, seconds: columns.get('seconds'), tokens: columns.get('tokens') };
+  const usable = (name) => axes[name]?.every((v, i, all) => v != null && (i === 0 || v >= all[i - 1]));
+  const view = {
+    updates: run.updates,
+    axis: 'update',
+    hovered: null,
+    pinned: null,
+    charts: [],
+    changed: () => {},
+  };
+  view.axes = ['update', 'seconds', 'tokens'].filter(usable);
+  view.xs = () => axes[view.axis];
+  view.at = () => view.hovered ?? view.pinned ?? run.updates.length - 1;
+  view.isPinned = () => view.hovered === null && view.pinned !== null;
+  view.isIdle = () => view.hovered === null && view.pinned === null;
+  view.showX = (v) => (view.axis === 'seconds' ? duration(v) : figure(v));
+  view.ticks = (low, high, n) => {
+    if (view.axis !== 'seconds') return ticks(low, high, n);
+    const unit = high - low > 7200 ? 3600 : high - low > 120 ? 60 : 1;
+    return ticks(low / unit, high / unit, n).map((v) => v * unit);
+  };
+  view.refresh = () => {
+    for (const c of view.charts) c.show(view.at());
+    view.changed(view.at());
+  };
+  view.hover = (i) => {
+    if (view.hovered !== i) {
+      view.hovered = i;
+      view.refresh();
+    }
+  };
+  view.pin = (i) => {
+    view.pinned = i;
+    view.hovered = null;
+    view.refresh();
+  };
+  view.draw = () => {
+    for (const c of view.charts) c.draw();
+    view.refresh();
+  };
+  return view;
+}
+
+// The curves section; `open(update)` shows the rollouts of an update.
+function curves(section, run, open) {
+  section.append(h('h2', {}, 'Curves'));
+  if (!run.updates.length) {
+    section.append(h('p', { class: 'empty' }, 'No update has been finished yet.'));
+    return null;
+  }
+  const columns = columnsOf(run);
+  const view = sharedCursor(run, columns);
+  const bar = h('div', { class: 'cursorbar' });
+  section.append(bar);
+  for (const [name, specs] of chartGroups(columns)) {
+    const made = specs.map((spec) => chart(spec, view));
+    for (const c of made)
+      c.node.classList.toggle(
+        'alarmed',
+        run.alarms.some((alarm) => draws(c, alarm.metric)),
+      );
+    view.charts.push(...made);
+    section.append(h('h3', {}, name), h('div', { class: 'charts' }, ...made.map((c) => c.node)));
+  }
+  view.changed = (i) => cursorBar(bar, view, columns, i, open);
+  view.look = (alarm) => {
+    const far = (i) => Math.abs(run.updates[i] - alarm.update);
+    view.pin(run.updates.reduce((best, _, i) => (far(i) < far(best) ? i : best), 0));
+    const seen = view.charts.find((c) => draws(c, alarm.metric))?.node ?? section;
+    seen.scrollIntoView({ behavior: 'smooth', block: 'center' });
+  };
+  let width = 0;
+  new ResizeObserver(() => {
+    if (width !== section.clientWidth) {
+      width = section.clientWidth;
+      view.draw();
+    }
+  }).observe(section);
+  view.draw();
+  return view;
+}
+
+// Whether a chart draws a metric; verdict/* stands for any of its kind.
+function draws({ spec }, metric) {
+  const fits = (name) => name === metric || (metric.endsWith('*') && name?.startsWith(metric.slice(0, -1)));
+  return (spec.lines ?? spec.stack).some((line) => fits(line.name));
+}
+
+function cursorBar(bar, view, columns, i, open) {
+  const seconds = columns.get('seconds')?.[i];
+  const tokens = columns.get('tokens')?.[i];
+  const where = [
+    `update ${view.updates[i]}`,
+    seconds != null && duration(seconds),
+    tokens != null && `${figure(tokens)} tokens`,
+  ];
+  const pickAxis = (axis) => {
+    view.axis = axis;
+    view.draw();
+  };
+  const names = { update: 'update', seconds: 'time', tokens: 'tokens' };
+  refill(
+    bar,
+    h('span', { class: 'where', 'aria-live': 'polite' }, where.filter(Boolean).join('  ·  ')),
+    h(
+      'span',
+      { class: 'actions' },
+      view.pinned !== null && h('button', { type: 'button', onclick: () => view.pin(null) }, 'Unpin'),
+      h(
+        'button',
+        { type: 'button', onclick: () => open(view.updates[view.at()]) },
+        'Rollouts of this update ↓',
+      ),
+    ),
+    h(
+      'span',
+      { class: 'axis' },
+      h('span', { class: 'label' }, 'Horizontal'),
+      choice(
+        'Horizontal axis',
+        view.axes.map((a) => [a, names[a]]),
+        view.axis,
+        pickAxis,
+      ),
+    ),
+  );
+}

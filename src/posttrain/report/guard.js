@@ -1,0 +1,10 @@
+// First in the page, so that a failure of any later script is said instead of leaving a blank page.
+window.addEventListener('error', (event) => window.say_failure(event.message));
+window.addEventListener('unhandledrejection', (event) => window.say_failure(String(event.reason)));
+window.say_failure = (message) => {
+  document.documentElement.dataset.error = message;
+  const line = document.createElement('p');
+  line.className = 'note failure';
+  line.textContent = `This report could not be drawn in full: ${message}`;
+  document.body?.prepend(line);
+};

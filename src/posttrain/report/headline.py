@@ -1,0 +1,127 @@
+"""The few numbers at the top of the page, already written for a person."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .record import Metrics, Record
+
+Show = Callable[[float], str]
+Tiles = list[tuple[str, str, str]]
+
+WINDOW = 5
+"""Updates averaged for a first and a last value of a noisy curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What the run achieved, as before -> after, and the tiles beside it."""
+
+    label: str
+    before: str
+    after: str
+    change: str
+    note: str
+    tiles: Tiles
+    """(label, value, remark)."""
+
+
+def headline(record: Record) -> Headline:
+    """The headline of a run: held-out accuracy if it was evaluated, else the best that is known."""
+    metrics = record.metrics
+    tiles = _tiles(metrics)
+    for name, label in (("eval/accuracy", "Held-out accuracy"), ("eval/reward", "Held-out reward")):
+        points = metrics.points(name)
+        if points:
+            (first, before), (last, after) = points[0], points[-1]
+            show = percent if name == "eval/accuracy" else figure
+            note = f"update {first} → update {last}" if last > first else f"update {first}"
+            return _between(label, before, after, show, note, several=last > first, tiles=tiles)
+    for name, label in (("accuracy", "Accuracy while training"), ("reward/mean", "Reward while training")):
+        values = [y for _, y in metrics.points(name)]
+        if values:
+            show = percent if name == "accuracy" else figure
+            before, after = mean(values[:WINDOW]), mean(values[-WINDOW:])
+            note = f"first {WINDOW} updates → last {WINDOW}; never evaluated on held-out tasks"
+            return _between(label, before, after, show, note, several=len(values) > WINDOW, tiles=tiles)
+    return Headline("Held-out accuracy", "", "—", "", "nothing measured yet", tiles)
+
+
+def _between(
+    label: str, before: float, after: float, show: Show, note: str, *, several: bool, tiles: Tiles
+) -> Headline:
+    if not several:
+        return Headline(label, "", show(after), "", note, tiles)
+    difference = after - before
+    sign = "+" if difference >= 0 else "−"
+    size = f"{abs(difference) * 100:.1f} points" if show is percent else figure(abs(difference))
+    return Headline(label, show(before), show(after), sign + size, note, tiles)
+
+
+def _tiles(metrics: Metrics) -> Tiles:
+    tiles = []
+    if rewards := [y for _, y in metrics.points("reward/mean")]:
+        first, last = mean(rewards[:WINDOW]), mean(rewards[-WINDOW:])
+        remark = f"from {figure(first)}; means of {WINDOW} updates" if len(rewards) > WINDOW else ""
+        tiles.append(("Reward", figure(last), remark))
+    if metrics.updates:
+        tiles.append(("Updates", str(metrics.updates[-1]), ""))
+    if seconds := metrics.points("seconds"):
+        tiles.append(("Time", duration(seconds[-1][1]), "from start to the last line"))
+    if tokens := metrics.points("tokens"):
+        tiles.append(("Tokens trained", count(tokens[-1][1]), ""))
+    if speeds := sorted(y for _, y in metrics.points("speed/sample_tokens")):
+        tiles.append(("Sampling", f"{count(speeds[len(speeds) // 2])} tok/s", "median update"))
+    return tiles
+
+
+def mean(values: list[float]) -> float:
+    """Σ values / n.
+
+    >>> mean([1.0, 2.0])
+    1.5
+    """
+    return sum(values) / len(values)
+
+
+def percent(x: float) -> str:
+    """A share in percent, with one decimal.
+
+    >>> percent(0.865)
+    '86.5%'
+    """
+    return f"{x * 100:.1f}%"
+
+
+def figure(x: float) -> str:
+    """Three significant digits, without an exponent where that is readable.
+
+    >>> figure(0.12345), figure(-1234.5), figure(0.0000123)
+    ('0.123', '-1234', '1.23e-05')
+    """
+    return f"{x:.0f}" if 1000 <= abs(x) < 1e7 else f"{x:.3g}"
+
+
+def count(x: float) -> str:
+    """Three significant digits with k, M or G.
+
+    >>> count(950), count(12_345), count(7_800_000)
+    ('950', '12.3k', '7.8M')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(x) >= size:
+            return f"{x / size:.3g}{letter}"
+    return f"{x:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the two largest units that it has.
+
+    >>> duration(9.53), duration(192), duration(8000)
+    ('9.5 s', '3 min 12 s', '2 h 13 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

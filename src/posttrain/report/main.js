@@ -1,0 +1,159 @@
+// The page from top to bottom.
+
+function top(run) {
+  const { label, before, after, change, note, tiles } = run.headline;
+  const method = run.plan
+    .flatMap(([title, rows]) => (title === 'Method' ? rows : []))
+    .find(([key]) => key === 'name');
+  $('top').append(
+    h(
+      'p',
+      { class: 'eyebrow' },
+      ['posttrain', method && visible(method[1]).toUpperCase(), visible(run.name)]
+        .filter(Boolean)
+        .join('  ·  '),
+    ),
+    h('h1', { dir: 'auto' }, visible(run.title)),
+    h(
+      'div',
+      { class: 'tiles' },
+      h(
+        'div',
+        { class: 'tile hero' },
+        h('p', {}, label),
+        h(
+          'p',
+          { class: 'value' },
+          before && h('span', { class: 'before' }, before),
+          before && h('span', { class: 'arrow' }, '→'),
+          h('span', {}, after),
+        ),
+        h('p', { class: 'remark' }, change && h('b', {}, change), note),
+      ),
+      ...tiles.map(([name, value, remark]) =>
+        h(
+          'div',
+          { class: 'tile' },
+          h('p', {}, name),
+          h('p', { class: 'value' }, value),
+          remark && h('p', { class: 'remark' }, remark),
+        ),
+      ),
+    ),
+    ...(run.notes.length
+      ? [h('ul', { class: 'note' }, ...run.notes.map((text) => h('li', {}, visible(text))))]
+      : []),
+  );
+}
+
+function alarms(run, look) {
+  const rules = h(
+    'details',
+    { class: 'rules' },
+    h('summary', {}, `The ${run.rules.length} rules`),
+    h('dl', {}, ...run.rules.flatMap(([name, says]) => [h('dt', {}, name), h('dd', {}, says)])),
+  );
+  const body = run.alarms.length
+    ? h(
+        'ul',
+        { class: 'alarms' },
+        ...run.alarms.map((alarm) =>
+          h(
+            'li',
+            {},
+            h('span', { class: 'sign', 'aria-hidden': 'true' }, '!'),
+            h(
+              'div',
+              {},
+              h('b', {}, alarm.name),
+              h('p', {}, `${visible(alarm.text)}.`),
+              h('p', { class: 'muted' }, `Rule: ${alarm.says}`),
+            ),
+            h('button', { type: 'button', onclick: () => look(alarm) }, `Update ${alarm.update}`),
+          ),
+        ),
+      )
+    : h(
+        'p',
+        { class: 'calm' },
+        h('span', { class: 'sign', 'aria-hidden': 'true' }, '✓'),
+        'None of the rules is broken.',
+      );
+  $('alarms').append(h('h2', {}, 'Alarms'), h('div', { class: 'card' }, body, rules));
+}
+
+function plan(run) {
+  const shown = run.plan.filter(([, rows]) => rows.length);
+  const cards = shown.map(([title, rows]) =>
+    h(
+      'div',
+      { class: 'card' },
+      h('h4', {}, visible(title)),
+      h(
+        'dl',
+        { class: 'facts' },
+        ...rows.flatMap(([key, value]) => [h('dt', {}, visible(key)), h('dd', {}, visible(value))]),
+      ),
+    ),
+  );
+  $('plan').append(
+    h('h2', {}, 'Method and plan'),
+    cards.length
+      ? h('div', { class: 'plans' }, ...cards)
+      : h('p', { class: 'empty' }, 'This run directory holds no plan.'),
+  );
+}
+
+function sources(run) {
+  const parts = [
+    ['Configuration', 'config.toml', run.config],
+    ['Code', 'code.txt', run.code],
+  ].filter(([, , text]) => text);
+  $('files').append(
+    h('h2', {}, 'Configuration and code'),
+    ...parts.map(([title, file, text]) =>
+      h(
+        'details',
+        { class: 'card source' },
+        h('summary', {}, title, h('small', {}, file)),
+        h('pre', { translate: 'no' }, visible(text)),
+      ),
+    ),
+  );
+  if (!parts.length)
+    $('files').append(h('p', { class: 'empty' }, 'Neither config.toml nor code.txt is there.'));
+}
+
+function start() {
+  const run = data('run');
+  top(run);
+  const links = [
+    ['alarms', 'Alarms'],
+    ['curves', 'Curves'],
+    ['rollouts', 'Rollouts'],
+    ['plan', 'Plan'],
+    ['files', 'Configuration'],
+  ];
+  $('nav').append(
+    ...links.map(([id, name]) =>
+      h(
+        'a',
+        { href: `#${id}` },
+        name,
+        id === 'alarms' && run.alarms.length
+          ? h('small', { class: 'count' }, String(run.alarms.length))
+          : null,
+      ),
+    ),
+  );
+  const browser = rollouts($('rollouts'), run);
+  const view = curves($('curves'), run, (update) => browser.open(update));
+  alarms(run, (alarm) => (view ? view.look(alarm) : browser.open(alarm.update)));
+  plan(run);
+  sources(run);
+  $('foot').append('Made by posttrain from the run directory alone. This file needs no network.');
+  browser.follow();
+  document.documentElement.dataset.ready = 'true';
+}
+
+start();

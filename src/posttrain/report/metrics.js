@@ -1,0 +1,202 @@
+// Which curves there are, how they are grouped and coloured, and what of it a run has measured.
+
+const CURVES = [
+  [
+    'Learning',
+    [
+      {
+        title: 'Reward',
+        hint: 'batch mean; the band is ± one standard deviation',
+        lines: { 'reward/mean': 'sampled', 'eval/reward': 'held-out' },
+        band: ['reward/mean', 'reward/std'],
+      },
+      {
+        title: 'Accuracy',
+        hint: 'share of responses judged right',
+        format: 'percent',
+        range: [0, 1],
+        lines: { accuracy: 'sampled', 'eval/accuracy': 'held-out' },
+      },
+      {
+        title: 'Verdicts',
+        hint: 'what the verifier said, as shares',
+        format: 'percent',
+        range: [0, 1],
+        stack: 'verdict/',
+      },
+      {
+        title: 'Spread within groups',
+        hint: 'deviation of one task’s rewards; 0 teaches nothing',
+        lines: { 'reward/group_std': 'mean of groups' },
+      },
+      {
+        title: 'Groups',
+        hint: 'trained on, or dropped by the selection',
+        stack: { 'select/kept': 'kept', 'select/dropped': 'dropped' },
+      },
+      { title: 'Loss', hint: 'its value means little for policy gradients', lines: { loss: 'loss' } },
+    ],
+  ],
+  [
+    'Policy',
+    [
+      {
+        title: 'KL',
+        hint: 'nats per token',
+        lines: { 'kl/ref': 'to reference', 'kl/old': 'to old policy', 'kl/mismatch': 'to sampler' },
+      },
+      { title: 'Entropy', hint: 'nats per token', lines: { entropy: 'entropy' } },
+      {
+        title: 'Response length',
+        hint: 'tokens',
+        lines: { 'length/mean': 'mean', 'length/max': 'longest', 'eval/length': 'held-out' },
+      },
+      {
+        title: 'Cut by the limit',
+        hint: 'share of responses that never ended',
+        format: 'percent',
+        lines: { 'length/clipped': 'cut' },
+      },
+      {
+        title: 'Clip fraction',
+        hint: 'tokens whose gradient the ratio clip removed',
+        format: 'percent',
+        lines: { 'clip/fraction': 'clipped' },
+      },
+      { title: 'Gradient norm', hint: 'before clipping', lines: { grad_norm: 'norm' } },
+      { title: 'Learning rate', lines: { lr: 'rate' } },
+      {
+        title: 'Effective sample size',
+        hint: '1 = sampled from the trained policy itself',
+        range: [0, 1],
+        lines: { ess: 'share' },
+      },
+      {
+        title: 'Lag',
+        hint: 'weight versions between sampling and training',
+        lines: { 'lag/mean': 'mean', 'lag/max': 'largest' },
+      },
+    ],
+  ],
+  [
+    'Machine',
+    [
+      {
+        title: 'Time per update',
+        hint: 'by phase',
+        format: 'duration',
+        stack: {
+          'time/sample': 'sample',
+          'time/verify': 'verify',
+          'time/score': 'score',
+          'time/train': 'train',
+          'time/publish': 'publish',
+          'time/eval': 'evaluate',
+          'time/checkpoint': 'checkpoint',
+        },
+        total: 'time/total',
+      },
+      {
+        title: 'Speed',
+        hint: 'tokens per second',
+        lines: { 'speed/sample_tokens': 'sampling', 'speed/train_tokens': 'training' },
+      },
+    ],
+  ],
+];
+const NOT_CURVES = ['step', 'version', 'seconds', 'tokens', 'reward/std', 'time/total'];
+const PALETTE = ['var(--c1)', 'var(--c2)', 'var(--c3)', 'var(--c4)', 'var(--c5)', 'var(--c6)', 'var(--c7)'];
+const VERDICTS = {
+  right: 'var(--c1)',
+  wrong: 'var(--c2)',
+  no_answer: 'var(--grey)',
+  raised: 'var(--bad)',
+  timeout: 'var(--bad)',
+  died: 'var(--bad)',
+  not_a_number: 'var(--bad)',
+};
+
+const verdictColors = new Map();
+function verdictColor(label) {
+  if (!verdictColors.has(label)) {
+    const own = Object.hasOwn(VERDICTS, label) ? VERDICTS[label] : null;
+    const free = PALETTE.slice(2);
+    const others = [...verdictColors.values()].filter((c) => free.includes(c)).length;
+    verdictColors.set(label, own ?? free[others % free.length]);
+  }
+  return verdictColors.get(label);
+}
+
+// The curves of a run as full columns: undefined where nothing was measured, null where it was no number.
+function columnsOf(run) {
+  return new Map(
+    Object.entries(run.series).map(([name, { at, y }]) => {
+      if (!at) return [name, y];
+      const full = Array(run.updates.length).fill(undefined);
+      at.forEach((i, k) => {
+        full[i] = y[k];
+      });
+      return [name, full];
+    }),
+  );
+}
+
+function resolved(raw, columns, used) {
+  const shapes = (names) =>
+    Object.entries(names)
+      .filter(([name]) => columns.has(name))
+      .map(([name, label], k) => {
+        used.add(name);
+        const color = name.startsWith('verdict/') ? verdictColor(label) : PALETTE[k % PALETTE.length];
+        return { name, label, values: columns.get(name), color };
+      });
+  const spec = { ...raw, lines: raw.lines && shapes(raw.lines) };
+  if (raw.stack)
+    spec.stack = shapes(typeof raw.stack === 'string' ? labelled(raw.stack, columns) : raw.stack);
+  if (raw.band) spec.band = band(raw.band, columns);
+  if (raw.total && columns.has(raw.total)) addRest(spec, columns.get(raw.total));
+  return (spec.lines ?? spec.stack).length ? spec : null;
+}
+
+// Right first, failures last, so that the two that matter lie on the two straight edges.
+function labelled(prefix, columns) {
+  const rank = (label) => (Object.hasOwn(VERDICTS, label) ? Object.keys(VERDICTS).indexOf(label) : 2.5);
+  const labels = [...columns.keys()].filter((n) => n.startsWith(prefix)).map((n) => n.slice(prefix.length));
+  labels.sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+  return Object.fromEntries(labels.map((label) => [prefix + label, label]));
+}
+
+function band([mean, std], columns) {
+  const [m, s] = [columns.get(mean), columns.get(std)];
+  if (!m || !s) return undefined;
+  const shifted = (sign) => m.map((v, i) => (v == null || s[i] == null ? undefined : v + sign * s[i]));
+  return { low: shifted(-1), high: shifted(1), color: 'var(--c1)' };
+}
+
+function addRest(spec, total) {
+  const values = total.map((t, i) =>
+    Math.max(0, (t ?? 0) - spec.stack.reduce((sum, p) => sum + (p.values[i] ?? 0), 0)),
+  );
+  if (values.some((v, i) => v > 0.02 * (total[i] ?? 0)))
+    spec.stack.push({ label: 'rest', values, color: 'var(--grey)' });
+}
+
+function others(columns, used) {
+  const rest = [...columns.keys()].filter((name) => !used.has(name) && !NOT_CURVES.includes(name));
+  return rest
+    .filter((name) => columns.get(name).some((v) => v != null))
+    .map((name) => ({
+      title: name,
+      lines: [{ name, label: 'value', values: columns.get(name), color: PALETTE[0] }],
+    }));
+}
+
+// The groups of charts that this run can fill, with what is not in the list in a group of its own.
+function chartGroups(columns) {
+  const used = new Set();
+  const known = CURVES.map(([name, specs]) => [
+    name,
+    specs.map((spec) => resolved(spec, columns, used)).filter(Boolean),
+  ]);
+  return [...known, ['Other', others(columns, used)]].filter(([, specs]) => specs.length);
+}

@@ -1,0 +1,140 @@
+"""The page: everything read from a run, and the HTML, CSS and JavaScript beside this file, in one file.
+
+What a run says is untrusted text. It reaches the page only as JSON in data blocks and is shown
+through `textContent`; the page's own scripts are admitted by their digest, and nothing may be loaded.
+"""
+
+import base64
+import hashlib
+import html
+import re
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from posttrain.types import UserError
+
+from .alarms import RULES, Evidence, findings
+from .headline import headline
+from .record import Metrics, Record, read
+from .rollouts import Step, evenly, json_text, steps
+
+SCRIPTS = (
+    "dom.js",
+    "scale.js",
+    "charts.js",
+    "metrics.js",
+    "curves.js",
+    "tokens.js",
+    "group.js",
+    "rollouts.js",
+    "main.js",
+)
+POINTS = 2000
+"""Most updates whose metrics are drawn."""
+SLOT = re.compile(r"<!--(\w+)-->")
+
+
+def write(run_dir: Path, out: Path | None = None) -> Path:
+    """The path of the report of a run, written to `out` or to report.html in the run directory.
+
+    A run that is still going or was killed gets a report of what is there, and the page says what
+    could not be read. Equal run directories give equal bytes.
+
+    Raises UserError if `run_dir` is no run directory or the report cannot be written.
+    """
+    record = read(run_dir)
+    path = run_dir / "report.html" if out is None else out
+    content = page(record).encode("utf-8", "replace")
+    # Beside its destination, so that a reader never meets half a page.
+    draft = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write the report: {error.strerror}", where=str(path)) from None
+    return path
+
+
+def page(record: Record) -> str:
+    """The HTML of a run's report."""
+    held, notes = steps(record.samples)
+    summary = _summary(record, held, notes)
+    script = "(() => {\n'use strict';\n" + "\n".join(_part(name) for name in SCRIPTS) + "\n})();\n"
+    guard, style = _part("guard.js"), _part("style.css")
+    blocks = [_block("run", json_text(summary)), *(_block(step.id, step.packed) for step in held)]
+    parts = {
+        "policy": _content_policy([guard, script], style),
+        "title": html.escape("".join(c if c.isprintable() else " " for c in record.title)),
+        "guard": f"<script>{guard}</script>",
+        "style": f"<style>{style}</style>",
+        "data": "\n".join(blocks),
+        "script": f"<script>{script}</script>",
+    }
+    # One pass over the template alone: what is put in is not searched for slots again.
+    return SLOT.sub(lambda slot: parts[slot[1]], _part("page.html"))
+
+
+def _part(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _block(name: str, content: str) -> str:
+    return f'<script type="application/json" id="{name}">{content}</script>'
+
+
+def _content_policy(scripts: list[str], style: str) -> str:
+    def digest(source: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() + "'"
+
+    return (
+        f"default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"script-src {' '.join(map(digest, scripts))}; style-src {digest(style)}"
+    )
+
+
+def _summary(record: Record, held: list[Step], notes: list[str]) -> dict[str, Any]:
+    updates, remark = _drawn(record.metrics)
+    alarms = findings(Evidence(record.metrics, held))
+    return {
+        "name": record.name,
+        "title": record.title,
+        "headline": asdict(headline(record)),
+        "plan": record.sections,
+        "config": record.config,
+        "code": record.code,
+        "updates": updates,
+        "series": _columns(record.metrics, updates),
+        "alarms": [{"name": rule.name, "says": rule.says, **asdict(found)} for rule, found in alarms],
+        "rules": [[rule.name, rule.says] for rule in RULES],
+        "steps": [
+            {"id": s.id, "kind": s.kind, "update": s.update, "shown": s.shown, "total": s.total} for s in held
+        ],
+        "notes": [*record.notes, *remark, *notes],
+    }
+
+
+def _drawn(metrics: Metrics) -> tuple[list[int], list[str]]:
+    """The updates to draw: all, or some at even distances with every evaluated one."""
+    if len(metrics.updates) <= POINTS:
+        return list(metrics.updates), []
+    evaluated = [
+        u
+        for u in metrics.updates
+        if any(n.startswith("eval/") and u in metrics.series[n] for n in metrics.series)
+    ]
+    kept = sorted({*evenly(metrics.updates, POINTS), *evenly(evaluated, POINTS)})
+    return kept, [f"The curves show {len(kept)} of {len(metrics.updates)} updates, at even distances."]
+
+
+def _columns(metrics: Metrics, updates: list[int]) -> dict[str, dict[str, list[Any]]]:
+    """For each curve the indices of its updates ("at", left out if it has all) and its values ("y")."""
+    columns: dict[str, dict[str, list[Any]]] = {}
+    for name in sorted(metrics.series):
+        values = metrics.series[name]
+        at = [i for i, update in enumerate(updates) if update in values]
+        ys = [None if (y := values[updates[i]]) is None else float(f"{y:.6g}") for i in at]
+        columns[name] = {"y": ys} if len(at) == len(updates) else {"at": at, "y": ys}
+    return columns

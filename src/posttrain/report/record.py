@@ -1,0 +1,213 @@
+"""What a run directory says: its configuration, plan and metrics.
+
+Files are taken as they are found. A run that is still going ends in half a line, a killed one may
+lack a file; what cannot be read becomes a note that the page shows, never an exception.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.types import UserError
+
+Row = dict[str, Any]
+
+SIGNS_OF_A_RUN = ("metrics.jsonl", "config.toml", "plan.json")
+SAMPLES = re.compile(r"(eval_)?(\d{1,15})\.jsonl")
+LARGEST_INTEGER = 2**53
+"""Integers beyond it are not exact in the reader's browser."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The curves of a run: for each name, its value at each update that has one.
+
+    None stands for a value that was not a number.
+
+    >>> m = Metrics(updates=(0, 1, 2), series={"loss": {1: 0.5, 2: None}})
+    >>> m.points("loss"), m.points("entropy")
+    ([(1, 0.5)], [])
+    """
+
+    updates: tuple[int, ...]
+    series: Mapping[str, Mapping[int, float | None]]
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """(update, value) of the finite values of a curve, in order."""
+        values = self.series.get(name, {})
+        return [(u, y) for u in self.updates if (y := values.get(u)) is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """One file of rollouts: those of an update, or of the evaluation after it."""
+
+    path: Path
+    kind: str
+    """train or eval."""
+    update: int
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything in a run directory but the rollouts, which are read one file at a time."""
+
+    name: str
+    title: str
+    sections: list[tuple[str, list[tuple[str, str]]]]
+    """The plan: (title, [(key, value), ...])."""
+    config: str
+    code: str
+    metrics: Metrics
+    samples: list[Samples]
+    notes: list[str]
+    """What could not be read, one sentence each."""
+
+
+def number(value: object) -> float | None:
+    """A finite float, or None for anything else.
+
+    >>> number(3), number(True), number("3"), number(float("nan")), number(10**400)
+    (3.0, 1.0, None, None, None)
+    """
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        result = float(value)
+    except OverflowError:
+        return None
+    return result if math.isfinite(result) else None
+
+
+def whole(value: object) -> int | None:
+    """An integer that a browser holds exactly, or None."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST_INTEGER:
+        return None
+    return value
+
+
+def text(value: object) -> str:
+    """Any JSON value as a string; None as an empty one."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value)
+
+
+def json_lines(path: Path) -> tuple[list[Row], list[str]]:
+    """The objects of a JSONL file, and notes on the lines that hold none."""
+    content, notes = file_text(path)
+    rows: list[Row] = []
+    bad: list[int] = []
+    # Not splitlines, which also cuts at characters that JSON allows inside a string.
+    lines = content.split("\n")
+    for at, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        row = _parsed(line)
+        if isinstance(row, dict):
+            rows.append(row)
+        elif at == len(lines):
+            notes.append(f"The last line of {path.name} is cut short, so it was left out.")
+        else:
+            bad.append(at)
+    if bad:
+        which = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+        notes.append(f"{path.name} has {len(bad)} line(s) that are no JSON object (line {which}): left out.")
+    return rows, notes
+
+
+def file_text(path: Path) -> tuple[str, list[str]]:
+    """A file as text, and a note if it could not be read."""
+    try:
+        return path.read_bytes().decode("utf-8", "replace"), []
+    except FileNotFoundError:
+        return "", [f"{path.name} is not there."]
+    except OSError as error:
+        return "", [f"{path.name} could not be read: {error.strerror}."]
+
+
+def _parsed(line: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def metrics(rows: list[Row]) -> tuple[Metrics, list[str]]:
+    """The curves in the lines of metrics.jsonl; a later line about an update overrides an earlier one.
+
+    >>> metrics([{"update": 1, "loss": 2.0}, {"update": 1, "loss": 1.5}])[0].points("loss")
+    [(1, 1.5)]
+    """
+    merged: dict[int, Row] = {}
+    nameless = 0
+    for row in rows:
+        update = whole(row.get("update"))
+        if update is None:
+            nameless += 1
+        else:
+            merged[update] = merged.get(update, {}) | row
+    series: dict[str, dict[int, float | None]] = {}
+    for update in sorted(merged):
+        for name, value in merged[update].items():
+            if name != "update" and (value is None or isinstance(value, (int, float))):
+                series.setdefault(name, {})[update] = number(value)
+    notes = [f"metrics.jsonl has {nameless} line(s) that name no update: left out."] if nameless else []
+    return Metrics(tuple(sorted(merged)), series), notes
+
+
+def read(run_dir: Path) -> Record:
+    """What the run directory says.
+
+    Raises UserError if it is no run directory.
+    """
+    if not run_dir.is_dir():
+        raise UserError("there is no such directory", where=str(run_dir), mend="give a run directory")
+    if not any((run_dir / name).exists() for name in SIGNS_OF_A_RUN):
+        raise UserError(
+            f"this is no run directory: it holds none of {', '.join(SIGNS_OF_A_RUN)}",
+            where=str(run_dir),
+            mend="give the directory that `posttrain train` wrote",
+        )
+    name = run_dir.resolve().name
+    config, no_config = file_text(run_dir / "config.toml")
+    code, no_code = file_text(run_dir / "code.txt")
+    title, sections, bad_plan = _plan(run_dir / "plan.json")
+    rows, bad_lines = json_lines(run_dir / "metrics.jsonl")
+    curves, nameless = metrics(rows)
+    notes = [*no_config, *no_code, *bad_plan, *bad_lines, *nameless]
+    return Record(name, title or name, sections, config, code, curves, _samples(run_dir / "samples"), notes)
+
+
+def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], list[str]]:
+    content, notes = file_text(path)
+    if notes:
+        return "", [], notes
+    plan = _parsed(content)
+    if not isinstance(plan, dict):
+        return "", [], [f"{path.name} is no JSON object, so it was left out."]
+    sections = []
+    listed = plan.get("sections")
+    for section in listed if isinstance(listed, list) else []:
+        rows = section.get("rows") if isinstance(section, dict) else None
+        if isinstance(rows, list):
+            pairs = [(text(row[0]), text(row[1])) for row in rows if isinstance(row, list) and len(row) == 2]
+            sections.append((text(section.get("title")), pairs))
+        else:
+            notes.append(f"A section of {path.name} has no rows, so it was left out.")
+    return text(plan.get("title")), sections, notes
+
+
+def _samples(folder: Path) -> list[Samples]:
+    found = []
+    for path in folder.glob("*.jsonl") if folder.is_dir() else ():
+        if (match := SAMPLES.fullmatch(path.name)) and path.is_file():
+            kind = "eval" if match[1] else "train"
+            found.append(Samples(path, kind, int(match[2]), path.stat().st_size))
+    return sorted(found, key=lambda s: (s.update, s.kind, s.path.name))

@@ -1,0 +1,1 @@
+"""The two loops, and where they run."""

@@ -1,0 +1,45 @@
+"""New weights from the learner to the sampler, and proof that they arrived."""
+
+import torch
+
+from ..engines.protocol import Engine
+from ..learner.learner import Learner
+from ..types import RunError
+from ..weights import combined, fingerprint
+
+TOLERANCE = {torch.bfloat16: 0.5, torch.float16: 0.1, torch.float32: 0.01, torch.float64: 0.01}
+"""How far the two sides' log-probabilities of one token may lie apart, in nats: rounding of their type
+through different kernels. A wrong or stale tensor moves them by far more."""
+
+
+def hand_over(learner: Learner, engine: Engine, version: int, canary: list[int]) -> str:
+    """The digest of the weights that the engine now draws from; RunError if they are not the learner's.
+
+    Two proofs: the digest that the engine made of what it received equals the one made of what was
+    sent, and the log-probabilities of the canary's tokens through the engine's own kernels equal the learner's.
+    """
+    sent: list[str] = []
+    dtype = learner.compute_dtype
+
+    def parcel() -> "list[tuple[str, torch.Tensor]]":
+        weights = []
+        for name, tensor in learner.weights():
+            value = tensor.detach().to(dtype)
+            sent.append(fingerprint(name, value))
+            weights.append((name, value))
+        return weights
+
+    received = engine.load(parcel(), version)
+    if received != combined(sent):
+        raise RunError(
+            f"the sampler holds other weights than the learner sent as version {version}: "
+            f"digest {received}, not {combined(sent)}"
+        )
+    ours, theirs = learner.canary(canary), engine.score(canary)
+    worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    if not worst <= TOLERANCE[dtype]:
+        raise RunError(
+            f"after hand-over of version {version} the sampler's log-probabilities differ from the learner's "
+            f"by {worst:.3g} on the canary, more than {TOLERANCE[dtype]:g}"
+        )
+    return received

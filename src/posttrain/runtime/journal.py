@@ -1,0 +1,81 @@
+"""What both loops keep: how far they are, how long each phase took, and a line for each update."""
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..track import Track
+
+Show = Callable[[str, Mapping[str, float]], None]
+"""Told of each phase's progress ("sample", {"done": 3, "total": 8}) and, as "update", of each line."""
+
+
+@dataclass
+class Progress:
+    """Everything of a loop that a checkpoint must hold besides what the learner holds."""
+
+    update: int = 0
+    taken: int = 0
+    """Tasks or rows taken from the stream."""
+    tokens: int = 0
+    """Tokens trained."""
+    seconds: float = 0.0
+    judged: int = 0
+    failed: int = 0
+    empty: int = 0
+    """Updates in a row for which selection kept no group."""
+
+
+class Journal:
+    """Times phases and writes the lines of metrics.jsonl."""
+
+    def __init__(self, track: Track, progress: Progress, show: Show) -> None:
+        self.track, self.progress, self.show = track, progress, show
+        self._began = time.monotonic() - progress.seconds
+        self.phases: Counter[str] = Counter()
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Adds what happens inside to the phase's seconds of this update."""
+        self.show(phase, {})
+        begin = time.monotonic()
+        yield
+        self.phases[phase] += time.monotonic() - begin  # type: ignore[assignment]
+
+    def log(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
+        """Writes the update's line, with the seconds of each phase since the last one."""
+        self.progress.seconds = time.monotonic() - self._began
+        phases = {f"time/{name}": float(seconds) for name, seconds in self.phases.items()}
+        line = {
+            "update": self.progress.update,
+            "version": version,
+            "seconds": self.progress.seconds,
+            "tokens": self.progress.tokens,
+            **metrics,
+            **phases,
+            "time/total": sum(phases.values()),
+        }
+        self.phases.clear()
+        self.track.log(step, line)
+        self.show("update", {"step": step, **line})
+
+
+@contextmanager
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM or SIGINT has come. The first asks a loop to finish and save; a second ends at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

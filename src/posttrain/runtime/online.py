@@ -1,0 +1,337 @@
+"""The online loop: tasks → episodes → update → new weights, until the last update.
+
+    sample    consumes a slot for each group; slots = groups of one update, so that everything is
+              drawn by the weights that are then trained (max_lag 0)
+              waits for the engine, environments and verifiers, each of which has a deadline
+    update    waits for the groups that selection keeps; frees their slots when the new weights are live
+    publish   hands the weights to the engine and proves that they arrived
+
+Everything that decides what happens next is in `Progress` and the learner, so a run that is
+killed and resumed from a checkpoint makes the very numbers of one that was not.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..engines.protocol import Engine
+from ..learner.learner import Learner, Update
+from ..types import Batch, Episode, RunError, Sampling, Task
+from .handover import hand_over
+from .journal import Journal, Progress, stop_requested
+from .rollout import ErrorRate, Rollouts
+from .rundir import RunDir
+from .select import SELECT
+from .stream import Stream
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """What one update is made of, and how its episodes are run and judged."""
+
+    groups: int = 8
+    """Tasks an update learns from."""
+    group_size: int = 8
+    """Episodes of each task (K, or G)."""
+    select: str = "all"
+    """all, or varied: only groups whose rewards differ, with new tasks drawn for those dropped."""
+    max_rounds: int = 4
+    """How often new tasks are drawn before an update goes on with the groups it has."""
+    workers: int = 2
+    """Processes for verifiers and environments that are not ours."""
+    deadline_s: float = 10.0
+    """Seconds after which a verifier or an environment is killed; the episode is then masked."""
+    max_error_rate: float = 0.2
+    """The run stops when more than this share of all episodes could not be judged."""
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "group_size", "max_rounds", "workers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if self.select not in SELECT:
+            raise ValueError(f"select must be one of {', '.join(SELECT)}, not {self.select!r}")
+        if self.deadline_s <= 0:
+            raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
+        if not 0 <= self.max_error_rate <= 1:
+            raise ValueError(f"max_error_rate must lie in [0, 1], not {self.max_error_rate}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Held-out tasks, answered before, during and after training."""
+
+    every: int = 0
+    """Updates between evaluations; 0: only before the first and after the last."""
+    limit: int = 200
+    """Tasks; 0 leaves evaluation out."""
+    temperature: float = 0.0
+    """0 takes the most likely token."""
+    right: float = 1.0
+    """An answer whose verdict is neither "right" nor "wrong" counts as right from this reward on."""
+
+    def __post_init__(self) -> None:
+        if min(self.every, self.limit, self.temperature) < 0:
+            raise ValueError("every, limit and temperature must be 0 or more")
+
+
+@dataclass
+class OnlineRun:
+    """The parts that a loop drives; made by runtime.local."""
+
+    learner: Learner
+    engine: Engine
+    rollouts: Rollouts
+    stream: Stream[Task]
+    sampling: Sampling
+    settings: Rollout
+    evaluation: Evaluation
+    held_out: Sequence[Task]
+    run_dir: RunDir
+    journal: Journal
+    pieces: Callable[[Sequence[int]], list[str]]
+    """Each token as text, for the samples."""
+    save: Callable[[], None]
+    updates: int
+    save_every: int
+    canary: list[int]
+    least_group: int = 1
+    """Judged episodes that a group must have for its credit to be defined."""
+
+    def __post_init__(self) -> None:
+        self._errors = ErrorRate(self.settings.max_error_rate)
+        self._errors.judged, self._errors.failed = self.progress.judged, self.progress.failed
+        self.stream.taken = self.progress.taken
+
+    @property
+    def progress(self) -> Progress:
+        """How far the loop is."""
+        return self.journal.progress
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> dict[str, float]:
+        """Trains to the last update; the metrics of the last evaluation.
+
+        Raises RunError after saving when SIGTERM or Ctrl-C asks it to stop.
+        """
+        last: dict[str, float] = {}
+        with stop_requested() as stopped:
+            self._publish()
+            if self.progress.update == 0 and self.held_out:
+                last = self._evaluate()
+                self._log(last)
+            while self.progress.update < self.updates:
+                metrics = self._one_update()
+                update, final = self.progress.update, self.progress.update == self.updates
+                if self.held_out and (final or (self.evaluation.every and update % self.evaluation.every == 0)):
+                    last = self._evaluate()
+                    metrics |= last
+                self._log(metrics)
+                if final or stopped() or (self.save_every and update % self.save_every == 0):
+                    with self.journal.timed("checkpoint"):
+                        self.save()
+                if stopped() and not final:
+                    raise RunError(
+                        f"stopped on request after update {update} of {self.updates}; "
+                        "all of it is saved, go on with --resume"
+                    )
+        return last
+
+    def _one_update(self) -> dict[str, float]:
+        with self.journal.timed("sample"):
+            kept, dropped = self._collect()
+        episodes = [e for g in (*kept, *dropped) for e in g]
+        self._errors.see(episodes)
+        self.progress.judged, self.progress.failed = self._errors.judged, self._errors.failed
+        self.progress.update += 1
+        self.progress.taken = self.stream.taken
+        metrics = rollout_metrics(episodes, self.learner.update_count, self.evaluation.right)
+        metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
+        if not kept:
+            self._nothing_kept()
+            return metrics
+        self.progress.empty = 0
+        rows = [(n, e) for n, g in enumerate(kept) for e in g if not e.verdict.failed]
+        with self.journal.timed("train"):
+            update = self.learner.update(Batch.of([e.trajectory for _, e in rows], [n for n, _ in rows]))
+        self.progress.tokens += int(update.batch.mask.sum())
+        with self.journal.timed("publish"):
+            self._publish()
+        self.run_dir.samples(f"{self.progress.update:06d}", self._sample_rows(kept, rows, update))
+        return metrics | update.metrics
+
+    def _collect(self) -> tuple[list[list[Episode]], list[list[Episode]]]:
+        """(kept, dropped) groups, each in the order in which they were admitted."""
+        keep, wanted = SELECT[self.settings.select], self.settings.groups
+        kept: list[list[Episode]] = []
+        dropped: list[list[Episode]] = []
+        for _ in range(self.settings.max_rounds if self.settings.select != "all" else 1):
+            # A round is admitted whole and finished whole, so that what the engine computes together
+            # does not depend on how fast a verifier was.
+            numbers = []
+            for _ in range(wanted - len(kept)):
+                epoch, task = self.stream.take()
+                numbers.append(
+                    self.rollouts.open(task, self.settings.group_size, self.sampling, epoch=epoch)
+                )
+            complete: dict[int, list[Episode]] = {}
+            while self.rollouts.busy:
+                complete.update(self.rollouts.step())
+                self.journal.show("sample", {"done": len(kept) + len(complete), "total": wanted})
+            for group in (complete[n] for n in numbers):
+                judged = sum(not e.verdict.failed for e in group)
+                (kept if judged >= self.least_group and keep(group) else dropped).append(group)
+            if len(kept) >= wanted:
+                break
+        return kept, dropped
+
+    def _nothing_kept(self) -> None:
+        self.progress.empty += 1
+        if self.progress.empty >= 3:
+            raise RunError(
+                f"no group was kept in {self.progress.empty} updates in a row: with rollout.select "
+                f"{self.settings.select!r} every group's rewards were equal, or none could be judged; "
+                "make the tasks easier or harder, or set rollout.select to 'all'"
+            )
+
+    def _publish(self) -> None:
+        hand_over(self.learner, self.engine, self.learner.update_count, self.canary)
+
+    # ------------------------------------------------------------------ looking
+
+    def _evaluate(self) -> dict[str, float]:
+        """Metrics on the held-out tasks; the answers go to samples/eval_*.jsonl."""
+        sampling = replace(self.sampling, temperature=self.evaluation.temperature)
+        with self.journal.timed("eval"):
+            groups = self.rollouts.run(
+                self.held_out,
+                1,
+                sampling,
+                lambda done: self.journal.show("eval", {"done": done, "total": len(self.held_out)}),
+            )
+        episodes = [e for g in groups for e in g]
+        self._errors.see(episodes)
+        rows = [self._row(n, e) for n, e in enumerate(episodes)]
+        self.run_dir.samples(f"eval_{self.progress.update:06d}", rows)
+        return evaluation_metrics(episodes, self.evaluation.right)
+
+    def _log(self, metrics: Mapping[str, float]) -> None:
+        metrics, spent = dict(metrics), self.journal.phases
+        tokens = metrics.pop("length/total", 0.0)
+        if tokens:
+            metrics["speed/sample_tokens"] = tokens / spent["sample"]
+        if tokens and spent["train"]:
+            metrics["speed/train_tokens"] = tokens / spent["train"]
+        self.journal.log(self.learner.step_count, self.learner.update_count, metrics)
+
+    def _sample_rows(
+        self, kept: Sequence[Sequence[Episode]], rows: Sequence[tuple[int, Episode]], update: Update
+    ) -> list[dict[str, Any]]:
+        place = {id(e): i for i, (_, e) in enumerate(rows)}
+        out = []
+        for number, group in enumerate(kept):
+            for episode in group:
+                row = self._row(number, episode)
+                if id(episode) in place:
+                    i, start = place[id(episode)], episode.trajectory.prompt_length
+                    stop = len(episode.trajectory.tokens)
+                    columns = {
+                        "logp": update.logp,
+                        "entropy": update.entropy,
+                        "advantage": update.batch.advantage,
+                        "logp_ref": update.batch.logp_ref,
+                    }
+                    row |= {k: _rounded(c[i, start:stop]) for k, c in columns.items() if c is not None}
+                out.append(row)
+        return out
+
+    def _row(self, group: int, episode: Episode) -> dict[str, Any]:
+        t, v = episode.trajectory, episode.verdict
+        start = t.prompt_length
+        return {
+            "update": self.progress.update,
+            "task": episode.task.id,
+            "group": group,
+            "sample": episode.sample,
+            "prompt": "".join(self.pieces(t.tokens[:start])),
+            "answer": episode.task.answer,
+            "pieces": self.pieces(t.tokens[start:]),
+            "sampled": t.sampled[start:],
+            "logp_gen": _rounded(t.logp_gen[start:]),
+            "logp_policy": _rounded(t.logp_policy[start:]),
+            "reward": _rounded(t.reward[start:]),
+            "version": t.version[start:],
+            "score": v.score,
+            "label": v.label,
+            "reason": v.reason,
+            "parts": dict(v.parts),
+            "stop": episode.stop,
+            "turns": episode.turns,
+        }
+
+
+def rollout_metrics(episodes: Sequence[Episode], version: int, right: float) -> dict[str, float]:
+    """Rewards, lengths, lags and verdicts of an update's episodes. Those that failed are only counted."""
+    judged = [e for e in episodes if not e.verdict.failed]
+    out = verdict_shares(episodes)
+    if not judged:
+        return out
+    rewards = [e.trajectory.total_reward for e in judged]
+    lengths = [sum(e.trajectory.sampled) for e in judged]
+    lags = [
+        version - v
+        for e in judged
+        for v, s in zip(e.trajectory.version, e.trajectory.sampled, strict=True)
+        if s
+    ]
+    groups: dict[str, list[float]] = {}
+    for e, r in zip(judged, rewards, strict=True):
+        groups.setdefault(e.task.id, []).append(r)
+    return out | {
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "reward/group_std": statistics.fmean(statistics.pstdev(g) for g in groups.values()),
+        "accuracy": statistics.fmean(is_right(e, right) for e in judged),
+        "length/mean": statistics.fmean(lengths),
+        "length/max": float(max(lengths)),
+        "length/clipped": sum(e.stop == "length" for e in judged) / len(judged),
+        "length/total": float(sum(lengths)),
+        "lag/mean": statistics.fmean(lags),
+        "lag/max": float(max(lags)),
+    }
+
+
+def evaluation_metrics(episodes: Sequence[Episode], right: float) -> dict[str, float]:
+    """Accuracy, reward and length on held-out tasks; NaN where nothing could be judged."""
+    judged = [e for e in episodes if not e.verdict.failed]
+    rewards = [e.trajectory.total_reward for e in judged]
+    lengths = [float(sum(e.trajectory.sampled)) for e in judged]
+    mean = statistics.fmean if judged else lambda values: math.nan
+    return {
+        "eval/accuracy": mean([float(is_right(e, right)) for e in judged]),
+        "eval/reward": mean(rewards),
+        "eval/length": mean(lengths),
+        "eval/errors": (len(episodes) - len(judged)) / max(len(episodes), 1),
+    }
+
+
+def is_right(episode: Episode, least: float) -> bool:
+    """Whether the verdict's label says so; where labels say neither, whether the reward is at least `least`."""
+    if episode.verdict.label in ("right", "wrong", "no_answer"):
+        return episode.verdict.label == "right"
+    return episode.trajectory.total_reward >= least
+
+
+def verdict_shares(episodes: Sequence[Episode]) -> dict[str, float]:
+    """verdict/<label>: the share of episodes of each class."""
+    counts = Counter(e.verdict.label for e in episodes)
+    return {f"verdict/{label}": n / len(episodes) for label, n in sorted(counts.items())}
+
+
+def _rounded(values: Sequence[float] | torch.Tensor) -> list[float]:
+    numbers = values.tolist() if isinstance(values, torch.Tensor) else values
+    return [round(float(x), 5) for x in numbers]

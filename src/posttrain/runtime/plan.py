@@ -1,0 +1,145 @@
+"""What a run will need, worked out before it starts: the batch arithmetic and the memory."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+GIB = 1 << 30
+
+SHARE = 0.8
+"""Of the memory that is free, how much a run may plan to use."""
+
+MOST_MICROBATCH = 4096
+"""Packed tokens beyond which a larger microbatch is no faster on any machine measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a decoder-only model that its memory follows from."""
+
+    parameters: int
+    trained: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    key_heads: int
+    head_size: int
+    vocabulary: int
+
+    @staticmethod
+    def of(config: Any, parameters: int, trained: int) -> "Shape":
+        """Read off a transformers configuration."""
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+        return Shape(
+            parameters=parameters,
+            trained=trained,
+            layers=text.num_hidden_layers,
+            hidden=text.hidden_size,
+            intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            heads=heads,
+            key_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            vocabulary=text.vocab_size,
+        )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a run needs, by what needs them."""
+
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """The sum; the peak when a microbatch is at its largest."""
+        return sum(self.parts.values())
+
+    def rows(self) -> dict[str, str]:
+        """As lines for a person."""
+        return {k: gib(v) for k, v in self.parts.items()} | {"in all": gib(self.total)}
+
+
+def estimate(
+    shape: Shape,
+    *,
+    dtype: torch.dtype,
+    microbatch_tokens: int,
+    checkpointing: bool = False,
+    sampler_rows: int = 0,
+    sampler_length: int = 0,
+    reference: bool = False,
+) -> Memory:
+    """The memory of a run, in bytes.
+
+    Weights count in the compute type; masters, summed gradients and AdamW's two moments in float32
+    for each trained weight. Activations are those that the backward pass of one microbatch reads.
+    """
+    size = dtype.itemsize
+    weights = shape.parameters * size
+    parts = {"weights": weights}
+    if size < 4:
+        parts["float32 masters"] = 4 * shape.trained
+    parts["gradients"] = 4 * shape.trained
+    parts["AdamW moments"] = 8 * shape.trained
+    parts["activations"] = microbatch_tokens * activation_bytes(shape, size, checkpointing)
+    parts["one chunk of logits"] = 3 * (24 << 20)
+    if sampler_rows:
+        # A tied output head is kept twice: packed for products, plain for look-ups.
+        parts["sampler's weights"] = weights + shape.vocabulary * shape.hidden * size
+        cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
+        parts["key-value cache"] = sampler_rows * sampler_length * cached
+    if reference:
+        parts["reference policy"] = weights
+    return Memory(parts)
+
+
+def activation_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
+    """Bytes that the backward pass keeps for one token, as measured on Llama-shaped models.
+
+    A layer keeps about 8 vectors of the hidden size in the compute type and 4 in float32 (the norms),
+    the queries, keys and values twice (before and after rotation), and 4 of the feed-forward size.
+    With checkpointing a layer keeps its input alone, and one layer at a time is computed again.
+    """
+    attention = (2 * shape.heads + 4 * shape.key_heads) * shape.head_size
+    layer = size * (8 * shape.hidden + attention + 4 * shape.intermediate) + 16 * shape.hidden
+    if checkpointing:
+        return shape.layers * shape.hidden * size + layer
+    return shape.layers * layer
+
+
+def microbatch(shape: Shape, *, free: int, **needs: Any) -> int:
+    """The most packed tokens whose activations fit, at least 256 and at most MOST_MICROBATCH."""
+    fixed = estimate(shape, microbatch_tokens=0, **needs).total
+    token = activation_bytes(shape, needs["dtype"].itemsize, needs.get("checkpointing", False))
+    return int(max(256, min(MOST_MICROBATCH, (SHARE * free - fixed) // token)))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be had: on a GPU by its driver, on a CPU by the kernel and the control group."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    limit = Path("/sys/fs/cgroup/memory.max")
+    used = Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        available = min(available, int(text) - int(used.read_text()))
+    return available
+
+
+def gib(size: float) -> str:
+    """Bytes for a person.
+
+    >>> gib(1536 << 20), gib(10 << 20)
+    ('1.5 GiB', '10 MiB')
+    """
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,297 @@
+"""Episodes: tasks and an engine in, trajectories with verdicts out.
+
+    step   consumes       answers that the engine has finished
+           waits for      an environment's replies, within its deadline; never for a verifier
+           unblocked by   nothing: while an answer is being judged the engine goes on with others
+
+A trajectory only ever grows: what the policy sampled is kept as it was sampled, and a later
+turn's prompt is everything before it plus new tokens. Whatever an environment or a verifier
+does wrong ends that one episode with a verdict that has no score.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engines.protocol import Engine
+from ..envs.chat import Chat
+from ..envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
+from ..types import Completion, Episode, Request, RunError, Sampling, Task, Trajectory, UserError, Verdict
+from ..verifiers.pool import Pool
+from ..verifiers.protocol import Verifier
+from ..verifiers.workers import Failed, Workers
+
+_POLL_S = 0.05
+
+
+@dataclass
+class _Live:
+    """An episode that is still going on."""
+
+    task: Task
+    sample: int
+    key: str
+    """Of its random draws: the epoch and the task."""
+    sampling: Sampling
+    tokens: list[int]
+    sampled: list[bool] = field(default_factory=list)
+    logp_gen: list[float] = field(default_factory=list)
+    logp_policy: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    state: Any = None
+    stop: str = ""
+
+    def __post_init__(self) -> None:
+        tokens, self.tokens = self.tokens, []
+        self.given(tokens)
+
+    def given(self, tokens: Sequence[int]) -> None:
+        """Appends tokens that the policy did not choose."""
+        self._extend(tokens, [0.0] * len(tokens), [0.0] * len(tokens), [0] * len(tokens), False)
+
+    def chose(self, answer: Completion) -> None:
+        """Appends an answer of the policy."""
+        self._extend(answer.tokens, answer.logp_gen, answer.logp_policy, answer.version, True)
+        self.said.append(answer.text)
+        self.stop = answer.stop
+
+    def _extend(
+        self,
+        tokens: Sequence[int],
+        gen: Sequence[float],
+        policy: Sequence[float],
+        version: Sequence[int],
+        sampled: bool,
+    ) -> None:
+        self.tokens += tokens
+        self.logp_gen += gen
+        self.logp_policy += policy
+        self.version += version
+        self.sampled += [sampled] * len(tokens)
+        self.reward += [0.0] * len(tokens)
+
+    def earned(self, reward: float) -> None:
+        """Adds a reward that arrives with the last token the policy chose."""
+        self.reward[len(self.sampled) - 1 - self.sampled[::-1].index(True)] += reward
+
+    def episode(self, verdict: Verdict) -> Episode:
+        """The episode, once it is over and judged."""
+        trajectory = Trajectory(
+            tokens=self.tokens,
+            sampled=self.sampled,
+            logp_gen=self.logp_gen,
+            logp_policy=self.logp_policy,
+            version=self.version,
+            reward=self.reward,
+        )
+        return Episode(
+            task=self.task,
+            sample=self.sample,
+            trajectory=trajectory,
+            verdict=verdict,
+            response="\n".join(self.said),
+            stop=self.stop,
+            turns=len(self.said),
+        )
+
+
+class Rollouts:
+    """Runs the episodes of groups side by side.
+
+    A task is judged by `verifier` after one answer, or played in `env` until that ends it. Both
+    are guarded: their code runs in worker processes unless it is known to be harmless.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        *,
+        verifier: Verifier | None = None,
+        env: Env | None = None,
+        workers: int = 2,
+        deadline_s: float = 10.0,
+        context: int,
+        seed: int = 0,
+    ) -> None:
+        if (verifier is None) == (env is None):
+            raise ValueError("a rollout has a verifier or an environment, and not both")
+        self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, env
+        self.context, self.seed = context, seed
+        self.pool = Pool(workers=workers, deadline_s=deadline_s)
+        self.workers = Workers(workers, deadline_s=deadline_s) if env and not env.trusted else None
+        self._groups: dict[int, list[Episode | None]] = {}
+        self._opened = 0
+        self._answering: dict[int, tuple[int, _Live]] = {}
+        self._judging: dict[int, tuple[int, _Live]] = {}
+        self._finished: list[int] = []
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self.pool.close()
+        if self.workers:
+            self.workers.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an episode is going on."""
+        return bool(self._answering or self._judging or self._finished)
+
+    def open(self, task: Task, size: int, sampling: Sampling, *, epoch: int = 0) -> int:
+        """The number of a new group: `size` episodes about this task.
+
+        Raises UserError for a prompt that leaves no room for an answer.
+        """
+        group, self._opened = self._opened, self._opened + 1
+        self._groups[group] = [None] * size
+        start = self._begin(task)
+        for sample in range(size):
+            if isinstance(start, Verdict):
+                live = _Live(task, sample, "", sampling, self.chat.render(task.messages))
+                self._close(group, live, start)
+                continue
+            prompt = self.chat.render(start.messages)
+            if len(prompt) + sampling.max_new_tokens > self.context:
+                raise UserError(
+                    f"the prompt of task {task.id!r} has {len(prompt)} tokens, and with "
+                    f"{sampling.max_new_tokens} new ones that is more than the context of {self.context}",
+                    where=task.source,
+                    mend="leave the task out, or lower sampling.max_new_tokens",
+                )
+            live = _Live(task, sample, f"{epoch}:{task.id}", sampling, prompt, state=start.state)
+            self._ask(group, live)
+        return group
+
+    def step(self) -> list[tuple[int, list[Episode]]]:
+        """The groups that are now complete, with their numbers, after one step of the engine."""
+        if self.engine.busy:
+            answered = [(self._answering.pop(ticket), answer) for ticket, answer in self.engine.step()]
+            for (_, live), answer in answered:
+                live.chose(answer)
+            if self.env is None:
+                for (group, live), _ in answered:
+                    self._judge(group, live)
+            else:
+                replies = self._replies([live for (_, live), _ in answered])
+                for ((group, live), _), turn in zip(answered, replies, strict=True):
+                    self._turn(group, live, turn)
+        for ticket, verdict in self.pool.poll(0.0 if self.engine.busy else _POLL_S):
+            group, live = self._judging.pop(ticket)
+            if verdict.score is not None:
+                live.earned(verdict.score)
+            self._close(group, live, verdict)
+        done, self._finished = self._finished, []
+        return [(group, self._complete(group)) for group in done]
+
+    def run(
+        self, tasks: Sequence[Task], size: int, sampling: Sampling, seen: Callable[[int], None] | None = None
+    ) -> list[list[Episode]]:
+        """The groups of all these tasks, in their order; `seen` is told how many are complete."""
+        numbers = [self.open(task, size, sampling) for task in tasks]
+        complete: dict[int, list[Episode]] = {}
+        while self.busy:
+            complete.update(self.step())
+            if seen:
+                seen(len(complete))
+        return [complete[n] for n in numbers]
+
+    # ------------------------------------------------------------------ one episode
+
+    def _begin(self, task: Task) -> Start | Verdict:
+        if self.env is None:
+            return Start(state=None, messages=task.messages)
+        if self.workers is None:
+            return guarded_start(self.env, task)
+        [outcome] = self._call([(guarded_start, self.env, task)])
+        if isinstance(outcome, Failed):
+            return Verdict(score=None, label=outcome.label, reason=outcome.reason)
+        started: Start | Verdict = outcome
+        return started
+
+    def _ask(self, group: int, live: _Live) -> None:
+        request = Request(
+            prompt=tuple(live.tokens),
+            sampling=live.sampling,
+            seed=self.seed,
+            task=live.key,
+            sample=live.sample,
+            position=sum(live.sampled),
+        )
+        self._answering[self.engine.submit(request)] = (group, live)
+
+    def _judge(self, group: int, live: _Live) -> None:
+        assert self.verifier is not None
+        self._judging[self.pool.submit(self.verifier, live.task, live.said[-1])] = (group, live)
+
+    def _replies(self, lives: Sequence[_Live]) -> list[Turn]:
+        assert self.env is not None
+        if self.workers is None:
+            return [guarded_reply(self.env, live.state, live.said[-1]) for live in lives]
+        outcomes = self._call([(guarded_reply, self.env, live.state, live.said[-1]) for live in lives])
+        return [
+            broken_turn(live.state, o.label, o.reason) if isinstance(o, Failed) else o
+            for live, o in zip(lives, outcomes, strict=True)
+        ]
+
+    def _call(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """What these calls return in worker processes, in order; a Failed for each that does not."""
+        assert self.workers is not None
+        tickets = [self.workers.submit(*call) for call in calls]
+        outcomes: dict[int, Any] = {}
+        while len(outcomes) < len(tickets):
+            for ticket, outcome in self.workers.poll(_POLL_S):
+                outcomes[ticket] = outcome if isinstance(outcome, Failed) else outcome.value
+        return [outcomes[t] for t in tickets]
+
+    def _turn(self, group: int, live: _Live, turn: Turn) -> None:
+        """Takes an environment's reply: the next turn, or the end."""
+        reward = turn.reward
+        if reward is None and turn.verdict is not None:
+            reward = turn.verdict.score
+        if reward is not None:
+            live.earned(reward)
+        if turn.verdict is not None:
+            self._close(group, live, turn.verdict)
+            return
+        live.state = turn.state
+        added = self.chat.extend(live.tokens, turn.messages)
+        if len(live.tokens) + len(added) + live.sampling.max_new_tokens > self.context:
+            live.stop = "context"
+            reason = f"the conversation outgrew the context of {self.context} tokens"
+            self._close(group, live, Verdict(score=None, label="context", reason=reason))
+            return
+        live.given(added)
+        self._ask(group, live)
+
+    def _close(self, group: int, live: _Live, verdict: Verdict) -> None:
+        episodes = self._groups[group]
+        episodes[live.sample] = live.episode(verdict)
+        if all(e is not None for e in episodes):
+            self._finished.append(group)
+
+    def _complete(self, group: int) -> list[Episode]:
+        return [e for e in self._groups.pop(group) if e is not None]
+
+
+class ErrorRate:
+    """Stops a run whose verifier or environment is broken, and keeps the first cause."""
+
+    def __init__(self, limit: float, least: int = 16) -> None:
+        self.limit, self.least = limit, least
+        self.judged = self.failed = 0
+        self.first = ""
+
+    def see(self, episodes: Sequence[Episode]) -> None:
+        """Counts these; RunError when the share of failures of all seen so far is above the limit."""
+        for episode in episodes:
+            self.judged += 1
+            if episode.verdict.failed:
+                self.failed += 1
+                self.first = self.first or f"{episode.verdict.label}: {episode.verdict.reason}"
+        if self.judged >= self.least and self.failed > self.limit * self.judged:
+            raise RunError(
+                f"the verifier or environment failed on {self.failed} of {self.judged} episodes, more than "
+                f"the {self.limit:.0%} that rollout.max_error_rate allows; first cause: {self.first}"
+            )

@@ -1,0 +1,112 @@
+"""The run directory: the one place where a run leaves everything, and which is an API.
+
+    config.toml    the resolved recipe           metrics.jsonl     a line an update
+    code.txt       versions that ran it          samples/          rollouts, a file an update
+    plan.json      method, batch plan, memory    checkpoints/      step_000040/ ...
+                                                 report.html
+"""
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..types import UserError
+
+LOCK = ".lock"
+
+
+class RunDir:
+    """A run directory that this process alone writes to, until it is closed."""
+
+    def __init__(self, path: Path, *, resume: bool) -> None:
+        """Opens it; UserError if it is in use, already used (and not resumed), or has nothing to resume."""
+        self.path = path
+        if path.exists() and not path.is_dir():
+            raise UserError("is a file", where=str(path), mend="give another --run-dir")
+        if resume and not (path / "config.toml").exists():
+            raise UserError(
+                "there is no run to resume here", where=str(path), mend="leave --resume out to start one"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(f"cannot be written to: {error.strerror}", where=str(path)) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise UserError(
+                "another run is using this directory", where=str(path), mend="give another --run-dir"
+            ) from None
+        if not resume and any(p.name != LOCK for p in path.iterdir()):
+            self.close()
+            raise UserError(
+                "already holds a run", where=str(path), mend="go on with --resume, or give another --run-dir"
+            )
+
+    def close(self) -> None:
+        """Lets others write to it."""
+        os.close(self._lock)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.path / "checkpoints"
+
+    def describe(self, config: str, title: str, sections: Mapping[str, Mapping[str, Any]]) -> None:
+        """Writes config.toml, code.txt and plan.json."""
+        plan = {
+            "title": title,
+            "sections": [
+                {"title": name, "rows": [[k, str(v)] for k, v in rows.items()]}
+                for name, rows in sections.items()
+            ],
+        }
+        (self.path / "config.toml").write_text(config)
+        (self.path / "code.txt").write_text(code_versions())
+        (self.path / "plan.json").write_text(json.dumps(plan, indent=1))
+
+    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes samples/NAME.jsonl, whole or not at all."""
+        folder = self.path / "samples"
+        folder.mkdir(exist_ok=True)
+        working = folder / f".{name}.tmp"
+        working.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        working.replace(folder / f"{name}.jsonl")
+
+    def forget_after(self, update: int) -> None:
+        """Deletes rollouts of updates after this one, which a resumed run makes again."""
+        for file in (self.path / "samples").glob("*.jsonl"):
+            if int(file.stem.removeprefix("eval_")) > update:
+                file.unlink()
+
+
+def code_versions() -> str:
+    """What ran: our version and commit, Python, the machine, and the libraries that numbers depend on."""
+    lines = [f"posttrain {_version('posttrain')}"]
+    here = Path(__file__).resolve().parent
+    git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
+        if found.returncode == 0:
+            lines.append(f"commit {found.stdout.strip()}")
+    except (OSError, subprocess.TimeoutExpired):
+        pass  # not a checkout, or no git: the version says enough
+    lines.append(f"python {sys.version.split()[0]} on {platform.platform()}")
+    lines += [f"{name} {_version(name)}" for name in ("torch", "transformers", "peft", "numpy", "tokenizers")]
+    return "\n".join(lines) + "\n"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,387 @@
+"""Where the numbers of a run go: metrics.jsonl always, and any of four services beside it.
+
+`metrics.jsonl` is the record: one JSON object per update, on the disk before `log` returns.
+
+    {"update": 3, "step": 6, "version": 6, "seconds": 41.2, "tokens": 9216, "reward/mean": 0.31, ...}
+
+The services are courtesy. Each lives in a thread of its own behind a bounded queue; one that
+raises, hangs or falls behind is left alone with one line on stderr, and the run goes on.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import queue
+import re
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from posttrain.types import RunError, UserError
+
+METRICS = "metrics.jsonl"
+REQUIRED = ("update", "version", "seconds", "tokens")
+"""What every line carries besides its step and its metrics."""
+QUEUE = 256
+"""Updates that a service may fall behind before it is given up."""
+CLOSE_SECONDS = 30.0
+"""How long the end of a run waits for all services together."""
+
+
+class Service(Protocol):
+    """A place beside metrics.jsonl that takes the finite metrics of each update."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of one update."""
+        ...
+
+    def close(self) -> None:
+        """Hands over what is left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a service is told about the run when it is opened."""
+
+    dir: Path
+    project: str
+    name: str
+    config: Mapping[str, Any]
+    last_step: int
+    """The step of the last line on record; -1 in a new run."""
+
+
+class Track:
+    """The open record of a run, made by `open_tracker`."""
+
+    def __init__(self, path: Path, last_update: int, feeds: Sequence["_Feed"]) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)  # one line is one write
+        self._last_update = last_update
+        self._feeds = feeds
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends one update to metrics.jsonl, on the disk at return, and offers it to the services.
+
+        `metrics` holds update, version, seconds and tokens besides the metrics of docs/metrics.md.
+        Updates must ascend. NaN and infinities are written as null and kept from the services.
+
+        Raises RunError where the disk refuses the line.
+        """
+        numbers = {name: _number(value) for name, value in metrics.items()}
+        update, head = int(metrics["update"]), {name: numbers.pop(name) for name in REQUIRED}
+        if update <= self._last_update:
+            raise ValueError(f"update {update} after update {self._last_update}")
+        for feed in self._feeds:
+            feed.offer(step, {name: x for name, x in (head | numbers).items() if x is not None})
+        if self._feeds:
+            numbers["track/dead"] = sum(feed.dead() for feed in self._feeds)
+        line = {"update": update, "step": step, **{k: head[k] for k in REQUIRED[1:]}, **numbers}
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError("no space left for a whole line")
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RunError(f"{self._path}: cannot be written: {error}") from error
+        self._last_update = update
+
+    def close(self) -> None:
+        """Ends the record; services get CLOSE_SECONDS in all to hand over what they still hold."""
+        self._file.close()
+        for feed in self._feeds:
+            feed.finish()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for feed in self._feeds:
+            feed.join(deadline)
+
+
+def open_tracker(
+    run_dir: Path,
+    sinks: Sequence[str],
+    *,
+    project: str,
+    name: str,
+    config: Mapping[str, Any],
+    resume_after: int | None = None,
+) -> Track:
+    """The record of the run in `run_dir`, with these services beside it: tensorboard, wandb, trackio, mlflow.
+
+    resume_after: the update of the checkpoint that the run goes on from; later lines are removed.
+
+    Raises UserError for a service that is unknown or not installed. One that cannot be reached is none.
+    """
+    for sink in sinks:
+        if sink not in SERVICES:
+            near = get_close_matches(sink, SERVICES, n=1)
+            mend = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SERVICES)}"
+            raise UserError(f"unknown sink {sink!r}", where="track.sinks", mend=mend)
+        if importlib.util.find_spec(sink) is None:
+            raise UserError(
+                f"{sink} is not installed", where="track.sinks", mend=f"pip install 'posttrain[{sink}]'"
+            )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    last = truncate_after(run_dir, resume_after)
+    run = Run(run_dir.resolve(), project, name, config, last["step"])
+    feeds = [_Feed(sink, partial(SERVICES[sink], run)) for sink in dict.fromkeys(sinks)]
+    return Track(run_dir / METRICS, last["update"], feeds)
+
+
+def truncate_after(run_dir: Path, update: int | None) -> dict[str, int]:
+    """{"update", "step"} of the last line of metrics.jsonl that is kept, -1 each where there is none.
+
+    Lines of later updates are removed (none when `update` is None), and so is a line that a crash
+    cut in half. The file is replaced in one step, or left alone where nothing is to go.
+    """
+    path, last = run_dir / METRICS, {"update": -1, "step": -1}
+    if not path.exists():
+        return last
+    before, kept = path.read_bytes(), b""
+    for line in before.splitlines(keepends=True):
+        parsed = _parse(line)
+        if parsed is not None and (update is None or parsed["update"] <= update):
+            kept += line
+            last = parsed
+    if kept != before:
+        scratch = path.with_suffix(".tmp")
+        with scratch.open("wb") as file:
+            file.write(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+        directory = os.open(run_dir, os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
+    return last
+
+
+def _parse(line: bytes) -> dict[str, int] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        parsed = json.loads(line)
+        return {"update": int(parsed["update"]), "step": int(parsed["step"])}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _number(value: float) -> float | int | None:
+    if isinstance(value, int):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+class _Feed:
+    """A service behind a bounded queue, fed by a daemon thread that alone ever touches it."""
+
+    def __init__(self, name: str, open_service: Callable[[], Service]) -> None:
+        self._name = name
+        self._open = open_service
+        self._queue: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(QUEUE)
+        self._cause = ""
+        self._told = False
+        self._done = threading.Event()
+        threading.Thread(target=self._serve, name=f"track-{name}", daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            service = self._open()
+            while not self._cause and (item := self._queue.get()) is not None:
+                service.log(*item)
+            service.close()
+        except BaseException as error:  # a service may even try to exit the process
+            text = str(error).strip().splitlines()
+            self._cause = self._cause or f"{type(error).__name__}{': ' + text[0][:200] if text else ''}"
+        self._done.set()
+
+    def offer(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Queues one update, unless the service is dead or has just been found so."""
+        if self.dead():
+            return
+        try:
+            self._queue.put_nowait((step, metrics))
+        except queue.Full:
+            self._give_up(f"it is {QUEUE} updates behind")
+
+    def dead(self) -> bool:
+        """Whether the service was given up; says so once."""
+        if self._cause and not self._told:
+            self._told = True
+            # Here and not in the thread, so that it cannot cut into a line of the main thread's.
+            print(
+                f"posttrain: tracking to {self._name} stopped ({self._cause}); {METRICS} goes on",
+                file=sys.stderr,
+                flush=True,
+            )
+        return bool(self._cause)
+
+    def finish(self) -> None:
+        """Tells the thread that nothing more comes."""
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            self._give_up(f"it is {QUEUE} updates behind")
+
+    def join(self, deadline: float) -> None:
+        """Waits for the service to have taken everything, until the deadline at most."""
+        if not self._done.wait(0.0 if self._cause else max(0.0, deadline - time.monotonic())):
+            self._give_up(f"it did not close within {CLOSE_SECONDS:g} s")
+        self.dead()
+
+    def _give_up(self, cause: str) -> None:
+        self._cause = self._cause or cause
+        self.dead()
+
+
+def _run_id(run_dir: Path) -> str:
+    """An id of this run directory that a resumed run finds again."""
+    file = run_dir / "track_id"
+    if not file.exists():
+        file.write_text(uuid.uuid4().hex[:12])
+    return file.read_text()
+
+
+class _TensorBoard:
+    """Event files in RUN_DIR/tensorboard."""
+
+    def __init__(self, run: Run) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What a crashed run wrote beyond the checkpoint is hidden by the viewer.
+        purge = run.last_step + 1 if run.last_step >= 0 else None
+        self._writer = SummaryWriter(str(run.dir / "tensorboard"), purge_step=purge)
+        self._writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2, default=str)}\n```", 0)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    """A run of Weights & Biases, its files in RUN_DIR/wandb; WANDB_MODE=offline keeps it there."""
+
+    def __init__(self, run: Run) -> None:
+        import wandb
+
+        settings = wandb.setup(wandb.Settings(silent=True, console="off")).settings
+        # Without a login, init would ask for one on the run's own terminal.
+        if settings.mode not in ("offline", "dryrun", "disabled") and not wandb.login(prompt=False):
+            raise ConnectionError("not logged in: run wandb login, or set WANDB_API_KEY")
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=_run_id(run.dir),
+            resume="allow",
+            dir=str(run.dir),
+            config=dict(run.config),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Trackio:
+    """A run of trackio, in its own store (TRACKIO_DIR) or wherever its environment points it."""
+
+    def __init__(self, run: Run) -> None:
+        import trackio
+        import trackio.run
+        import trackio.utils
+
+        for module in (trackio, trackio.run, trackio.utils):
+            # It has no quiet mode, and stdout belongs to what the command was asked to print.
+            vars(module)["print"] = lambda *words, **options: None
+        self._run = trackio.init(
+            project=run.project,
+            name=f"{run.name}-{_run_id(run.dir)}",
+            config=json.loads(json.dumps(run.config, default=str)),
+            resume="allow",
+            embed=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Mlflow:
+    """A run of MLflow, at MLFLOW_TRACKING_URI or else in RUN_DIR/mlflow/mlflow.db."""
+
+    def __init__(self, run: Run) -> None:
+        import logging
+
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        self._metric = Metric
+        uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
+        if not uri:
+            (run.dir / "mlflow").mkdir(exist_ok=True)
+            uri, artifacts = f"sqlite:///{run.dir}/mlflow/mlflow.db", str(run.dir / "mlflow")
+        self._client = MlflowClient(tracking_uri=uri)
+        known = self._client.get_experiment_by_name(run.project)
+        experiment = (
+            known.experiment_id
+            if known
+            else self._client.create_experiment(run.project, artifact_location=artifacts)
+        )
+        tag = _run_id(run.dir)
+        found = self._client.search_runs([experiment], f"tags.posttrain_id = '{tag}'", max_results=1)
+        if found:
+            self._id = found[0].info.run_id
+            return
+        created = self._client.create_run(experiment, tags={"posttrain_id": tag}, run_name=run.name)
+        self._id = created.info.run_id
+        params = [Param(_mlflow_name(key), str(value)[:500]) for key, value in _flat(run.config)]
+        for i in range(0, len(params), 100):  # its limit for one call
+            self._client.log_batch(self._id, params=params[i : i + 100])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        self._client.log_batch(
+            self._id, metrics=[self._metric(_mlflow_name(k), float(v), now, step) for k, v in metrics.items()]
+        )
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+def _mlflow_name(name: str) -> str:
+    return re.sub(r"[^\w\-./ ]", "_", name)
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+SERVICES: dict[str, Callable[[Run], Service]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+    "trackio": _Trackio,
+    "mlflow": _Mlflow,
+}
+"""Name, which is also that of the package and of the extra: what opens it."""

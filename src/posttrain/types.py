@@ -1,0 +1,359 @@
+"""The nouns that every layer speaks: a task, a trajectory, a verdict, a batch.
+
+Each is a frozen dataclass with a worked example. Nothing here computes anything that a
+method could do differently, and nothing here imports another module of posttrain.
+
+Lists are per token ("entry t belongs to token t"); sizes are B rows, T positions,
+K samples of one task (a group), V vocabulary.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+
+Message = Mapping[str, str]
+"""One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}."""
+
+PerToken = Float[torch.Tensor, "B T"]
+PerRow = Float[torch.Tensor, "B"]
+Mask = Bool[torch.Tensor, "B T"]
+
+
+class UserError(Exception):
+    """A mistake in what the user gave: one line that says what, where, why and how to mend it.
+
+    The command line prints the line alone and exits with 2.
+
+    >>> str(UserError("unknown key 'lrr'", where="run.toml:7", mend="did you mean 'lr'?"))
+    "run.toml:7: unknown key 'lrr'; did you mean 'lr'?"
+    """
+
+    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+        line = f"{where}: {what}" if where else what
+        super().__init__(f"{line}; {mend}" if mend else line)
+
+
+class RunError(Exception):
+    """A run that had to stop: the first cause, then what was kept. The command line exits with 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A question, before anybody has answered it.
+
+    >>> task = Task(id="add-3-4", messages=({"role": "user", "content": "What is 3 + 4?"},), answer="7")
+    >>> task.answer
+    '7'
+    """
+
+    id: str
+    """Unique in its set; also the key of the random draws of its samples."""
+    messages: tuple[Message, ...]
+    """The conversation that the policy is first shown."""
+    answer: str | None = None
+    """What a verifier compares with; never shown to the policy."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else that the data held, for verifiers and environments that want it."""
+    source: str = ""
+    """Where it was read, as "file:line", for error messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a verifier says of one response: a score with its reason, or that it could not judge.
+
+    A verdict without a score is never a reward: the trajectory is masked and counted.
+
+    >>> Verdict(score=1.0, label="right", reason="7 = 7").failed
+    False
+    >>> Verdict(score=None, label="timeout", reason="no verdict within 1 s").failed
+    True
+    """
+
+    score: float | None
+    """The reward, finite; None when the verifier itself failed."""
+    label: str
+    """A class to count: right, wrong, no_answer, ...; of a failure: raised, timeout, died, not_a_number."""
+    reason: str = ""
+    """One line for a person."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The components of a combined score, by name."""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.score is not None and not math.isfinite(self.score):
+            raise ValueError(f"a score is finite or None, not {self.score}")
+
+    @property
+    def failed(self) -> bool:
+        """Whether the verifier could not judge."""
+        return self.score is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to draw tokens: temperature first, then top-k, top-p and min-p on what is left.
+
+    >>> Sampling(temperature=0.0).greedy
+    True
+    """
+
+    temperature: float = 1.0
+    """Logits are divided by it; 0 takes the most likely token."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches p."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the most likely one."""
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer; the tokens that spell them stay in it."""
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature must be 0 or more, not {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (all) or more, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must lie in [0, 1], not {self.min_p}")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens}")
+        if any(not s for s in self.stop):
+            raise ValueError("a stop string must not be empty")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0
+
+    @property
+    def filtered(self) -> bool:
+        """Whether tokens are drawn from less than the whole vocabulary."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One answer asked of an engine.
+
+    A draw depends on (seed, task, sample, position) and on nothing else, so the same request
+    gives the same answer whatever else is in the batch, up to float rounding.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    seed: int = 0
+    task: str = ""
+    """Key of the draws; usually Task.id with the epoch in which it is asked."""
+    sample: int = 0
+    """0 ... K-1 within the task."""
+    position: int = 0
+    """Tokens of this episode drawn before; a later turn continues the count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """An engine's answer: the tokens it drew and how likely each was.
+
+    >>> c = Completion(tokens=[9, 2], logp_gen=[-0.7, -0.1], logp_policy=[-0.9, -0.1],
+    ...                version=[5, 5], text="7", stop="eos")
+    >>> len(c.tokens) == len(c.logp_gen) == len(c.version)
+    True
+    """
+
+    tokens: list[int]
+    """Drawn tokens, with the end token if that is what stopped it."""
+    logp_gen: list[float]
+    """Log-probability under the distribution drawn from (after temperature and filters)."""
+    logp_policy: list[float]
+    """Log-probability under the policy at this temperature, before top-k, top-p and min-p."""
+    version: list[int]
+    """Version of the weights that drew each token."""
+    text: str
+    """The tokens as text, without the end token and without what follows a stop string."""
+    stop: str
+    """Why it ended: eos, stop (a stop string) or length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One episode as the model saw it. Every list has one entry per token.
+
+        tokens       7     8     3     4     9     2     question, answer, tool's reply, answer
+        sampled      -     -     yes   yes   -     yes   the policy chose this token
+        logp_gen     0     0    -0.1  -0.7   0    -0.2   under the weights that chose it
+        logp_policy  0     0    -0.2  -0.7   0    -0.2   the same before top-k, top-p, min-p
+        version      0     0     5     5     0     6     of those weights
+        reward       0     0     0     0     0     1     arriving with this token
+
+    Outcome rewards, process rewards, tools, several turns and weights that change in the
+    middle of an episode are the same lists.
+
+    >>> t = Trajectory(tokens=[7, 8, 3], sampled=[False, False, True], logp_gen=[0, 0, -0.1],
+    ...                logp_policy=[0, 0, -0.1], version=[0, 0, 5], reward=[0, 0, 1.0])
+    >>> t.prompt_length, t.total_reward
+    (2, 1.0)
+    """
+
+    tokens: list[int]
+    sampled: list[bool]
+    logp_gen: list[float]
+    logp_policy: list[float]
+    version: list[int]
+    reward: list[float]
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(getattr(self, name)) for name in self.__slots__}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"a trajectory's lists differ in length: {lengths}")
+        if self.sampled[:1] == [True]:
+            raise ValueError("the first token cannot be a sampled one: nothing comes before it")
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first sampled one."""
+        return self.sampled.index(True) if True in self.sampled else len(self.tokens)
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of the rewards, undiscounted."""
+        return math.fsum(self.reward)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """A trajectory with what it was about and what was said of it.
+
+    A failed episode (its environment or verifier broke) is data, not a crash: its verdict
+    has no score, and it is masked out of the update and counted.
+    """
+
+    task: Task
+    sample: int
+    trajectory: Trajectory
+    verdict: Verdict
+    response: str
+    """Everything the policy said; turns joined by newlines."""
+    stop: str
+    """Why the last turn ended: eos, stop, length; or context, error."""
+    turns: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one update as rectangular columns, padded on the right.
+
+    Padding and prompts hold arbitrary numbers: only entries where `mask` is True may be read.
+
+    >>> rows = [Trajectory(tokens=[7, 3], sampled=[False, True], logp_gen=[0, -0.1],
+    ...                    logp_policy=[0, -0.1], version=[0, 1], reward=[0, 1.0])]
+    >>> batch = Batch.of(rows, group=[0])
+    >>> batch.mask, batch.reward
+    (tensor([[False,  True]]), tensor([[0., 1.]]))
+    """
+
+    tokens: Int[torch.Tensor, "B T"]
+    mask: Mask
+    """True where the policy chose the token, that is where it is trained."""
+    length: Int[torch.Tensor, "B"]
+    """Tokens in each row, prompt included."""
+    group: Int[torch.Tensor, "B"]
+    """Rows of one task share a number."""
+    reward: PerToken
+    logp_gen: PerToken
+    logp_policy: PerToken
+    version: Int[torch.Tensor, "B T"]
+    logp_old: PerToken | None = None
+    """Anchor of the ratio; None means the training policy itself, as in a first and only pass."""
+    logp_ref: PerToken | None = None
+    advantage: PerToken | None = None
+
+    @staticmethod
+    def of(rows: Sequence[Trajectory], group: Sequence[int]) -> "Batch":
+        """Columns of these trajectories; T is the longest one's length."""
+        T = max(len(r.tokens) for r in rows)
+
+        def column(name: str, dtype: torch.dtype) -> torch.Tensor:
+            out = torch.zeros(len(rows), T, dtype=dtype)
+            for i, row in enumerate(rows):
+                values = getattr(row, name)
+                out[i, : len(values)] = torch.tensor(values, dtype=dtype)
+            return out
+
+        return Batch(
+            tokens=column("tokens", torch.long),
+            mask=column("sampled", torch.bool),
+            length=torch.tensor([len(r.tokens) for r in rows]),
+            group=torch.tensor(group, dtype=torch.long),
+            reward=column("reward", torch.float32),
+            logp_gen=column("logp_gen", torch.float32),
+            logp_policy=column("logp_policy", torch.float32),
+            version=column("version", torch.long),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def rows(self, index: Int[torch.Tensor, "n"]) -> "Batch":
+        """The batch of these rows alone."""
+        picked = {
+            name: value[index]
+            for name in self.__slots__
+            if isinstance(value := getattr(self, name), torch.Tensor)
+        }
+        return replace(self, **picked)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What the model says of one microbatch, as columns like those of its Batch.
+
+    `logp` carries the gradient. Entries where the batch's mask is False are 0.
+    """
+
+    logp: PerToken
+    """log π(token t | tokens before t) at the sampling temperature."""
+    entropy: PerToken
+    """Entropy of the distribution that token t was drawn from, in nats; no gradient unless asked for."""
+
+
+class Method(Protocol):
+    """A post-training method: three functions that differ in what they may see.
+
+    | function | sees | returns | gradient |
+    |---|---|---|---|
+    | prepare | all rows of the update | the batch with its targets | no |
+    | weight | the rows of one optimiser step | weight of each token's loss in the sum | no |
+    | loss | the rows of one microbatch | unreduced losses | yes |
+
+    The learner minimises Σ weight · loss and sums gradients over microbatches and ranks, so
+    a quantity that depends on how the step was cut cannot be written down.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns that the learner must fill before prepare: logp_old, logp_ref."""
+        ...
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with advantages or other targets."""
+        ...
+
+    def weight(self, batch: Batch) -> PerToken:
+        """Weight of each token's loss; 0 outside the mask."""
+        ...
+
+    def loss(self, out: Outputs, batch: Batch) -> PerToken:
+        """Loss of each token; entries outside the mask are never read."""
+        ...
+
+    def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
+        """Per-token quantities to log, by metric name: their mean over the step is what is shown."""
+        ...

@@ -1,0 +1,1 @@
+"""Judges of responses: each returns a verdict, and a broken one is not a wrong answer."""

@@ -1,0 +1,195 @@
+"""Verifiers that compare a part of the response with the task's answer: as text, or as a number."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Literal
+
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.numerals import last_number, numbers, whole_number
+from posttrain.verifiers.protocol import gold_answer, shown
+from posttrain.verifiers.regions import Where, placed, region
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """1 if the response, or a part of it, is the task's answer letter for letter; otherwise 0.
+
+    Labels: right, wrong, no_answer (there is no such part, or it is blank).
+
+    >>> exact, task = Exact(casefold=True), Task(id="q", messages=(), answer="Paris")
+    >>> exact(task, " paris\\n").label, exact(task, "Paris, France").label
+    ('right', 'wrong')
+    """
+
+    name: str = "exact"
+    where: Where = "all"
+    """The part compared: all, after (the marker), boxed (the last box) or tag (between the last tags)."""
+    marker: str = "####"
+    tag: str = "answer"
+    strip: bool = True
+    """Ignore white space around both."""
+    casefold: bool = False
+    """Ignore the difference between capital and small letters."""
+    trusted: ClassVar[bool] = True
+    best: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        _check_places(self.marker, self.tag)
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """Right where both are the same after stripping and folding."""
+        gold = self._normal(gold_answer(task))
+        part = region(response, self.where, self.marker, self.tag)
+        if part is None or not part.strip():
+            return Verdict(score=0.0, label="no_answer", reason=_missing(self.where, self.marker, self.tag))
+        answer = self._normal(part)
+        if answer == gold:
+            return Verdict(score=1.0, label="right", reason=f"{shown(answer)} is the answer")
+        return Verdict(score=0.0, label="wrong", reason=f"{shown(answer)} is not {shown(gold)}")
+
+    def golds(self, task: Task) -> list[str]:
+        """The answer, at the place where it is looked for."""
+        return [placed(gold_answer(task), self.where, self.marker, self.tag)]
+
+    def fakes(self, task: Task) -> list[str]:
+        """Nothing, blanks, the answer with something before or after it, and its first half."""
+        gold = gold_answer(task).strip()
+        wrong = [f"{gold}.x", f"x {gold}", gold + gold, "not " + gold, gold[: len(gold) // 2]]
+        places = [placed(w, self.where, self.marker, self.tag) for w in wrong]
+        return ["", " \n", *places, *([] if self.where == "all" else [gold])]
+
+    def check(self, task: Task) -> None:
+        """UserError if the task has no answer."""
+        gold_answer(task)
+
+    def _normal(self, text: str) -> str:
+        text = text.strip() if self.strip else text
+        return text.casefold() if self.casefold else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """1 if the response's number equals the task's answer; otherwise 0. Compared as exact fractions.
+
+    `where` says which number counts: `last`, the last one of the response; or `after`, `boxed`
+    or `tag`, the one number in that part, where two different numbers are no answer. How
+    numbers are written is in the documentation of `posttrain.verifiers.numerals`.
+
+    Labels: right, wrong, no_answer (no such part, no number in it, or several).
+
+    >>> number, task = Number(), Task(id="q", messages=(), answer="1234")
+    >>> number(task, "So she pays $1,234.00.").label, number(task, "1234 or 1235").label
+    ('right', 'wrong')
+    """
+
+    name: str = "number"
+    where: Literal["last", "after", "boxed", "tag"] = "last"
+    marker: str = "####"
+    """For where = after; the last one counts, up to the end of its line."""
+    tag: str = "answer"
+    """For where = tag: <answer> ... </answer>."""
+    tolerance: float = 0.0
+    """Greatest difference that is still right."""
+    trusted: ClassVar[bool] = True
+    best: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        _check_places(self.marker, self.tag)
+        if not 0 <= self.tolerance < float("inf"):
+            raise ValueError(f"tolerance must be 0 or more, not {self.tolerance}")
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """Right where |number - answer| <= tolerance."""
+        gold = self._gold(task)
+        if self.where == "last":
+            found, value = last_number(response)
+            missing = "the response has no number"
+        else:
+            found, value, missing = self._only(response)
+        if not found:
+            return Verdict(score=0.0, label="no_answer", reason=missing)
+        if value is None:
+            return Verdict(score=0.0, label="wrong", reason="the number cannot be read")
+        right = abs(value - gold) <= Fraction(str(self.tolerance))
+        sign = "=" if value == gold else "≈" if right else "≠"
+        return Verdict(
+            score=float(right),
+            label="right" if right else "wrong",
+            reason=f"{_written(value)} {sign} {_written(gold)}",
+        )
+
+    def golds(self, task: Task) -> list[str]:
+        """The answer at its place, alone and in a sentence."""
+        gold = (task.answer or "").strip()
+        return [f"It is {self._placed(gold)}", f"{self._placed(f'{gold}.')}\n", self._placed(gold)]
+
+    def fakes(self, task: Task) -> list[str]:
+        """Nothing, words, a number near by, two numbers, and the right number at another place."""
+        gold = self._gold(task)
+        near = gold + 1 + 2 * Fraction(str(self.tolerance))
+        fakes = ["", "I do not know.", self._placed(str(near)), self._placed(f"{gold} or {near}")]
+        if self.where == "last":
+            return [*fakes, f"{gold}, {near}"]
+        # The right number at another place, and a last place without a number.
+        return [*fakes, str(gold), f"{self._placed(str(gold))}\n{self._placed('none')}"]
+
+    def check(self, task: Task) -> None:
+        """UserError if the answer is not one number."""
+        self._gold(task)
+
+    def _placed(self, text: str) -> str:
+        return text if self.where == "last" else placed(text, self.where, self.marker, self.tag)
+
+    def _gold(self, task: Task) -> Fraction:
+        answer = gold_answer(task)
+        value = whole_number(answer)
+        if value is None:
+            raise UserError(
+                f"the answer of task {task.id!r}, {shown(answer)}, is not a number",
+                where=task.source,
+                mend="give a number such as 42, -1,234.5 or 3/4, or choose another verifier",
+            )
+        return value
+
+    def _only(self, response: str) -> tuple[bool, Fraction | None, str]:
+        """Whether the part has exactly one number, that number, and why not."""
+        part = region(response, "all" if self.where == "last" else self.where, self.marker, self.tag)
+        if part is None:
+            return False, None, _missing(self.where, self.marker, self.tag)
+        seen: list[Fraction | None] = []
+        for value in numbers(part):
+            if value not in seen:
+                seen.append(value)
+            if len(seen) > 1:
+                return False, None, f"{shown(part)} has more than one number"
+        return (True, seen[0], "") if seen else (False, None, f"{shown(part)} has no number")
+
+
+def _check_places(marker: str, tag: str) -> None:
+    if not marker.strip():
+        raise ValueError("marker must not be blank")
+    if not tag or not all(c.isalnum() or c in "_-" for c in tag):
+        raise ValueError(f"tag must be a name such as answer, not {tag!r}")
+
+
+def _missing(where: str, marker: str, tag: str) -> str:
+    return {
+        "after": f"nothing stands after {marker!r}",
+        "boxed": "there is no \\boxed{...}",
+        "tag": f"there is no <{tag}>...</{tag}>",
+    }.get(where, "the response is empty")
+
+
+def _written(value: Fraction) -> str:
+    """The number for a reason: exact, unless that is long.
+
+    >>> _written(Fraction(5, 2)), _written(Fraction(10) ** 90)
+    ('5/2', '1.00000e+90')
+    """
+    text = str(value)
+    if len(text) <= 40:
+        return text
+    top, bottom = value.numerator, value.denominator
+    shift = len(str(abs(top))) - len(str(bottom))
+    scaled = Fraction(top, bottom) / Fraction(10) ** shift
+    return f"{float(scaled):.5f}e{shift:+03d}"

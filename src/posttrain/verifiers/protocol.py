@@ -1,0 +1,64 @@
+"""What a verifier is: something that judges one response to one task, and says how it can be tested."""
+
+from typing import Protocol
+
+from posttrain.nearest import did_you_mean
+from posttrain.types import Task, UserError, Verdict
+
+
+class Verifier(Protocol):
+    """Judges responses. Verifiers are frozen and picklable, and the same input gives the same verdict.
+
+    A verifier that cannot judge raises, or returns a verdict without a score; neither ever
+    becomes a reward of 0.
+    """
+
+    @property
+    def name(self) -> str:
+        """Under which its score is recorded."""
+        ...
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it may run in our own process: linear time, no user code, no way to hang or die."""
+        ...
+
+    @property
+    def best(self) -> float | None:
+        """The greatest score it gives; None if that is not known beforehand."""
+        ...
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """The verdict on one response."""
+        ...
+
+    def golds(self, task: Task) -> list[str]:
+        """Responses to which it must give `best`."""
+        ...
+
+    def fakes(self, task: Task) -> list[str]:
+        """Responses to which it must give less than `best`; the empty one is always among them."""
+        ...
+
+    def check(self, task: Task) -> None:
+        """Nothing; raises UserError if this task cannot be judged, as when its answer has no meaning."""
+        ...
+
+
+def gold_answer(task: Task) -> str:
+    """The task's answer, which must be there and not blank; otherwise UserError at its line of the data."""
+    if task.answer is None:
+        hint = did_you_mean("answer", task.fields)
+        raise UserError(f"task {task.id!r} has no answer", where=task.source, mend=hint)
+    if not task.answer.strip():
+        raise UserError(f"the answer of task {task.id!r} is empty", where=task.source)
+    return task.answer
+
+
+def shown(text: str, most: int = 60) -> str:
+    """A response as it fits into one line of a reason.
+
+    >>> shown("7\\n"), shown("abcdefgh", most=4)
+    ("'7\\\\n'", "'abcd'...")
+    """
+    return repr(text) if len(text) <= most else f"{text[:most]!r}..."

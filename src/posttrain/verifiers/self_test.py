@@ -1,0 +1,54 @@
+"""A test of a verifier on its own tasks, before any response is sampled."""
+
+from collections.abc import Sequence
+
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.protocol import Verifier, shown
+from posttrain.verifiers.weighted import Weighted
+
+
+def self_test(verifier: Verifier, tasks: Sequence[Task], pool: Pool, *, limit: int = 32) -> None:
+    """Nothing; raises UserError naming the first task that the verifier cannot judge as it should.
+
+    Every task is checked for an answer that can be judged. On the first `limit` tasks the golds
+    must be given the verifier's best score and the fakes less, and neither may make it fail.
+    A verifier that knows no best score is only asked not to fail. The parts of a weighted sum
+    are tested one by one and then together.
+    """
+    for task in tasks:
+        verifier.check(task)
+    if isinstance(verifier, Weighted):
+        for part in verifier.parts:
+            _judge_known(part.verifier, tasks[:limit], pool)
+    _judge_known(verifier, tasks[:limit], pool)
+
+
+def _judge_known(verifier: Verifier, tasks: Sequence[Task], pool: Pool) -> None:
+    cases: list[tuple[Task, str, bool]] = []
+    for task in tasks:
+        cases += [(task, gold, True) for gold in verifier.golds(task)]
+        cases += [(task, fake, False) for fake in verifier.fakes(task)]
+    verdicts = pool.judge(verifier, [(task, response) for task, response, _ in cases])
+    for (task, response, is_gold), verdict in zip(cases, verdicts, strict=True):
+        complaint = _complaint(verifier.best, is_gold, verdict)
+        if complaint:
+            raise UserError(
+                f"verifier {verifier.name!r} {complaint} the response {shown(response)} "
+                f"of task {task.id!r}: {verdict.label}, {verdict.reason}",
+                where=task.source,
+                mend="mend the verifier or the task's answer" if is_gold else "",
+            )
+
+
+def _complaint(best: float | None, is_gold: bool, verdict: Verdict) -> str:
+    """What is wrong with the verdict on a gold or a fake; empty if nothing is."""
+    if verdict.score is None:
+        return "fails on"
+    if best is None:
+        return ""
+    if is_gold and verdict.score != best:
+        return f"gives {verdict.score:g}, not {best:g}, to"
+    if not is_gold and verdict.score >= best:
+        return f"accepts with {verdict.score:g}"
+    return ""

@@ -1,0 +1,284 @@
+"""Conversations as tokens: only ever extended, and exact at every boundary, under any template."""
+
+import random
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from posttrain.envs.chat import Chat
+from posttrain.types import UserError
+
+CHATML = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+FORGETFUL = CHATML.replace(
+    "message['content'] + '<|im_end|>'",
+    "(message['content'].split('</think>')[-1] if message['role'] == 'assistant' and not loop.last "
+    "else message['content']) + '<|im_end|>'",
+)
+"""As many reasoning models do, it drops the reasoning of every turn but the last."""
+BRACKETS = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + eos_token }}"
+    "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
+)
+BARE = (
+    "{% for m in messages %}{{ '### ' + m['role'] + '\n' + m['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### assistant\n' }}{% endif %}"
+)
+"""No token ends a turn."""
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
+"""A token begins a turn, and none ends it."""
+
+USER = [{"role": "user", "content": text} for text in ("What is 3 + 4?", "And twice that?\n", " ok ")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, with merges that reach over spaces and newlines, so that boundaries matter."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ċ", "Ċ"), ("Ġ", "1"), ("1", "4"), ("Ġ", "Ġ"), ("i", "s"), ("Ġ", "is"), (".", "Ċ")]
+    vocab = {token: i for i, token in enumerate([*alphabet, *("".join(pair) for pair in merges)])}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.Split(pattern="\x00", behavior="isolated")
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|pad|>", bos_token="<|bos|>"
+    )
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|stop|>"]})
+    made.chat_template = CHATML
+    return made
+
+
+def ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def test_the_first_prompt_is_the_template_up_to_where_the_policy_speaks(tokenizer):
+    tokens = Chat(tokenizer).render(USER[:1])
+    assert tokenizer.decode(tokens) == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n"
+        "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_turn_that_the_policy_ended_is_not_ended_twice(tokenizer):
+    chat, end = Chat(tokenizer), tokenizer.eos_token_id
+    prompt = chat.render(USER[:1])
+    said = ids(tokenizer, "It is 14.")
+    cut = chat.extend(prompt + said, USER[1:2])
+    ended = chat.extend([*prompt, *said, end], USER[1:2])
+    assert cut == [end, *ended]
+    assert (
+        tokenizer.decode(ended) == "\n<|im_start|>user\nAnd twice that?\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_another_end_token_of_the_model_stands_for_the_end_of_the_turn(tokenizer):
+    stop = tokenizer.convert_tokens_to_ids("<|stop|>")
+    chat = Chat(tokenizer, ends=frozenset({stop}))
+    prompt = chat.render(USER[:1])
+    assert chat.extend([*prompt, 65, stop], USER[1:2]) == chat.extend(
+        [*prompt, 65, tokenizer.eos_token_id], USER[1:2]
+    )
+    assert chat.stops == {stop, tokenizer.eos_token_id}
+    assert len(Chat(tokenizer).extend([*prompt, 65, stop], USER[1:2])) == 1 + len(
+        chat.extend([*prompt, 65, stop], USER[1:2])
+    )
+
+
+@pytest.mark.parametrize("template", [CHATML, FORGETFUL, BRACKETS, BARE, MARKED, "none"])
+def test_whatever_is_sampled_a_conversation_only_grows(tokenizer, template):
+    """Sampled tokens need not be what the tokenizer makes of their text: they stay as they are."""
+    chat, draw = Chat(tokenizer, template), random.Random(0)
+    end = tokenizer.eos_token_id
+    for _ in range(50):
+        tokens = chat.render(USER[:1])
+        for turn in range(3):
+            # "1" and "4" apart, where the tokenizer would write "14"; half a character; nothing at all.
+            pieces = [
+                *ids(tokenizer, "1"),
+                *ids(tokenizer, "4"),
+                *ids(tokenizer, "é")[:1],
+                *ids(tokenizer, "\n"),
+            ]
+            said = [draw.choice(pieces) for _ in range(draw.randrange(5))] + [end] * draw.randrange(2)
+            before = tokens + said
+            added = chat.extend(before, USER[turn : turn + 1])
+            assert added
+            assert tokenizer.decode(added).count(USER[turn]["content"]) == 1
+            if chat.extend([*before, 65], USER[turn : turn + 1])[:1] == [end]:  # the template ends turns
+                assert (before + added)[len(tokens) :].count(end) == max(1, said.count(end)) + (
+                    1 if template in (CHATML, FORGETFUL) else 0
+                )
+            tokens = before + added
+
+
+@pytest.mark.parametrize("template", [CHATML, BRACKETS])
+def test_extending_says_what_the_template_says(tokenizer, template):
+    chat = Chat(tokenizer, template)
+    tokens = chat.render(USER[:1])
+    messages = list(USER[:1])
+    for turn, answer in enumerate(("14", "It is.\n\n"), start=1):
+        space = " " if template == BRACKETS else ""
+        tokens += [*ids(tokenizer, space + answer), tokenizer.eos_token_id]
+        tokens += chat.extend(tokens, USER[turn : turn + 1])
+        messages += [{"role": "assistant", "content": answer}, USER[turn]]
+    whole = tokenizer.apply_chat_template(
+        messages, chat_template=template, tokenize=False, add_generation_prompt=True
+    )
+    assert tokenizer.decode(tokens) == whole
+
+
+def test_reasoning_of_earlier_turns_stays_where_the_policy_said_it(tokenizer):
+    chat = Chat(tokenizer, FORGETFUL)
+    tokens = [*chat.render(USER[:1]), *ids(tokenizer, "<think>3+4</think>7"), tokenizer.eos_token_id]
+    longer = tokens + chat.extend(tokens, USER[1:2])
+    assert longer[: len(tokens)] == tokens
+    assert "<think>3+4</think>7" in tokenizer.decode(longer)
+
+
+def test_a_mark_that_opens_a_turn_is_not_taken_for_one_that_ends_it(tokenizer):
+    chat = Chat(tokenizer, MARKED)
+    added = chat.extend([*chat.render(USER[:1]), 65, tokenizer.eos_token_id], USER[1:2])
+    assert tokenizer.decode(added).startswith("<|im_start|>user ")
+
+
+def test_a_message_may_say_what_the_placeholder_says(tokenizer):
+    chat = Chat(tokenizer)
+    message = {"role": "user", "content": "posttrainplaceholder question"}
+    added = tokenizer.decode(chat.extend(chat.render(USER[:1]), [message]))
+    assert added == f"<|im_end|>\n<|im_start|>user\n{message['content']}<|im_end|>\n<|im_start|>assistant\n"
+
+
+SPOKEN = [
+    {"role": "system", "content": "Sum."},
+    USER[0],
+    {"role": "assistant", "content": "14 is 14."},
+    USER[1],
+    {"role": "assistant", "content": "28"},
+]
+
+
+def trained_text(tokenizer, tokens: list[int], trained: list[bool]) -> str:
+    return tokenizer.decode([t for t, is_trained in zip(tokens, trained, strict=True) if is_trained])
+
+
+def test_supervised_trains_what_assistants_say_and_the_end_of_their_turns(tokenizer):
+    tokens, trained = Chat(tokenizer).render_supervised(SPOKEN)
+    assert tokenizer.decode(tokens) == tokenizer.apply_chat_template(SPOKEN, tokenize=False)
+    assert trained_text(tokenizer, tokens, trained) == "14 is 14.<|im_end|>28<|im_end|>"
+
+
+def test_supervised_has_the_boundaries_of_a_sampled_conversation(tokenizer):
+    for template in (CHATML, FORGETFUL, BARE, MARKED, "none"):
+        chat = Chat(tokenizer, template)
+        tokens, trained = chat.render_supervised(SPOKEN)
+        sampled = chat.render(SPOKEN[:2])
+        assert not any(trained[: len(sampled)])
+        sampled += [*ids(tokenizer, "14 is 14."), tokenizer.eos_token_id]
+        sampled += chat.extend(sampled, SPOKEN[3:4])
+        sampled += [*ids(tokenizer, "28"), tokenizer.eos_token_id]
+        assert tokens[: len(sampled)] == sampled, template
+        assert sum(trained) == len(ids(tokenizer, "14 is 14.")) + len(ids(tokenizer, "28")) + 2
+
+
+def test_supervised_is_not_found_by_looking_for_words(tokenizer):
+    """The question holds the answer, and the answer holds the question's words."""
+    messages = [{"role": "user", "content": "Say 7: 7"}, {"role": "assistant", "content": "7"}]
+    tokens, trained = Chat(tokenizer).render_supervised(messages)
+    assert trained_text(tokenizer, tokens, trained) == "7<|im_end|>"
+    assert trained.index(True) == len(Chat(tokenizer).render(messages[:1]))
+
+
+def test_supervised_keeps_reasoning_in_every_turn(tokenizer):
+    said = [dict(message) for message in SPOKEN]
+    said[2]["content"] = "<think>7+7</think>14"
+    tokens, trained = Chat(tokenizer, FORGETFUL).render_supervised(said)
+    assert trained_text(tokenizer, tokens, trained) == "<think>7+7</think>14<|im_end|>28<|im_end|>"
+
+
+def test_plain_text_is_as_it_stands(tokenizer):
+    chat = Chat(tokenizer, "none")
+    assert chat.render([{"role": "user", "content": "3 + 4 ="}]) == ids(tokenizer, "3 + 4 =")
+    tokens, trained = chat.render_supervised(
+        [{"role": "user", "content": "3 + 4 ="}, {"role": "assistant", "content": " 7"}]
+    )
+    assert tokenizer.decode(tokens) == "3 + 4 = 7<|im_end|>"
+    assert trained == [False] * 7 + [True] * 3
+    assert tokenizer.decode(chat.extend(tokens, [{"role": "user", "content": "higher"}])) == "\nhigher\n"
+
+
+def test_a_tokenizer_without_a_template_can_do_plain_text_only(tokenizer):
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(UserError, match=r"no chat template; set \[model\] chat_template"):
+        Chat(bare)
+    assert Chat(bare, "none").render(USER[:1]) == ids(tokenizer, "What is 3 + 4?")
+    assert Chat(bare, CHATML).render(USER[:1]) == Chat(tokenizer).render(USER[:1])
+    with pytest.raises(UserError, match="no eos token"):
+        Chat(bare, "none").render_supervised(SPOKEN)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        " ",
+        "{{",
+        "{% for m in messages %}",
+        "constant",
+        "{{ messages[0].content }}",
+        "{{ nothing.at.all }}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_a_template_that_cannot_work_is_refused_when_it_is_chosen(tokenizer, template):
+    with pytest.raises(UserError, match="chat_template"):
+        Chat(tokenizer, template)
+
+
+@pytest.mark.parametrize(
+    "messages", [[], [{"role": "user", "content": ""}], [{"role": "user", "content": " \n"}]]
+)
+@pytest.mark.parametrize("template", [None, "none"])
+def test_an_empty_prompt_is_refused(tokenizer, template, messages):
+    with pytest.raises(UserError, match="the prompt is empty"):
+        Chat(tokenizer, template).render(messages)
+
+
+def test_messages_that_the_template_refuses_are_named(tokenizer):
+    with pytest.raises(UserError, match="fails on the roles system, user: only user and assistant"):
+        Chat(tokenizer, BRACKETS).render(SPOKEN[:2])
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        (USER[:1], "no assistant speaks"),
+        ([SPOKEN[2]], "begins with the assistant"),
+        (SPOKEN[:4], "does not end with the assistant"),
+    ],
+)
+def test_conversations_that_teach_nothing_are_refused(tokenizer, messages, says):
+    with pytest.raises(UserError, match=says):
+        Chat(tokenizer).render_supervised(messages)
+
+
+def test_a_template_whose_answers_cannot_be_cut_out_is_refused(tokenizer):
+    """Its prompt opens reasoning that its answers do not show."""
+    opening = CHATML.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'")
+    with pytest.raises(UserError, match="does not show an answer between"):
+        Chat(tokenizer, opening).render_supervised(SPOKEN)
+
+
+def test_nothing_cannot_be_appended(tokenizer):
+    with pytest.raises(UserError, match="no messages"):
+        Chat(tokenizer).extend([1, 2], [])

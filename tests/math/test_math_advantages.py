@@ -1,0 +1,195 @@
+"""advantages: equal to loops in exact fractions, and invariant to what must not matter."""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.math import advantages
+
+Credit = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+GROUPED = [advantages.centred, advantages.normalised, advantages.normalised_sample, advantages.leave_one_out]
+ALL = [advantages.raw, *GROUPED, advantages.batch_normalised, advantages.over_mean]
+by_name = pytest.mark.parametrize("credit", ALL, ids=lambda f: f.__name__)
+by_grouped_name = pytest.mark.parametrize("credit", GROUPED, ids=lambda f: f.__name__)
+
+# At least two rows a group, group numbers apart and out of order; rewards in eighths are exact in floats.
+GROUPS = st.lists(
+    st.tuples(st.integers(0, 8), st.integers(2, 5)), min_size=1, max_size=4, unique_by=lambda pair: pair[0]
+).flatmap(lambda sizes: st.permutations([g * 1000 - 3 for g, k in sizes for _ in range(k)]))
+ROWS = GROUPS.flatmap(
+    lambda group: st.tuples(
+        st.just(group), st.lists(st.integers(-16, 16), min_size=len(group), max_size=len(group))
+    )
+).map(lambda pair: (torch.tensor(pair[0]), [Fraction(n, 8) for n in pair[1]]))
+
+
+def tensor(rewards: list[Fraction]) -> torch.Tensor:
+    return torch.tensor([float(r) for r in rewards], dtype=torch.float64)
+
+
+def slowly(name: str, rewards: list[Fraction], group: list[int]) -> list[float]:
+    """The advantages by the formulas of the papers, one row after the other, means in exact fractions."""
+    answers = []
+    for i, reward in enumerate(rewards):
+        others = [r for j, r in enumerate(rewards) if j != i and group[j] == group[i]]
+        mine = rewards if name == "batch_normalised" else [reward, *others]
+        answers.append(one(name, reward, mine, others))
+    return answers
+
+
+def one(
+    name: str, reward: Fraction, mine: list[Fraction], others: list[Fraction], eps: float = 1e-6
+) -> float:
+    K, mean = len(mine), sum(mine, Fraction(0)) / len(mine)
+    squares = sum(((r - mean) ** 2 for r in mine), Fraction(0))
+    match name:
+        case "raw":
+            return float(reward)
+        case "centred":
+            return float(reward - mean)
+        case "leave_one_out":
+            return float(reward - sum(others, Fraction(0)) / len(others))
+        case "normalised_sample":
+            return float(reward - mean) / (math.sqrt(squares / (K - 1)) + eps)
+        case "normalised" | "batch_normalised":
+            return float(reward - mean) / (math.sqrt(squares / K) + eps)
+        case "over_mean":
+            return float(reward - mean) / (float(mean) + eps) if mean > 0 else 0.0
+    raise AssertionError(f"no formula for {name}")
+
+
+@by_name
+@given(rows=ROWS)
+@settings(max_examples=40, deadline=None)
+def test_every_credit_equals_the_papers_formula(
+    credit: Credit, rows: tuple[torch.Tensor, list[Fraction]]
+) -> None:
+    group, rewards = rows
+    wanted = slowly(credit.__name__, rewards, group.tolist())
+    assert credit(tensor(rewards), group).tolist() == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+
+
+@by_name
+@given(rows=ROWS, data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_the_order_of_rows_and_the_numbers_of_groups_do_not_matter(
+    credit: Credit, rows: tuple[torch.Tensor, list[Fraction]], data: st.DataObject
+) -> None:
+    group, rewards = rows
+    order = torch.tensor(data.draw(st.permutations(range(len(group)))))
+    returns = tensor(rewards)
+    torch.testing.assert_close(credit(returns[order], 7 - 2 * group[order]), credit(returns, group)[order])
+
+
+@pytest.mark.parametrize("credit", [*GROUPED, advantages.batch_normalised], ids=lambda f: f.__name__)
+@given(rows=ROWS, shift=st.integers(-80, 80))
+@settings(max_examples=25, deadline=None)
+def test_adding_a_constant_to_every_reward_changes_nothing(
+    credit: Credit, rows: tuple[torch.Tensor, list[Fraction]], shift: int
+) -> None:
+    group, rewards = rows
+    shifted = [r + Fraction(shift, 8) for r in rewards]
+    torch.testing.assert_close(credit(tensor(shifted), group), credit(tensor(rewards), group))
+
+
+@by_grouped_name
+def test_a_shift_of_one_group_alone_changes_nothing(credit: Credit) -> None:
+    group = torch.tensor([4, 9, 4, 9, 4])
+    returns = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(credit(returns + (group == 9) * 5.0, group), credit(returns, group))
+
+
+@pytest.mark.parametrize(
+    "credit",
+    [advantages.normalised, advantages.normalised_sample, advantages.batch_normalised, advantages.over_mean],
+    ids=lambda f: f.__name__,
+)
+@given(rows=ROWS, scale=st.sampled_from([0.25, 3.0, 1000.0]))
+@settings(max_examples=25, deadline=None)
+def test_the_unit_of_reward_cancels(
+    credit: Callable[..., torch.Tensor], rows: tuple[torch.Tensor, list[Fraction]], scale: float
+) -> None:
+    group, rewards = rows
+    returns = tensor(rewards)
+    torch.testing.assert_close(
+        credit(returns * scale, group, eps=0.0), credit(returns, group, eps=0.0), rtol=1e-9, atol=1e-9
+    )
+
+
+@given(rows=ROWS)
+@settings(max_examples=40, deadline=None)
+def test_how_the_grouped_credits_differ_from_each_other(rows: tuple[torch.Tensor, list[Fraction]]) -> None:
+    group, rewards = rows
+    returns, K = tensor(rewards), torch.tensor([group.tolist().count(g) for g in group.tolist()])
+    centred = advantages.centred(returns, group)
+    torch.testing.assert_close(advantages.leave_one_out(returns, group), centred * K / (K - 1))
+    torch.testing.assert_close(
+        advantages.normalised(returns, group, eps=0.0),
+        advantages.normalised_sample(returns, group, eps=0.0) * (K / (K - 1)).sqrt(),
+    )
+
+
+@pytest.mark.parametrize(
+    "credit", [*GROUPED, advantages.batch_normalised, advantages.over_mean], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3, 1e-20, 12345.678, 0.0])
+@pytest.mark.parametrize("K", [2, 3, 6, 7, 16, 49])
+def test_equal_rewards_give_exactly_zero(credit: Credit, reward: float, K: int) -> None:
+    """In float32 the mean of K times 0.1 need not be 0.1; the advantage is 0 nevertheless."""
+    returns = torch.full((K,), reward)
+    assert not credit(returns, torch.full((K,), 5)).any()
+
+
+def test_the_mean_of_equal_numbers_does_differ_from_them() -> None:
+    """Without this the test above would prove nothing."""
+    assert any(
+        bool((torch.zeros(1).index_add(0, torch.zeros(K, dtype=torch.long), x) / K != x).any())
+        for K in range(2, 50)
+        for x in [torch.full((K,), 0.1)]
+    )
+
+
+@by_grouped_name
+def test_only_the_group_that_varies_is_credited(credit: Credit) -> None:
+    group = torch.tensor([2, 1, 2, 1, 2, 1])
+    out = credit(torch.tensor([0.1, 1.0, 0.1, 0.0, 0.1, 0.0]), group)
+    assert (out != 0).tolist() == [False, True] * 3
+
+
+def test_leave_one_out_refuses_a_group_of_one() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        advantages.leave_one_out(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]))
+
+
+@pytest.mark.parametrize("credit", GROUPED[:3], ids=lambda f: f.__name__)
+def test_a_group_of_one_learns_nothing(credit: Credit) -> None:
+    assert credit(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 0, 1]))[2] == 0
+
+
+def test_over_mean_estimates_the_gradient_of_the_log_likelihood() -> None:
+    """With S successes of K: a success gets K/S - 1, a failure -1; without success all get 0."""
+    for S in range(1, 4):
+        returns = torch.tensor([1.0] * S + [0.0] * (4 - S), dtype=torch.float64)
+        wanted = [4 / S - 1] * S + [-1.0] * (4 - S)
+        group = torch.zeros(4, dtype=torch.long)
+        assert advantages.over_mean(returns, group, eps=0.0).tolist() == pytest.approx(wanted)
+    assert not advantages.over_mean(torch.zeros(4), group).any()
+    assert not advantages.over_mean(torch.tensor([-1.0, 0.0, -1.0, 0.0]), group).any()
+
+
+@by_name
+def test_a_nan_return_is_not_hidden(credit: Credit) -> None:
+    returns = torch.tensor([math.nan, 1.0, 0.0])
+    assert credit(returns, torch.zeros(3, dtype=torch.long))[0].isnan()
+
+
+@by_name
+def test_returns_are_not_changed_in_place(credit: Credit) -> None:
+    returns = torch.tensor([1.0, 0.0])
+    credit(returns, torch.zeros(2, dtype=torch.long)).add_(1)
+    assert returns.tolist() == [1.0, 0.0]

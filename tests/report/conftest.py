@@ -1,0 +1,229 @@
+"""A run directory that looks like a real one: 40 updates of GRPO on addition, with rollouts."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+UPDATES, TASKS, K = 40, 8, 8
+EVERY = 10
+"""Updates between evaluations."""
+
+PROMPT = (
+    "<|im_start|>user\nWhat is {a} + {b}? Answer with just the number.<|im_end|>\n<|im_start|>assistant\n"
+)
+
+CONFIG = """[model]
+source = "SmolLM2-135M-Instruct"
+
+[method]
+name = "grpo"
+clip_low = 0.2
+clip_high = 0.2
+
+[run]
+updates = 40
+seed = 0
+"""
+
+PLAN = {
+    "title": "Two-operand addition with GRPO on SmolLM2-135M-Instruct",
+    "sections": [
+        {
+            "title": "Method",
+            "rows": [
+                ["name", "grpo"],
+                ["advantage", "group-normalised (population deviation)"],
+                ["surrogate", "clipped 0.8 ... 1.2"],
+                ["reduction", "per sequence"],
+                ["KL", "none"],
+            ],
+        },
+        {
+            "title": "Batch plan",
+            "rows": [
+                ["tasks an update", "8"],
+                ["samples a task", "8"],
+                ["rollouts an update", "64"],
+                ["optimiser steps an update", "1"],
+                ["microbatch", "2 048 tokens"],
+            ],
+        },
+        {
+            "title": "Memory estimate",
+            "rows": [
+                ["weights fp32", "538 MB"],
+                ["gradients", "538 MB"],
+                ["AdamW", "1.08 GB"],
+                ["activations", "0.4 GB"],
+                ["sum", "2.5 GB of 15 GB"],
+            ],
+        },
+    ],
+}
+
+
+def skill(update: int) -> float:
+    """Probability of a right answer."""
+    return 0.18 + 0.7 / (1 + math.exp(-(update - 15) / 5))
+
+
+def rollout(draw: random.Random, update: int, task: int, sample: int, group: int) -> dict[str, Any]:
+    """One response to one addition."""
+    a, b = 2 + task * 5 % 47, 3 + task * 11 % 45
+    right = draw.random() < skill(update)
+    silent = not right and draw.random() < 0.2
+    said = a + b if right else a + b + draw.choice([-11, -10, -1, 1, 2, 10])
+    pieces = (
+        ["I", " do", " not", " know", "."]
+        if silent
+        else ["The", " answer", " is", " ", *str(said), ".", "<|im_end|>"]
+    )
+    label = "right" if right else "no_answer" if silent else "wrong"
+    entropy = [max(0.0, draw.gauss(1.2, 0.5)) * math.exp(-update / 40) for _ in pieces]
+    logp = [-abs(draw.gauss(0, 0.8)) * h for h in entropy]
+    return {
+        "update": update,
+        "task": f"add-{a}-{b}",
+        "sample": sample,
+        "group": group,
+        "prompt": PROMPT.format(a=a, b=b),
+        "answer": str(a + b),
+        "pieces": pieces,
+        "sampled": [True] * len(pieces),
+        "logp_gen": logp,
+        "logp_policy": logp,
+        "logp": [x + draw.gauss(0, 0.02) for x in logp],
+        "entropy": entropy,
+        "reward": [0.0] * (len(pieces) - 1) + [float(right)],
+        "version": [update - 1] * len(pieces),
+        "score": float(right),
+        "label": label,
+        "reason": f"{said} = {a + b}"
+        if right
+        else "no number in the response"
+        if silent
+        else f"{said} is not {a + b}",
+        "parts": {"accuracy": float(right), "format": 0.0 if silent else 1.0},
+        "stop": "eos",
+        "turns": 1,
+    }
+
+
+def with_advantages(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rollouts of one update with GRPO's advantage on every token."""
+    for group in {r["group"] for r in rows}:
+        members = [r for r in rows if r["group"] == group]
+        mean = sum(r["score"] for r in members) / len(members)
+        std = math.sqrt(sum((r["score"] - mean) ** 2 for r in members) / len(members))
+        for r in members:
+            r["advantage"] = [(r["score"] - mean) / (std + 1e-4)] * len(r["pieces"])
+    return rows
+
+
+def measured(
+    draw: random.Random, update: int, rows: list[dict[str, Any]], before: dict[str, float]
+) -> dict[str, Any]:
+    """The line of metrics.jsonl of one update."""
+    n = len(rows)
+    mean = sum(r["score"] for r in rows) / n
+    labels = [r["label"] for r in rows]
+    tokens = sum(len(r["pieces"]) for r in rows)
+    phases = {"sample": 2.1, "verify": 0.05, "score": 0.6, "train": 3.2, "publish": 0.15}
+    spent = {f"time/{k}": v * draw.uniform(0.9, 1.2) for k, v in phases.items()}
+    if update % EVERY == 0:
+        spent["time/eval"] = 2.5
+        spent["time/checkpoint"] = 0.8
+    total = sum(spent.values()) + 0.1
+    groups = [[r["score"] for r in rows if r["group"] == g] for g in range(TASKS)]
+    varied = sum(len(set(g)) > 1 for g in groups)
+    stds = [math.sqrt(sum((s - sum(g) / K) ** 2 for s in g) / K) for g in groups]
+    return {
+        "update": update,
+        "step": update,
+        "version": update,
+        "seconds": before["seconds"] + total,
+        "tokens": before["tokens"] + tokens,
+        "reward/mean": mean,
+        "reward/std": math.sqrt(mean * (1 - mean)),
+        "reward/group_std": sum(stds) / TASKS,
+        "accuracy": mean,
+        "kl/mismatch": abs(draw.gauss(2e-4, 1e-4)),
+        "kl/old": abs(draw.gauss(1e-3, 5e-4)),
+        "kl/ref": 0.002 * update * draw.uniform(0.8, 1.2),
+        "entropy": 1.1 * math.exp(-update / 40) * draw.uniform(0.9, 1.1),
+        "clip/fraction": draw.uniform(0, 0.02),
+        "grad_norm": draw.uniform(0.4, 1.3),
+        "lr": 2e-5 * min(1.0, update / 5),
+        "loss": draw.gauss(0, 0.02),
+        "length/mean": tokens / n,
+        "length/max": max(len(r["pieces"]) for r in rows),
+        "length/clipped": 0.0,
+        "ess": draw.uniform(0.96, 1.0),
+        "lag/mean": 0.0,
+        "lag/max": 0,
+        **spent,
+        "time/total": total,
+        "speed/sample_tokens": tokens / spent["time/sample"],
+        "speed/train_tokens": 3 * tokens / spent["time/train"],
+        "select/kept": varied,
+        "select/dropped": TASKS - varied,
+        **{f"verdict/{label}": labels.count(label) / n for label in ("right", "wrong", "no_answer")},
+        "memory/peak": 2.2e9 + 1e7 * update,
+    }
+
+
+def evaluated(update: int) -> dict[str, float]:
+    """The metrics of an evaluation."""
+    return {"eval/accuracy": skill(update) + 0.01, "eval/reward": skill(update) + 0.01, "eval/length": 6.9}
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    """JSONL."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_run(run_dir: Path, seed: int = 0, updates: int = UPDATES) -> Path:
+    """The directory of a finished run."""
+    draw = random.Random(seed)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.toml").write_text(CONFIG)
+    (run_dir / "code.txt").write_text("posttrain 0.1.0\ntorch 2.13.0\ntransformers 5.19.0\n")
+    (run_dir / "plan.json").write_text(json.dumps(PLAN))
+    lines = [
+        {"update": 0, "step": 0, "version": 0, "seconds": 2.5, "tokens": 0, "time/eval": 2.5, **evaluated(0)}
+    ]
+    for update in range(1, updates + 1):
+        rows = [rollout(draw, update, update * 7 + g, k, g) for g in range(TASKS) for k in range(K)]
+        write_lines(run_dir / "samples" / f"{update:06d}.jsonl", with_advantages(rows))
+        lines.append(measured(draw, update, rows, lines[-1]))
+        if update % EVERY == 0:
+            lines[-1] |= evaluated(update)
+    for update in range(0, updates + 1, EVERY):
+        held_out = [rollout(draw, update, 1000 + g, 0, g) for g in range(24)]
+        write_lines(run_dir / "samples" / f"eval_{update:06d}.jsonl", held_out)
+    write_lines(run_dir / "metrics.jsonl", lines)
+    return run_dir
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 40 updates; tests that change a run copy it or make their own."""
+    return make_run(tmp_path_factory.mktemp("runs") / "addition")
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    """A finished run of 6 updates, to be changed at will."""
+    return make_run(tmp_path / "short", updates=6)
+
+
+@pytest.fixture(scope="session")
+def another() -> Callable[[Path, int], Path]:
+    """(directory, seed) -> a run of 6 updates."""
+    return lambda run_dir, seed: make_run(run_dir, seed, updates=6)

@@ -1,0 +1,322 @@
+"""The page in a real browser: it draws without an error, shows the right numbers, and is no blank sheet.
+
+Needs Chromium; without it every test here is skipped with the way to install it.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from posttrain.report import curves_svg, write
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="NO CHROMIUM ON PATH: the report is not checked as a picture. "
+    "Install it with: apt-get install --no-install-recommends chromium fonts-dejavu",
+)
+
+SCHEMES = {"dark": 0, "light": 1}
+"""Chromium's numbers of the preferred colour scheme."""
+
+
+def chromium(profile: Path, *arguments: str) -> str:
+    """What headless Chromium prints."""
+    assert CHROMIUM
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+    ]
+    quiet = ["--no-first-run", "--disable-background-networking", "--virtual-time-budget=3000"]
+    command = [CHROMIUM, *flags, *quiet, f"--user-data-dir={profile}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=True)
+    return done.stdout
+
+
+def picture(url: str, out: Path, width: int, height: int, scheme: str) -> Any:
+    """A screenshot as an array [height, width, 3] of 0 ... 1."""
+    chromium(
+        out.parent / "profile",
+        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
+        f"--window-size={width},{height}",
+        f"--screenshot={out}",
+        url,
+    )
+    return matplotlib.image.imread(out)[:, :, :3]
+
+
+def said(page: Path, profile: Path, fragment: str = "") -> dict[str, str]:
+    """The data-* attributes that the page left on its root element."""
+    dom = chromium(profile, "--dump-dom", page.as_uri() + fragment)
+    root = re.search(r"<html[^>]*>", dom)
+    assert root, "the browser returned no page"
+    return {name: unescape(value) for name, value in re.findall(r'data-([\w-]+)="([^"]*)"', root[0])}
+
+
+ASKING = """<script>
+const all = (selector) => [...document.querySelectorAll(selector)];
+const one = (selector) => document.querySelector(selector);
+const text = (selector) => one(selector).textContent;
+const texts = (selector) => all(selector).map((node) => node.textContent);
+const answer = JSON.stringify((() => { %s })());
+document.documentElement.dataset.answer = answer;
+parent.postMessage(answer, '*');
+</script></body>"""
+
+
+def with_question(page: Path, script: str) -> Path:
+    """A copy of the page that runs a script at its end; the page itself admits no foreign script."""
+    content = page.read_text(encoding="utf-8")
+    opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", content)
+    assert opened != content
+    asked = page.with_name("asked.html")
+    asked.write_text(opened.replace("</body>", ASKING % script), encoding="utf-8")
+    return asked
+
+
+def answer(page: Path, script: str, fragment: str = "") -> Any:
+    """What a script returns when it runs at the end of the page."""
+    found = said(with_question(page, script), page.parent / "profile", fragment)
+    assert "error" not in found, found["error"]
+    return json.loads(found["answer"])
+
+
+@pytest.fixture(scope="module")
+def report(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the run of 40 updates."""
+    return write(finished, tmp_path_factory.mktemp("page") / "report.html")
+
+
+def rows_of(run: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_is_a_picture(report: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    # A window of Chromium has a least width above 400, a frame in it has none.
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        '<body style="margin:0"><iframe style="border:0;display:block;height:100vh;'
+        f'width:{width}px" src="{report.as_uri()}"></iframe>'
+    )
+    shot = picture(frame.as_uri(), tmp_path / "shot.png", max(width, 600), 2400, scheme)[:, :width]
+    assert shot.shape == (2400, width, 3)
+    brightness = float(np.median(shot))
+    assert brightness > 0.9 if scheme == "light" else brightness < 0.15
+    # Every tenth of the page shows something, and the curves bring colours that text has not.
+    for part in np.array_split(shot[:2000], 10):
+        assert float(part.std()) > 0.01
+    saturation = shot.max(axis=2) - shot.min(axis=2)
+    assert float((saturation > 0.4).mean()) > 0.005
+
+
+def test_the_picture_of_curves_is_a_picture(tmp_path: Path, another: Callable[[Path, int], Path]) -> None:
+    runs = [another(tmp_path / str(seed), seed) for seed in range(2)]
+    svg = curves_svg(runs, tmp_path / "curve.svg", "reward/mean", "Reward")
+    light = picture(svg.as_uri(), tmp_path / "light.png", 760, 360, "light")
+    dark = picture(svg.as_uri(), tmp_path / "dark.png", 760, 360, "dark")
+    assert float(np.median(light)) > 0.9
+    assert float(np.median(dark)) < 0.15
+    assert float((light[:, :, 2] - light[:, :, 0] > 0.3).mean()) > 0.002, "no blue line"
+
+
+def test_every_curve_is_drawn_and_unknown_ones_stand_in_their_own_section(report: Path) -> None:
+    found = answer(
+        report,
+        """return {
+          ready: document.documentElement.dataset.ready,
+          charts: texts('#curves h4'),
+          last: text('#curves h3:last-of-type'),
+          empty: all('.plot').filter((plot) => !plot.querySelector('path[d^=M]')).length,
+        }""",
+    )
+    assert found["ready"] == "true"
+    assert found["charts"] == [
+        *("Reward", "Accuracy", "Verdicts", "Spread within groups", "Groups", "Loss"),
+        *("KL", "Entropy", "Response length", "Cut by the limit", "Clip fraction", "Gradient norm"),
+        *("Learning rate", "Effective sample size", "Lag", "Time per update", "Speed", "memory/peak"),
+    ]
+    assert (found["last"], found["empty"]) == ("Other", 0)
+
+
+def test_a_pointer_over_one_chart_reads_all_charts(report: Path, finished: Path) -> None:
+    found = answer(
+        report,
+        """const plots = all('.plot');
+        const box = plots[0].getBoundingClientRect();
+        const clientX = box.left + 46 + (box.width - 58) * 20 / 40;
+        const at = {clientX, clientY: box.top + 40, bubbles: true};
+        plots[0].dispatchEvent(new PointerEvent('pointermove', at));
+        const read = (k) => [...plots[k].closest('figure').querySelectorAll('b')].map((b) => b.textContent);
+        return {where: text('.cursorbar .where'), reward: read(0), entropy: read(7),
+          lines: all('.cursor line').length, plots: plots.length};""",
+    )
+    line = next(row for row in rows_of(finished, "metrics.jsonl") if row["update"] == 20)
+    assert found["where"].startswith("update 20")
+    assert float(found["reward"][0]) == pytest.approx(line["reward/mean"], abs=5e-4)
+    assert float(found["reward"][1]) == pytest.approx(line["eval/reward"], abs=5e-4)
+    assert float(found["entropy"][0]) == pytest.approx(line["entropy"], abs=5e-4)
+    assert found["lines"] == found["plots"]
+
+
+def test_a_link_opens_one_response_and_its_tokens_hold_its_numbers(report: Path, finished: Path) -> None:
+    found = answer(
+        report,
+        """const tokens = all('.linked .tok');
+        tokens[1].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));
+        const values = texts('#tip dd');
+        return {text: tokens.map((t) => t.textContent).join(''),
+          tip: Object.fromEntries(texts('#tip dt').map((n, i) => [n, values[i].replace('−', '-')])),
+          tipText: text('#tip'), verdict: text('.linked .verdict'), reason: text('.linked .reason'),
+          by: text('[aria-label="Colour by"] [aria-pressed=true]'),
+          coloured: tokens.filter((t) => t.style.background).length};""",
+        "#step=train-12&group=3&sample=5&by=log_ratio",
+    )
+    rows = rows_of(finished, "samples/000012.jsonl")
+    row = next(r for r in rows if (r["group"], r["sample"]) == (3, 5))
+    assert found["text"] == "".join(row["pieces"])
+    assert (found["verdict"], found["reason"], found["by"]) == (row["label"], row["reason"], "log-ratio")
+    assert found["coloured"] == len(row["pieces"])
+    tip = found["tip"]
+    assert float(tip["logp (training)"]) == pytest.approx(row["logp"][1], abs=1e-5)
+    assert float(tip["log-ratio"]) == pytest.approx(row["logp"][1] - row["logp_policy"][1], abs=2e-5)
+    assert float(tip["advantage"]) == pytest.approx(row["advantage"][1], abs=1e-5)
+    assert float(tip["entropy"]) == pytest.approx(row["entropy"][1], abs=1e-5)
+    assert tip["weights"] == "version 11"
+    assert "null" not in found["tipText"]
+
+
+def test_label_and_search_filter_the_responses(report: Path, finished: Path) -> None:
+    rows = rows_of(finished, "samples/000006.jsonl")
+    wanted = next(r for r in rows if r["label"] == "wrong")
+    found = answer(
+        report,
+        """return {groups: texts('.group .task'), bright: all('.group .dots i:not(.dim)').length,
+          labels: texts('.response .verdict')}""",
+        f"#step=train-6&label=wrong&query={wanted['task'].upper()}",
+    )
+    matching = [r for r in rows if r["label"] == "wrong" and r["task"] == wanted["task"]]
+    assert found["groups"] == [wanted["task"]]
+    assert found["bright"] == len(matching)
+    assert found["labels"] == ["wrong"] * len(matching)
+
+
+def test_walking_through_the_browser_raises_no_error(report: Path) -> None:
+    found = answer(
+        report,
+        """const steps = [];
+        const press = (name) => all('#rollouts button').find((b) => b.textContent === name).click();
+        const where = () => one('#rollouts .where').firstChild.textContent;
+        for (const name of ['log-ratio', 'entropy', 'reward', 'log-probability',
+          '‹', '‹', '›', 'Evaluation', '‹', 'Training']) {
+          press(name);
+          steps.push(where());
+        }
+        const slider = one('input[type=range]');
+        slider.value = 0;
+        slider.dispatchEvent(new Event('input'));
+        steps.push(where(), location.hash);
+        const same = slider === one('input[type=range]');
+        one('input[type=search]').value = 'nothing has this text';
+        one('input[type=search]').dispatchEvent(new Event('input'));
+        steps.push(text('.detail'));
+        for (const axis of [1, 2]) all('.axis button')[axis].click();
+        return {steps, same, pressed: text('.axis [aria-pressed=true]')};""",
+    )
+    assert found["steps"][:4] == ["update 40"] * 4
+    assert found["steps"][4:11] == [
+        "update 39", "update 38", "update 39",
+        "evaluation at update 40", "evaluation at update 30", "update 30", "update 1",
+    ]  # fmt: skip
+    assert found["steps"][11].startswith("#step=train-1")
+    assert found["steps"][12] == "No rollout of this step matches."
+    assert (found["same"], found["pressed"]) == (True, "tokens")
+
+
+HOSTILE = (
+    '</script><b>bold</b><img src=x onerror="document.documentElement.dataset.owned=1">\u202e\x1b\x00 עברית'
+)
+
+
+def test_hostile_text_is_shown_as_text(short: Path) -> None:
+    (short / "plan.json").write_text(
+        json.dumps({"title": HOSTILE, "sections": [{"title": HOSTILE, "rows": [[HOSTILE, HOSTILE]]}]})
+    )
+    rows = rows_of(short, "samples/000006.jsonl")
+    for row in rows:
+        row |= dict.fromkeys(("task", "prompt", "answer", "label", "reason", "stop"), HOSTILE)
+        row["pieces"][0] = HOSTILE
+        row["parts"] = {HOSTILE: 1.0, "other": None}
+    (short / "samples" / "000006.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"upd')
+    with (short / "metrics.jsonl").open("a") as file:
+        line = {
+            "update": 7,
+            f"verdict/{HOSTILE}": 0.5,
+            HOSTILE: 1.0,
+            "verdict/__proto__": 0.1,
+            "grad_norm": None,
+        }
+        file.write(json.dumps(line) + "\n" + '{"update": 8, "rew')
+    page = write(short)
+    assert said(page, short / "profile") == {"ready": "true"}
+    found = answer(
+        page,
+        """return {foreign: all('b b, img, h1 *').length, bold: texts('b').filter((b) => b === 'bold').length,
+          title: text('h1'), owned: document.documentElement.dataset.owned ?? null,
+          token: text('.tok'), alarms: text('.count'), notes: all('#top .note li').length}""",
+    )
+    shown = HOSTILE.replace("\u202e", "⟨U+202E⟩").replace("\x1b", "⟨U+001B⟩").replace("\x00", "⟨U+0000⟩")
+    assert found == {
+        "foreign": 0, "bold": 0, "title": shown, "owned": None, "token": shown, "alarms": "1", "notes": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [1280, 400, 320])
+def test_nothing_is_wider_than_the_window(short: Path, tmp_path: Path, width: int) -> None:
+    plan = {"title": "w" * 300, "sections": [{"title": "Method", "rows": [["k" * 300, "v" * 300]]}]}
+    (short / "plan.json").write_text(json.dumps(plan))
+    rows = rows_of(short, "samples/000006.jsonl")
+    for row in rows:
+        row |= dict.fromkeys(("task", "prompt", "answer", "label", "reason", "stop"), "x" * 300)
+        row["pieces"][0] = "y" * 300
+    (short / "samples" / "000006.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    script = "const root = document.documentElement; return [root.scrollWidth, root.clientWidth];"
+    asked = with_question(write(short), script)
+    frame = tmp_path / "frame.html"
+    # A window of Chromium has a least width above 400, a frame in it has none.
+    frame.write_text(
+        "<script>onmessage = (event) => { document.documentElement.dataset.answer = event.data; };</script>"
+        f'<iframe style="border:0;height:900px;width:{width}px" src="{asked.as_uri()}"></iframe>'
+    )
+    assert json.loads(said(frame, tmp_path / "profile")["answer"]) == [width, width]
+
+
+def test_a_run_with_nothing_yet_and_one_of_a_single_update_draw(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[run]\n")
+    assert said(write(tmp_path), tmp_path / "profile") == {"ready": "true"}
+    (tmp_path / "metrics.jsonl").write_text('{"update": 0, "eval/accuracy": 0.25, "odd": null}\n')
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "eval_000000.jsonl").write_text('{"update": 0}\n')
+    assert said(write(tmp_path), tmp_path / "profile") == {"ready": "true"}
+
+
+def test_a_script_that_fails_is_said_on_the_page(report: Path, tmp_path: Path) -> None:
+    text = report.read_text(encoding="utf-8")
+    broken = tmp_path / "broken.html"
+    broken.write_text(re.sub(r'id="run">\{', 'id="run">{{', text), encoding="utf-8")
+    found = said(broken, tmp_path / "profile")
+    assert "ready" not in found
+    assert "JSON" in found["error"]

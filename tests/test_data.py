@@ -1,0 +1,404 @@
+"""Data: every shape that is understood, and every mistake named with its line."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.data import Data, load_conversations, load_tasks, read_hub, read_records
+from posttrain.types import UserError
+
+GSM8K = {"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
+
+
+def jsonl(path: Path, *records: object) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+SHAPES = [
+    # record, messages of the task, answer, other fields
+    ({"prompt": "a?", "answer": "b"}, [user("a?")], "b", {}),
+    ({"prompt": "a?"}, [user("a?")], None, {}),
+    ({"prompt": "a?", "answer": 7}, [user("a?")], "7", {}),
+    ({"prompt": "a?", "answer": 0.5, "level": 3}, [user("a?")], "0.5", {"level": 3}),
+    ({"prompt": "a?", "completion": "b"}, [user("a?")], "b", {}),
+    ({"prompt": "a?", "completion": "b", "answer": "c"}, [user("a?")], "c", {"completion": "b"}),
+    ({"prompt": [user("a?")], "answer": "b"}, [user("a?")], "b", {}),
+    ({"prompt": "a?", "answer": None}, [user("a?")], None, {}),
+    ({"prompt": "a? #### 1", "answer": "x #### 1"}, [user("a? #### 1")], "x #### 1", {}),
+    (GSM8K, [user("Two and two?")], "4", {"completion": GSM8K["answer"]}),
+    ({"question": "a?", "answer": "b"}, [user("a?")], "b", {}),
+    ({"messages": [user("a?")], "answer": "b", "id": 5}, [user("a?")], "b", {}),
+    (
+        {"messages": [{"role": "system", "content": "s"}, user("a?")], "prompt": "no"},
+        [{"role": "system", "content": "s"}, user("a?")],
+        None,
+        {"prompt": "no"},
+    ),
+    ({"messages": [user("a?") | {"name": None}]}, [user("a?")], None, {}),
+    ({"instruction": "Add.", "input": "1 2", "output": "3"}, [user("Add.\n\n1 2")], "3", {}),
+    ({"instruction": "Add.", "input": "", "output": "3"}, [user("Add.")], "3", {}),
+    ({"instruction": "Add.", "output": "3"}, [user("Add.")], "3", {}),
+    ({"conversations": [{"from": "human", "value": "a?"}]}, [user("a?")], None, {}),
+]
+
+
+@pytest.mark.parametrize(("record", "messages", "answer", "fields"), SHAPES)
+def test_every_shape_becomes_a_task(tmp_path, record, messages, answer, fields):
+    [task] = load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", record)))
+    assert (list(task.messages), task.answer, dict(task.fields)) == (messages, answer, fields)
+    assert task.source == "d.jsonl:1"
+    assert task.id == str(record.get("id", "d.jsonl:1"))
+
+
+ASSISTANT = {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("record", "messages"),
+    [
+        ({"prompt": "a?", "completion": "b"}, [user("a?"), ASSISTANT]),
+        ({"prompt": "a?", "answer": "b"}, [user("a?"), ASSISTANT]),
+        ({"messages": [user("a?"), ASSISTANT]}, [user("a?"), ASSISTANT]),
+        ({"prompt": [user("a?")], "completion": "b"}, [user("a?"), ASSISTANT]),
+        ({"instruction": "a?", "output": "b"}, [user("a?"), ASSISTANT]),
+        (
+            {"conversations": [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}]},
+            [user("a?"), ASSISTANT],
+        ),
+        (GSM8K, [user("Two and two?"), {"role": "assistant", "content": GSM8K["answer"]}]),
+    ],
+)
+def test_every_shape_becomes_a_conversation(tmp_path, record, messages):
+    [conversation] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", record)))
+    assert list(conversation.messages) == messages
+
+
+def test_columns_and_templates_and_system(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", {"problem": "p?", "gold": 3, "a": 1, "b": 2, "note": "n"})
+    [task] = load_tasks(
+        Data(path=path, columns={"question": "problem", "answer": "gold"}, system="Be brief.")
+    )
+    assert task.messages == ({"role": "system", "content": "Be brief."}, user("p?"))
+    assert (task.answer, dict(task.fields)) == ("3", {"a": 1, "b": 2, "note": "n"})
+    [task] = load_tasks(Data(path=path, template="What is {a} + {b}? {{{note}}}", columns={"answer": "gold"}))
+    assert task.messages == (user("What is 1 + 2? {n}"),)
+    assert task.answer == "3"
+
+
+def test_order_limit_and_seed(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", *({"prompt": f"p{i}"} for i in range(50)))
+    plain = load_tasks(Data(path=path))
+    assert [t.messages[0]["content"] for t in plain] == [f"p{i}" for i in range(50)]
+    assert load_tasks(Data(path=path, limit=7)) == plain[:7]
+    mixed = load_tasks(Data(path=path, seed=3))
+    assert mixed != plain
+    assert sorted(mixed, key=lambda t: t.messages[0]["content"]) == sorted(
+        plain, key=lambda t: t.messages[0]["content"]
+    )
+    assert load_tasks(Data(path=path, seed=3, limit=5)) == mixed[:5]
+    assert load_tasks(Data(path=path, seed=4)) != mixed
+
+
+def test_files_of_every_kind_hold_the_same(tmp_path):
+    records = [{"prompt": f"p{i}: é\u2028\U0001f600", "answer": str(i)} for i in range(4)]
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    written = {
+        "a.jsonl": text.encode(),
+        "b.jsonl": text.rstrip().encode(),
+        "c.txt": b"\xef\xbb\xbf" + text.replace("\n", "\r\n\n").encode(),
+        "d.json": json.dumps(records, indent=2).encode(),
+        "e.json": b" \n" + json.dumps(records).encode() + b"\n",
+        "f.jsonl.gz": gzip.compress(text.encode()),
+        "g.json.gz": gzip.compress(json.dumps(records).encode()),
+        "h.json": json.dumps(records).replace("\U0001f600", "\\ud83d\\ude00").encode(),
+    }
+    for name, data in written.items():
+        (tmp_path / name).write_bytes(data)
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "i.parquet")
+    for name in [*written, "i.parquet"]:
+        assert [record.fields for record in read_records(str(tmp_path / name))] == records, name
+
+
+def test_records_know_their_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text('\n{"prompt": "a"}\n\n\n{"prompt": "b"}')
+    assert [r.source for r in read_records(str(tmp_path / "a.jsonl"))] == ["a.jsonl:2", "a.jsonl:5"]
+    (tmp_path / "b.json").write_text('[\n {"prompt": "a"}, {"prompt":\n "b"}\n\n , {"prompt": "c"}]')
+    assert [r.source for r in read_records(str(tmp_path / "b.json"))] == ["b.json:2", "b.json:2", "b.json:5"]
+
+
+BAD = [
+    # name, bytes, line of the error, what it says
+    ("empty.jsonl", b"", "", "no records"),
+    ("blank.jsonl", b"\n \n\r\n", "", "no records"),
+    ("none.json", b"[]", "", "no records"),
+    ("zip.jsonl", gzip.compress(b""), "", "no records"),
+    ("cut.jsonl", b'{"prompt": "a"}\n{"prompt": "b', ":2", "cut off"),
+    ("cut1.jsonl", b'{"prompt": "a"', ":1", "cut off"),
+    ("cut2.jsonl", b'{"prompt": "a"}\n{"prompt":', ":2", "cut off"),
+    ("cut3.json", b'[{"prompt": "a"},\n{"prompt": "b"', ":2", "cut off"),
+    ("cut4.json", b'[{"prompt": "a"}\n', ":2", "cut off"),
+    ("comma.json", b'[{"prompt": "a"}\n{"prompt": "b"}]', ":2", "comma"),
+    ("after.json", b'[{"prompt": "a"}] x', "", "something follows"),
+    ("words.jsonl", b'{"prompt": "a"}\nhello\n{"prompt": "b"}\n', ":2", "not JSON"),
+    ("single.jsonl", b"{'prompt': 'a'}\n", ":1", "not JSON"),
+    ("comma.jsonl", b'{"prompt": "a",}\n', ":1", "not JSON"),
+    ("two.jsonl", b'{"prompt": "a"} {"prompt": "b"}\n', ":1", "not JSON"),
+    ("nan.jsonl", b'{"prompt": "a"}\n{"prompt": "a", "x": NaN}\n', ":2", "NaN is not JSON"),
+    ("inf.jsonl", b'{"prompt": "a", "x": [-Infinity]}\n', ":1", "-Infinity is not JSON"),
+    ("big.jsonl", b'{"prompt": "a", "x": 1e999}\n', ":1", "1e999 is too large"),
+    ("long.jsonl", b'{"prompt": "a", "x": ' + b"1" * 5000 + b"}\n", ":1", "Exceeds the limit"),
+    ("twice.jsonl", b'{"prompt": "a", "answer": "1", "answer": "2"}\n', ":1", "'answer' is given twice"),
+    ("deep2.jsonl", b'{"prompt": "a", "x": {"y": 1, "y": 2}}\n', ":1", "'y' is given twice"),
+    ("half.jsonl", b'{"prompt": "a\\ud83d"}\n', ":1", "\\ud83d is half of a surrogate pair"),
+    ("half2.jsonl", b'{"prompt": "a", "x": [{"\\udc00": 1}]}\n', ":1", "half of a surrogate pair"),
+    ("half3.json", b'[{"prompt": "\\uDE00\\uD83D"}]', ":1", "half of a surrogate pair"),
+    ("list.jsonl", b'{"prompt": "a"}\n["a"]\n', ":2", "a list, not an object"),
+    ("text.jsonl", b'"a"\n', ":1", "a string, not an object"),
+    ("null.jsonl", b"null\n", ":1", "null, not an object"),
+    ("number.jsonl", b"3\n", ":1", "a number, not an object"),
+    ("bool.jsonl", b"true\n", ":1", "a boolean, not an object"),
+    ("numbers.json", b"[\n3]", ":2", "a number, not an object"),
+    ("nest.jsonl", b'{"prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}\n", ":1", "nested too deeply"),
+    ("latin.jsonl", '{"prompt": "é"}\n'.encode("latin-1"), ":1", "not UTF-8 (byte 0xe9)"),
+    ("line.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', ":2", "not UTF-8"),
+    ("wide.jsonl", '{"prompt": "a"}\n'.encode("utf-16"), ":1", "not UTF-8 (UTF-16)"),
+    ("nul.jsonl", b'{"prompt": "\x00"}\n', ":1", "not JSON"),
+    ("cut.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n' * 99)[:-20], "", "cut off"),
+    ("bad.jsonl.gz", b"\x1f\x8bnot gzip at all", "", "damaged"),
+    ("crc.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n')[:-8] + b"\0" * 8, "", "damaged"),
+    ("bad.parquet", b"PAR1 and nothing more", "", "Parquet file cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "line", "says"), BAD, ids=[case[0] for case in BAD])
+def test_a_file_that_cannot_be_read_is_named_with_the_line(tmp_path, name, data, line, says):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError) as error:
+        read_records(str(tmp_path / name))
+    assert f"{name}{line}: " in str(error.value)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+BAD_RECORDS = [
+    ({"promt": "a?"}, "'promt': did you mean 'prompt'?"),
+    ({"Question": "a?"}, "'Question': did you mean 'question'?"),
+    ({"x": 1}, "there is none of messages, prompt"),
+    ({}, "it has no fields"),
+    ({"prompt": ""}, "prompt is empty"),
+    ({"prompt": " \n"}, "prompt is empty"),
+    ({"prompt": None}, "prompt is null, not text"),
+    ({"prompt": 3}, "prompt is a number, not text"),
+    ({"prompt": {"text": "a"}}, "prompt is an object, not text"),
+    ({"prompt": []}, "prompt is empty"),
+    ({"prompt": "a?", "answer": ["b"]}, "answer is a list, not text or a number"),
+    ({"prompt": "a?", "answer": True}, "answer is a boolean, not text or a number"),
+    ({"prompt": "a?", "id": None}, "id is null"),
+    ({"prompt": "a?", "id": True}, "id is a boolean"),
+    ({"prompt": "a?", "id": ""}, "id is empty"),
+    ({"question": "", "answer": "1"}, "question is empty"),
+    ({"instruction": "a", "input": 3}, "input is a number, not text"),
+    ({"messages": "a?"}, "messages is text, not a list"),
+    ({"messages": []}, "messages is empty"),
+    ({"messages": ["a?"]}, "message 1 of messages is text, not an object"),
+    ({"messages": [{"content": "a"}]}, "message 1 of messages has no 'role'"),
+    ({"messages": [{"role": "user", "contents": "a"}]}, "has no 'content'; did you mean 'contents'?"),
+    ({"messages": [{"role": "user", "content": None}]}, "content of message 1 of messages is null"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "is a list, not text"),
+    ({"messages": [user("a"), {"role": "assitant", "content": "b"}]}, "did you mean 'assistant'?"),
+    ({"messages": [{"role": "martian", "content": "b"}]}, "must be one of system, user"),
+    ({"messages": [user("")]}, "message 1 of messages is empty"),
+    (
+        {"messages": [user("a"), {"role": "system", "content": "b"}]},
+        "a system message, which must come first",
+    ),
+    ({"messages": [{**user("a"), "tool_calls": []}]}, "'tool_calls', which is not understood"),
+    ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "ends with the assistant"),
+    ({"conversations": [{"from": "human", "content": "a"}]}, "has no 'value'"),
+    ({"conversations": [{"from": "robot", "value": "a"}]}, "from of message 1 of conversations is 'robot'"),
+]
+
+
+@pytest.mark.parametrize(("record", "says"), BAD_RECORDS)
+def test_a_record_that_is_no_task_is_named_with_its_line(tmp_path, record, says):
+    path = jsonl(tmp_path / "d.jsonl", {"prompt": "fine"}, record)
+    with pytest.raises(UserError) as error:
+        load_tasks(Data(path=path))
+    assert str(error.value).startswith("d.jsonl:2: ")
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"prompt": "a?"}, "no answer to learn"),
+        ({"prompt": "a?", "completions": "b"}, "did you mean 'completions'?"),
+        ({"prompt": "a?", "completion": " "}, "no answer to learn"),
+        ({"messages": [user("a?")]}, "no answer to learn"),
+        ({"messages": [ASSISTANT]}, "the assistant answers nobody"),
+        ({"messages": [{"role": "system", "content": "s"}, ASSISTANT]}, "the assistant answers nobody"),
+    ],
+)
+def test_a_record_that_is_no_conversation_is_named_with_its_line(tmp_path, record, says):
+    path = jsonl(tmp_path / "d.jsonl", {"prompt": "a?", "completion": "b"}, record)
+    with pytest.raises(UserError) as error:
+        load_conversations(Data(path=path))
+    assert str(error.value).startswith("d.jsonl:2: ")
+    assert says in str(error.value)
+
+
+def test_ids_are_compared_among_all_records(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", *({"prompt": "a", "id": i} for i in (1, 2, "1")))
+    with pytest.raises(UserError, match=r"^d\.jsonl:3: id '1' is that of d\.jsonl:1 too"):
+        load_tasks(Data(path=path, limit=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"columns": {"answer": "anser"}},
+            "d.jsonl:1: there is no field 'anser' (for answer); did you mean 'answer'",
+        ),
+        ({"columns": {"question": "zzz"}}, "it has prompt, answer, a, s"),
+        ({"template": "{aa}?"}, "there is no field 'aa' for the template; did you mean 'a'?"),
+        ({"template": "{a:d}"}, "the template cannot be filled in"),
+        ({"template": "{s}"}, "'s', which the template wants, is null"),
+        ({"split": "train"}, "a file has no split"),
+        ({"subset": "main"}, "a file has no subset"),
+    ],
+)
+def test_options_that_do_not_fit_the_data_are_named(tmp_path, options, says):
+    path = jsonl(tmp_path / "d.jsonl", {"prompt": "p", "answer": "1", "a": "x", "s": None})
+    with pytest.raises(UserError) as error:
+        load_tasks(Data(path=path, **options))
+    assert says in str(error.value)
+
+
+def test_two_system_messages_are_one_too_many(tmp_path):
+    record = {"messages": [{"role": "system", "content": "s"}, user("a")]}
+    with pytest.raises(UserError, match="the config gives another"):
+        load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", record), system="t"))
+
+
+def test_a_template_that_is_filled_with_nothing_is_an_empty_prompt(tmp_path):
+    with pytest.raises(UserError, match="the prompt is empty"):
+        load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", {"a": " "}), template="{a}"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"path": " "},
+        {"limit": 0},
+        {"system": " "},
+        {"columns": {"promt": "x"}},
+        {"template": "no field"},
+        {"template": "{a"},
+        {"template": "{}"},
+        {"template": "{0}"},
+        {"template": "{a.b}"},
+        {"template": "{a[0]}"},
+        {"template": "{a}", "columns": {"prompt": "x"}},
+    ],
+)
+def test_impossible_options_of_data_are_refused(options):
+    with pytest.raises(ValueError):
+        Data(**{"path": "d.jsonl", **options})
+
+
+def test_paths_that_lead_nowhere(tmp_path):
+    jsonl(tmp_path / "train.jsonl", {"prompt": "a"})
+    for path, says in (
+        (tmp_path, "it is a directory; name a file in it: train.jsonl"),
+        (tmp_path / "trian.jsonl", "no such file; did you mean 'train.jsonl'?"),
+        (tmp_path / "x" / "y.jsonl", "no such file"),
+        ("zzz.jsonl", "no such file"),
+        ("gsm8k", "as owner/name"),
+        ("x" * 5000, "no such file"),
+        ("a\0b", "no such file"),
+        ("~nobody-of-this-name/d.jsonl", "no such file"),
+    ):
+        with pytest.raises(UserError) as error:
+            read_records(str(path))
+        assert says in str(error.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path):
+    path = Path(jsonl(tmp_path / "d.jsonl", {"prompt": "a"}))
+    path.chmod(0)
+    with pytest.raises(UserError, match="Permission denied"):
+        read_records(str(path))
+
+
+def test_a_missing_number_in_parquet_is_named_with_its_row(tmp_path):
+    table = pa.table({"prompt": ["a", "b"], "answer": [1.0, float("nan")]})
+    pq.write_table(table, tmp_path / "d.parquet")
+    with pytest.raises(UserError, match=r"^d\.parquet:2: answer is nan"):
+        read_records(str(tmp_path / "d.parquet"))
+
+
+def test_a_data_set_of_the_hub_library_is_read_for_real(tmp_path, monkeypatch):
+    """The library takes a local folder for a data set, so nothing needs to be reached."""
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    jsonl(folder / "train.jsonl", GSM8K, GSM8K)
+    jsonl(folder / "test.jsonl", GSM8K)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    records = read_hub(str(folder), split="train")
+    assert [r.fields for r in records] == [GSM8K, GSM8K]
+    assert records[1].source == f"{folder}:2"
+    with pytest.raises(UserError, match="cannot be loaded"):
+        read_hub(str(folder), split="validation")
+
+
+def test_a_name_of_the_hub_that_cannot_be_had_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError) as error:
+        load_tasks(Data(path="nobody-here/nothing-there", subset="main", split="test"))
+    assert str(error.value).startswith("nobody-here/nothing-there:main: the data set cannot be loaded: ")
+    assert "\n" not in str(error.value)
+
+
+def outcome(path: Path) -> bool:
+    """Whether there are tasks, or one line that names the file; anything else is raised."""
+    try:
+        return bool(load_tasks(Data(path=str(path))))
+    except UserError as error:
+        return "d.jsonl" in str(error) and "\n" not in str(error)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200) | st.text(alphabet='{}[]":,\\unptrom 0123456789eEdD8\n').map(str.encode))
+def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("fuzz") / "d.jsonl"
+    path.write_bytes(data)
+    assert outcome(path)
+
+
+RECORD = json.dumps({"messages": [user("a?")], "answer": "7", "id": "x", "level": [1.5, None]})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(RECORD) - 1), st.integers(0, 3), st.binary(max_size=2))
+def test_whatever_happens_to_a_good_record_it_is_read_or_refused(tmp_path_factory, at, removed, added):
+    path = tmp_path_factory.mktemp("fuzz") / "d.jsonl"
+    good = RECORD.encode()
+    path.write_bytes(good[:at] + added + good[at + removed :] + b"\n")
+    assert outcome(path)

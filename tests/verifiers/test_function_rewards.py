@@ -1,0 +1,175 @@
+"""Python functions as rewards: what they are given, what they may return, and what is refused at once."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.function import Function, as_verdict
+from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.self_test import self_test
+
+QUESTION = Task(
+    id="q1",
+    messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "3 + 4?"}),
+    answer="7",
+    fields={"difficulty": 2, "unit": "apples"},
+    source="d.jsonl:1",
+)
+
+
+@pytest.fixture
+def user(tmp_path):
+    """Writes a module of the user's and names its function f."""
+
+    def write(text: str, name: str = "f") -> str:
+        file = tmp_path / f"module_{len(list(tmp_path.iterdir()))}.py"
+        file.write_text(text)
+        return f"{file}:{name}"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("body", "score"),
+    [
+        ("def f(response): return len(response)", 3.0),
+        ("def f(prompt, response, answer): return (prompt, response, answer) == ('3 + 4?', 'abc', '7')", 1.0),
+        ("def f(prompt, response, answer, **fields): return fields['difficulty']", 2.0),
+        ("def f(prompt, answer, **fields): return len(fields['response'])", 3.0),
+        ("def f(response, difficulty, unit='x'): return difficulty * (unit == 'apples')", 2.0),
+        ("def f(**everything): return len(everything)", 7.0),
+        ("def f(response, messages, task): return len(messages) + (task.id == 'q1')", 3.0),
+        ("def f(*, response, missing=5): return missing", 5.0),
+        ("def f(completions, **columns): return [len(c) for c in completions]", 3.0),
+        ("def f(prompts, completions, difficulty): return [d for d in difficulty]", 2.0),
+        ("def f(completions, answer): return [a == '7' for a in answer]", 1.0),
+        ("import numpy\ndef f(completions, **c): return numpy.array([0.5])", 0.5),
+        ("import torch\ndef f(completions, **c): return torch.tensor([0.5])", 0.5),
+        ("f = lambda response: True", 1.0),
+        ("class Scorer:\n    def __call__(self, response): return 0.5\nf = Scorer()", 0.5),
+        ("import functools\ndef g(scale, response): return scale\nf = functools.partial(g, 4)", 4.0),
+        ("class Inner:\n    @staticmethod\n    def f(response): return 6", 6.0),
+    ],
+)
+def test_a_function_is_given_what_it_names(user, body, score):
+    name = "Inner.f" if "Inner" in body else "f"
+    assert Function(function=user(body, name))(QUESTION, "abc").score == score
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, 1, True, np.float32(0.5), np.array(2.0), torch.tensor(1.5), np.int64(3)]
+)
+def test_numbers_of_any_kind_are_scores(value):
+    verdict = as_verdict(value)
+    assert (verdict.score, verdict.label) == (float(value), "scored")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, "1", "", b"1", [], [1.0], (1.0,), {}, {"a": None}, {"a": "1"}, {"a": math.nan},
+        {"a": 1e308, "b": 1e308},
+        math.nan, math.inf, -math.inf, 1j, object(), int, 10**400, np.array([1.0]), torch.tensor([1.0, 2.0]),
+        np.float64("nan"), np.array("x"), torch.tensor(math.nan), lambda: 1.0, Ellipsis,
+    ],
+)  # fmt: skip
+def test_anything_else_is_not_a_number(value):
+    verdict = as_verdict(value)
+    assert (verdict.score, verdict.label) == (None, "not_a_number")
+    assert len(verdict.reason) < 200
+
+
+def test_named_parts_add_up_and_a_verdict_is_taken_as_it_is():
+    parts = as_verdict({"right": 1, "short": 0.25})
+    assert (parts.score, parts.parts) == (1.25, {"right": 1.0, "short": 0.25})
+    own = Verdict(score=0.5, label="half")
+    assert as_verdict(own) is own
+
+
+@pytest.mark.parametrize(
+    ("returned", "label"),
+    [
+        ("[]", "wrong_length"),
+        ("[1.0, 2.0]", "wrong_length"),
+        ("(1.0, 2.0)", "wrong_length"),
+        ("__import__('numpy').zeros(3)", "wrong_length"),
+        ("1.0", "not_a_number"),
+        ("None", "not_a_number"),
+        ("'1'", "not_a_number"),
+        ("{0: 1.0}", "not_a_number"),
+        ("[None]", "not_a_number"),
+        ("[float('nan')]", "not_a_number"),
+        ("[[1.0]]", "not_a_number"),
+    ],
+)
+def test_lists_must_hold_one_number_for_each_response(user, returned, label):
+    verdict = Function(function=user(f"def f(completions, **columns): return {returned}"))(QUESTION, "x")
+    assert (verdict.score, verdict.label) == (None, label)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("def reward_f(response): return 1", "has no 'f'"),
+        ("f = 3", "not a function but int"),
+        ("def f(): return 1", "it takes (nothing)"),
+        ("def f(x, y): return 1", "it takes (x, y)"),
+        ("def f(prompts, **columns): return 1", "no place for a response"),
+        ("def f(response, /): return 1", "no place for a response"),
+        ("def f(*response): return 1", "no place for a response"),
+        ("async def f(response): return 1", "async"),
+        ("def f(response) return 1", "SyntaxError"),
+        ("import nosuchmodule\ndef f(response): return 1", "nosuchmodule"),
+        ("raise RuntimeError('not today')", ":1: RuntimeError: not today"),
+        ("import sys\nsys.exit(0)", ":2: SystemExit: 0"),
+        ("\n\nx = 1 / 0", ":3: ZeroDivisionError"),
+    ],
+)
+def test_an_unusable_function_is_refused_before_the_run(user, body, says):
+    with pytest.raises(UserError) as error:
+        Function(function=user(body))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "names nothing"),
+        ("math", "names nothing"),
+        (":f", "names nothing"),
+        ("math:", "names nothing"),
+        ("no_such_module_anywhere:f", "there is no module"),
+        ("posttrain.no_such:f", "there is no module"),
+        ("./no_such_file.py:f", "there is no file"),
+        ("math:pi", "not a function"),
+        ("math:sqrtt", "did you mean 'sqrt'"),
+        ("math:sqrt", "no place for a response"),
+        ("builtins:dict", "cannot be read"),
+    ],
+)
+def test_an_unusable_name_is_refused_before_the_run(name, says):
+    with pytest.raises(UserError, match=says):
+        Function(function=name)
+
+
+def test_a_field_that_the_data_lack_is_found_before_the_run(user):
+    verifier = Function(function=user("def f(response, dificulty): return 1"))
+    with pytest.raises(UserError, match=r"^d\.jsonl:1: .*'dificulty'.* did you mean 'difficulty'"):
+        verifier.check(QUESTION)
+
+
+def test_a_function_is_sent_by_name(user):
+    verifier = Function(function=user("def f(response): return 1"), name="mine")
+    assert pickle.loads(pickle.dumps(verifier)) == verifier
+    assert not verifier.trusted
+
+
+def test_the_self_test_finds_a_function_that_fails_on_the_empty_response(user):
+    verifier = Function(function=user("def f(response): return 1 / len(response)"))
+    with Pool(workers=1, deadline_s=5.0) as pool, pytest.raises(UserError, match="fails on the response ''"):
+        self_test(verifier, [QUESTION], pool)

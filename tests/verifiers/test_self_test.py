@@ -1,0 +1,102 @@
+"""The self-test finds verifiers and answers that would have wasted a run."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.answers import Exact, Number
+from posttrain.verifiers.patterns import Format, Regex
+from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.self_test import self_test
+from posttrain.verifiers.weighted import Part, Weighted
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(workers=1, deadline_s=5.0) as pool:
+        yield pool
+
+
+def tasks(*answers: str | None) -> list[Task]:
+    return [
+        Task(id=f"t{i}", messages=(), answer=answer, source=f"d.jsonl:{i}")
+        for i, answer in enumerate(answers, 1)
+    ]
+
+
+GOOD = [
+    Exact(),
+    Number(),
+    Number(where="boxed"),
+    Format(),
+    Regex(pattern=r"\d"),
+    Weighted(parts=(Part(verifier=Number(where="tag")), Part(verifier=Format(), weight=0.2))),
+    Weighted(parts=(Part(verifier=Number()), Part(verifier=Regex(pattern=r"\."), weight=-0.1))),
+]
+
+
+@pytest.mark.parametrize("verifier", GOOD)
+def test_good_verifiers_pass(verifier, pool):
+    self_test(verifier, tasks("7", "1,234", "-3"), pool)
+
+
+@pytest.mark.parametrize("answer", ["seven", None, ""])
+def test_the_first_bad_answer_is_named_wherever_it_is(answer, pool):
+    many = tasks(*["7"] * 50, answer, "eight")
+    with pytest.raises(UserError, match=r"^d\.jsonl:51: .*'t51'"):
+        self_test(Number(), many, pool, limit=2)
+
+
+@dataclass(frozen=True)
+class Refuses(Number):
+    """Gives its golds nothing."""
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        return Verdict(score=0.0, label="wrong", reason="no")
+
+
+@dataclass(frozen=True)
+class Accepts(Number):
+    """Gives everything all."""
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        return Verdict(score=1.0, label="right", reason="yes")
+
+
+@dataclass(frozen=True)
+class Raises(Number):
+    """Raises on its fakes."""
+
+    best: ClassVar[float] = 1.0
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        if not response:
+            raise IndexError("empty")
+        return super().__call__(task, response)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "says"),
+    [
+        (Refuses(), "gives 0, not 1, to the response 'It is 7'"),
+        (Accepts(), "accepts with 1 the response ''"),
+        (Raises(), "fails on the response ''.*IndexError: empty"),
+        (Regex(pattern="x*"), "accepts with 1 the response ''"),
+        (Weighted(parts=(Part(verifier=Number()), Part(verifier=Accepts(name="b")))), "'b' accepts"),
+        (Weighted(parts=(Part(verifier=Number()), Part(verifier=Regex(pattern="x*")))), "'regex' accepts"),
+        (
+            Weighted(parts=(Part(verifier=Number(where="after")), Part(verifier=Exact(where="all")))),
+            "no response satisfies number and exact together",
+        ),
+    ],
+)
+def test_bad_verifiers_are_named_with_the_response(verifier, says, pool):
+    with pytest.raises(UserError, match=says):
+        self_test(verifier, tasks("7"), pool)
+
+
+def test_an_answer_that_spells_a_tag_is_an_error_of_the_data(pool):
+    with pytest.raises(UserError, match=r"^d\.jsonl:1: .*tag answer"):
+        self_test(Format(), tasks("</answer>"), pool)

@@ -1,0 +1,395 @@
+"""Verifiers that raise, hang and die: each costs its own verdict and nothing else."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from posttrain.types import RunError, Task, UserError, Verdict
+from posttrain.verifiers.answers import Number
+from posttrain.verifiers.function import Function
+from posttrain.verifiers.patterns import Format, Regex
+from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.weighted import Part, Weighted
+from posttrain.verifiers.workers import Failed, Returned, Workers
+
+REWARDS = """
+import ctypes, math, os, random, signal, subprocess, sys, threading, time
+
+def reward(response):
+    what, _, rest = response.partition(" ")
+    return globals()[what](rest)
+
+def good(rest): return float(rest)
+def raises(rest): raise ValueError("no such\\nthing")
+def hangs(rest):
+    while True: pass
+def sleeps(rest):
+    time.sleep(float(rest)); return 1.0
+def stubborn(rest):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        try: time.sleep(60)
+        except BaseException: pass
+def nan(rest): return math.nan
+def none(rest): return None
+def leaves(rest): os._exit(3)
+def exits(rest): sys.exit(0)
+def interrupts(rest): raise KeyboardInterrupt
+def crashes(rest): ctypes.string_at(0)
+def aborts(rest): os.abort()
+def recurses(rest): return recurses(rest)
+def spams(rest):
+    for stream in (sys.stdout, sys.stderr): print("x" * 5_000_000, file=stream, flush=True)
+    os.write(1, b"y" * 100_000); return 1.0
+def asks(rest): return float(len(sys.stdin.read()))
+def hogs(rest): return float(len(bytearray(2 * 10**9)))
+def closes(rest): os.closerange(0, 1000); return 1.0
+def forks(rest): os.fork(); return 1.0
+def draws(rest): return random.random()
+def who(rest): return float(os.getpid())
+def starts(rest):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    open(rest, "w").write(str(child.pid))
+    while True: time.sleep(1)
+def later(rest):
+    threading.Timer(0.05, os._exit, [9]).start(); return 1.0
+class Rude(Exception):
+    def __str__(self): raise RuntimeError("no")
+def rude(rest): raise Rude
+class Unsendable(Exception):
+    def __init__(self, a, b): pass
+def unsendable(rest): raise Unsendable(1, 2)
+def surrogate(rest): raise ValueError("\\ud800")
+def unpicklable(rest):
+    from posttrain.types import Verdict
+    return Verdict(score=1.0, label="odd", parts={"f": lambda: 0})
+"""
+
+FAILURES = [
+    ("raises", "raised", "ValueError: no such"),
+    ("hangs", "timeout", "nothing within 1 s"),
+    ("stubborn", "timeout", "nothing within 1 s"),
+    ("sleeps 5", "timeout", "nothing within 1 s"),
+    ("nan", "not_a_number", "the function returned float nan, not a finite number"),
+    ("none", "not_a_number", "the function returned NoneType, not a finite number"),
+    ("leaves", "died", "the worker exited with status 3"),
+    ("exits", "raised", "SystemExit: 0"),
+    ("interrupts", "raised", "KeyboardInterrupt"),
+    ("crashes", "died", "the worker was killed by SIGSEGV"),
+    ("aborts", "died", "the worker was killed by SIGABRT"),
+    ("recurses", "raised", "RecursionError: maximum recursion depth exceeded"),
+    ("hogs", "raised", "MemoryError"),
+    ("closes", "died", None),
+    ("rude", "raised", "Rude"),
+    ("unsendable", "raised", "Unsendable"),
+    ("surrogate", "raised", "ValueError: ?"),
+    ("unpicklable", "raised", None),
+    ("absent", "raised", "KeyError: 'absent'"),
+]
+
+
+def task(name: str = "q", answer: str | None = None) -> Task:
+    return Task(id=name, messages=({"role": "user", "content": "?"},), answer=answer)
+
+
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory: pytest.TempPathFactory) -> Function:
+    file = tmp_path_factory.mktemp("user") / "torture_rewards.py"
+    file.write_text(REWARDS)
+    return Function(function=f"{file}:reward")
+
+
+@pytest.fixture(scope="module")
+def pool(reward: Function):
+    with Pool(workers=2, deadline_s=1.0, memory_mb=512) as pool:
+        pool.judge(reward, [(task(), "good 1")])
+        yield pool
+
+
+def processes() -> int:
+    """Processes of ours, the nursery and zombies included."""
+    return len(psutil.Process().children(recursive=True))
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def settled() -> tuple[int, int]:
+    """Processes and descriptors, once the workers that were asked for have been forked."""
+    time.sleep(0.5)
+    return processes(), descriptors()
+
+
+@pytest.mark.parametrize(("response", "label", "reason"), FAILURES)
+def test_a_broken_call_fails_with_its_cause(pool, reward, response, label, reason):
+    before, broken, after = pool.judge(reward, [(task(), r) for r in ("good 0.25", response, "good 0.75")])
+    assert (before.score, after.score) == (0.25, 0.75)
+    assert (broken.score, broken.label) == (None, label)
+    assert reason is None or broken.reason.startswith(reason)
+
+
+def test_a_call_that_prints_says_nothing_to_the_user(pool, reward, capfd):
+    assert pool.judge(reward, [(task(), "spams"), (task(), "asks")])[0].score == 1.0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_forked_copy_of_a_worker_answers_nobody(pool, reward):
+    pairs = [(task(), r) for i in range(20) for r in ("forks", f"good {i}")]
+    verdicts = pool.judge(reward, pairs)
+    assert [v.score for v in verdicts[1::2]] == [float(i) for i in range(20)]
+    assert all(v.score == 1.0 for v in verdicts[::2])
+
+
+def test_a_thread_left_behind_does_not_blame_the_next_call(pool, reward):
+    assert pool.judge(reward, [(task(), "later")])[0].score == 1.0
+    time.sleep(0.5)
+    assert [v.score for v in pool.judge(reward, [(task(), "good 1")] * 4)] == [1.0] * 4
+
+
+def test_a_killed_worker_takes_the_processes_it_has_started_with_it(pool, reward, tmp_path):
+    file = tmp_path / "pid"
+    assert pool.judge(reward, [(task(), f"starts {file}")])[0].label == "timeout"
+    pid = int(file.read_text())
+    until = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_pattern_that_takes_for_ever_is_stopped(pool):
+    slow = Regex(pattern="(a|aa)+$")
+    fine, stuck = pool.judge(slow, [(task(), "aaa"), (task(), "a" * 60 + "b")])
+    assert (fine.label, stuck.label) == ("right", "timeout")
+
+
+def test_a_sum_with_a_broken_part_fails(pool, reward):
+    both = Weighted(parts=(Part(verifier=Number()), Part(verifier=reward)))
+    one, two = pool.judge(both, [(task(answer="7"), "good 7"), (task(answer="7"), "raises 7")])
+    assert (one.score, one.label, one.parts) == (8.0, "right", {"number": 1.0, "function": 7.0})
+    assert (two.score, two.label) == (None, "raised")
+
+
+def test_hundreds_of_kills_leave_no_process_and_no_descriptor(reward):
+    none = processes(), descriptors()
+    with Pool(workers=3, deadline_s=5.0) as pool:
+        pool.judge(reward, [(task(), "leaves")] * 5)
+        counts = settled()
+        assert counts[0] == none[0] + 4  # three workers and their nursery
+        verdicts = pool.judge(reward, [(task(), "leaves"), (task(), "crashes"), (task(), "good 2")] * 100)
+        assert [v.label for v in verdicts] == ["died", "died", "scored"] * 100
+        assert settled() == counts
+    assert (processes(), descriptors()) == none
+
+
+def test_verdicts_depend_neither_on_order_nor_on_the_number_of_workers(reward):
+    pairs = [
+        (task(f"t{i % 5}"), r) for i in range(30) for r in (f"good {i}", "draws", f"draws {i}", "raises")
+    ]
+    with Pool(workers=1, deadline_s=10.0) as pool:
+        alone = [(v.score, v.label, v.reason) for v in pool.judge(reward, pairs)]
+    with Pool(workers=4, deadline_s=10.0) as pool:
+        backwards = [(v.score, v.label, v.reason) for v in pool.judge(reward, pairs[::-1])]
+    assert alone == backwards[::-1]
+    assert len({score for score, _, _ in alone}) > 30
+
+
+def test_tickets_come_back_once_each_and_judge_keeps_those_of_others(pool, reward):
+    tickets = {pool.submit(reward, task(), f"good {i}"): float(i) for i in range(10)}
+    tickets[pool.submit(Number(), task(answer="7"), "7")] = 1.0
+    assert [v.score for v in pool.judge(reward, [(task(), "good 99")])] == [99.0]
+    found = {}
+    while len(found) < len(tickets):
+        for ticket, verdict in pool.poll(timeout_s=10.0):
+            assert ticket not in found
+            found[ticket] = verdict.score
+    assert found == tickets
+    assert pool.poll() == []
+
+
+def test_poll_waits_no_longer_than_it_is_told(pool, reward):
+    pool.submit(reward, task(), "sleeps 0.8")
+    begin = time.monotonic()
+    assert pool.poll() == []
+    assert time.monotonic() - begin < 0.5
+    assert pool.poll(timeout_s=10.0)[0][1].score == 1.0
+    assert pool.poll(timeout_s=10.0) == []
+    assert time.monotonic() - begin < 5
+
+
+def test_a_late_verdict_is_late_even_if_nobody_looked(pool, reward):
+    pool.submit(reward, task(), "sleeps 1.2")
+    pool.poll()
+    time.sleep(2.0)
+    [(_, verdict)] = pool.poll(timeout_s=5.0)
+    assert verdict.label == "timeout"
+
+
+def test_megabytes_go_both_ways(pool, reward):
+    big = "good 1" + " " * 5_000_000
+    assert pool.judge(reward, [(task(), big)] * 3)[2].score == 1.0
+    with Workers(1, deadline_s=20.0) as workers:
+        workers.submit(bytes, 20_000_000)
+        [(_, outcome)] = workers.poll(timeout_s=60.0)
+        assert isinstance(outcome, Returned)
+        assert len(outcome.value) == 20_000_000
+
+
+def test_the_deadline_of_a_call_does_not_count_what_it_takes_to_load_it(tmp_path):
+    (tmp_path / "heavy.py").write_text("import time; time.sleep(1.0)\ndef reward(response): return 1.0\n")
+    slow = Function(function=f"{tmp_path / 'heavy.py'}:reward")
+    with Pool(workers=1, deadline_s=0.3) as pool:
+        assert pool.judge(slow, [(task(), "x")])[0].score == 1.0
+
+
+def test_what_hangs_while_it_is_loaded_is_stopped(tmp_path):
+    file = tmp_path / "stuck.py"
+    file.write_text(
+        "import os, time\nif os.environ.get('HANG'): time.sleep(1000)\ndef reward(response): return 1.0\n"
+    )
+    stuck = Function(function=f"{file}:reward")
+    os.environ["HANG"] = "1"
+    try:
+        with Workers(1, deadline_s=1.0, start_s=6.0) as workers:
+            workers.submit(stuck, task(), "x")
+            [(_, outcome)] = workers.poll(timeout_s=60.0)
+    finally:
+        del os.environ["HANG"]
+    assert outcome == Failed("timeout", "not loaded within 6 s", 6.0)
+
+
+def test_the_loss_of_the_nursery_fails_what_was_under_way_and_no_more(reward):
+    others = set(psutil.Process().children())
+    with Pool(workers=2, deadline_s=30.0) as pool:
+        pool.judge(reward, [(task(), "good 1")])
+        for _ in range(2):
+            pool.submit(reward, task(), "sleeps 20")
+        pool.poll(timeout_s=0.5)
+        [nursery] = set(psutil.Process().children()) - others
+        orphans = nursery.children()
+        assert len(orphans) == 2
+        nursery.send_signal(signal.SIGKILL)
+        labels = []
+        while len(labels) < 2:
+            labels += [verdict.label for _, verdict in pool.poll(timeout_s=10.0)]
+        assert labels == ["died", "died"]
+        assert psutil.wait_procs(orphans, timeout=5.0)[1] == []
+        assert pool.judge(reward, [(task(), "good 3")])[0].score == 3.0
+
+
+def test_workers_that_cannot_start_stop_the_run(reward, monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    with (
+        Pool(workers=1, deadline_s=1.0) as pool,
+        pytest.raises(RunError, match=r"cannot be started: .*Error"),
+    ):
+        pool.judge(reward, [(task(), "good 1")])
+
+
+class Unsendable(Format):
+    trusted = False
+
+    def __reduce__(self):
+        raise TypeError("holds a lock")
+
+
+def test_a_verifier_that_cannot_be_sent_is_the_users_mistake(pool):
+    with pytest.raises(UserError, match="TypeError: holds a lock"):
+        pool.submit(Unsendable(), task(), "x")
+
+
+class Trusted(Format):
+    def __init__(self, act):
+        object.__setattr__(self, "act", act)
+
+    def __call__(self, task, response):
+        return self.act()
+
+
+def test_a_trusted_verifier_may_raise_too(pool):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    def divide():
+        return 1 // 0
+
+    [raised] = pool.judge(Trusted(divide), [(task(), "x")])
+    [odd] = pool.judge(Trusted(lambda: 1.0), [(task(), "x")])
+    assert (raised.score, raised.label) == (None, "raised")
+    assert raised.reason == "ZeroDivisionError: integer division or modulo by zero"
+    assert (odd.score, odd.label) == (None, "raised")
+    with pytest.raises(KeyboardInterrupt):
+        pool.judge(Trusted(interrupt), [(task(), "x")])
+
+
+def test_a_bad_gold_in_the_middle_of_a_run_is_a_failure_not_a_zero(pool):
+    [verdict] = pool.judge(Number(), [(task(answer="seven"), "7")])
+    assert isinstance(verdict, Verdict)
+    assert (verdict.score, verdict.label) == (None, "raised")
+
+
+PARENT = """
+import os, sys, time
+from posttrain.types import Task
+from posttrain.verifiers.function import Function
+from posttrain.verifiers.pool import Pool
+import psutil
+reward = Function(function=sys.argv[1])
+pool = Pool(workers=2, deadline_s=100.0)
+for _ in range(2): pool.submit(reward, Task(id="q", messages=()), "hangs")
+while len(psutil.Process().children(recursive=True)) < 3: pool.poll(0.1)
+time.sleep(0.3)
+print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("ending", ["kill", "interrupt"])
+def test_workers_die_with_their_parent(reward, ending):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT), reward.function],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        parent.send_signal(signal.SIGKILL if ending == "kill" else signal.SIGINT)
+    until = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.monotonic() < until, "a worker outlived its parent"
+        time.sleep(0.05)
+
+
+def test_a_worker_starts_in_well_under_a_second(pool, reward):
+    pool.judge(reward, [(task(), "leaves")] * 2)
+    begin = time.monotonic()
+    pool.judge(reward, [(task(), "leaves")] * 10)
+    assert (time.monotonic() - begin) / 10 < 0.5
+
+
+def test_a_module_of_the_users_directory_is_found(tmp_path, monkeypatch):
+    (tmp_path / "rewards_nearby.py").write_text("def reward(response): return float(len(response))\n")
+    monkeypatch.chdir(tmp_path)
+    with Pool(workers=1, deadline_s=5.0) as pool:
+        [verdict] = pool.judge(Function(function="rewards_nearby:reward"), [(task(), "abc")])
+    assert verdict.score == 3.0
+    sys.path.remove(str(Path.cwd()))
+
+
+def test_impossible_pools_are_refused():
+    for options in ({"workers": 0, "deadline_s": 1.0}, {"workers": 1, "deadline_s": 0.0}):
+        with pytest.raises(ValueError):
+            Pool(**options)
+    with pytest.raises(ValueError):
+        Pool(workers=1, deadline_s=1.0, memory_mb=0)
