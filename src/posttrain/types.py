@@ -33,6 +33,7 @@ class UserError(Exception):
     """
 
     def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+        self.what, self.where, self.mend = what, where, mend
         line = f"{where}: {what}" if where else what
         super().__init__(f"{line}; {mend}" if mend else line)
 

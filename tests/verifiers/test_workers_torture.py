@@ -48,6 +48,7 @@ def recurses(rest): return recurses(rest)
 def spams(rest):
     for stream in (sys.stdout, sys.stderr): print("x" * 5_000_000, file=stream, flush=True)
     os.write(1, b"y" * 100_000); return 1.0
+def quiet(rest): return float(all(os.readlink(f"/proc/self/fd/{n}") == os.devnull for n in (0, 1, 2)))
 def asks(rest): return float(len(sys.stdin.read()))
 def hogs(rest): return float(len(bytearray(2 * 10**9)))
 def closes(rest): os.closerange(0, 1000); return 1.0
@@ -137,7 +138,8 @@ def test_a_broken_call_fails_with_its_cause(pool, reward, response, label, reaso
 
 
 def test_a_call_that_prints_says_nothing_to_the_user(pool, reward, capfd):
-    assert pool.judge(reward, [(task(), "spams"), (task(), "asks")])[0].score == 1.0
+    verdicts = pool.judge(reward, [(task(), "spams"), (task(), "asks"), (task(), "quiet")])
+    assert [v.score for v in verdicts] == [1.0, 0.0, 1.0]
     assert capfd.readouterr() == ("", "")
 
 

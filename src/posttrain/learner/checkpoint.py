@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ..types import RunError
+from posttrain.types import RunError
 
 MANIFEST = "manifest.json"
 STATE = "state.json"

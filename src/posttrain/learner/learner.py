@@ -16,12 +16,12 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..attention import hidden_states, output_head, use_layouts
-from ..math import diagnose, kl, masked, reduce, tokens
-from ..types import Batch, Method, Outputs, PerToken, RunError, Trajectory
-from ..weights import Named
-from .lora import Lora, add_adapter, base, merged, without_adapter
-from .optim import (
+from posttrain.attention import hidden_states, output_head, use_layouts
+from posttrain.math import diagnose, kl, masked, reduce, tokens
+from posttrain.types import Batch, Method, Outputs, PerToken, RunError, Trajectory
+from posttrain.weights import Named
+from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
+from posttrain.learner.optim import (
     MasterWeights,
     Optim,
     adamw,
@@ -29,7 +29,7 @@ from .optim import (
     optimizer_tensors,
     restore_optimizer,
 )
-from .pack import microbatches, pack
+from posttrain.learner.pack import microbatches, pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class Learner:
                 if isinstance(module, nn.Dropout):
                     module.p = 0.0
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
-        self.reference = reference
+        self.reference, self.lora = reference, lora
         self.method, self.optim, self.steps = method, optim, steps
         self.temperature, self.total_steps, self.seed = temperature, total_steps, seed
         self.microbatch_tokens = steps.microbatch_tokens or microbatch_tokens

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 ADAPTER = "default"
 
@@ -61,6 +62,14 @@ def add_adapter(model: PreTrainedModel, config: Lora, seed: int) -> PeftModel:
         return get_peft_model(model, lora)
 
 
+def parameters(config: Any, lora: Lora) -> int:
+    """Weights that the adapter adds to a model of this configuration, without building one in memory."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        adapted = add_adapter(model, lora, seed=0)
+    return sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+
+
 @torch.no_grad()
 def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The model's weights under the names they have without an adapter, its update added in.
@@ -93,6 +102,12 @@ def _merged_weight(layer: LoraLayer) -> torch.Tensor:
 def save_adapter(model: PeftModel, out: Path) -> None:
     """Writes the adapter as peft's own files, loadable with PeftModel.from_pretrained."""
     model.save_pretrained(str(out), safe_serialization=True)
+
+
+def with_saved_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The model with the adapter that save_adapter wrote merged into its weights."""
+    loaded: PreTrainedModel = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    return loaded
 
 
 def base(model: nn.Module) -> PreTrainedModel:

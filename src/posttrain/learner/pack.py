@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from jaxtyping import Int
 
-from ..attention import Heads, masked_attention
-from ..types import Batch
+from posttrain.attention import Heads, masked_attention
+from posttrain.types import Batch
 
 WHOLE_FAMILY = 512
 """Up to this many tokens a family is attended to in one call under a mask; longer ones branch by branch."""

@@ -12,7 +12,7 @@ is not a baseline at all; it weighs tasks by 1/σ (docs/errata.md; tests/truth).
 import torch
 from jaxtyping import Float, Int
 
-from .masked import group_mean, group_size
+from posttrain.math.masked import group_mean, group_size
 
 PerRow = Float[torch.Tensor, "B"]
 Group = Int[torch.Tensor, "B"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float
 
-from .masked import row_sum
+from posttrain.math.masked import row_sum
 
 PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]

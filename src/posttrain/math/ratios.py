@@ -8,7 +8,7 @@ what clips or truncates afterwards need not know over what the ratio was taken.
 import torch
 from jaxtyping import Bool, Float
 
-from .masked import fill, row_mean, row_sum
+from posttrain.math.masked import fill, row_mean, row_sum
 
 PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]

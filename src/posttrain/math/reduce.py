@@ -8,7 +8,7 @@ outside it. What "mean" means is thereby chosen once, and no split of the step c
 import torch
 from jaxtyping import Bool, Float
 
-from .masked import fill
+from posttrain.math.masked import fill
 
 PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..types import Batch, Outputs, PerToken
+from posttrain.types import Batch, Outputs, PerToken
 
 
 @dataclass(frozen=True)

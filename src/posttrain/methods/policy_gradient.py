@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..math import diagnose, kl, masked
-from ..types import Batch, Outputs, PerRow, PerToken
+from posttrain.math import diagnose, kl, masked
+from posttrain.types import Batch, Outputs, PerRow, PerToken
 
 Credit = Callable[..., PerRow]
 Ratio = Callable[..., PerToken]

@@ -12,10 +12,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from ..math import advantages, kl, ratios, reduce, surrogate
-from ..types import Method, UserError
-from .imitation import Imitation
-from .policy_gradient import PolicyGradient
+from posttrain.math import advantages, kl, ratios, reduce, surrogate
+from posttrain.types import Method, UserError
+from posttrain.methods.imitation import Imitation
+from posttrain.methods.policy_gradient import PolicyGradient
 
 GRPO = PolicyGradient(advantages.normalised, ratios.by_token, surrogate.clipped, reduce.per_sequence)
 REINFORCE = replace(GRPO, credit=advantages.raw, surrogate=surrogate.score, reduction=reduce.per_row)

@@ -13,7 +13,7 @@ and neither minds a run that is still going or was killed in the middle of a lin
     curves     the static picture
 """
 
-from .curves import curves_svg
-from .page import write
+from posttrain.report.curves import curves_svg
+from posttrain.report.page import write
 
 __all__ = ["curves_svg", "write"]

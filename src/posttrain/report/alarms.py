@@ -7,9 +7,9 @@ update. An alarm is a hint where to look, not a verdict: entropy may fall becaus
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .headline import WINDOW, figure, mean, percent
-from .record import Metrics
-from .rollouts import Step
+from posttrain.report.headline import WINDOW, figure, mean, percent
+from posttrain.report.record import Metrics
+from posttrain.report.rollouts import Step
 
 FAILURES = ("raised", "timeout", "died", "not_a_number")
 """Labels of verdicts without a score."""

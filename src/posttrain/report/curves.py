@@ -9,8 +9,8 @@ from pathlib import Path
 
 from posttrain.types import UserError
 
-from .headline import Show, figure, mean, percent
-from .record import read
+from posttrain.report.headline import Show, figure, mean, percent
+from posttrain.report.record import read
 
 WIDTH, HEIGHT = 760, 360
 LEFT, RIGHT, TOP, BOTTOM = 62, 96, 78, 52

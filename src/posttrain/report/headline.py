@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .record import Metrics, Record
+from posttrain.report.record import Metrics, Record
 
 Show = Callable[[float], str]
 Tiles = list[tuple[str, str, str]]

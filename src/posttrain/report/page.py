@@ -15,10 +15,10 @@ from typing import Any
 
 from posttrain.types import UserError
 
-from .alarms import RULES, Evidence, findings
-from .headline import headline
-from .record import Metrics, Record, read
-from .rollouts import Step, evenly, json_text, steps
+from posttrain.report.alarms import RULES, Evidence, findings
+from posttrain.report.headline import headline
+from posttrain.report.record import Metrics, Record, read
+from posttrain.report.rollouts import Step, evenly, json_text, steps
 
 SCRIPTS = (
     "dom.js",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .record import Row, Samples, json_lines, number, text, whole
+from posttrain.report.record import Row, Samples, json_lines, number, text, whole
 
 Item = TypeVar("Item")
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from ..engines.protocol import Engine
-from ..learner.learner import Learner
-from ..types import RunError
-from ..weights import combined, fingerprint
+from posttrain.engines.protocol import Engine
+from posttrain.learner.learner import Learner
+from posttrain.types import RunError
+from posttrain.weights import combined, fingerprint
 
 TOLERANCE = {torch.bfloat16: 0.5, torch.float16: 0.1, torch.float32: 0.01, torch.float64: 0.01}
 """How far the two sides' log-probabilities of one token may lie apart, in nats: rounding of their type

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..track import Track
+from posttrain.track import Track
 
 Show = Callable[[str, Mapping[str, float]], None]
 """Told of each phase's progress ("sample", {"done": 3, "total": 8}) and, as "update", of each line."""

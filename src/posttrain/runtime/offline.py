@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..learner.learner import Learner
-from ..math import masked
-from ..types import Batch, RunError, Trajectory
-from .journal import Journal, stop_requested
-from .stream import Stream
+from posttrain.learner.learner import Learner
+from posttrain.math import masked
+from posttrain.types import Batch, RunError, Trajectory
+from posttrain.runtime.journal import Journal, stop_requested
+from posttrain.runtime.stream import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,12 @@ class Dataset:
 
     batch_size: int = 32
     """Conversations in an update."""
+    max_length: int = 0
+    """Tokens after which a conversation is cut; 0: the model's context."""
 
     def __post_init__(self) -> None:
+        if self.max_length < 0:
+            raise ValueError(f"max_length must be 0 (the model's context) or more, not {self.max_length}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {self.batch_size}")
 

@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
-from ..engines.protocol import Engine
-from ..learner.learner import Learner, Update
-from ..types import Batch, Episode, RunError, Sampling, Task
-from .handover import hand_over
-from .journal import Journal, Progress, stop_requested
-from .rollout import ErrorRate, Rollouts
-from .rundir import RunDir
-from .select import SELECT
-from .stream import Stream
+from posttrain.engines.protocol import Engine
+from posttrain.learner.learner import Learner, Update
+from posttrain.types import Batch, Episode, RunError, Sampling, Task
+from posttrain.runtime.handover import hand_over
+from posttrain.runtime.journal import Journal, Progress, stop_requested
+from posttrain.runtime.rollout import ErrorRate, Rollouts
+from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.select import SELECT
+from posttrain.runtime.stream import Stream
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:

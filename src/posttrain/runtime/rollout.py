@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engines.protocol import Engine
-from ..envs.chat import Chat
-from ..envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
-from ..types import Completion, Episode, Request, RunError, Sampling, Task, Trajectory, UserError, Verdict
-from ..verifiers.pool import Pool
-from ..verifiers.protocol import Verifier
-from ..verifiers.workers import Failed, Workers
+from posttrain.engines.protocol import Engine
+from posttrain.envs.chat import Chat
+from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
+from posttrain.types import Completion, Episode, Request, RunError, Sampling, Task, Trajectory, UserError, Verdict
+from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.workers import Failed, Workers
 
 _POLL_S = 0.05
 

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..types import UserError
+from posttrain.types import UserError
 
 LOCK = ".lock"
 

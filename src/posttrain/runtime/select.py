@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ..types import Episode
+from posttrain.types import Episode
 
 Select = Callable[[Sequence[Episode]], bool]
 

@@ -6,7 +6,7 @@ cache is a plain slice without gathering. A sequence that ends is overwritten by
 
 import torch
 
-from ...attention import Heads, masked_attention
+from posttrain.attention import Heads, masked_attention
 
 Prompt = tuple[int, ...]
 

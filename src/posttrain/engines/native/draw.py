@@ -10,7 +10,7 @@ import hashlib
 import torch
 from jaxtyping import Float, Int
 
-from ...types import Sampling
+from posttrain.types import Sampling
 
 BLOCK = 256
 """Probabilities are summed in blocks: only the block that is hit is searched token by token."""

@@ -9,17 +9,33 @@ into the row of each sample when that sample starts, and are dropped when none i
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence as Listed
+from collections.abc import Callable
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 
-from ...types import Completion, Request
-from ...weights import Named
-from .draw import draw
-from .runner import Runner
-from .scheduler import Scheduler
-from .sequence import Sequence
+from posttrain.types import Completion, Request
+from posttrain.weights import Named
+from posttrain.engines.native.draw import draw
+from posttrain.engines.native.runner import Runner
+from posttrain.engines.native.scheduler import Scheduler
+from posttrain.engines.native.sequence import Sequence
+
+@dataclass(frozen=True, kw_only=True)
+class NativeConfig:
+    """How much runs at once."""
+
+    rows: int = 64
+    """Answers that are drawn side by side."""
+    cache_tokens: int = 1 << 17
+    """Tokens whose keys and values are kept: rows × the longest prompt with its answer."""
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.cache_tokens < 1:
+            raise ValueError("rows and cache_tokens must be 1 or more")
+
 
 Decode = Callable[[list[int]], str]
 
@@ -28,8 +44,7 @@ class NativeEngine:
     """An engine over a transformers model that it alone owns (see engines.protocol).
 
     model: its weights are replaced by load(); decode: tokens -> text, for stop strings and answers;
-    stop_tokens: any of them ends an answer; rows: sequences that run at once; cache_tokens: bound of
-    rows × longest sequence; context: the most tokens that a sequence may come to.
+    stop_tokens: any of them ends an answer; context: the most tokens that a sequence may come to.
     """
 
     def __init__(
@@ -38,12 +53,11 @@ class NativeEngine:
         *,
         decode: Decode,
         stop_tokens: Listed[int],
-        rows: int = 64,
-        cache_tokens: int = 1 << 17,
+        config: NativeConfig = NativeConfig(),
         context: int = 1 << 20,
     ) -> None:
-        self.runner = Runner(model, rows=rows)
-        self.scheduler = Scheduler(rows, cache_tokens)
+        self.runner = Runner(model, rows=config.rows)
+        self.scheduler = Scheduler(config.rows, config.cache_tokens)
         self.decode, self.stop_tokens, self.context = decode, frozenset(stop_tokens), context
         self.version = 0
         self._tickets = 0

@@ -5,9 +5,9 @@ from jaxtyping import Float
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...attention import hidden_states, output_head, use_layouts
-from ...weights import Named, combined, fingerprint
-from .cache import Cache, Prompt, PromptLayout, TokenLayout
+from posttrain.attention import hidden_states, output_head, use_layouts
+from posttrain.weights import Named, combined, fingerprint
+from posttrain.engines.native.cache import Cache, Prompt, PromptLayout, TokenLayout
 
 
 class PackedLinear(nn.Module):

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from .sequence import Sequence
+from posttrain.engines.native.sequence import Sequence
 
 
 class Scheduler:

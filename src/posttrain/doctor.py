@@ -1,0 +1,75 @@
+"""What this machine has, for `posttrain doctor`."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from posttrain.runtime.plan import free_memory, gib
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing looked at."""
+
+    name: str
+    found: str
+    good: bool
+    mend: str = ""
+
+
+def examine() -> list[Fact]:
+    """Everything that posttrain's speed or features depend on, as it is here."""
+    cpu = torch.device("cpu")
+    facts = [
+        Fact("python", f"{platform.python_version()} at {sys.executable}", sys.version_info >= (3, 11)),
+        Fact("torch", torch.__version__, True),
+        Fact("cores", f"{len(os.sched_getaffinity(0))}", True),
+        Fact("memory free", gib(free_memory(cpu)), free_memory(cpu) > 4 << 30, ""),
+        _bfloat16(),
+        _gpu(),
+        _cache(),
+        _program("chromium", ("chromium", "chromium-browser", "google-chrome"), "pictures of reports, in tests"),
+    ]
+    for package, use in (
+        ("tensorboard", "track.sinks"),
+        ("wandb", "track.sinks"),
+        ("trackio", "track.sinks"),
+        ("mlflow", "track.sinks"),
+    ):
+        there = importlib.util.find_spec(package) is not None
+        mend = "" if there else f"pip install 'posttrain[{package}]'"
+        facts.append(Fact(package, "installed" if there else f"not installed ({use})", there, mend))
+    return facts
+
+
+def _bfloat16() -> Fact:
+    fast = torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    found = "the processor multiplies in bfloat16" if fast else "no bfloat16 on this processor"
+    return Fact("bfloat16", found, fast, "" if fast else "set model.dtype = 'float32'")
+
+
+def _gpu() -> Fact:
+    if not torch.cuda.is_available():
+        return Fact("GPU", "none that PyTorch can use; everything runs on the processor", True)
+    properties = torch.cuda.get_device_properties(0)
+    return Fact("GPU", f"{properties.name}, {gib(properties.total_memory)}", True)
+
+
+def _cache() -> Fact:
+    path = Path(os.environ.get("POSTTRAIN_CACHE", Path.home() / ".cache" / "posttrain"))
+    nearest = next(p for p in (path, *path.parents) if p.exists())
+    free = shutil.disk_usage(nearest).free
+    good = os.access(nearest, os.W_OK) and free > 4 << 30
+    return Fact("model cache", f"{path}, {gib(free)} free", good, "" if good else "set POSTTRAIN_CACHE")
+
+
+def _program(name: str, candidates: tuple[str, ...], use: str) -> Fact:
+    found = next((p for c in candidates if (p := shutil.which(c))), "")
+    mend = "" if found else f"apt-get install {name}"
+    return Fact(name, found or f"not on the PATH ({use})", bool(found), mend)

