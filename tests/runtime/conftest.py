@@ -1,0 +1,87 @@
+"""Runs of the command line in real processes, which may be killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 60.0
+
+
+class Started:
+    """A process that runs the command line."""
+
+    def __init__(self, launcher: "Launcher", pid: int, output: Path) -> None:
+        self.launcher, self.pid, self.output = launcher, pid, output
+        self._code: int | None = None
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Sends the signal, if there is still somebody to take it."""
+        if not os.path.exists(f"/proc/{self.pid}"):
+            return
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code; -9 if it was killed."""
+        if self._code is None:
+            self._code = self.launcher.hear()["code"]
+        return self._code
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Waits for something that the process does."""
+        end = time.monotonic() + PATIENCE_S
+        while not happened():
+            assert time.monotonic() < end, f"it never happened: {self.output.read_text()}"
+            time.sleep(0.002)
+
+
+class Launcher:
+    """Starts processes one after the other, each within milliseconds."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).with_name("launcher.py")
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self.hear() == {"ready": 1}
+
+    def hear(self) -> dict[str, int]:
+        """The launcher's next line."""
+        assert self.process.stdout is not None
+        heard: dict[str, int] = json.loads(self.process.stdout.readline())
+        return heard
+
+    def start(self, *words: object, output: Path, die_at: int = 0, watch: Path = Path("/")) -> Started:
+        """A process that runs these words; the last one must have been waited for."""
+        assert self.process.stdin is not None
+        order = {"argv": [str(w) for w in words], "output": str(output), "die_at": die_at, "watch": str(watch)}
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return Started(self, self.hear()["pid"], output)
+
+    def run(self, *words: object, output: Path, die_at: int = 0, watch: Path = Path("/")) -> int:
+        """Its exit code."""
+        return self.start(*words, output=output, die_at=die_at, watch=watch).wait()
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    """Starts command lines in processes of their own."""
+    made = Launcher()
+    yield made
+    assert made.process.stdin is not None
+    made.process.stdin.close()
+    made.process.wait(PATIENCE_S)
+    assert made.process.stdout is not None
+    made.process.stdout.close()

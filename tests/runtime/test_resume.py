@@ -1,0 +1,244 @@
+"""Exact resume: whatever kills a run, and whenever, going on ends where one that was not killed ends."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.learner import checkpoint
+
+UPDATES = 5
+DIGIT = {"number": None, "regex": {"pattern": "[0-9]"}}
+"""A reward that a random model earns now and then."""
+REWARD = """
+def reward(response, answer):
+    return sum(c.isdigit() for c in response) / 3
+"""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "lora": {"lora": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "optim": {"lr": 0.02}},
+    "epochs and minibatches": {"steps": {"epochs": 2, "minibatches": 3}, "optim": {"schedule": "linear"}},
+    "reference in bfloat16": {"method": {"kl_in_loss": 0.1}, "model": {"dtype": "bfloat16"}},
+    "varied": {"rollout": {"select": "varied", "group_size": 3, "max_rounds": 3}},
+    "checkpoints apart": {"checkpoint": {"every": 2, "keep": 1}, "eval": {"every": 2}},
+    "guess": {
+        "task": {"arithmetic": None, "guess": {"high": 9, "max_turns": 3, "shaping": 0.5}, "games": {"train": 7}},
+        "verifier": None,
+        "eval": {"limit": 4},
+    },
+    "sft": {},
+}
+
+
+@pytest.fixture
+def recipe_of(online, offline, write, tmp_path):
+    """recipe_of(variant) -> its recipe file."""
+
+    def make(variant: str) -> Path:
+        problems = {"low": 2, "high": 4, "held_out": 2}
+        over: dict[str, Any] = {"run": {"updates": UPDATES}, "optim": {"lr": 0.01}}
+        if variant == "sft":
+            return write(offline, {**over, "task": {"arithmetic": problems}, "batch": {"batch_size": 3}})
+        choice = VARIANTS[variant]
+        tables = {**over, "verifier": DIGIT, "task": {"arithmetic": problems}}
+        base = write(online, tables, name="base").read_text()
+        import tomllib
+
+        return write(tomllib.loads(base), choice)
+
+    return make
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that are whole."""
+    path = run / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def numbers(run: Path) -> list[dict[str, Any]]:
+    """The same without what a clock says."""
+    clock = ("time/", "speed/", "seconds")
+    return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines(run)]
+
+
+def last(run: Path) -> Path:
+    """The newest checkpoint, which must be whole."""
+    found, skipped = checkpoint.newest(run / "checkpoints")
+    assert found is not None
+    assert not skipped
+    return found
+
+
+def assert_same(run: Path, never_killed: Path) -> None:
+    """Both runs ended with the same weights, moments, numbers and rollouts, each update once."""
+    one, other = last(run), last(never_killed)
+    assert one.name == other.name == f"step_{UPDATES:06d}"
+    names = sorted(str(f.relative_to(other)) for f in other.rglob("*") if f.is_file())
+    assert names == sorted(str(f.relative_to(one)) for f in one.rglob("*") if f.is_file())
+    weights = [n for n in names if n.endswith(".safetensors")]
+    assert len(weights) >= 2
+    for name in weights:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    assert [line["update"] for line in lines(run)] == list(range(UPDATES + 1))
+    assert numbers(run) == numbers(never_killed)
+    rollouts = {f.name: f.read_bytes() for f in (never_killed / "samples").glob("*")}
+    assert {f.name: f.read_bytes() for f in (run / "samples").glob("*")} == rollouts
+    assert not list((run / "checkpoints").glob("*.tmp-*"))
+    assert (run / "report.html").stat().st_size > 1000
+
+
+def tasks_trained(run: Path) -> list[str]:
+    """The task of each group, in the order of training."""
+    out = []
+    for file in sorted((run / "samples").glob("0*.jsonl")):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        out += [row["task"] for row in rows if row["sample"] == 0]
+    return out
+
+
+def finish_through_kills(launcher, recipe: Path, run: Path, moments: list[float], seconds: float) -> int:
+    """Kills the run at these shares of its length, one session after the other; how many kills struck."""
+    struck, output = 0, run.with_suffix(".txt")
+    for share in moments:
+        go_on = ["--resume"] if (run / "config.toml").exists() else []
+        started = launcher.start("train", recipe, "--run-dir", run, "--quiet", *go_on, output=output)
+        time.sleep(share * seconds)
+        started.kill()
+        struck += started.wait() == -signal.SIGKILL
+    go_on = ["--resume"] if (run / "config.toml").exists() else []
+    code = launcher.run("train", recipe, "--run-dir", run, "--quiet", *go_on, output=output)
+    assert code == 0, output.read_text()
+    return struck
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_at_random_moments_a_run_ends_bit_for_bit_as_if_it_had_not_been(
+    launcher, recipe_of, tmp_path, variant
+):
+    recipe, never_killed = recipe_of(variant), tmp_path / "never_killed"
+    began = time.monotonic()
+    code = launcher.run("train", recipe, "--run-dir", never_killed, "--quiet", output=tmp_path / "out.txt")
+    assert code == 0, (tmp_path / "out.txt").read_text()
+    seconds = time.monotonic() - began
+    seed = random.randrange(10**6)
+    dice = random.Random(seed)
+    moments = [dice.uniform(0.3, 0.95) for _ in range(3)]
+    print(f"{variant}: seed {seed}, kills at {moments} of {seconds:.2f} s")
+    run = tmp_path / "killed"
+    struck = finish_through_kills(launcher, recipe, run, moments, seconds)
+    assert struck >= 1
+    assert_same(run, never_killed)
+
+
+def test_the_variants_have_something_to_learn_and_to_lose(launcher, recipe_of, tmp_path):
+    for variant in ("grpo", "guess"):
+        run = tmp_path / variant
+        launcher.run("train", recipe_of(variant), "--run-dir", run, "--quiet", output=tmp_path / "out.txt")
+        assert all(line["grad_norm"] > 0.01 for line in lines(run)[1:])
+    learnt = tasks_trained(tmp_path / "grpo")
+    assert len(learnt) == 3 * UPDATES
+
+
+def test_every_task_is_trained_exactly_once_an_epoch_whatever_was_killed(launcher, recipe_of, tmp_path):
+    recipe, run = recipe_of("grpo"), tmp_path / "run"
+    finish_through_kills(launcher, recipe, run, [0.5, 0.6, 0.7], seconds=1.0)
+    learnt = tasks_trained(run)
+    epoch = len(set(learnt))
+    assert len(learnt) == 3 * UPDATES > 2 * epoch > 0
+    for start in range(0, len(learnt) - epoch + 1, epoch):
+        assert set(Counter(learnt[start : start + epoch]).values()) == {1}
+
+
+def test_killed_at_everything_that_it_does_to_a_file_a_run_goes_on_exactly(launcher, recipe_of, tmp_path):
+    recipe, never_killed, run = recipe_of("grpo"), tmp_path / "never_killed", tmp_path / "run"
+    short = ["--set", "run.updates=3", "--set", "checkpoint.keep=1", "--quiet"]
+    output = tmp_path / "out.txt"
+    assert launcher.run("train", recipe, "--run-dir", never_killed, *short, output=output) == 0
+    # The first update is killed at every third thing, until its checkpoint is there; the second at every
+    # single one; then it may end.
+    kills, reached, die_at, code = Counter[int](), -1, 1, -9
+    while code != 0:
+        before, skipped = checkpoint.newest(run / "checkpoints")
+        assert not skipped, "a checkpoint that is there is whole"
+        update = int(before.name[-6:]) if before else 0
+        assert update >= reached, "a checkpoint that was there has gone"
+        if update > reached:
+            reached, die_at = update, 1
+        strike = die_at if update < 2 else 0
+        go_on = ["--resume"] if (run / "config.toml").exists() else []
+        words = ["train", recipe, "--run-dir", run, *short, *go_on]
+        code = launcher.run(*words, output=output, die_at=strike, watch=run)
+        assert code in (0, -9), output.read_text()
+        if code:
+            kills[update] += 1
+            die_at += 1 if update else 3
+    assert kills[0] >= 12
+    assert kills[1] >= 35
+    global UPDATES
+    UPDATES, whole = 3, UPDATES
+    try:
+        assert_same(run, never_killed)
+    finally:
+        UPDATES = whole
+
+
+def test_sigterm_ends_the_update_saves_it_and_exits_with_1(launcher, recipe_of, tmp_path):
+    recipe, never_killed, run = recipe_of("epochs and minibatches"), tmp_path / "never", tmp_path / "run"
+    words, output = ["--quiet", "--set", "checkpoint.every=0"], tmp_path / "out.txt"
+    assert launcher.run("train", recipe, "--run-dir", never_killed, *words, output=output) == 0
+    started = launcher.start("train", recipe, "--run-dir", run, *words, output=output)
+    started.until(lambda: len(lines(run)) >= 3)
+    started.kill(signal.SIGTERM)
+    assert started.wait() == 1
+    said = output.read_text()
+    assert "stopped on request after update" in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert last(run).name == f"step_{lines(run)[-1]['update']:06d}"
+    assert lines(run)[-1]["update"] < UPDATES
+    assert launcher.run("train", recipe, "--run-dir", run, "--resume", *words, output=output) == 0
+    assert_same(run, never_killed)
+
+
+def test_a_run_with_workers_leaves_neither_a_lock_nor_a_process_when_it_is_killed(
+    launcher, recipe_of, write, online, tmp_path
+):
+    code = tmp_path / "rewards.py"
+    code.write_text(REWARD)
+    over = {
+        "verifier": {"number": None, "function": {"function": f"{code}:reward"}},
+        "run": {"updates": UPDATES},
+    }
+    recipe, run, never_killed = write(online, over), tmp_path / "run", tmp_path / "never"
+    output = tmp_path / "out.txt"
+    assert launcher.run("train", recipe, "--run-dir", never_killed, "--quiet", output=output) == 0
+    started = launcher.start("train", recipe, "--run-dir", run, "--quiet", output=output)
+    started.until(lambda: len(lines(run)) >= 3)
+    started.kill()
+    assert started.wait() == -9
+    # At once: a worker that outlived the run must not hold its directory.
+    assert launcher.run("train", recipe, "--run-dir", run, "--quiet", "--resume", output=output) == 0
+    assert_same(run, never_killed)
+
+
+def test_as_it_is_really_started(launcher, recipe_of, tmp_path):
+    recipe, never_killed, run = recipe_of("grpo"), tmp_path / "never_killed", tmp_path / "run"
+    assert launcher.run("train", recipe, "--run-dir", never_killed, "--quiet", output=tmp_path / "o.txt") == 0
+    words = [sys.executable, "-m", "posttrain", "train", str(recipe), "--run-dir", str(run), "--quiet"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(lines(run)) < 3 and process.poll() is None:
+        time.sleep(0.002)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    done = subprocess.run([*words, "--resume"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert_same(run, never_killed)
