@@ -17,8 +17,10 @@ demo: setup
 
 lint: setup
 	$(BIN)/ruff check src tests scripts benchmarks
+	$(BIN)/ruff format --check -q src tests scripts benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/docs.py --check
 
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile

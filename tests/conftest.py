@@ -1,5 +1,7 @@
 """A tiny Llama with a tokenizer of its own, recipes over it, and the command line in this process."""
 
+import contextlib
+import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,7 +69,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
             "num_hidden_layers": 3,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
+            "max_position_embeddings": 512,
             "bos_token_id": None,
             "eos_token_id": 2,
             "pad_token_id": 0,
@@ -87,6 +89,27 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 def tiny(make_model: MakeModel) -> Path:
     """The directory of the model that most tests train; they leave it as it is."""
     return make_model()
+
+
+@pytest.fixture(scope="session")
+def able(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learnt to answer sums with one digit, not always the right one."""
+    place = tmp_path_factory.mktemp("able")
+    sums = {"low": 2, "high": 4, "held_out": 2, "template": "{a}+{b}="}
+    tables = {
+        "model": {"path": str(tiny), "dtype": "float32", "device": "cpu"},
+        "method": {"name": "sft"},
+        "task": {"arithmetic": sums},
+        "optim": {"lr": 0.01},
+        "run": {"updates": 25, "threads": 1},
+        "batch": {"batch_size": 7},
+    }
+    (place / "recipe.toml").write_text(config.dump(tables))
+    words = ["train", str(place / "recipe.toml"), "--run-dir", str(place / "run"), "--quiet"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = cli._guarded(lambda: cli.app(words, standalone_mode=False))
+    assert code == 0
+    return place / "run" / "checkpoints" / "step_000025" / "model"
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tables:

@@ -15,6 +15,8 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "posttrain"
+KINDS = frozenset({"full_attention", "sliding_attention"})
+"""Layers in which who sees whom is what the layout says."""
 
 Heads = Float[torch.Tensor, "R H T D"]
 
@@ -52,8 +54,13 @@ def _attention(
     layout: Layout,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
+    if s_aux is not None:
+        raise ValueError(
+            "attention sinks (as in gpt-oss) are not supported: leaving them out is another model"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment]
     out = layout.attend(layer, query, key, value, scale=scale, window=sliding_window, softcap=softcap)
@@ -91,18 +98,26 @@ def masked_attention(
         scores = scores.masked_fill(~mask, -torch.inf)
     elif mask is not None:
         scores = scores + mask
-    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype) @ value
 
 
 def use_layouts(model: PreTrainedModel) -> None:
     """Makes the model attend through the `layout` given to `hidden_states`.
 
-    Raises ValueError for an architecture that does not take its attention from the registry.
+    Raises ValueError for an architecture that does not take its attention from the registry, and for one
+    in which a token sees others through more than attention (recurrent and convolutional layers, chunks):
+    rows that lie end to end would leak into one another without a word.
     """
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
             f"{type(model).__name__} does not take its attention from transformers' registry; "
             "every current decoder-only model of transformers does"
+        )
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - KINDS
+    if kinds or getattr(model, "_is_stateful", False):
+        raise ValueError(
+            f"{type(model).__name__} has {', '.join(sorted(kinds)) or 'recurrent'} layers; "
+            "only full and sliding attention can be packed"
         )
     model.set_attn_implementation(NAME)
 

@@ -1,7 +1,6 @@
 """The command line. A mistake of the user's is one line and exit 2; a run that fails is exit 1."""
 
 import json
-import shutil
 import sys
 import traceback
 from collections.abc import Callable
@@ -73,22 +72,20 @@ def train(
     process.settle(found.recipe.run.threads)
     directory = RunDir(run_dir or _free(recipe.stem), resume=resume)
     try:
-        try:
-            _same_recipe(found, directory.path, resume)
-            chosen = local.plan(found.recipe, _silent if quietly else say)
-        except UserError as error:
-            if not resume:
-                _discard(directory)
-            raise found.locate(error) from None
+        _same_recipe(found, directory.path, resume)
+        chosen = local.plan(found.recipe, _silent if quietly else say)
         title = f"{recipe.stem}: {chosen.asked.line.title}"
         directory.describe(config.dump(found.tables), title, chosen.sections())
         if not quietly:
             _print_plan(chosen)
             say(f"run directory: {directory.path}")
         last = _run(chosen, directory, resume=resume, tables=found.tables, quiet=quiet, as_json=as_json)
+    except UserError as error:
+        if not resume:
+            directory.discard()
+        raise found.locate(error) from None
     finally:
-        if directory.path.exists():
-            directory.close()
+        directory.close()
     result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
     if not as_json:
         out.print(f"done: {result}  report {directory.path / 'report.html'}", highlight=False, soft_wrap=True)
@@ -100,9 +97,7 @@ def _run(
     try:
         if quiet or as_json:
             shown = show.as_json if as_json else show.quiet
-            return local.train(
-                chosen, directory, resume=resume, config=tables, show=shown, say=_silent
-            )
+            return local.train(chosen, directory, resume=resume, config=tables, show=shown, say=_silent)
         with show.Terminal(err, chosen.asked.recipe.run.updates) as terminal:
             return local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
     finally:
@@ -116,12 +111,6 @@ def _silent(text: str) -> None:
 def _free(name: str) -> Path:
     """The first directory runs/NAME-001, -002 ... that is not taken."""
     return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
-
-
-def _discard(directory: RunDir) -> None:
-    """Removes a directory that a refused recipe has just made and left empty."""
-    if {p.name for p in directory.path.iterdir()} <= {".lock"}:
-        shutil.rmtree(directory.path, ignore_errors=True)
 
 
 def _same_recipe(found: config.Read, path: Path, resume: bool) -> None:
@@ -151,7 +140,9 @@ def _print_plan(chosen: local.Plan) -> None:
     for note in chosen.policy.notes:
         say(f"note: {note}")
     if chosen.memory.total > chosen.free:
-        say("note: the estimate is above the memory that is free; steps.gradient_checkpointing or lora.rank help")
+        say(
+            "note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help"
+        )
 
 
 @app.command()
@@ -214,13 +205,17 @@ def evaluate(
 
 @app.command()
 def sample(
-    target: Annotated[str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")],
+    target: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")
+    ],
     prompt: Annotated[str, typer.Argument(help="The user's message; - reads standard input.")],
     count: Annotated[int, typer.Option("-n", min=1, help="Answers to draw.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than this times the likeliest.")] = 0.0,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens less likely than this times the likeliest.")
+    ] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     seed: int = 0,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
@@ -238,7 +233,7 @@ def sample(
     text = sys.stdin.read() if prompt == "-" else prompt
     path, adapter = target, None
     if (Path(target) / "config.toml").exists():
-        found, recipe, adapter = _target(Path(target), None, None)
+        _, recipe, adapter = _target(Path(target), None, None)
         path = recipe.model.path
     model = Model(path=path, dtype=dtype)  # type: ignore[arg-type]
     process.settle()
@@ -261,7 +256,9 @@ def sample(
                 out.rule(f"{len(answer.tokens)} tokens, {answer.stop}", style="dim")
 
 
-def _target(target: Path, sets: list[str] | None, model: str | None) -> tuple[config.Read, Recipe, Path | None]:
+def _target(
+    target: Path, sets: list[str] | None, model: str | None
+) -> tuple[config.Read, Recipe, Path | None]:
     """The recipe, with the model of the newest checkpoint if the target is a run; and its adapter, if any."""
     is_run = target.is_dir() and (target / "config.toml").exists()
     found = config.read(target / "config.toml" if is_run else target, sets or ())

@@ -5,6 +5,7 @@ component's own configuration refuses is said with its key. Only this file knows
 """
 
 import dataclasses
+import datetime
 import json
 import math
 import re
@@ -21,7 +22,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from posttrain.methods.table import line
 from posttrain.nearest import did_you_mean
-from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe
+from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, unread
 from posttrain.types import UserError
 
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
@@ -50,12 +51,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Read:
     Raises UserError, with file and line or the override, for anything that cannot be used as it stands.
     """
     text = _text(path)
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        where = f"{path}:{at[1]}" if at else f"{path}:{text.count(chr(10)) + 1}"
-        raise UserError(f"is not TOML: {str(error).split(' (at')[0]}", where=where) from None
+    tables = _tables(path, text)
     given: dict[str, str] = {}
     for override in overrides:
         key, value = _override(override)
@@ -70,15 +66,34 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Read:
     return found
 
 
+def _tables(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        where = f"{path}:{at[1]}" if at else f"{path}:{text.count(chr(10)) + 1}"
+        raise UserError(f"is not TOML: {str(error).split(' (at')[0]}", where=where) from None
+    except RecursionError:
+        raise UserError("is nested too deeply", where=str(path)) from None
+
+
 def _text(path: Path) -> str:
     if path.is_dir():
         raise UserError("is a directory", where=str(path), mend="name the .toml file in it")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors begin with a byte order mark
+    except UnicodeDecodeError as error:
+        number = error.object[: error.start].count(b"\n") + 1
+        found = f"byte 0x{error.object[error.start]:02x}"
+        raise UserError(
+            f"is not UTF-8 ({found})", where=f"{path}:{number}", mend="save it as UTF-8"
+        ) from None
     except FileNotFoundError:
-        near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.toml")] if path.parent.exists() else [])
+        near = did_you_mean(
+            path.name, [p.name for p in path.parent.glob("*.toml")] if path.parent.exists() else []
+        )
         raise UserError("there is no such recipe", where=str(path), mend=near) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot be read: {error}", where=str(path)) from None
 
 
@@ -107,7 +122,7 @@ def _table(name: str, table: Mapping[str, Any]) -> str:
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
 
 
 def _value(value: Any) -> str:
@@ -119,8 +134,12 @@ def _value(value: Any) -> str:
         return "[" + ", ".join(_value(v) for v in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    return _string(value) if isinstance(value, str) else str(value)
+
+
+def _string(text: str) -> str:
     # JSON's escapes are TOML's; a lone DEL is the one character that JSON leaves and TOML refuses.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _override(text: str) -> tuple[str, Any]:
@@ -139,14 +158,24 @@ def _override(text: str) -> tuple[str, Any]:
 def _put(tables: dict[str, Any], key: str, value: Any, override: str) -> None:
     *path, last = key.split(".")
     here: Any = tables
+    if value is None and not _has(tables, key.split(".")):
+        raise UserError(f"takes out nothing: there is no {key!r}", where=f"--set {override}")
     for name in path:
         here = here.setdefault(name, {})
         if not isinstance(here, dict):
             raise UserError(f"{name!r} is a value, not a table", where=f"--set {override}")
     if value is None:
-        here.pop(last, None)
+        del here[last]
     else:
         here[last] = value
+
+
+def _has(tables: Any, loc: Sequence[str]) -> bool:
+    for name in loc:
+        if not isinstance(tables, Mapping) or name not in tables:
+            return False
+        tables = tables[name]
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,30 +195,35 @@ class Where:
         return f"{self.path}:{number}: {dotted}" if number else f"{self.path}: {dotted}"
 
     def _line(self, loc: list[str]) -> int:
-        """Of the key, or else of the nearest table around it; 0 if there is none."""
+        """Of the key, or else of the nearest table around or below it; 0 if there is none."""
         table: list[str] = []
-        best, best_depth = 0, 0
+        best, best_match = 0, (0, False)
         for number, text in enumerate(self.text.splitlines(), 1):
             head = re.fullmatch(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(#.*)?", text)
+            key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", text)
             if head:
-                table = [part.strip(" \"'") for part in head[1].split(".")]
-                here = table
+                here = table = _parts(head[1])
+            elif key:
+                here = table + _parts(key[1])
             else:
-                key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", text)
-                if not key:
-                    continue
-                here = table + [part.strip(" \"'") for part in key[1].split(".")]
-            depth = len(here)
-            if here == loc[:depth] and depth > best_depth:
-                best, best_depth = number, depth
+                continue
+            shared = next((n for n, (a, b) in enumerate(zip(here, loc, strict=False)) if a != b), None)
+            shared = min(len(here), len(loc)) if shared is None else shared
+            match = (shared, shared == len(here))
+            if shared and match > best_match:
+                best, best_match = number, match
         return best
+
+
+def _parts(dotted: str) -> list[str]:
+    return [part.strip(" \"'") for part in dotted.split(".")]
 
 
 def _recipe(tables: Mapping[str, Any], where: Where) -> Recipe:
     try:
-        text = json.dumps(_no_nan(tables, (), where))
-    except (TypeError, ValueError):
-        raise UserError("holds a date or time, which no option is", where=str(where.path)) from None
+        text = json.dumps(_jsonable(tables, (), where))
+    except RecursionError:
+        raise UserError("is nested too deeply", where=str(where.path)) from None
     try:
         recipe: Recipe = _plain(_adapter().validate_json(text))
         return recipe
@@ -197,13 +231,20 @@ def _recipe(tables: Mapping[str, Any], where: Where) -> Recipe:
         raise _first(error, tables, where) from None
 
 
-def _no_nan(value: Any, loc: tuple[str, ...], where: Where) -> Any:
+def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
+    """The value, if no part of it is something that TOML can hold and no option can be."""
+    if isinstance(value, Mapping):
+        return {k: _jsonable(v, (*loc, k), where) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_jsonable(v, loc, where) for v in value]
+    if isinstance(value, (datetime.date, datetime.time)):
+        raise UserError("is a date or time, and no option may be", where=where(loc))
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"is {value}, and no option may be", where=where(loc))
-    if isinstance(value, Mapping):
-        return {k: _no_nan(v, (*loc, k), where) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_no_nan(v, loc, where) for v in value]
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise UserError("is a number of more than 64 bits", where=where(loc))
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise UserError("holds half of a surrogate pair, not a character", where=where(loc))
     return value
 
 
@@ -250,18 +291,29 @@ def _strict_type(hint: Any) -> Any:
     return hint
 
 
+_URGENCY = {
+    "unexpected_keyword_argument": 0,
+    "extra_forbidden": 0,
+    "missing": 2,
+    "missing_argument": 2,
+    "missing_keyword_only_argument": 2,
+}
+"""Which of several mistakes to name: an unknown key, then anything else, then a missing one."""
+
+
 def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:
     """The first mistake, as one line."""
-    found = error.errors(include_url=False)
+    # What is there and should not be tells more than what is missing because of it.
+    found = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
     mistake = found[0]
     loc = [str(part) for part in mistake["loc"]]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     kind, said = mistake["type"], mistake["msg"]
-    if kind in ("unexpected_keyword_argument", "extra_forbidden"):
+    if _URGENCY.get(kind) == 0:
         known = _known(loc[:-1])
         mend = did_you_mean(loc[-1], known) or f"known here: {', '.join(known)}"
         return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
-    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+    if _URGENCY.get(kind) == 2:
         return UserError(f"{'.'.join(loc)!r} is missing{more}", where=where(loc))
     if kind == "value_error":
         return UserError(str(mistake["ctx"]["error"]) + more, where=where(loc))
@@ -284,7 +336,7 @@ def _known(loc: Sequence[str]) -> list[str]:
 
 
 def _check_read(found: Read) -> None:
-    """UserError for a table that the method's loop would never read."""
+    """UserError for a table or a key that nothing would read, as the other choices are."""
     name = found.recipe.method.get("name")
     if not isinstance(name, str):
         raise UserError("the method's name is missing", where="method", mend='name = "grpo"')
@@ -296,3 +348,6 @@ def _check_read(found: Read) -> None:
                 where=table,
                 mend="leave the table out",
             )
+    for key, why in unread(found.recipe, loop).items():
+        if _has(found.tables, key.split(".")):
+            raise UserError(f"is never read: {why}", where=key, mend="leave it out")

@@ -34,7 +34,9 @@ def examine() -> list[Fact]:
         _bfloat16(),
         _gpu(),
         _cache(),
-        _program("chromium", ("chromium", "chromium-browser", "google-chrome"), "pictures of reports, in tests"),
+        _program(
+            "chromium", ("chromium", "chromium-browser", "google-chrome"), "pictures of reports, in tests"
+        ),
     ]
     for package, use in (
         ("tensorboard", "track.sinks"),
@@ -49,7 +51,8 @@ def examine() -> list[Fact]:
 
 
 def _bfloat16() -> Fact:
-    fast = torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    fast = there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     found = "the processor multiplies in bfloat16" if fast else "no bfloat16 on this processor"
     return Fact("bfloat16", found, fast, "" if fast else "set model.dtype = 'float32'")
 

@@ -120,6 +120,16 @@ def open_tracker(
 
     Raises UserError for a service that is unknown or not installed. One that cannot be reached is none.
     """
+    check_sinks(sinks)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    last = truncate_after(run_dir, resume_after)
+    run = Run(run_dir.resolve(), project, name, config, last["step"])
+    feeds = [_Feed(sink, partial(SERVICES[sink], run)) for sink in dict.fromkeys(sinks)]
+    return Track(run_dir / METRICS, last["update"], feeds)
+
+
+def check_sinks(sinks: Sequence[str]) -> None:
+    """Nothing; UserError for a service that is unknown or not installed."""
     for sink in sinks:
         if sink not in SERVICES:
             near = get_close_matches(sink, SERVICES, n=1)
@@ -129,11 +139,6 @@ def open_tracker(
             raise UserError(
                 f"{sink} is not installed", where="track.sinks", mend=f"pip install 'posttrain[{sink}]'"
             )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    last = truncate_after(run_dir, resume_after)
-    run = Run(run_dir.resolve(), project, name, config, last["step"])
-    feeds = [_Feed(sink, partial(SERVICES[sink], run)) for sink in dict.fromkeys(sinks)]
-    return Track(run_dir / METRICS, last["update"], feeds)
 
 
 def truncate_after(run_dir: Path, update: int | None) -> dict[str, int]:

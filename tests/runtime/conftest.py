@@ -65,7 +65,12 @@ class Launcher:
     def start(self, *words: object, output: Path, die_at: int = 0, watch: Path = Path("/")) -> Started:
         """A process that runs these words; the last one must have been waited for."""
         assert self.process.stdin is not None
-        order = {"argv": [str(w) for w in words], "output": str(output), "die_at": die_at, "watch": str(watch)}
+        order = {
+            "argv": [str(w) for w in words],
+            "output": str(output),
+            "die_at": die_at,
+            "watch": str(watch),
+        }
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         return Started(self, self.hear()["pid"], output)

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
+from posttrain import config
 from posttrain.learner import checkpoint
 
 UPDATES = 5
-DIGIT = {"number": None, "regex": {"pattern": "[0-9]"}}
-"""A reward that a random model earns now and then."""
 REWARD = """
 def reward(response, answer):
     return sum(c.isdigit() for c in response) / 3
@@ -30,7 +29,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "varied": {"rollout": {"select": "varied", "group_size": 3, "max_rounds": 3}},
     "checkpoints apart": {"checkpoint": {"every": 2, "keep": 1}, "eval": {"every": 2}},
     "guess": {
-        "task": {"arithmetic": None, "guess": {"high": 9, "max_turns": 3, "shaping": 0.5}, "games": {"train": 7}},
+        "task": {
+            "arithmetic": None,
+            "guess": {"high": 9, "max_turns": 3, "shaping": 0.5},
+            "games": {"train": 7},
+        },
         "verifier": None,
         "eval": {"limit": 4},
     },
@@ -39,7 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def recipe_of(online, offline, write, tmp_path):
+def recipe_of(online, offline, able, write):
     """recipe_of(variant) -> its recipe file."""
 
     def make(variant: str) -> Path:
@@ -47,12 +50,8 @@ def recipe_of(online, offline, write, tmp_path):
         over: dict[str, Any] = {"run": {"updates": UPDATES}, "optim": {"lr": 0.01}}
         if variant == "sft":
             return write(offline, {**over, "task": {"arithmetic": problems}, "batch": {"batch_size": 3}})
-        choice = VARIANTS[variant]
-        tables = {**over, "verifier": DIGIT, "task": {"arithmetic": problems}}
-        base = write(online, tables, name="base").read_text()
-        import tomllib
-
-        return write(tomllib.loads(base), choice)
+        tables = {**over, "model": {"path": str(able)}, "task": {"arithmetic": problems}}
+        return write(config.read(write(online, tables)).tables, VARIANTS[variant])
 
     return make
 
@@ -78,17 +77,17 @@ def last(run: Path) -> Path:
     return found
 
 
-def assert_same(run: Path, never_killed: Path) -> None:
+def assert_same(run: Path, never_killed: Path, updates: int = UPDATES) -> None:
     """Both runs ended with the same weights, moments, numbers and rollouts, each update once."""
     one, other = last(run), last(never_killed)
-    assert one.name == other.name == f"step_{UPDATES:06d}"
+    assert one.name == other.name == f"step_{updates:06d}"
     names = sorted(str(f.relative_to(other)) for f in other.rglob("*") if f.is_file())
     assert names == sorted(str(f.relative_to(one)) for f in one.rglob("*") if f.is_file())
     weights = [n for n in names if n.endswith(".safetensors")]
     assert len(weights) >= 2
     for name in weights:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    assert [line["update"] for line in lines(run)] == list(range(UPDATES + 1))
+    assert [line["update"] for line in lines(run)] == list(range(updates + 1))
     assert numbers(run) == numbers(never_killed)
     rollouts = {f.name: f.read_bytes() for f in (never_killed / "samples").glob("*")}
     assert {f.name: f.read_bytes() for f in (run / "samples").glob("*")} == rollouts
@@ -105,17 +104,20 @@ def tasks_trained(run: Path) -> list[str]:
     return out
 
 
-def finish_through_kills(launcher, recipe: Path, run: Path, moments: list[float], seconds: float) -> int:
-    """Kills the run at these shares of its length, one session after the other; how many kills struck."""
-    struck, output = 0, run.with_suffix(".txt")
-    for share in moments:
+def finish_through_kills(launcher, recipe: Path, run: Path, dice: random.Random) -> list[str]:
+    """Trains to the end through three kills at random moments; where each of them struck."""
+    struck, output = [], run.with_suffix(".txt")
+    at_start, early, late = 0, dice.randint(1, 2), dice.randint(3, UPDATES - 1)
+    for updates in (early, at_start, late):
         go_on = ["--resume"] if (run / "config.toml").exists() else []
         started = launcher.start("train", recipe, "--run-dir", run, "--quiet", *go_on, output=output)
-        time.sleep(share * seconds)
+        if updates:
+            started.until(lambda least=updates: len(lines(run)) > least)
+        time.sleep(dice.uniform(0.0, 0.05 if updates else 0.3))
         started.kill()
-        struck += started.wait() == -signal.SIGKILL
-    go_on = ["--resume"] if (run / "config.toml").exists() else []
-    code = launcher.run("train", recipe, "--run-dir", run, "--quiet", *go_on, output=output)
+        if started.wait() == -signal.SIGKILL:
+            struck.append(f"after line {len(lines(run))}")
+    code = launcher.run("train", recipe, "--run-dir", run, "--quiet", "--resume", output=output)
     assert code == 0, output.read_text()
     return struck
 
@@ -125,17 +127,12 @@ def test_killed_at_random_moments_a_run_ends_bit_for_bit_as_if_it_had_not_been(
     launcher, recipe_of, tmp_path, variant
 ):
     recipe, never_killed = recipe_of(variant), tmp_path / "never_killed"
-    began = time.monotonic()
     code = launcher.run("train", recipe, "--run-dir", never_killed, "--quiet", output=tmp_path / "out.txt")
     assert code == 0, (tmp_path / "out.txt").read_text()
-    seconds = time.monotonic() - began
-    seed = random.randrange(10**6)
-    dice = random.Random(seed)
-    moments = [dice.uniform(0.3, 0.95) for _ in range(3)]
-    print(f"{variant}: seed {seed}, kills at {moments} of {seconds:.2f} s")
-    run = tmp_path / "killed"
-    struck = finish_through_kills(launcher, recipe, run, moments, seconds)
-    assert struck >= 1
+    seed, run = random.randrange(10**6), tmp_path / "killed"
+    struck = finish_through_kills(launcher, recipe, run, random.Random(seed))
+    print(f"{variant}: seed {seed}, killed {', '.join(struck)}")
+    assert struck
     assert_same(run, never_killed)
 
 
@@ -143,14 +140,14 @@ def test_the_variants_have_something_to_learn_and_to_lose(launcher, recipe_of, t
     for variant in ("grpo", "guess"):
         run = tmp_path / variant
         launcher.run("train", recipe_of(variant), "--run-dir", run, "--quiet", output=tmp_path / "out.txt")
-        assert all(line["grad_norm"] > 0.01 for line in lines(run)[1:])
+        assert sum(line["grad_norm"] > 0.01 for line in lines(run)[1:]) >= 3
     learnt = tasks_trained(tmp_path / "grpo")
     assert len(learnt) == 3 * UPDATES
 
 
 def test_every_task_is_trained_exactly_once_an_epoch_whatever_was_killed(launcher, recipe_of, tmp_path):
     recipe, run = recipe_of("grpo"), tmp_path / "run"
-    finish_through_kills(launcher, recipe, run, [0.5, 0.6, 0.7], seconds=1.0)
+    finish_through_kills(launcher, recipe, run, random.Random(0))
     learnt = tasks_trained(run)
     epoch = len(set(learnt))
     assert len(learnt) == 3 * UPDATES > 2 * epoch > 0
@@ -183,12 +180,7 @@ def test_killed_at_everything_that_it_does_to_a_file_a_run_goes_on_exactly(launc
             die_at += 1 if update else 3
     assert kills[0] >= 12
     assert kills[1] >= 35
-    global UPDATES
-    UPDATES, whole = 3, UPDATES
-    try:
-        assert_same(run, never_killed)
-    finally:
-        UPDATES = whole
+    assert_same(run, never_killed, updates=3)
 
 
 def test_sigterm_ends_the_update_saves_it_and_exits_with_1(launcher, recipe_of, tmp_path):
@@ -214,10 +206,8 @@ def test_a_run_with_workers_leaves_neither_a_lock_nor_a_process_when_it_is_kille
 ):
     code = tmp_path / "rewards.py"
     code.write_text(REWARD)
-    over = {
-        "verifier": {"number": None, "function": {"function": f"{code}:reward"}},
-        "run": {"updates": UPDATES},
-    }
+    function = {"number": None, "function": {"function": f"{code}:reward"}}
+    over = {"verifier": function, "run": {"updates": UPDATES}}
     recipe, run, never_killed = write(online, over), tmp_path / "run", tmp_path / "never"
     output = tmp_path / "out.txt"
     assert launcher.run("train", recipe, "--run-dir", never_killed, "--quiet", output=output) == 0
@@ -230,15 +220,23 @@ def test_a_run_with_workers_leaves_neither_a_lock_nor_a_process_when_it_is_kille
     assert_same(run, never_killed)
 
 
-def test_as_it_is_really_started(launcher, recipe_of, tmp_path):
+def test_as_it_is_really_started(recipe_of, tmp_path):
     recipe, never_killed, run = recipe_of("grpo"), tmp_path / "never_killed", tmp_path / "run"
-    assert launcher.run("train", recipe, "--run-dir", never_killed, "--quiet", output=tmp_path / "o.txt") == 0
-    words = [sys.executable, "-m", "posttrain", "train", str(recipe), "--run-dir", str(run), "--quiet"]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def start(directory: Path, *more: str) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-m", "posttrain", "train", str(recipe), "--run-dir", str(directory), *more]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    beside, process = start(never_killed), start(run)
     while len(lines(run)) < 3 and process.poll() is None:
         time.sleep(0.002)
     process.kill()
-    assert process.wait() == -signal.SIGKILL
-    done = subprocess.run([*words, "--resume"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    again = start(run, "--resume")
+    said, _ = again.communicate()
+    assert again.returncode == 0, said
+    assert "going on from step_" in said
+    said, _ = beside.communicate()
+    assert beside.returncode == 0, said
     assert_same(run, never_killed)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from posttrain.types import RunError
@@ -58,7 +58,7 @@ def save(
             shutil.rmtree(final)
         working.rename(final)
         _flush(root)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(working, ignore_errors=True)
         raise RunError(f"{final}: the checkpoint cannot be written: {error}") from error
     if keep:
@@ -81,7 +81,9 @@ def newest(root: Path) -> tuple[Path | None, list[str]]:
 def damage(path: Path) -> str:
     """What is wrong with a checkpoint, or an empty string."""
     try:
-        manifest: dict[str, tuple[int, str]] = json.loads((path / MANIFEST).read_text())
+        manifest: Any = json.loads((path / MANIFEST).read_text())
+        if not isinstance(manifest, dict) or STATE not in manifest:
+            return "its manifest does not name the files"
         for name, (size, digest) in manifest.items():
             file = path / name
             if not file.is_file():

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -62,6 +62,8 @@ class Update:
     logp: PerToken
     """Under the weights before each row's first step."""
     entropy: PerToken
+    computed: Bool[torch.Tensor, "B"]
+    """Rows of which the model said anything: those whose loss has a weight."""
     metrics: dict[str, float]
 
 
@@ -170,24 +172,34 @@ class Learner:
             batch = replace(batch, logp_ref=self.score_reference(batch).logp)
         batch = self.method.prepare(batch)
         seen = Outputs(logp=torch.zeros_like(batch.reward), entropy=torch.zeros_like(batch.reward))
+        computed = torch.zeros(len(batch), dtype=torch.bool)
         logs = []
         for epoch in range(self.steps.epochs):
             for rows in self._minibatches(batch, epoch):
-                out, metrics = self.step(batch.rows(rows))
+                out, done, metrics = self.step(batch.rows(rows))
                 logs.append(metrics)
                 if epoch == 0:
-                    seen.logp[rows], seen.entropy[rows] = out.logp, out.entropy
+                    seen.logp[rows], seen.entropy[rows], computed[rows] = out.logp, out.entropy, done
         self.update_count += 1
-        metrics = {key: sum(m[key] for m in logs) / len(logs) for key in logs[0]}
-        return Update(batch, seen.logp, seen.entropy, metrics | _mismatch(batch, seen.logp))
+        values: dict[str, list[float]] = {}
+        for key, value in (pair for log in logs for pair in log.items()):
+            values.setdefault(key, []).append(value)
+        metrics = {key: sum(v) / len(v) for key, v in values.items()}
+        metrics |= _mismatch(batch.rows(computed), seen.logp[computed])
+        return Update(batch, seen.logp, seen.entropy, computed, metrics)
 
-    def step(self, batch: Batch) -> tuple[Outputs, dict[str, float]]:
-        """One optimiser step on these rows; what the model said of them before it, and metrics."""
+    def step(self, batch: Batch) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
+        """One optimiser step on these rows: (what the model said before it, of which rows, metrics).
+
+        Rows whose every weight is 0 are not computed; a step without any other leaves the weights alone.
+        """
         weight = self.method.weight(batch)
+        weighs = (weight != 0).any(-1)
+        weighed = replace(batch, mask=batch.mask & weighs[:, None])
         logp, entropy = torch.zeros_like(batch.reward), torch.zeros_like(batch.reward)
-        total, count = 0.0, int(batch.mask.sum())
+        total, count = 0.0, int(weighed.mask.sum())
         sums: dict[str, float] = {}
-        for rows in microbatches(batch, self.microbatch_tokens):
+        for rows in microbatches(weighed, self.microbatch_tokens):
             part = batch.rows(torch.tensor(rows))
             out = forward(base(self.model), part, self.temperature)
             loss = reduce.weighted_sum(self.method.loss(out, part), weight[rows].to(out.logp), part.mask)
@@ -199,7 +211,7 @@ class Learner:
                 sums[key] = sums.get(key, 0.0) + float(masked.row_sum(value, part.mask).sum())
         metrics = {key: value / count for key, value in sums.items()}
         metrics |= {"loss": total, "lr": self._rate(), "grad_norm": self._move(total)}
-        return Outputs(logp=logp, entropy=entropy), metrics
+        return Outputs(logp=logp, entropy=entropy), weighs, metrics
 
     def _rate(self) -> float:
         return learning_rate(self.optim, self.step_count, self.total_steps)
@@ -226,11 +238,13 @@ class Learner:
         if self.steps.minibatches == 1:
             yield torch.arange(len(batch))
             return
-        groups, index = torch.unique(batch.group, return_inverse=True)
+        # A group that trains nothing is dealt to nobody: a step of such groups alone would be an error.
+        trains = batch.mask.any(-1)
+        groups = torch.unique(batch.group[trains])
         generator = torch.Generator().manual_seed(hash((self.seed, self.update_count, epoch)) % 2**63)
         order = torch.randperm(len(groups), generator=generator)
         for part in order.tensor_split(min(self.steps.minibatches, len(groups))):
-            yield torch.isin(index, part).nonzero().flatten()
+            yield (torch.isin(batch.group, groups[part]) & trains).nonzero().flatten()
 
     # ------------------------------------------------------------------ keeping
 
@@ -282,7 +296,7 @@ def forward(model: PreTrainedModel, batch: Batch, temperature: float) -> Outputs
 
 def _mismatch(batch: Batch, logp: PerToken) -> dict[str, float]:
     """How far the sampler's policy was from the trainer's, on the tokens it drew."""
-    if not bool((batch.logp_policy != 0).any()):
+    if not bool((batch.logp_policy[batch.mask] != 0).any()):
         return {}
     return {
         "kl/mismatch": float(masked.mean(kl.k3(batch.logp_policy, logp), batch.mask)),

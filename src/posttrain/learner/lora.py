@@ -27,7 +27,6 @@ class Lora:
     """r; 0 trains every weight instead."""
     alpha: float = 32.0
     """The update is scaled by alpha / rank (rslora: alpha / √rank)."""
-    dropout: float = 0.0
     targets: tuple[str, ...] = ()
     """Names of the matrices to adapt (q_proj, v_proj ...); empty: every linear layer but the output head."""
     rslora: bool = False
@@ -38,8 +37,6 @@ class Lora:
             raise ValueError(f"rank must be 0 (off) or more, not {self.rank}")
         if self.alpha <= 0:
             raise ValueError(f"alpha must be above 0, not {self.alpha}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must lie in [0, 1), not {self.dropout}")
 
 
 def add_adapter(model: PreTrainedModel, config: Lora, seed: int) -> PeftModel:
@@ -50,7 +47,7 @@ def add_adapter(model: PreTrainedModel, config: Lora, seed: int) -> PeftModel:
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
-        lora_dropout=config.dropout,
+        lora_dropout=0.0,  # the trained policy would be another one than the sampled, at random
         target_modules=list(config.targets) or "all-linear",
         use_rslora=config.rslora,
         use_dora=config.dora,

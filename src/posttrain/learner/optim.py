@@ -146,8 +146,9 @@ def restore_optimizer(
     """Puts the moments saved by optimizer_tensors back; KeyError if they are of another model."""
     for name, master in zip(weights.names, weights.masters, strict=True):
         keys = ("step", "exp_avg", "exp_avg_sq")
+        optimizer.state.pop(master, None)
         if f"{name}/step" in tensors:
-            optimizer.state[master] = {k: tensors[f"{name}/{k}"].clone() for k in keys}
+            optimizer.state[master] = {k: tensors[f"{name}/{k}"].to(master.device, copy=True) for k in keys}
     known = {f"{name}/{k}" for name in weights.names for k in ("step", "exp_avg", "exp_avg_sq")}
     if unknown := set(tensors) - known:
         raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")

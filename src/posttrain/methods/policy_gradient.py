@@ -70,8 +70,16 @@ class PolicyGradient:
         return replace(batch, advantage=masked.fill(advantage[:, None].expand_as(batch.reward), batch.mask))
 
     def weight(self, batch: Batch) -> PerToken:
-        """The reduction of the step's mask."""
-        return self.reduction(batch.mask)
+        """The reduction of the step's mask; 0 for a token whose advantage is 0 and whose loss is nothing else.
+
+        Such a token has neither loss nor gradient, and a row of them need not be computed: in a group
+        whose answers are all right or all wrong, that is every row.
+        """
+        assert batch.advantage is not None
+        weight = self.reduction(batch.mask)
+        if self.kl_in_loss or self.entropy_bonus:
+            return weight
+        return torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """surrogate + β kl - α entropy, token by token."""

@@ -15,8 +15,9 @@ through different kernels. A wrong or stale tensor moves them by far more."""
 def hand_over(learner: Learner, engine: Engine, version: int, canary: list[int]) -> str:
     """The digest of the weights that the engine now draws from; RunError if they are not the learner's.
 
-    Two proofs: the digest that the engine made of what it received equals the one made of what was
-    sent, and the log-probabilities of the canary's tokens through the engine's own kernels equal the learner's.
+    Three proofs: the engine says that it holds this version, the digest that it made of what it received
+    equals the one made of what was sent, and the log-probabilities of the canary's tokens through the
+    engine's own kernels equal the learner's.
     """
     sent: list[str] = []
     dtype = learner.compute_dtype
@@ -29,14 +30,20 @@ def hand_over(learner: Learner, engine: Engine, version: int, canary: list[int])
             weights.append((name, value))
         return weights
 
-    received = engine.load(parcel(), version)
+    try:
+        received = engine.load(parcel(), version)
+    except (KeyError, ValueError) as error:
+        raise RunError(f"the sampler did not take version {version}: {error.args[0]}") from error
+    if engine.version != version:
+        raise RunError(f"the sampler says that it holds version {engine.version}, and was sent {version}")
     if received != combined(sent):
         raise RunError(
             f"the sampler holds other weights than the learner sent as version {version}: "
             f"digest {received}, not {combined(sent)}"
         )
     ours, theirs = learner.canary(canary), engine.score(canary)
-    worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    # torch's maximum, unlike Python's, does not lose a NaN.
+    worst = float((torch.tensor(ours) - torch.tensor(theirs)).abs().max())
     if not worst <= TOLERANCE[dtype]:
         raise RunError(
             f"after hand-over of version {version} the sampler's log-probabilities differ from the learner's "

@@ -30,7 +30,7 @@ from posttrain.runtime.recipe import Recipe, TaskChoice
 from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.stream import Stream
-from posttrain.track import open_tracker
+from posttrain.track import check_sinks, open_tracker
 from posttrain.types import Method, Task, Trajectory, UserError
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
@@ -100,7 +100,8 @@ class Plan:
         model = {
             "path": recipe.model.path,
             "parameters": f"{self.parameters:,}",
-            "trained": f"{self.trained:,}" + (f" (LoRA, rank {recipe.lora.rank})" if recipe.lora.rank else ""),
+            "trained": f"{self.trained:,}"
+            + (f" (LoRA, rank {recipe.lora.rank})" if recipe.lora.rank else ""),
             "computes in": f"{recipe.model.dtype} on {self.policy.device}",
         }
         return {
@@ -158,6 +159,12 @@ def ask(recipe: Recipe) -> Asked:
         return Asked(recipe, found, method, train, held_out, verifier, env)
     if task.guess or task.maze or task.env:
         raise UserError("an offline method learns from data, and plays no games", where="task")
+    if recipe.steps.minibatches > recipe.batch.batch_size:
+        raise UserError(
+            f"{recipe.steps.minibatches} minibatches cannot be dealt from {recipe.batch.batch_size} rows",
+            where="steps.minibatches",
+            mend="give at most batch.batch_size",
+        )
     return Asked(recipe, found, method, *_conversations(recipe), None, None)
 
 
@@ -257,6 +264,8 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError(name)
     except RuntimeError:
         raise UserError(
             f"unknown device {name!r}", where="model.device", mend="auto, cpu, cuda or cuda:0"
@@ -268,10 +277,11 @@ def _device(name: str) -> torch.device:
 
 def plan(recipe: Recipe, say: Say) -> Plan:
     """Everything that is decided before weights are read: what `posttrain validate` checks and prints."""
+    check_sinks(recipe.track.sinks)
     asked = ask(recipe)
     policy = surroundings(recipe, say)
     parameters = pretrained.parameter_count(policy.config)
-    trained = lora.parameters(policy.config, recipe.lora) if recipe.lora.rank else parameters
+    trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     shape = Shape.of(policy.config, parameters, trained)
     rows: list[Trajectory] = []
     held_out: list[Trajectory] = []
@@ -297,8 +307,18 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     return Plan(asked, policy, rows, held_out, longest, tokens, memory, free, parameters, trained)
 
 
+def _adapter_size(policy: Policy, recipe: Recipe) -> int:
+    try:
+        return lora.parameters(policy.config, recipe.lora)
+    except ValueError as error:
+        raise UserError(
+            f"no adapter can be made: {str(error).splitlines()[0]}",
+            where="lora.targets" if recipe.lora.targets else "lora",
+        ) from None
+
+
 def _check_prompts(asked: Asked, policy: Policy) -> int:
-    """The longest first prompt, in tokens; UserError for one that is empty or leaves no room for an answer."""
+    """The longest first prompt, in tokens; UserError for one that is empty or has no room for an answer."""
     longest, room = 0, asked.recipe.sampling.max_new_tokens
     for task in (*asked.train, *asked.held_out):
         start = guarded_start(asked.env, task) if asked.env and asked.env.trusted else None
@@ -315,6 +335,13 @@ def _check_prompts(asked: Asked, policy: Policy) -> int:
                 mend="leave it out, or lower sampling.max_new_tokens",
             )
         longest = max(longest, length)
+    if longest + room > asked.recipe.engine.cache_tokens:
+        raise UserError(
+            f"the longest prompt has {longest} tokens, and with {room} new ones that is more than the "
+            f"cache of {asked.recipe.engine.cache_tokens}",
+            where="engine.cache_tokens",
+            mend="raise it",
+        )
     return longest
 
 
@@ -387,7 +414,8 @@ def rollouts_of(asked: Asked, policy: Policy, engine: NativeEngine) -> Rollouts:
         env=asked.env,
         workers=settings.workers,
         deadline_s=settings.deadline_s,
-        context=policy.context,
+        # A conversation of several turns may grow as far as both allow.
+        context=min(policy.context, asked.recipe.engine.cache_tokens),
         seed=asked.recipe.run.seed,
     )
 
@@ -406,7 +434,11 @@ def train(
     for fault in skipped:
         say(fault)
     if resume:
-        say(f"going on from {found.name}" if found else "no checkpoint yet: starting again from the first update")
+        say(
+            f"going on from {found.name}"
+            if found
+            else "no checkpoint yet: starting again from the first update"
+        )
     state = checkpoint.read_state(found) if found else {}
     progress = Progress(**state.get("progress", {}))
     say("loading the model")
@@ -427,7 +459,12 @@ def train(
     def save() -> None:
         saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
         saving.save(
-            run_dir.checkpoints, progress.update, learner, policy.tokenizer, saved, keep=recipe.checkpoint.keep
+            run_dir.checkpoints,
+            progress.update,
+            learner,
+            policy.tokenizer,
+            saved,
+            keep=recipe.checkpoint.keep,
         )
 
     try:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from posttrain.learner.learner import Learner
 from posttrain.math import masked
-from posttrain.types import Batch, RunError, Trajectory
 from posttrain.runtime.journal import Journal, stop_requested
 from posttrain.runtime.stream import Stream
+from posttrain.types import Batch, RunError, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,14 @@ import torch
 
 from posttrain.engines.protocol import Engine
 from posttrain.learner.learner import Learner, Update
-from posttrain.types import Batch, Episode, RunError, Sampling, Task
 from posttrain.runtime.handover import hand_over
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.rollout import ErrorRate, Rollouts
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT
 from posttrain.runtime.stream import Stream
+from posttrain.types import Batch, Episode, RunError, Sampling, Task
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
@@ -127,7 +128,9 @@ class OnlineRun:
             while self.progress.update < self.updates:
                 metrics = self._one_update()
                 update, final = self.progress.update, self.progress.update == self.updates
-                if self.held_out and (final or (self.evaluation.every and update % self.evaluation.every == 0)):
+                if self.held_out and (
+                    final or (self.evaluation.every and update % self.evaluation.every == 0)
+                ):
                     last = self._evaluate()
                     metrics |= last
                 self._log(metrics)
@@ -149,7 +152,7 @@ class OnlineRun:
         self.progress.judged, self.progress.failed = self._errors.judged, self._errors.failed
         self.progress.update += 1
         self.progress.taken = self.stream.taken
-        metrics = rollout_metrics(episodes, self.learner.update_count, self.evaluation.right)
+        metrics = rollout_metrics([*kept, *dropped], self.learner.update_count, self.evaluation.right)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
         if not kept:
             self._nothing_kept()
@@ -175,9 +178,7 @@ class OnlineRun:
             numbers = []
             for _ in range(wanted - len(kept)):
                 epoch, task = self.stream.take()
-                numbers.append(
-                    self.rollouts.open(task, self.settings.group_size, self.sampling, epoch=epoch)
-                )
+                numbers.append(self.rollouts.open(task, self.settings.group_size, self.sampling, epoch=epoch))
             complete: dict[int, list[Episode]] = {}
             while self.rollouts.busy:
                 complete.update(self.rollouts.step())
@@ -239,9 +240,10 @@ class OnlineRun:
                 if id(episode) in place:
                     i, start = place[id(episode)], episode.trajectory.prompt_length
                     stop = len(episode.trajectory.tokens)
+                    said = bool(update.computed[i])
                     columns = {
-                        "logp": update.logp,
-                        "entropy": update.entropy,
+                        "logp": update.logp if said else None,
+                        "entropy": update.entropy if said else None,
                         "advantage": update.batch.advantage,
                         "logp_ref": update.batch.logp_ref,
                     }
@@ -274,8 +276,9 @@ class OnlineRun:
         }
 
 
-def rollout_metrics(episodes: Sequence[Episode], version: int, right: float) -> dict[str, float]:
-    """Rewards, lengths, lags and verdicts of an update's episodes. Those that failed are only counted."""
+def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: float) -> dict[str, float]:
+    """Rewards, lengths, lags and verdicts of an update's groups. Episodes that failed are only counted."""
+    episodes = [e for group in groups for e in group]
     judged = [e for e in episodes if not e.verdict.failed]
     out = verdict_shares(episodes)
     if not judged:
@@ -288,13 +291,11 @@ def rollout_metrics(episodes: Sequence[Episode], version: int, right: float) -> 
         for v, s in zip(e.trajectory.version, e.trajectory.sampled, strict=True)
         if s
     ]
-    groups: dict[str, list[float]] = {}
-    for e, r in zip(judged, rewards, strict=True):
-        groups.setdefault(e.task.id, []).append(r)
+    of_group = [[e.trajectory.total_reward for e in group if not e.verdict.failed] for group in groups]
     return out | {
         "reward/mean": statistics.fmean(rewards),
         "reward/std": statistics.pstdev(rewards),
-        "reward/group_std": statistics.fmean(statistics.pstdev(g) for g in groups.values()),
+        "reward/group_std": statistics.fmean(statistics.pstdev(rewards) for rewards in of_group if rewards),
         "accuracy": statistics.fmean(is_right(e, right) for e in judged),
         "length/mean": statistics.fmean(lengths),
         "length/max": float(max(lengths)),
@@ -320,7 +321,7 @@ def evaluation_metrics(episodes: Sequence[Episode], right: float) -> dict[str, f
 
 
 def is_right(episode: Episode, least: float) -> bool:
-    """Whether the verdict's label says so; where labels say neither, whether the reward is at least `least`."""
+    """Whether the verdict's label says so; where it says neither, whether the reward is at least `least`."""
     if episode.verdict.label in ("right", "wrong", "no_answer"):
         return episode.verdict.label == "right"
     return episode.trajectory.total_reward >= least

@@ -4,6 +4,8 @@ Sub-tables name what they configure: `[task.arithmetic]` and `[verifier.number]`
 there. A component is given its own table and never the whole.
 """
 
+# ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
@@ -195,3 +197,30 @@ class Recipe:
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
     track: Tracking = Tracking()
+
+
+def unread(recipe: Recipe, loop: str) -> dict[str, str]:
+    """Keys that nothing reads under the recipe's other choices, each with the reason.
+
+    >>> recipe = Recipe(model=Model(path="m"), method={}, task=TaskChoice(guess=Guess()))
+    >>> unread(recipe, "online")["lora.alpha"]
+    'lora.rank is 0'
+    """
+    task, keys = recipe.task, dict[str, str]()
+    if task.guess is None and task.maze is None:
+        keys["task.games"] = "it counts the games of guess and maze"
+    if task.maze is None:
+        keys["task.maze_size"] = "there is no maze"
+    if not recipe.lora.rank:
+        keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
+    if recipe.rollout.select == "all":
+        keys["rollout.max_rounds"] = "rollout.select is 'all', which drops no group"
+    if recipe.optim.schedule == "constant":
+        keys["optim.min_lr_ratio"] = "optim.schedule is 'constant'"
+    if loop == "offline":
+        keys |= dict.fromkeys(("eval.temperature", "eval.right"), "an offline method samples nothing")
+    if not recipe.eval.limit:
+        keys |= dict.fromkeys(("eval.every", "eval.temperature", "eval.right"), "eval.limit is 0")
+    if not recipe.track.sinks:
+        keys |= dict.fromkeys(("track.project", "track.name"), "track.sinks is empty")
+    return keys

@@ -16,7 +16,17 @@ from typing import Any
 from posttrain.engines.protocol import Engine
 from posttrain.envs.chat import Chat
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
-from posttrain.types import Completion, Episode, Request, RunError, Sampling, Task, Trajectory, UserError, Verdict
+from posttrain.types import (
+    Completion,
+    Episode,
+    Request,
+    RunError,
+    Sampling,
+    Task,
+    Trajectory,
+    UserError,
+    Verdict,
+)
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.workers import Failed, Workers

@@ -6,6 +6,7 @@
                                                  report.html
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -20,6 +21,7 @@ from typing import Any
 from posttrain.types import UserError
 
 LOCK = ".lock"
+DESCRIPTION = ("config.toml", "code.txt", "plan.json")
 
 
 class RunDir:
@@ -46,7 +48,8 @@ class RunDir:
             raise UserError(
                 "another run is using this directory", where=str(path), mend="give another --run-dir"
             ) from None
-        if not resume and any(p.name != LOCK for p in path.iterdir()):
+        # Hidden files are our lock, and what a kill left of a file that was being written.
+        if not resume and any(not p.name.startswith(".") for p in path.iterdir()):
             self.close()
             raise UserError(
                 "already holds a run", where=str(path), mend="go on with --resume, or give another --run-dir"
@@ -55,6 +58,16 @@ class RunDir:
     def close(self) -> None:
         """Lets others write to it."""
         os.close(self._lock)
+
+    def discard(self) -> None:
+        """Deletes what was written for a run that was refused before its first line; anything else stays."""
+        metrics = self.path / "metrics.jsonl"
+        if metrics.exists() and metrics.stat().st_size:
+            return
+        for name in (*DESCRIPTION, "metrics.jsonl", "report.html", LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something of the user's is in it
+            self.path.rmdir()
 
     @property
     def checkpoints(self) -> Path:
@@ -70,17 +83,22 @@ class RunDir:
                 for name, rows in sections.items()
             ],
         }
-        (self.path / "config.toml").write_text(config)
-        (self.path / "code.txt").write_text(code_versions())
-        (self.path / "plan.json").write_text(json.dumps(plan, indent=1))
+        self._write("config.toml", config)  # first: with it there is a run to resume
+        self._write("code.txt", code_versions())
+        self._write("plan.json", json.dumps(plan, indent=1))
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes samples/NAME.jsonl, whole or not at all."""
         folder = self.path / "samples"
         folder.mkdir(exist_ok=True)
-        working = folder / f".{name}.tmp"
-        working.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-        working.replace(folder / f"{name}.jsonl")
+        self._write(f"samples/{name}.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def _write(self, name: str, text: str) -> None:
+        """Puts the text into a file, whole or not at all: a kill leaves what was there before."""
+        file = self.path / name
+        working = file.with_name(f".{file.name}.tmp")
+        working.write_text(text)
+        working.replace(file)
 
     def forget_after(self, update: int) -> None:
         """Deletes rollouts of updates after this one, which a resumed run makes again."""

@@ -2,6 +2,7 @@
 
 Running sequence i occupies row i; rows 0 ... B-1 are always the occupied ones, so a layer's
 cache is a plain slice without gathering. A sequence that ends is overwritten by the last.
+Rows × columns never exceeds the bound given: few long sequences or many short ones.
 """
 
 import torch
@@ -14,32 +15,34 @@ Prompt = tuple[int, ...]
 class Cache:
     """[rows, key heads, columns, head size] for the keys and the values of every layer."""
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self.columns = 0
+    def __init__(self, rows: int, tokens: int) -> None:
+        """rows: the most there may be; tokens: bound on rows × columns, and on the prompts kept apart."""
+        self.most_rows, self.tokens = rows, tokens
+        self.rows = self.columns = 0
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.prompts: dict[Prompt, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
 
-    def reserve(self, columns: int) -> None:
-        """Makes every row at least this long, keeping what is in it."""
-        if columns <= self.columns:
+    def reserve(self, rows: int, columns: int) -> None:
+        """Makes room for this many rows of this many columns, keeping what the rows hold."""
+        if rows <= self.rows and columns <= self.columns:
             return
-        self.columns = -(-columns // 64) * 64
+        self.columns = min(-(-columns // 64) * 64, self.tokens // rows)
+        self.rows = min(self.most_rows, self.tokens // self.columns)
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                grown = old.new_zeros(old.shape[0], old.shape[1], self.columns, old.shape[3])
-                grown[:, :, : old.shape[2]] = old
-                store[layer] = grown
+                new = old.new_zeros(self.rows, old.shape[1], self.columns, old.shape[3])
+                kept = old[: self.rows, :, : self.columns]
+                new[: kept.shape[0], :, : kept.shape[2]] = kept
+                store[layer] = new
 
     def place(self, prompt: Prompt, row: int) -> None:
         """Copies a computed prompt into a row."""
         for layer, (key, value) in self.prompts[prompt].items():
             if layer not in self.keys:
                 shape = (self.rows, key.shape[0], self.columns, key.shape[2])
-                self.keys[layer], self.values[layer] = key.new_zeros(shape), value.new_zeros(
-                    (*shape[:3], value.shape[2])
-                )
+                self.keys[layer] = key.new_zeros(shape)
+                self.values[layer] = value.new_zeros((*shape[:3], value.shape[2]))
             self.keys[layer][row, :, : key.shape[1]] = key
             self.values[layer][row, :, : value.shape[1]] = value
 
@@ -49,9 +52,15 @@ class Cache:
             for tensor in store.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
 
-    def clear(self) -> None:
-        """Forgets everything: new weights make every key and value stale."""
-        self.prompts.clear()
+    def excess(self) -> list[Prompt]:
+        """The prompts to drop so that the others keep within the bound; the newest are used the latest."""
+        held, dropped = sum(map(len, self.prompts)), []
+        for prompt in reversed(self.prompts):
+            if held <= self.tokens:
+                break
+            held -= len(prompt)
+            dropped.append(prompt)
+        return dropped
 
 
 class PromptLayout:

@@ -6,14 +6,18 @@ than the exponential race of torch.multinomial over a large vocabulary.
 """
 
 import hashlib
+import math
 
 import torch
 from jaxtyping import Float, Int
 
-from posttrain.types import Sampling
+from posttrain.types import RunError, Sampling
 
 BLOCK = 256
 """Probabilities are summed in blocks: only the block that is hit is searched token by token."""
+
+CANDIDATES = 256
+"""Most likely tokens that top-p looks at first: sorting a vocabulary takes longer than a decoding step."""
 
 _MASK = (1 << 64) - 1
 
@@ -51,59 +55,86 @@ def draw(
     the same where nothing is filtered; after top-k, top-p and min-p renormalised; 0 for a greedy
     row, whose logp_policy is taken at τ = 1.
 
+    Raises RunError where logits are NaN or infinite.
+
     >>> draw(torch.tensor([[0.0, 5.0]]), [Sampling(temperature=0.0)], [0.5])[0]
     [1]
     """
     device = logits.device
-    temperature = torch.tensor([s.temperature or 1.0 for s in sampling], device=device)
-    z = logits.float() / temperature[:, None]
-    highest = z.amax(-1, keepdim=True)
-    weight = (z - highest).exp_()
-    log_total = weight.sum(-1).log() + highest[:, 0]
+    # Below float32's smallest normal number a temperature would become 0, and 0 / 0 not a number.
+    temperature = torch.tensor([max(s.temperature or 1.0, 1e-37) for s in sampling], device=device)
+    # The highest is taken off first: large logits over a low temperature would lose their small differences.
+    z = (logits.float() - logits.amax(-1, keepdim=True).float()).div_(temperature[:, None])
+    weight = z.exp()
 
     kept = weight
-    filtered = [i for i, s in enumerate(sampling) if s.filtered and not s.greedy]
+    filtered = [i for i, s in enumerate(sampling) if s.filtered]
     if filtered:
-        kept = weight.clone()
-        for i in filtered:
-            kept[i] = keep(weight[i], sampling[i])
+        kept = keep(weight, sampling)
     token = _invert(kept, torch.tensor(uniforms, dtype=torch.float64, device=device))
     greedy = [i for i, s in enumerate(sampling) if s.greedy]
     if greedy:
         token[greedy] = z[greedy].argmax(-1)
 
     picked = z.gather(-1, token[:, None])[:, 0]
-    logp_policy = picked - log_total
+    logp_policy = picked - weight.sum(-1).log()
     logp_gen = logp_policy.clone()
     if filtered:
-        total = kept[filtered].sum(-1).log() + highest[filtered, 0]
-        logp_gen[filtered] = picked[filtered] - total
+        logp_gen[filtered] = (picked - kept.sum(-1).log())[filtered]
     if greedy:
         logp_gen[greedy] = 0.0
     tokens: list[int] = token.tolist()
-    return tokens, logp_gen.tolist(), logp_policy.tolist()
+    policy: list[float] = logp_policy.tolist()
+    if any(map(math.isnan, policy)):
+        raise RunError("the model's logits hold NaN or infinity: its weights are broken")
+    return tokens, logp_gen.tolist(), policy
 
 
-def keep(weight: Float[torch.Tensor, "V"], sampling: Sampling) -> Float[torch.Tensor, "V"]:
-    """The weights that top-k, then top-p, then min-p leave, the others 0. Ties stay together under top-k.
+def keep(weight: Float[torch.Tensor, "B V"], sampling: list[Sampling]) -> Float[torch.Tensor, "B V"]:
+    """The weights that top-k, then top-p, then min-p leave in each row, the others 0.
 
-    >>> keep(torch.tensor([1.0, 4.0, 3.0, 2.0]), Sampling(top_k=2))
-    tensor([0., 4., 3., 0.])
-    >>> keep(torch.tensor([1.0, 4.0, 3.0, 2.0]), Sampling(top_p=0.5))
-    tensor([0., 4., 3., 0.])
-    >>> keep(torch.tensor([1.0, 4.0, 3.0, 2.0]), Sampling(min_p=0.5))
-    tensor([0., 4., 3., 2.])
+    Equal weights stay or go together, so that what is kept does not hang on an order among them.
+
+    >>> row = torch.tensor([[1.0, 4.0, 3.0, 2.0]])
+    >>> keep(row, [Sampling(top_k=2)]), keep(row, [Sampling(top_p=0.5)]), keep(row, [Sampling(min_p=0.5)])
+    (tensor([[0., 4., 3., 0.]]), tensor([[0., 4., 3., 0.]]), tensor([[0., 4., 3., 2.]]))
     """
-    out = weight.clone()
-    if 0 < sampling.top_k < len(weight):
-        out[weight < weight.topk(sampling.top_k).values[-1]] = 0
-    if sampling.top_p < 1:
-        value, order = out.sort(descending=True)
-        before = (value.cumsum(0, dtype=torch.float64) - value) / value.sum(dtype=torch.float64)
-        out[order[before >= sampling.top_p]] = 0
-    if sampling.min_p > 0:
-        out[out < sampling.min_p * weight.max()] = 0
-    return out
+    B, V = weight.shape
+    floor = weight.new_zeros(B, 1)
+    top_k = [i for i, s in enumerate(sampling) if 0 < s.top_k < V]
+    if top_k:
+        k = torch.tensor([sampling[i].top_k for i in top_k], device=weight.device)[:, None]
+        most = max(sampling[i].top_k for i in top_k)
+        floor[top_k] = _rows(weight, top_k).topk(most).values.gather(-1, k - 1)
+    top_p = [i for i, s in enumerate(sampling) if s.top_p < 1]
+    if top_p:
+        p = torch.tensor([sampling[i].top_p for i in top_p], dtype=torch.float64, device=weight.device)
+        left = weight.masked_fill(weight < floor, 0) if top_k else weight
+        floor[top_p] = torch.maximum(
+            floor[top_p], _least_of_nucleus(_rows(left, top_p), p[:, None], CANDIDATES)
+        )
+    min_p = torch.tensor([s.min_p for s in sampling], device=weight.device)[:, None]
+    floor = torch.maximum(floor, min_p * weight.amax(-1, keepdim=True))
+    return weight.masked_fill(weight < floor, 0)
+
+
+def _rows(weight: Float[torch.Tensor, "B V"], index: list[int]) -> Float[torch.Tensor, "N V"]:
+    return weight if len(index) == len(weight) else weight[index]
+
+
+def _least_of_nucleus(
+    weight: Float[torch.Tensor, "B V"], p: Float[torch.Tensor, "B 1"], candidates: int
+) -> Float[torch.Tensor, "B 1"]:
+    """The smallest of the largest weights that together first reach the share p of their row's total."""
+    V = weight.shape[-1]
+    value = weight.topk(min(candidates, V)).values
+    before = value.cumsum(-1, dtype=torch.float64) - value
+    inside = before < p * weight.sum(-1, keepdim=True, dtype=torch.float64)
+    least = value.gather(-1, inside.sum(-1, keepdim=True) - 1)
+    wider = inside.all(-1)
+    if candidates < V and bool(wider.any()):
+        least[wider] = _least_of_nucleus(weight[wider], p[wider], 8 * candidates)
+    return least
 
 
 def _invert(weight: Float[torch.Tensor, "B V"], u: Float[torch.Tensor, "B"]) -> Int[torch.Tensor, "B"]:
@@ -112,16 +143,18 @@ def _invert(weight: Float[torch.Tensor, "B V"], u: Float[torch.Tensor, "B"]) -> 
     if V % BLOCK:
         weight = torch.nn.functional.pad(weight, (0, BLOCK - V % BLOCK))
     blocks = weight.view(B, -1, BLOCK)
-    running = blocks.sum(-1).double().cumsum(-1)
+    sums = blocks.sum(-1).double()
+    running = sums.cumsum(-1)
     rest = u * running[:, -1]
     block = torch.searchsorted(running, rest[:, None], right=True)[:, 0]
-    block = torch.minimum(block, _last_positive(blocks.sum(-1)))
+    block = torch.minimum(block, _last_positive(sums))
     rows = torch.arange(B, device=weight.device)
     inside = blocks[rows, block].double()
-    rest = rest - (running[rows, block] - blocks.sum(-1).double()[rows, block])
+    # Rounding may put the target a little before the block, or after its last positive weight: both
+    # would hit a token of weight 0. NaN is kept within the vocabulary for the caller to see.
+    rest = (rest - (running[rows, block] - sums[rows, block])).clamp_(min=0)
     place = torch.searchsorted(inside.cumsum(-1), rest[:, None], right=True)[:, 0]
-    # Rounding may push the target past the last positive weight; a token of weight 0 is never drawn.
-    return block * BLOCK + torch.minimum(place, _last_positive(inside))
+    return (block * BLOCK + torch.minimum(place, _last_positive(inside))).clamp_(max=V - 1)
 
 
 def _last_positive(weight: Float[torch.Tensor, "B N"]) -> Int[torch.Tensor, "B"]:

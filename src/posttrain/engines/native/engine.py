@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from posttrain.types import Completion, Request
-from posttrain.weights import Named
 from posttrain.engines.native.draw import draw
 from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
 from posttrain.engines.native.sequence import Sequence
+from posttrain.types import Completion, Request
+from posttrain.weights import Named
+
 
 @dataclass(frozen=True, kw_only=True)
 class NativeConfig:
@@ -30,7 +31,8 @@ class NativeConfig:
     rows: int = 64
     """Answers that are drawn side by side."""
     cache_tokens: int = 1 << 17
-    """Tokens whose keys and values are kept: rows × the longest prompt with its answer."""
+    """Tokens whose keys and values are kept: rows × the longest prompt with its answer. Prompts that
+    samples still wait for may take as much again."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cache_tokens < 1:
@@ -56,7 +58,7 @@ class NativeEngine:
         config: NativeConfig = NativeConfig(),
         context: int = 1 << 20,
     ) -> None:
-        self.runner = Runner(model, rows=config.rows)
+        self.runner = Runner(model, rows=config.rows, cache_tokens=config.cache_tokens)
         self.scheduler = Scheduler(config.rows, config.cache_tokens)
         self.decode, self.stop_tokens, self.context = decode, frozenset(stop_tokens), context
         self.version = 0
@@ -72,18 +74,20 @@ class NativeEngine:
     def submit(self, request: Request) -> int:
         """A ticket for the answer.
 
-        Raises ValueError for an empty prompt, or one that leaves no room for the answer in the context
-        or in the cache.
+        Raises ValueError for an empty prompt, a token outside the vocabulary, or a prompt that leaves no
+        room for the answer in the context or in the cache.
         """
         if not request.prompt:
             raise ValueError("an empty prompt has no token to continue from")
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self.runner.vocabulary:
+            raise ValueError(f"the prompt has a token outside the vocabulary of {self.runner.vocabulary}")
         self._tickets += 1
         sequence = Sequence(self._tickets, request)
         bound = min(self.context, self.scheduler.cache_tokens)
         if sequence.longest > bound:
             raise ValueError(
-                f"a prompt of {len(request.prompt)} tokens and up to {request.sampling.max_new_tokens} new ones "
-                f"exceed the {bound} that fit"
+                f"a prompt of {len(request.prompt)} tokens and up to {request.sampling.max_new_tokens} "
+                f"new ones exceed the {bound} that fit"
             )
         self.scheduler.waiting.append(sequence)
         self._wanted[request.prompt] += 1
@@ -95,9 +99,9 @@ class NativeEngine:
         Running answers go on under the new weights over keys and values of the old; every later
         token carries the new version.
         """
+        # What waiting samples share was computed by the old weights; the prompt runs again for them.
+        self._forget(list(self._first_logits))
         received = self.runner.load(weights)
-        self.runner.cache.clear()
-        self._first_logits.clear()
         self.version = version
         return received
 
@@ -122,7 +126,7 @@ class NativeEngine:
         if not started:
             return []
         cache, running = self.runner.cache, self.scheduler.running
-        cache.reserve(max(s.longest for s in running))
+        cache.reserve(len(running), max(s.longest for s in running))
         new = list(dict.fromkeys(s.request.prompt for s in started if s.request.prompt not in cache.prompts))
         if new:
             self._first_logits.update(zip(new, self.runner.prefill(new), strict=True))
@@ -130,14 +134,18 @@ class NativeEngine:
         for row, sequence in enumerate(started, first_row):
             cache.place(sequence.request.prompt, row)
         logits = torch.stack([self._first_logits[s.request.prompt] for s in started])
-        for sequence in started:
-            self._release(sequence.request.prompt)
+        self._wanted.subtract(s.request.prompt for s in started)
+        over = [p for p in {s.request.prompt for s in started} if not self._wanted[p]]
+        for prompt in over:
+            del self._wanted[prompt]
+        self._forget(over)
+        self._forget(cache.excess())
         return self._extend(started, logits)
 
-    def _release(self, prompt: tuple[int, ...]) -> None:
-        self._wanted[prompt] -= 1
-        if not self._wanted[prompt]:
-            del self._wanted[prompt], self._first_logits[prompt], self.runner.cache.prompts[prompt]
+    def _forget(self, prompts: Listed[tuple[int, ...]]) -> None:
+        """Drops what was computed of these prompts; one that is asked for again runs again."""
+        for prompt in prompts:
+            del self._first_logits[prompt], self.runner.cache.prompts[prompt]
 
     def _extend(self, sequences: list[Sequence], logits: torch.Tensor) -> list[tuple[int, Completion]]:
         """Draws a token for each of these sequences; the answers that end with it leave their rows."""

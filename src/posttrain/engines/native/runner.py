@@ -6,8 +6,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.attention import hidden_states, output_head, use_layouts
-from posttrain.weights import Named, combined, fingerprint
 from posttrain.engines.native.cache import Cache, Prompt, PromptLayout, TokenLayout
+from posttrain.weights import Named, combined, fingerprint
+
+PASS = 8192
+"""Prompt tokens that run together: enough to fill a machine, and the activations stay small."""
 
 
 class PackedLinear(nn.Module):
@@ -38,14 +41,15 @@ class PackedLinear(nn.Module):
 class Runner:
     """A model of its own, with the cache that its passes read and write."""
 
-    def __init__(self, model: PreTrainedModel, *, rows: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, rows: int, cache_tokens: int) -> None:
         use_layouts(model)
         self.model = model.eval().requires_grad_(False)
-        self.cache = Cache(rows)
+        self.cache = Cache(rows, cache_tokens)
         self.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
+        self.vocabulary: int = model.get_input_embeddings().num_embeddings
         self._packed: dict[str, list[PackedLinear]] = {}
-        self._names = {name for name, _ in model.named_parameters()}
+        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         if _can_pack(self.device, self.dtype):
             self._pack(rows)
         self._plain = dict(model.named_parameters())
@@ -65,11 +69,15 @@ class Runner:
     def load(self, weights: Named) -> str:
         """Takes these weights over; their digest as received, in this model's type.
 
-        Raises KeyError, naming it, if one is unknown or lacking.
+        Raises KeyError for one that is unknown, given twice or lacking, ValueError for a wrong shape.
         """
-        missing = set(self._names)
+        missing = set(self._shapes)
         prints = []
         for name, tensor in weights:
+            if name not in missing:
+                raise KeyError(f"the weights handed over hold {name}, unknown to the sampler or given twice")
+            if tensor.shape != self._shapes[name]:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(self._shapes[name])}")
             value = tensor.detach().to(self.device, self.dtype)
             if name in self._plain:
                 self._plain[name].copy_(value)
@@ -84,14 +92,17 @@ class Runner:
     @torch.no_grad()
     def prefill(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
         """Logits of the token after each prompt; the prompts' keys and values are in the cache."""
-        hidden = self._read(prompts, PromptLayout(self.cache, prompts))
-        last = torch.tensor([len(p) for p in prompts], device=self.device).cumsum(0) - 1
-        return self._head(hidden[last])
+        logits = []
+        for part in _passes(prompts):
+            hidden = self._read(part, PromptLayout(self.cache, part))
+            last = torch.tensor([len(p) for p in part], device=self.device).cumsum(0) - 1
+            logits.append(self._head(hidden[last]))
+        return torch.cat(logits)
 
     @torch.no_grad()
     def score(self, tokens: Prompt) -> Float[torch.Tensor, "T V"]:
         """Logits at every position of a prompt; the cache is left as it was."""
-        return self._head(self._read([tokens], PromptLayout(Cache(0), [tokens])))
+        return self._head(self._read([tokens], PromptLayout(Cache(0, 0), [tokens])))
 
     def _read(self, prompts: list[Prompt], layout: PromptLayout) -> Float[torch.Tensor, "N D"]:
         tokens = torch.tensor([[t for p in prompts for t in p]], device=self.device)
@@ -109,8 +120,21 @@ class Runner:
         return self._head(hidden[:, 0])
 
 
+def _passes(prompts: list[Prompt]) -> list[list[Prompt]]:
+    """The prompts in runs of at most PASS tokens, or of one prompt."""
+    passes: list[list[Prompt]] = []
+    room = 0
+    for prompt in prompts:
+        if not passes or len(prompt) > room:
+            passes.append([])
+            room = PASS
+        passes[-1].append(prompt)
+        room -= len(prompt)
+    return passes
+
+
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from posttrain.types import Completion, Request
 from posttrain.engines.native.draw import stream, uniform
+from posttrain.types import Completion, Request
 
 
 @dataclass

@@ -1,0 +1,290 @@
+"""Continuous batching: who runs when, what is computed once, and that no answer depends on its company."""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from posttrain.engines.native.cache import Cache
+from posttrain.engines.native.engine import NativeEngine
+from posttrain.types import Completion, Request, Sampling
+
+
+class Spy:
+    """What an engine's runner was asked to do, while it does it."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self.decoded: list[tuple[int, int]] = []
+        """Rows of each decoding pass, and requests waiting meanwhile."""
+        self.prefilled: Counter[tuple[int, ...]] = Counter()
+        self.widest = 0
+        """Largest rows × columns of the tensors that hold keys and values."""
+        runner = engine.runner
+        decode, prefill = runner.decode, runner.prefill
+
+        def spied_decode(tokens: list[int], lengths: list[int]) -> torch.Tensor:
+            self.decoded.append((len(tokens), len(engine.scheduler.waiting)))
+            self.widest = max(self.widest, *(k.shape[0] * k.shape[2] for k in runner.cache.keys.values()))
+            return decode(tokens, lengths)
+
+        def spied_prefill(prompts: list[tuple[int, ...]]) -> torch.Tensor:
+            self.prefilled.update(prompts)
+            return prefill(prompts)
+
+        runner.decode, runner.prefill = spied_decode, spied_prefill
+
+
+def mixed_requests(lab, n: int = 24) -> list[Request]:
+    """Ragged prompts, groups that share one, and every kind of sampling and limit."""
+    kinds = [
+        {"temperature": 0.0},
+        {},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"top_k": 7},
+        {"min_p": 0.05, "temperature": 1.2},
+    ]
+    return [
+        Request(
+            prompt=lab.prompt_of([3, 19, 3, 40, 7][i // 3 % 5], i // 6),
+            sampling=Sampling(max_new_tokens=1 + (7 * i) % 11, **kinds[i % 5]),
+            seed=3,
+            task=f"task {i // 3}",
+            sample=i % 3,
+        )
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", ["smollm", "gemma2"])
+def test_an_answer_does_not_depend_on_its_company(lab, family: str, dtype: torch.dtype) -> None:
+    model = lab.tiny(family, dtype)
+    requests = mixed_requests(lab)
+    single = lab.engine_of(model, rows=1)
+    alone = [lab.answers(single, [r])[0] for r in requests]
+    tolerance = 2e-5
+    for rows, order in [(1, 0), (2, 1), (5, 2), (64, 3)]:
+        shuffled = list(range(len(requests)))
+        random.Random(order).shuffle(shuffled)
+        engine = lab.engine_of(model, rows=rows)
+        got = lab.answers(engine, [requests[i] for i in shuffled])
+        for i, answer in zip(shuffled, got, strict=True):
+            assert answer.tokens == alone[i].tokens
+            assert answer.stop == alone[i].stop
+            assert answer.logp_gen == pytest.approx(alone[i].logp_gen, abs=tolerance)
+            assert answer.logp_policy == pytest.approx(alone[i].logp_policy, abs=tolerance)
+
+
+def test_samples_seeds_and_tasks_give_different_answers_and_the_same_request_the_same(lab) -> None:
+    prompt = lab.prompt_of(6, 0)
+    sampling = Sampling(max_new_tokens=12, temperature=1.5)
+    requests = [
+        Request(prompt=prompt, sampling=sampling, seed=seed, task=task, sample=sample)
+        for seed in (0, 1)
+        for task in ("a", "b")
+        for sample in (0, 1)
+    ]
+    engine = lab.engine_of(lab.tiny("llama"), rows=4)
+    once, again = lab.answers(engine, requests), lab.answers(engine, requests[::-1])[::-1]
+    assert [a.tokens for a in once] == [a.tokens for a in again]
+    assert len({tuple(a.tokens) for a in once}) == len(requests)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 64])
+def test_no_row_is_decoded_in_vain_and_none_stays_empty(lab, rows: int) -> None:
+    engine = lab.engine_of(lab.tiny("llama"), rows=rows)
+    spy = Spy(engine)
+    requests = [
+        Request(prompt=lab.prompt_of(1 + i % 9, i), sampling=Sampling(max_new_tokens=2 + i % 7), sample=i)
+        for i in range(20)
+    ]
+    got = lab.answers(engine, requests)
+    assert [len(a.tokens) for a in got] == [2 + i % 7 for i in range(20)]
+    assert sum(n for n, _ in spy.decoded) == sum(len(a.tokens) - 1 for a in got)
+    assert all(n == rows for n, waiting in spy.decoded if waiting)
+    if rows >= 20:
+        assert len(spy.decoded) == 7
+
+
+def test_answers_come_out_in_the_step_that_ends_them(lab) -> None:
+    engine = lab.engine_of(lab.tiny("llama"), rows=4)
+    tickets = [
+        engine.submit(Request(prompt=(1, 2), sampling=Sampling(max_new_tokens=n), sample=n))
+        for n in (1, 2, 5, 3)
+    ]
+    # The first step draws two tokens: one from the prompt's logits, one from the pass that follows.
+    steps = [[t for t, _ in engine.step()] for _ in range(4)]
+    assert steps == [tickets[:2], [tickets[3]], [], [tickets[2]]]
+    assert not engine.busy
+    assert engine.step() == []
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_a_group_runs_its_prompt_once_even_if_it_does_not_fit_the_rows(lab, rows: int) -> None:
+    engine = lab.engine_of(lab.tiny("gemma3"), rows=rows)
+    spy = Spy(engine)
+    prompts = [lab.prompt_of(5, 0), lab.prompt_of(11, 1), lab.prompt_of(2, 2)]
+    requests = [
+        Request(prompt=p, sampling=Sampling(max_new_tokens=3 + k % 4), task=str(p), sample=k)
+        for p in prompts
+        for k in range(7)
+    ]
+    lab.answers(engine, requests)
+    assert spy.prefilled == Counter(dict.fromkeys(prompts, 1))
+    assert_nothing_is_kept(engine)
+
+
+def assert_nothing_is_kept(engine: NativeEngine) -> None:
+    assert not engine.busy
+    assert engine.runner.cache.prompts == {}
+    assert engine._first_logits == {}
+    assert not engine._wanted
+
+
+def test_many_prompts_run_in_passes_of_bounded_size(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.engines.native.runner.PASS", 20)
+    model = lab.tiny("qwen3")
+    requests = [
+        Request(prompt=lab.prompt_of(n, 0), sampling=Sampling(max_new_tokens=4))
+        for n in (9, 11, 1, 30, 20, 5, 5, 5, 5)
+    ]
+    engine = lab.engine_of(model, rows=64)
+    read, seen = engine.runner._read, []
+    engine.runner._read = lambda prompts, layout: (
+        seen.append([len(p) for p in prompts]),
+        read(prompts, layout),
+    )[1]
+    got = lab.answers(engine, requests)
+    assert seen == [[9, 11], [1], [30], [20], [5]]  # the last four prompts are one and the same
+    assert [a.tokens for a in got] == [lab.slow_answer(model, r) for r in requests]
+
+
+def test_cache_memory_stays_within_its_bound(lab) -> None:
+    """One long request among many short ones must not make every row as long as its own."""
+    model = lab.tiny("llama", torch.float64)
+    bound = 400
+    lengths = [5, 9, 4, 6, 3, 8, 2, 4, 300, 7, 150, 150, 2, 5, 300, 3]
+    requests = [
+        Request(prompt=lab.prompt_of(n, i), sampling=Sampling(max_new_tokens=3 + 5 * i % 17), sample=i)
+        for i, n in enumerate(lengths)
+    ]
+    engine = lab.engine_of(model, rows=8, cache_tokens=bound)
+    spy = Spy(engine)
+    got = lab.answers(engine, requests)
+    assert spy.widest <= bound
+    assert max(n for n, _ in spy.decoded) == 8
+    single = lab.engine_of(model, rows=1)
+    for request, answer in zip(requests, got, strict=True):
+        [alone] = lab.answers(single, [request])
+        assert answer.tokens == alone.tokens
+
+
+def test_rows_and_longest_running_answer_never_exceed_the_bound(lab) -> None:
+    engine = lab.engine_of(lab.tiny("llama"), rows=16, cache_tokens=64)
+    rng = random.Random(0)
+    for i in range(25):
+        sampling = Sampling(max_new_tokens=rng.randint(1, 20))
+        engine.submit(Request(prompt=lab.prompt_of(rng.randint(1, 40), i), sampling=sampling, sample=i))
+    while engine.busy:
+        engine.step()
+        running = engine.scheduler.running
+        assert len(running) * max((s.longest for s in running), default=0) <= 64
+    assert_nothing_is_kept(engine)
+
+
+def test_prompts_kept_for_later_samples_stay_within_the_bound(lab) -> None:
+    """Submitted sample by sample, every prompt waits for its last sample: they must not pile up."""
+    model = lab.tiny("llama", torch.float64)
+    prompts = [lab.prompt_of(20, i) for i in range(12)]
+    requests = [
+        Request(prompt=p, sampling=Sampling(max_new_tokens=4), task=str(i), sample=k)
+        for k in range(3)
+        for i, p in enumerate(prompts)
+    ]
+    engine = lab.engine_of(model, rows=2, cache_tokens=100)
+    spy = Spy(engine)
+    tickets, done, held = [engine.submit(r) for r in requests], {}, 0
+    while engine.busy:
+        done.update(engine.step())
+        held = max(held, sum(map(len, engine.runner.cache.prompts)))
+    assert 80 <= held <= 100
+    assert sum(spy.prefilled.values()) < len(requests)
+    assert_nothing_is_kept(engine)
+    plenty = lab.answers(lab.engine_of(model, rows=64), requests)
+    assert [done[t].tokens for t in tickets] == [a.tokens for a in plenty]
+
+
+def test_growing_and_shrinking_the_cache_keeps_what_rows_hold() -> None:
+    cache = Cache(6, 1200)
+    cache.reserve(2, 100)
+    assert (cache.rows, cache.columns) == (6, 128)
+    cache.prompts[1, 2] = {0: (torch.ones(3, 90, 4), 2 * torch.ones(3, 90, 5))}
+    cache.place((1, 2), 0)
+    cache.place((1, 2), 1)
+    before = cache.keys[0][:2, :, :90].clone(), cache.values[0][:2, :, :90].clone()
+    for rows, columns, shape in [
+        (2, 500, (2, 512)),
+        (1, 900, (1, 960)),
+        (1, 1190, (1, 1200)),
+        (6, 200, (6, 200)),
+        (3, 300, (3, 320)),
+        (2, 100, (3, 320)),
+    ]:
+        kept = min(2, rows, cache.rows)
+        cache.reserve(rows, columns)
+        assert (cache.rows, cache.columns) == shape
+        for store, old in ((cache.keys, before[0]), (cache.values, before[1])):
+            assert tuple(store[0].shape[::2]) == shape
+            assert torch.equal(store[0][:kept, :, :90], old[:kept])
+        cache.place((1, 2), 0)
+        if cache.rows > 1:
+            cache.place((1, 2), 1)
+
+
+REQUEST = st.fixed_dictionaries(
+    {
+        "length": st.sampled_from([1, 2, 3, 7, 30, 63, 64, 65, 130]),
+        "prompt": st.integers(0, 2),
+        "limit": st.integers(1, 9),
+        "sample": st.integers(0, 99),
+        "kind": st.sampled_from([{}, {"temperature": 0.0}, {"top_k": 5}, {"temperature": 0.7, "top_p": 0.8}]),
+        "arrives": st.integers(0, 12),
+    }
+)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(wishes=st.lists(REQUEST, min_size=1, max_size=12), rows=st.integers(1, 6), slack=st.integers(0, 300))
+def test_any_traffic_gives_the_answers_of_one_at_a_time(lab, wishes, rows: int, slack: int) -> None:
+    model = lab.tiny("mistral", torch.float64)
+    requests = [
+        Request(
+            prompt=lab.prompt_of(w["length"], w["prompt"]),
+            sampling=Sampling(max_new_tokens=w["limit"], **w["kind"]),
+            sample=w["sample"],
+        )
+        for w in wishes
+    ]
+    bound = max(len(r.prompt) + r.sampling.max_new_tokens for r in requests) + slack
+    engine = lab.engine_of(model, rows=rows, cache_tokens=bound, stop_tokens=range(0, 300, 17))
+    spy = Spy(engine)
+    tickets: dict[int, int] = {}
+    done: dict[int, Completion] = {}
+    clock = 0
+    while engine.busy or len(tickets) < len(requests):
+        for i, wish in enumerate(wishes):
+            if wish["arrives"] == clock:
+                tickets[engine.submit(requests[i])] = i
+        done.update({tickets[t]: a for t, a in engine.step()})
+        clock += 1
+    assert spy.widest <= bound
+    assert sum(n for n, _ in spy.decoded) == sum(len(a.tokens) - 1 for a in done.values())
+    assert_nothing_is_kept(engine)
+    one = lab.engine_of(model, rows=1, stop_tokens=range(0, 300, 17))
+    for i, request in enumerate(requests):
+        [alone] = lab.answers(one, [request])
+        assert (done[i].tokens, done[i].stop, done[i].text) == (alone.tokens, alone.stop, alone.text)
+        assert done[i].logp_gen == pytest.approx(alone.logp_gen, abs=1e-5)

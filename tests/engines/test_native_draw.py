@@ -1,0 +1,219 @@
+"""Drawing: the generator's known answers, the distribution drawn from, and the edges of inversion."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from posttrain.engines.native.draw import _invert, draw, keep, stream, uniform
+from posttrain.types import RunError, Sampling
+
+LAST = 1 - 2.0**-53
+
+
+def expected_uniform(word: int) -> float:
+    return (word >> 11) / 2**53
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (0, [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]),
+        (1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]),
+    ],
+)
+def test_uniform_is_splitmix64(key: int, words: list[int]) -> None:
+    assert [uniform(key, n) for n in range(len(words))] == [expected_uniform(w) for w in words]
+
+
+def test_uniform_accepts_any_64_bit_key_and_stays_below_one() -> None:
+    for key in (0, 2**63, 2**64 - 1):
+        assert all(0 <= uniform(key, n) < 1 for n in range(2000))
+
+
+def test_streams_differ_in_seed_task_and_sample_and_never_change() -> None:
+    keys = {
+        stream(seed, task, sample)
+        for seed in range(12)
+        for task in ("", "1", "a", "a\x00", "é", "\ud800")
+        for sample in range(12)
+    }
+    assert len(keys) == 12 * 6 * 12
+    # What a seed means must not change between releases: runs are resumed and repeated.
+    assert stream(0, "add-3-4", 0) == 553817320235681090
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.6),
+        Sampling(top_k=7),
+        Sampling(top_p=0.8),
+        Sampling(min_p=0.1),
+        Sampling(temperature=1.7, top_k=20, top_p=0.9, min_p=0.05),
+    ],
+)
+@pytest.mark.parametrize("V", [50, 700])
+def test_draws_follow_the_distribution(lab, sampling: Sampling, V: int) -> None:
+    N = 4000
+    logits = 2 * torch.randn(V, generator=torch.Generator().manual_seed(V))
+    logits[[0, V // 2, V - 1]] = -torch.inf
+    p = lab.filtered(logits.double(), sampling)
+    u = [uniform(stream(7, "chi", V), n) for n in range(N)]
+    tokens, gen, policy = draw(logits.expand(N, V), [sampling] * N, u)
+    seen = np.bincount(tokens, minlength=V)
+    assert not seen[p == 0].any()
+    likely = p * N >= 5
+    groups = [*zip(seen[likely], p[likely] * N, strict=True), (seen[~likely].sum(), p[~likely].sum() * N)]
+    groups = [(s, e) for s, e in groups if e > 0]
+    chi2 = sum((s - e) ** 2 / e for s, e in groups)
+    free = len(groups) - 1
+    assert chi2 < free + 4 * math.sqrt(2 * free), (chi2, free)
+    assert np.allclose(gen, np.log(p[tokens]), atol=1e-5)
+    whole = (logits.double() / sampling.temperature).log_softmax(-1)
+    assert np.allclose(policy, whole[tokens], atol=1e-5)
+
+
+@pytest.mark.parametrize("V", [1, 2, 3, 255, 256, 257, 511, 512, 700])
+def test_inversion_is_a_search_in_the_running_sum(V: int) -> None:
+    g = torch.Generator().manual_seed(V)
+    N = 400
+    logits = 3 * torch.randn(N, V, generator=g)
+    u = torch.rand(N, generator=g, dtype=torch.float64)
+    tokens, _, _ = draw(logits, [Sampling()] * N, u.tolist())
+    compared = 0
+    for row in range(N):
+        running = logits[row].double().softmax(-1).numpy().cumsum()
+        target = float(u[row]) * running[-1]
+        if np.abs(running - target).min() > 1e-6:
+            assert tokens[row] == np.searchsorted(running, target, side="right")
+            compared += 1
+    assert compared > 0.99 * N
+
+
+@pytest.mark.parametrize("V", [1, 2, 255, 256, 257, 600, 1024])
+def test_a_token_of_probability_zero_is_never_drawn(V: int) -> None:
+    edges = [0.0, 2.0**-53, 0.5, LAST]
+    for live in {0, V // 2, V - 1}:
+        logits = torch.full((len(edges), V), -torch.inf)
+        logits[:, live] = 1.0
+        tokens, gen, policy = draw(logits, [Sampling()] * len(edges), edges)
+        assert tokens == [live] * len(edges)
+        assert gen == policy == [0.0] * len(edges)
+    if V > 2:  # mass at both ends, none between
+        logits = torch.full((2, V), -torch.inf)
+        logits[:, 0] = logits[:, -1] = 0.0
+        assert draw(logits, [Sampling()] * 2, [0.0, LAST])[0] == [0, V - 1]
+        assert draw(logits, [Sampling()] * 2, [0.5 - 2.0**-53, 0.5])[0] == [0, V - 1]
+        # ... and the other way round: zeros at both ends.
+        logits = torch.zeros(2, V).index_fill(1, torch.tensor([0, V - 1]), -torch.inf)
+        assert draw(logits, [Sampling()] * 2, [0.0, LAST])[0] == [1, V - 2]
+
+
+def test_masses_so_small_that_sums_round_are_still_drawn_within_the_support() -> None:
+    g = torch.Generator().manual_seed(0)
+    V = 1500
+    for spread in (1.0, 10.0, 40.0, 80.0):
+        logits = spread * torch.randn(64, V, generator=g)
+        logits[torch.rand(64, V, generator=g) < 0.7] = -torch.inf
+        u = [0.0, LAST, 2.0**-53, 1 - 2.0**-24] * 16
+        tokens = draw(logits, [Sampling()] * 64, u)[0]
+        weight = (logits - logits.amax(-1, keepdim=True)).exp()
+        assert bool((weight[torch.arange(64), tokens] > 0).all())
+
+
+def test_a_target_just_before_a_block_does_not_hit_the_zeros_at_its_start() -> None:
+    # Before the fifth block the running sum is 2 - 2^-52; with the block it rounds to 3, and 3 - 1 is
+    # more than it was. A target of 2 - 2^-52 therefore lies before the block, by one rounding error.
+    sums = [1.0, 1 - 2.0**-24, 2.0**-24 - 2.0**-48, 2.0**-48 - 2.0**-52, 1.0]
+    met = 0
+    for more in (0.125, 0.25, 0.375, 0.5, 0.625, 0.75):
+        weight = torch.zeros(1, 6 * 256)
+        for block, mass in enumerate([*sums, more]):
+            weight[0, block * 256 + 100] = mass
+        middle = round((2**54 - 2) / (3 + more))
+        for m in range(middle - 2, middle + 3):
+            u = torch.tensor([m * 2.0**-53], dtype=torch.float64)
+            met += float(u) * (3 + more) == 2 - 2.0**-52
+            assert int(_invert(weight, u)) % 256 == 100
+    assert met
+
+
+def test_greedy_takes_the_highest_and_says_so_at_temperature_one() -> None:
+    logits = 4 * torch.randn(5, 300, generator=torch.Generator().manual_seed(3))
+    sampling = [
+        Sampling(temperature=0.0, top_k=k, top_p=p) for k, p in [(0, 1), (3, 1), (0, 0.2), (9, 0.5), (1, 1)]
+    ]
+    tokens, gen, policy = draw(logits, sampling, [LAST] * 5)
+    assert tokens == logits.argmax(-1).tolist()
+    assert gen == [0.0] * 5
+    assert np.allclose(policy, logits.double().log_softmax(-1).amax(-1))
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38, 1e-6])
+def test_a_vanishing_temperature_is_greedy_and_finite(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 30.0, -20.0, 29.0]])
+    tokens, gen, policy = draw(logits, [Sampling(temperature=temperature)], [0.999])
+    assert (tokens, gen, policy) == ([1], [0.0], [0.0])
+
+
+def test_large_logits_over_a_low_temperature_lose_no_digits() -> None:
+    logits = torch.tensor([[1000.0, 1000.0 - 2.0**-10, 999.0]])
+    sampling = Sampling(temperature=1e-3)
+    _, gen, policy = draw(logits, [sampling], [0.99])
+    [expected] = (logits.double() / sampling.temperature).log_softmax(-1)[:, 1].tolist()
+    assert policy == gen == [pytest.approx(expected, abs=1e-6)]
+
+
+@pytest.mark.parametrize("V", [5, 300])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_not_numbers_stop_the_run(V: int, bad: float) -> None:
+    logits = torch.zeros(2, V)
+    for rows in (logits.clone().index_fill_(1, torch.tensor([1]), bad), torch.full((2, V), bad)):
+        with pytest.raises(RunError, match="NaN"):
+            draw(torch.cat([logits, rows]), [Sampling()] * 4, [0.5] * 4)
+
+
+def test_filters_equal_sorting_and_counting_row_by_row(lab) -> None:
+    g = torch.Generator().manual_seed(5)
+    samplings = [
+        Sampling(top_k=k, top_p=p, min_p=m)
+        for k in (0, 1, 5, 3000, 9999)
+        for p in (1.0, 0.999, 0.5, 1e-9)
+        for m in (0, 0.02)
+    ]
+    # 3 spreads: nuclei of a few tokens, of more than the first candidates, and of most of the vocabulary.
+    for spread in (4.0, 1.0, 0.1):
+        logits = spread * torch.randn(len(samplings), 3500, generator=g)
+        kept = keep(logits.exp(), samplings)
+        for row, sampling in enumerate(samplings):
+            expected = lab.filtered(logits[row].double(), sampling) > 0
+            # Rounding may move the end of a large nucleus by a token.
+            assert abs(int((kept[row] > 0).sum()) - expected.sum()) <= (sampling.top_p < 1)
+            assert ((kept[row].numpy() > 0) != expected).sum() <= (sampling.top_p < 1)
+            assert torch.equal(kept[row][kept[row] > 0], logits[row].exp()[kept[row] > 0])
+
+
+def test_equal_probabilities_stay_or_go_together() -> None:
+    weight = torch.tensor([[2.0, 1.0, 2.0, 1.0, 1.0]]).repeat(4, 1)
+    kept = keep(weight, [Sampling(top_k=1), Sampling(top_k=3), Sampling(top_p=0.2), Sampling(top_p=0.6)])
+    twos, everything = [2.0, 0.0, 2.0, 0.0, 0.0], weight[0].tolist()
+    assert kept.tolist() == [twos, everything, twos, everything]
+
+
+def test_a_row_is_drawn_alike_whoever_stands_beside_it() -> None:
+    g = torch.Generator().manual_seed(8)
+    logits = 2 * torch.randn(30, 3000, generator=g)
+    samplings = [
+        Sampling(temperature=t, top_k=k, top_p=p, min_p=m)
+        for t, k, p, m in zip(
+            [0, 0.5, 1, 2, 1] * 6, [0, 9, 0] * 10, [1, 0.5, 0.9, 0.999, 1] * 6, [0, 0.1] * 15, strict=True
+        )
+    ]
+    u = torch.rand(30, generator=g, dtype=torch.float64).tolist()
+    together = draw(logits, samplings, u)
+    for row in range(30):
+        alone = draw(logits[row : row + 1], [samplings[row]], [u[row]])
+        assert alone == tuple([column[row]] for column in together)

@@ -1,0 +1,129 @@
+"""Packed rows against transformers' own forward pass, for the architectures people train."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
+
+from posttrain.attention import use_layouts
+from posttrain.learner import pack
+from posttrain.learner.learner import forward
+from posttrain.types import Batch
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 23,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+NARROW: dict[str, Any] = {"sliding_window": 4, "layer_types": MIXED}
+MODELS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama, tied": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen2, window": (Qwen2Config, Qwen2ForCausalLM, NARROW | {"use_sliding_window": True}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 8}),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        NARROW | {"head_dim": 8, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0},
+    ),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, NARROW | {"head_dim": 8, "query_pre_attn_scalar": 5}),
+    "mistral, window": (MistralConfig, MistralForCausalLM, {"sliding_window": 4}),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [1, 0, 1]}),
+    "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {"num_key_value_heads": None}),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": 4, "pad_token_id": 0}),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
+    "cohere": (CohereConfig, CohereForCausalLM, {"logit_scale": 0.25}),
+    "granite": (
+        GraniteConfig,
+        GraniteForCausalLM,
+        {
+            "logits_scaling": 3.0,
+            "attention_multiplier": 0.7,
+            "residual_multiplier": 0.5,
+            "embedding_multiplier": 2.0,
+        },
+    ),
+}
+
+
+def build(name: str) -> Any:
+    """The same random weights twice: one for transformers' eager attention, one for ours."""
+    config, model, special = MODELS[name]
+    sizes = {k: v for k, v in (SHAPE | special).items() if v is not None or k.endswith("token_id")}
+    torch.manual_seed(0)
+    plain = model(config(**sizes)).double().eval()
+    with torch.no_grad():
+        for p in plain.parameters():
+            p += 0.1 * torch.randn_like(p)
+    plain.set_attn_implementation("eager")
+    ours = copy.deepcopy(plain)
+    use_layouts(ours)
+    return plain, ours
+
+
+@pytest.mark.parametrize("whole", [512, 0], ids=["under a mask", "branch by branch"])
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.usefixtures("float64")
+def test_every_row_is_as_it_would_be_alone(
+    name: str,
+    whole: int,
+    rows_of: Callable[..., Batch],
+    by_hand: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    flat_gradient: Callable[..., torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Log-probabilities, entropies and the gradients of both, at a temperature."""
+    monkeypatch.setattr(pack, "WHOLE_FAMILY", whole)
+    plain, ours = build(name)
+    batch, temperature = rows_of(seed=2, turns=3), 0.8
+    g = torch.Generator().manual_seed(1)
+    c, d = (torch.randn(batch.mask.shape, generator=g, dtype=torch.float64) for _ in range(2))
+    seen = []
+    for model, (logp, entropy) in (
+        (plain, by_hand(plain, batch, temperature)),
+        (ours, (lambda out: (out.logp, out.entropy))(forward(ours, batch, temperature))),
+    ):
+        (c * logp + d * entropy).sum().backward()
+        seen.append((logp.detach(), entropy.detach(), flat_gradient(model)))
+    assert float(seen[0][0].abs().sum()) > 1
+    assert float(seen[0][2].norm()) > 1
+    for wanted, got in zip(*seen, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)

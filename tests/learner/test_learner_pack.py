@@ -1,0 +1,139 @@
+"""What is packed, against a slow account of every row by itself."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posttrain.learner.pack import Family, Pack, microbatches, pack
+from posttrain.types import Batch, Trajectory
+
+
+def row(tokens: list[int], sampled: list[int]) -> Trajectory:
+    n = len(tokens)
+    zeros = [0.0] * n
+    return Trajectory(
+        tokens=tokens,
+        sampled=[t in sampled for t in range(n)],
+        logp_gen=zeros,
+        logp_policy=zeros,
+        version=[0] * n,
+        reward=zeros,
+    )
+
+
+def branch_of(packed: Pack) -> list[tuple[int, int]]:
+    """For each packed token: its family, and its branch in it (-1 for the prompt)."""
+    out = []
+    for number, family in enumerate(packed.families):
+        assert family.start == len(out)
+        out += [(number, -1)] * family.prefix
+        for b, length in enumerate(family.branches):
+            out += [(number, b)] * length
+        assert family.stop == len(out)
+    return out
+
+
+def context(packed: Pack, index: int) -> list[int]:
+    """The tokens that a packed token sees, in the order of their positions, itself last."""
+    owner = branch_of(packed)
+    family, branch = owner[index]
+    seen = [j for j in range(index + 1) if owner[j][0] == family and owner[j][1] in (-1, branch)]
+    assert [int(packed.positions[j]) for j in seen] == list(range(len(seen)))
+    return [int(packed.tokens[j]) for j in seen]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Batch:
+    """Groups in any order, prompts that agree in part, and any mask that spares the first token."""
+    rows, numbers = [], []
+    for number in range(draw(st.integers(1, 3))):
+        prompt = draw(st.lists(st.integers(0, 2), min_size=1, max_size=5))
+        for _ in range(draw(st.integers(1, 4))):
+            tokens = prompt + draw(st.lists(st.integers(0, 2), max_size=5))
+            if draw(st.integers(0, 5)) == 0:
+                tokens[draw(st.integers(0, len(tokens) - 1))] = 9
+            free = st.lists(st.integers(1, len(tokens) - 1)) if len(tokens) > 1 else st.just([])
+            answered = range(len(prompt), len(tokens))
+            sampled = draw(st.one_of(st.just(list(answered)), free))
+            rows.append(row(tokens, sampled))
+            numbers.append(7 - number)
+    order = draw(st.permutations(range(len(rows))))
+    return Batch.of([rows[i] for i in order], [numbers[i] for i in order])
+
+
+@given(batches())
+@settings(max_examples=200, deadline=None)
+def test_every_trained_token_is_predicted_from_exactly_what_came_before_it(batch: Batch) -> None:
+    where = batch.mask.nonzero().tolist()
+    if not where:
+        with pytest.raises(ValueError, match="nothing to train on"):
+            pack(batch)
+        return
+    packed = pack(batch)
+    got = list(zip(packed.row.tolist(), packed.column.tolist(), strict=True))
+    assert sorted(got) == sorted(map(tuple, where))
+    for source, target, i, t in zip(packed.source, packed.target, packed.row, packed.column, strict=True):
+        assert int(target) == int(batch.tokens[i, t])
+        assert context(packed, int(source)) == batch.tokens[i, :t].tolist()
+
+
+@given(batches())
+@settings(max_examples=100, deadline=None)
+def test_nothing_is_fed_that_nothing_is_predicted_from(batch: Batch) -> None:
+    """Of each family: one prompt, and what every row has between it and its last trained token."""
+    if not batch.mask.any():
+        return
+    packed = pack(batch)
+    rows = [i for i in range(len(batch)) if batch.mask[i].any()]
+    fed = sum(int(batch.mask[i].nonzero().max()) for i in rows)
+    families = {int(batch.group[i]) for i in rows}
+    assert len(packed.families) == len(families)
+    saved = sum(f.prefix * (len(f.branches) - 1) for f in packed.families if f.branches)
+    assert len(packed.tokens) == fed - saved == packed.families[-1].stop
+
+
+@given(batches(), st.integers(1, 20))
+@settings(max_examples=100, deadline=None)
+def test_microbatches_deal_every_trained_row_once_within_the_budget(batch: Batch, budget: int) -> None:
+    parts = microbatches(batch, budget)
+    trained = [i for i in range(len(batch)) if batch.mask[i].any()]
+    assert sorted(i for part in parts for i in part) == trained
+    for part in parts:
+        size = len(pack(batch.rows(torch.tensor(part))).tokens)
+        assert size <= budget or len(part) == 1
+
+
+def test_a_row_alone_is_plainly_causal_and_a_group_shares_its_prompt() -> None:
+    alone = pack(Batch.of([row([1, 2, 3, 4], [2, 3])], [0]))
+    assert alone.families == [Family(0, 3, ())]
+    both = pack(Batch.of([row([1, 2, 3, 4], [2, 3]), row([1, 2, 5, 6], [2, 3])], [0, 0]))
+    assert both.families == [Family(0, 2, (1, 1))]
+
+
+def test_one_token_answers_feed_nothing_but_the_prompt() -> None:
+    packed = pack(Batch.of([row([1, 2, t], [2]) for t in (3, 4, 5)], [0, 0, 0]))
+    assert packed.tokens.tolist() == [1, 2]
+    assert packed.families == [Family(0, 2, (0, 0, 0))]
+    assert packed.source.tolist() == [1, 1, 1]
+    assert packed.target.tolist() == [3, 4, 5]
+
+
+def test_a_later_turn_is_not_shared_even_where_rows_agree() -> None:
+    """The prompt ends before anything sampled: two rows that drew the same token are still two rows."""
+    packed = pack(Batch.of([row([1, 2, 2, 7], [1, 3]), row([1, 2, 2, 8], [1, 3])], [0, 0]))
+    assert packed.families == [Family(0, 1, (2, 2))]
+
+
+def test_rows_that_train_nothing_cost_nothing(rows_of: Callable[..., Batch]) -> None:
+    batch = rows_of(seed=0)
+    idle = (~batch.mask.any(-1)).nonzero().flatten()
+    assert len(idle)
+    kept = batch.mask.any(-1).nonzero().flatten()
+    assert torch.equal(pack(batch).tokens, pack(batch.rows(kept)).tokens)
+    with pytest.raises(ValueError, match="nothing to train on"):
+        pack(replace(batch, mask=torch.zeros_like(batch.mask)))
+    assert microbatches(replace(batch, mask=torch.zeros_like(batch.mask)), 10) == []

@@ -1,0 +1,155 @@
+"""Promises 1 and 2 through the learner: no split of a step matters, and no garbage is read."""
+
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from posttrain.learner.learner import Learner, Steps
+from posttrain.learner.optim import Optim
+from posttrain.methods.table import METHODS, build
+from posttrain.types import Batch, Method
+
+EXTRAS: dict[str, Any] = {"kl_in_loss": 0.2, "kl_in_reward": 0.1, "entropy_bonus": 0.05}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
+    f"{name} + kl and entropy": (name, EXTRAS) for name, line in METHODS.items() if line.loop == "online"
+}
+every_method = pytest.mark.parametrize("variant", list(VARIANTS))
+Make = Callable[..., Any]
+
+
+def method_of(variant: str) -> Method:
+    name, options = VARIANTS[variant]
+    return build(name, options, horizon=16)
+
+
+class Held:
+    """A learner that says with which gradient it would move, and stays."""
+
+    def __init__(self, llama: Make, method: Method, budget: int = 4096, **steps: Any) -> None:
+        self.learner = Learner(
+            llama(0).double(),
+            method,
+            reference=llama(1).double(),
+            temperature=0.9,
+            steps=Steps(microbatch_tokens=budget, **steps),
+        )
+        self.taken: list[torch.Tensor] = []
+        self.learner._move = self._hold
+
+    def _hold(self, loss: float) -> float:
+        grads = [p.grad for p in self.learner.model.parameters()]
+        assert all(g is not None for g in grads)
+        self.taken.append(torch.cat([g.flatten() for g in grads]))
+        self.learner.masters.zero_grad()
+        return 0.0
+
+    def gradient(self, batch: Batch) -> torch.Tensor:
+        self.learner.update(batch)
+        return self.taken.pop()
+
+
+def padded(batch: Batch, columns: int) -> Batch:
+    """The batch with columns on the right that mean nothing."""
+
+    def wider(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.ndim != 2:
+            return x
+        filler = False if x.dtype == torch.bool else math.nan if x.is_floating_point() else 5
+        return torch.cat([x, x.new_full((len(x), columns), filler)], 1)
+
+    return replace(batch, **{f.name: wider(getattr(batch, f.name)) for f in fields(batch)})
+
+
+@every_method
+@pytest.mark.usefixtures("float64")
+@given(data=st.data())
+@settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+)
+def test_any_budget_order_and_padding_give_the_same_gradient(
+    variant: str, data: st.DataObject, llama: Make, rows_of: Make
+) -> None:
+    """Budget 1 is a row a pass, without any packing."""
+    batch = rows_of(seed=data.draw(st.integers(0, 30), label="rows"))
+    held = Held(llama, method_of(variant))
+    whole = held.gradient(batch)
+    held.learner.microbatch_tokens = data.draw(st.sampled_from([1, 4, 9, 17, 30]), label="budget")
+    order = torch.tensor(data.draw(st.permutations(range(len(batch))), label="order"))
+    split = held.gradient(padded(batch.rows(order), data.draw(st.integers(0, 3), label="padding")))
+    assert float(whole.norm()) > 1e-3
+    assert float((split - whole).norm() / whole.norm()) < 1e-9
+
+
+@every_method
+@pytest.mark.usefixtures("float64")
+def test_every_call_of_the_loss_sees_no_more_than_its_rows(
+    variant: str, llama: Make, rows_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps of the test above are really cut: with budget 1 there is a pass for each trained row."""
+    method, seen = method_of(variant), []
+    kind, real = type(method), type(method).loss
+
+    def loss(self: Any, out: Any, batch: Batch) -> Any:
+        seen.append(len(batch))
+        return real(self, out, batch)
+
+    monkeypatch.setattr(kind, "loss", loss)
+    batch = rows_of(seed=3)
+    held = Held(llama, method, budget=1)
+    held.gradient(batch)
+    weighs = method.weight(method.prepare(held.learner.update(batch).batch)) != 0
+    assert seen[: len(seen) // 2] == [1] * int(weighs.any(-1).sum())
+
+
+@every_method
+def test_recomputing_activations_changes_no_gradient(variant: str, llama: Make, rows_of: Make) -> None:
+    batch = rows_of(seed=4)
+    plain = Held(llama, method_of(variant)).gradient(batch)
+    again = Held(llama, method_of(variant), gradient_checkpointing=True).gradient(batch)
+    assert float(plain.norm()) > 1e-3
+    assert torch.equal(again, plain)
+
+
+@every_method
+def test_garbage_in_masked_slots_changes_no_bit(variant: str, llama: Make, rows_of: Make) -> None:
+    """Through update, with columns that the learner fills, in float32."""
+    batch = rows_of(seed=5, dtype=torch.float32)
+    after = []
+    for filler in (0.0, math.nan, math.inf):
+        spoilt = {
+            f.name: torch.where(batch.mask, value, filler)
+            for f in fields(batch)
+            if (value := getattr(batch, f.name)) is not None and value.is_floating_point()
+        }
+        learner = Learner(
+            llama(0),
+            method_of(variant),
+            reference=llama(1),
+            optim=Optim(lr=0.01),
+            steps=Steps(microbatch_tokens=12),
+        )
+        done = learner.update(replace(batch, **spoilt))
+        assert all(math.isfinite(v) for v in done.metrics.values())
+        after.append((torch.cat([p.detach().flatten() for p in learner.model.parameters()]), done))
+    for weights, done in after[1:]:
+        assert torch.equal(weights, after[0][0])
+        assert done.metrics == after[0][1].metrics
+        assert torch.equal(done.logp, after[0][1].logp)
+
+
+@every_method
+def test_a_batch_with_nothing_to_train_is_an_error(variant: str, llama: Make, rows_of: Make) -> None:
+    batch = rows_of(seed=6, dtype=torch.float32)
+    learner = Learner(llama(0), method_of(variant), reference=llama(1))
+    with pytest.raises(ValueError, match="nothing to train on"):
+        learner.update(replace(batch, mask=torch.zeros_like(batch.mask)))
+    assert learner.step_count == 0

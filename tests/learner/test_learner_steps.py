@@ -1,0 +1,235 @@
+"""Epochs, minibatches, anchors, and a learner that is put back and goes on bit for bit."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain.learner.checkpoint import read_tensors, write_tensors
+from posttrain.learner.learner import Learner, Steps
+from posttrain.learner.lora import Lora
+from posttrain.learner.optim import Optim
+from posttrain.methods.table import GRPO, RLOO, SFT
+from posttrain.types import Batch
+
+Make = Callable[..., Any]
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return torch.cat([p.detach().float().flatten() for p in learner.model.parameters()])
+
+
+def dealt(learner: Learner, batch: Batch, epoch: int = 0) -> list[list[int]]:
+    return [part.tolist() for part in learner._minibatches(batch, epoch)]
+
+
+def test_every_group_is_in_one_minibatch_of_an_epoch(llama: Make, rows_of: Make) -> None:
+    batch = rows_of(seed=0, groups=7, K=3, idle=False)
+    learner = Learner(llama(0), GRPO, steps=Steps(minibatches=3))
+    parts = dealt(learner, batch)
+    assert sorted(i for part in parts for i in part) == list(range(21))
+    groups = [set(batch.group[part].tolist()) for part in parts]
+    assert [len(g) for g in groups] == [3, 2, 2]
+    assert sum(len(g) for g in groups) == len(set().union(*groups))
+
+
+def test_the_deal_is_of_the_seed_the_update_and_the_epoch(llama: Make, rows_of: Make) -> None:
+    batch = rows_of(seed=0, groups=12, K=2)
+
+    def learner(seed: int, updates: int = 0) -> Learner:
+        made = Learner(llama(0), GRPO, steps=Steps(minibatches=4), seed=seed)
+        made.update_count = updates
+        return made
+
+    first = dealt(learner(0), batch)
+    torch.manual_seed(99)  # nothing global enters
+    assert dealt(learner(0), batch) == first
+    others = [dealt(learner(1), batch), dealt(learner(0, 1), batch), dealt(learner(0), batch, epoch=1)]
+    assert all(other != first for other in others)
+    assert others[0] != others[1] != others[2]
+
+
+def test_another_process_deals_the_same() -> None:
+    """Python's hash of a string differs from process to process; nothing of the deal may."""
+    code = """
+import torch
+from types import SimpleNamespace
+from posttrain.learner.learner import Learner, Steps
+batch = SimpleNamespace(group=torch.arange(24) // 2, mask=torch.ones(24, 3, dtype=torch.bool))
+learner = SimpleNamespace(steps=Steps(minibatches=5), seed=1234567890123, update_count=41)
+parts = [part.tolist() for part in Learner._minibatches(learner, batch, 3)]
+"""
+    here: dict[str, Any] = {}
+    exec(code, here)
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-c", code + "print(parts)"]
+    there = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
+    assert there.strip() == str(here["parts"])
+    assert len(here["parts"]) == 5
+
+
+def test_a_group_that_trains_nothing_is_no_minibatch(llama: Make, rows_of: Make) -> None:
+    """Dealt alone, it would be a step without a trained token: an error half way through an update."""
+    batch = rows_of(seed=0, groups=3, K=2, idle=False)
+    failed = batch.group == batch.group[0]
+    batch = replace(batch, mask=batch.mask & ~failed[:, None])
+    learner = Learner(llama(0), GRPO, optim=Optim(lr=0.01), steps=Steps(minibatches=3))
+    assert len(dealt(learner, batch)) == 2
+    done = learner.update(batch)
+    assert learner.step_count == 2
+    assert not done.computed[failed].any()
+
+
+def test_epochs_are_steps_on_one_anchor(llama: Make, rows_of: Make) -> None:
+    """By hand: score, prepare, and two steps on the same columns."""
+    batch = rows_of(seed=1, dtype=torch.float32)
+    one, two = (
+        Learner(llama(0), GRPO, optim=Optim(lr=0.02), steps=Steps(epochs=2), total_steps=2) for _ in range(2)
+    )
+    done = one.update(batch)
+    anchored = replace(batch, logp_old=two.score(batch).logp)
+    prepared = GRPO.prepare(anchored)
+    _, _, first = two.step(prepared)
+    _, _, second = two.step(prepared)
+    assert torch.equal(weights(one), weights(two))
+    assert one.step_count == 2
+    assert done.batch.logp_old is not None
+    assert torch.equal(done.batch.logp_old, anchored.logp_old)
+    assert first["kl/old"] == pytest.approx(0, abs=1e-9)
+    assert second["kl/old"] > 1e-3
+    assert done.metrics["kl/old"] == pytest.approx((first["kl/old"] + second["kl/old"]) / 2)
+    # what is shown is what the model said at first sight
+    torch.testing.assert_close(
+        done.logp[done.computed], anchored.logp_old[done.computed], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_first_and_only_pass_needs_no_second_forward(llama: Make, rows_of: Make) -> None:
+    batch = rows_of(seed=1, dtype=torch.float32)
+    learner = Learner(llama(0), GRPO, optim=Optim(lr=0.02))
+    learner.score = None  # it is not asked
+    done = learner.update(batch)
+    assert done.batch.logp_old is None
+    assert done.metrics["kl/old"] == 0
+
+
+def test_a_step_without_a_weight_leaves_the_weights_alone(llama: Make, rows_of: Make) -> None:
+    """Every answer of every group got the same reward."""
+    batch = rows_of(seed=1, dtype=torch.float32)
+    alike = torch.zeros_like(batch.reward)
+    alike[torch.arange(len(batch)), batch.mask.int().argmax(-1)] = 1.0
+    learner = Learner(llama(0), RLOO, optim=Optim(lr=0.1, weight_decay=0.1))
+    before = weights(learner)
+    done = learner.update(replace(batch, reward=alike))
+    assert torch.equal(weights(learner), before)
+    assert not done.computed.any()
+    assert done.metrics["grad_norm"] == 0
+
+
+def test_scores_are_those_of_transformers_and_nothing_else_is_filled(
+    llama: Make, rows_of: Make, by_hand: Make
+) -> None:
+    batch = rows_of(seed=3, dtype=torch.float32)
+    plain = llama(0).eval()
+    with torch.no_grad():
+        logp, entropy = by_hand(plain, batch, 0.6)
+        alone = plain(input_ids=batch.tokens[:1, :5]).logits[0].log_softmax(-1)
+    learner = Learner(llama(0), GRPO, temperature=0.6, microbatch_tokens=9)
+    said = learner.score(batch)
+    torch.testing.assert_close(said.logp, logp, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(said.entropy, entropy, rtol=1e-4, atol=1e-4)
+    row = batch.tokens[0, :5].tolist()
+    wanted = [float(alone[t - 1, row[t]]) for t in range(1, 5)]
+    assert learner.canary(row) == pytest.approx(wanted, abs=1e-4)  # at temperature 1
+
+
+def test_dropout_in_the_model_is_never_on(llama: Make, rows_of: Make) -> None:
+    batch = rows_of(seed=3, dtype=torch.float32)
+    for again in (False, True):
+        steps = Steps(gradient_checkpointing=again)
+        wet, dry = (
+            Learner(llama(0, attention_dropout=p), SFT, optim=Optim(lr=0.01), steps=steps) for p in (0.5, 0.0)
+        )
+        for learner in (wet, dry):
+            learner.update(batch)
+        assert torch.equal(weights(wet), weights(dry))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {},
+    "lora": {"lora": Lora(rank=3)},
+    "dora in bfloat16": {"lora": Lora(rank=3, dora=True)},
+}
+
+
+def make(llama: Make, kind: str) -> Learner:
+    model = llama(0).bfloat16() if "bfloat16" in kind else llama(0)
+    optim = Optim(lr=0.01, schedule="cosine", warmup_steps=2, weight_decay=0.01)
+    steps = Steps(epochs=2, minibatches=2, microbatch_tokens=15)
+    return Learner(model, GRPO, optim=optim, steps=steps, total_steps=16, seed=5, **KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_learner_put_back_goes_on_bit_for_bit(
+    kind: str, llama: Make, rows_of: Make, tmp_path: Path
+) -> None:
+    """Through files; the one that is put back had gone its own way first."""
+    batches = [rows_of(seed, dtype=torch.float32) for seed in range(4)]
+    straight = make(llama, kind)
+    halves = [make(llama, kind), make(llama, kind)]
+    for batch in batches:
+        straight.update(batch)
+    for batch in batches[:2]:
+        halves[0].update(batch)
+    for name, tensors in halves[0].tensors().items():
+        write_tensors(tmp_path / f"{name}.safetensors", tensors)
+    halves[1].update(batches[3])
+    held = {name: read_tensors(tmp_path / f"{name}.safetensors") for name in ("trained", "optimizer")}
+    halves[1].restore(held, halves[0].counts())
+    assert torch.equal(weights(halves[1]), weights(halves[0]))
+    for batch in batches[2:]:
+        last = halves[1].update(batch)
+    assert torch.equal(weights(halves[1]), weights(straight))
+    for part, tensors in straight.tensors().items():
+        again = halves[1].tensors()[part]
+        assert tensors.keys() == again.keys()
+        assert all(torch.equal(tensors[name], again[name]) for name in tensors)
+    assert halves[1].counts() == straight.counts() == {"step": 16, "update": 4}
+    assert last.metrics["lr"] > 0
+
+
+def test_a_checkpoint_from_before_the_first_step_clears_the_moments(llama: Make, rows_of: Make) -> None:
+    batch = rows_of(seed=0, dtype=torch.float32)
+    fresh, used = make(llama, "float32"), make(llama, "float32")
+    start = {part: {k: v.clone() for k, v in held.items()} for part, held in fresh.tensors().items()}
+    used.update(batch)
+    used.restore(start, fresh.counts())
+    fresh.update(batch)
+    used.update(batch)
+    assert torch.equal(weights(fresh), weights(used))
+
+
+def test_tensors_of_another_model_are_refused(llama: Make, rows_of: Make) -> None:
+    deep, shallow = (Learner(llama(0, num_hidden_layers=n), SFT) for n in (3, 2))
+    for learner in (deep, shallow):
+        learner.update(rows_of(seed=0, dtype=torch.float32))
+    with pytest.raises(KeyError):
+        deep.restore(shallow.tensors(), shallow.counts())
+    with pytest.raises(KeyError, match="unknown parameter"):
+        shallow.restore(deep.tensors(), deep.counts())
+    with pytest.raises(RuntimeError):
+        Learner(llama(0, hidden_size=32), SFT).restore(shallow.tensors(), shallow.counts())
+
+
+@pytest.mark.parametrize("bad", [{"epochs": 0}, {"minibatches": 0}, {"microbatch_tokens": -1}])
+def test_steps_that_cannot_be_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Steps(**bad)

@@ -1,0 +1,199 @@
+"""Promise 5: the sampler holds the trainer's weights, or the run stops and says what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain import config
+from posttrain.learner.lora import base
+from posttrain.runtime import local
+from posttrain.runtime.handover import hand_over
+from posttrain.types import RunError
+
+CANARY = list(range(5, 29))
+
+
+class Faulty:
+    """An engine with one fault in how it takes weights."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+class Drops(Faulty):
+    def load(self, weights, version):
+        return self.engine.load(list(weights)[1:], version)
+
+
+class Renames(Faulty):
+    def load(self, weights, version):
+        (name, tensor), *rest = weights
+        return self.engine.load([(f"{name}x", tensor), *rest], version)
+
+
+class Reshapes(Faulty):
+    def load(self, weights, version):
+        (name, tensor), *rest = weights
+        return self.engine.load([(name, tensor[:-1]), *rest], version)
+
+
+class Flips(Faulty):
+    """One bit of one tensor, on its way."""
+
+    def load(self, weights, version):
+        sent = [(name, tensor.clone()) for name, tensor in weights]
+        bits = sent[0][1].view(-1).view(torch.int32 if sent[0][1].dtype == torch.float32 else torch.int16)
+        bits[7] ^= 1
+        return self.engine.load(sent, version)
+
+
+class Swaps(Faulty):
+    """Two layers change places; no number is another one."""
+
+    def load(self, weights, version):
+        sent = dict(weights)
+        one, two = (f"model.layers.{n}.self_attn.q_proj.weight" for n in (0, 1))
+        return self.engine.load([*(sent | {one: sent[two], two: sent[one]}).items()], version)
+
+
+class KeepsOld(Faulty):
+    """Says that it took the weights, and goes on with those it had."""
+
+    def load(self, weights, version):
+        old = [(n, p.clone()) for n, p in self.first]
+        digest = self.engine.load(weights, version)
+        self.engine.load(old, version)
+        return digest
+
+
+class Perturbs(Faulty):
+    """Takes the weights, and spoils one of them afterwards."""
+
+    spoilt_by = 1.0
+
+    def load(self, weights, version):
+        digest = self.engine.load(weights, version)
+        self.engine.runner._plain["model.norm.weight"].mul_(1 + self.spoilt_by)
+        return digest
+
+
+class Poisons(Perturbs):
+    spoilt_by = float("nan")
+
+
+class WrongVersion(Faulty):
+    def load(self, weights, version):
+        return self.engine.load(weights, version - 1)
+
+
+FAULTS: dict[type[Faulty], str] = {
+    Drops: "did not take version 1: the weights handed over lack model.embed_tokens.weight",
+    Renames: "did not take version 1: the weights handed over hold model.embed_tokens.weightx",
+    Reshapes: "did not take version 1: model.embed_tokens.weight has shape",
+    Flips: "holds other weights than the learner sent as version 1: digest",
+    Swaps: "holds other weights than the learner sent as version 1: digest",
+    KeepsOld: "after hand-over of version 1 the sampler's log-probabilities differ",
+    Perturbs: "after hand-over of version 1 the sampler's log-probabilities differ",
+    Poisons: "by nan on the canary",
+    WrongVersion: "says that it holds version 0, and was sent 1",
+}
+
+
+@pytest.fixture
+def sides(online, write, make_model):
+    """sides(tables, tied=...) -> a learner whose weights have moved, and an engine with the old ones."""
+
+    def make(over: dict[str, Any], *, tied: bool = False):
+        torch.manual_seed(3)
+        tables = {"model": {"path": str(model_dir(make_model, tied))}} | over
+        chosen = local.plan(config.read(write(online, tables)).recipe, print)
+        learner = local._learner(chosen, {})
+        engine = local.engine_of(chosen.asked.recipe, chosen.policy)
+        with torch.no_grad():
+            for name, master in zip(learner.masters.names, learner.masters.masters, strict=True):
+                if master.ndim > 1 and "lora_A" not in name:
+                    master += 0.1 * torch.randn_like(master)
+        learner.masters.publish()
+        return learner, engine
+
+    return make
+
+
+_made: dict[bool, Path] = {}
+
+
+def model_dir(make_model, tied: bool) -> Path:
+    """One model for all tests, weights large enough that a step of them shows."""
+    if tied not in _made:
+        _made[tied] = make_model(tied=tied, initializer_range=0.2)
+    return _made[tied]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"model": {"dtype": "bfloat16"}},
+    "adapter": {"lora": {"rank": 4}},
+    "adapter in bfloat16": {"lora": {"rank": 4, "dora": True}, "model": {"dtype": "bfloat16"}},
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_arrive(sides, kind, tied, make_model):
+    over = {k: dict(v) for k, v in KINDS[kind].items()}
+    over["model"] = over.get("model", {}) | {"path": str(model_dir(make_model, tied))}
+    learner, engine = sides(over, tied=tied)
+    before = engine.score(CANARY)
+    digest = hand_over(learner, engine, 1, CANARY)
+    after, ours = engine.score(CANARY), learner.canary(CANARY)
+    exact = 0.15 if "bfloat16" in kind else 1e-4
+    assert max(abs(a - b) for a, b in zip(after, ours, strict=True)) < exact
+    assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.5, "the weights had moved"
+    assert engine.version == 1
+    assert hand_over(learner, engine, 2, CANARY) == digest, "the same weights have the same digest"
+    if not learner.lora.rank:
+        with torch.no_grad():
+            base(learner.model).get_input_embeddings().weight[3, 3] += 1.0
+        assert hand_over(learner, engine, 3, CANARY) != digest
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_one_fault_stops_the_run_and_is_named(sides, fault, kind):
+    learner, engine = sides(KINDS[kind] and {"model": {**KINDS[kind]["model"], "path": str(_made[False])}})
+    faulty = fault(engine)
+    faulty.first = [(n, p.clone()) for n, p in engine_weights(learner)]
+    with pytest.raises(RunError) as raised:
+        hand_over(learner, faulty, 1, CANARY)
+    assert FAULTS[fault] in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def engine_weights(learner):
+    """Weights as an engine wants them, but other ones than the learner's."""
+    return [(name, torch.zeros_like(tensor)) for name, tensor in learner.weights()]
+
+
+def test_the_command_stops_with_1_and_keeps_what_was_trained(
+    run_cli, online, write, tmp_path, monkeypatch, able
+):
+    taken = local.NativeEngine.load
+
+    def load(self, weights, version):
+        return taken(self, list(weights)[:-1] if version == 2 else weights, version)
+
+    monkeypatch.setattr(local.NativeEngine, "load", load)
+    run = tmp_path / "run"
+    said = run_cli("train", write(online, {"model": {"path": str(able)}}), "--run-dir", run, "--quiet")
+    assert said.code == 1
+    [line] = said.err.splitlines()
+    assert line.startswith("error: the sampler did not take version 2: the weights handed over lack")
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_000001"]
+    assert (run / "report.html").exists()
+    monkeypatch.undo()
+    assert run_cli("train", tmp_path / "recipe.toml", "--run-dir", run, "--quiet", "--resume").code == 0

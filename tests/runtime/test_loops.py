@@ -1,0 +1,150 @@
+"""Both loops learn, say what they do under documented names, and are fixed by their seed."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from posttrain.methods.table import METHODS
+
+ONLINE = [name for name, line in METHODS.items() if line.loop == "online"]
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def lines(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_clock(run: Path) -> list[dict]:
+    clock = ("time/", "speed/", "seconds")
+    return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines(run)]
+
+
+@pytest.fixture
+def digits(online, write, tmp_path):
+    """digits(method, ...) -> a recipe whose one right answer is a digit that is drawn now and then."""
+
+    def make(method: str, **over):
+        (tmp_path / "ask.jsonl").write_text(
+            "".join(json.dumps({"prompt": f"{n}?", "answer": "0"}) + "\n" for n in range(8))
+        )
+        tables = {
+            "method": {"name": method},
+            "task": {"arithmetic": None, "data": {"path": str(tmp_path / "ask.jsonl")}},
+            "verifier": {"number": {"where": "last"}},
+            "sampling": {"max_new_tokens": 2},
+            "rollout": {"groups": 8, "group_size": 16},
+            "optim": {"lr": 0.006},
+            "run": {"updates": 25},
+            "eval": {"limit": 0},
+            "checkpoint": {"every": 0},
+        }
+        return write(online, tables | over)
+
+    return make
+
+
+@pytest.mark.parametrize("method", ONLINE)
+def test_every_online_method_learns_to_give_the_one_right_answer(run_cli, digits, tmp_path, method):
+    said = run_cli("train", digits(method), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    rewards = [line["reward/mean"] for line in lines(tmp_path / "run")]
+    first, last = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
+    print(method, [round(r, 2) for r in rewards])
+    assert first < 0.1
+    assert last > 0.6
+    assert all(line["lag/max"] == 0 for line in lines(tmp_path / "run"))
+
+
+def test_supervised_loss_falls_on_what_is_learnt_and_on_what_is_held_out(run_cli, offline, write, tmp_path):
+    over = {"run": {"updates": 40}, "eval": {"every": 10}, "optim": {"lr": 0.01}, "checkpoint": {"every": 0}}
+    said = run_cli("train", write(offline, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    out = lines(tmp_path / "run")
+    assert [line["update"] for line in out if "eval/loss" in line] == [0, 10, 20, 30, 40]
+    loss = [line["loss"] for line in out[1:]]
+    assert loss[0] > 4.0
+    assert sum(loss[-5:]) / 5 < 1.2
+    held_out = [line["eval/loss"] for line in out if "eval/loss" in line]
+    assert held_out[-1] < held_out[0] / 2
+    for line in out:
+        if "eval/loss" in line:
+            assert line["eval/perplexity"] == pytest.approx(2.718281828 ** line["eval/loss"])
+
+
+def test_the_seed_fixes_every_number_and_another_seed_changes_them(run_cli, online, write, able, tmp_path):
+    runs = {}
+    for name, seed in (("one", 1), ("again", 1), ("other", 2)):
+        recipe = write(online, {"model": {"path": str(able)}, "run": {"seed": seed}})
+        assert run_cli("train", recipe, "--run-dir", tmp_path / name, "--quiet").code == 0
+        runs[name] = without_clock(tmp_path / name)
+    assert runs["one"] == runs["again"]
+    assert runs["one"] != runs["other"]
+    one, again = (tmp_path / n / "checkpoints" / "step_000004" for n in ("one", "again"))
+    for file in ("model/model.safetensors", "optimizer.safetensors"):
+        assert (one / file).read_bytes() == (again / file).read_bytes()
+
+
+def test_evaluation_is_greedy_on_tasks_that_are_never_trained(run_cli, online, write, able, tmp_path):
+    recipe = write(online, {"model": {"path": str(able)}, "eval": {"every": 2}})
+    run = tmp_path / "run"
+    assert run_cli("train", recipe, "--run-dir", run, "--quiet").code == 0
+    assert [line["update"] for line in lines(run) if "eval/accuracy" in line] == [0, 2, 4]
+    tasks = {}
+    for file in (run / "samples").glob("*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        tasks.setdefault(file.stem.startswith("eval"), set()).update(row["task"] for row in rows)
+        if file.stem.startswith("eval"):
+            right = sum(row["label"] == "right" for row in rows) / len(rows)
+            [line] = [x for x in lines(run) if x["update"] == int(file.stem[-6:])]
+            assert line["eval/accuracy"] == right
+            assert len(rows) == 6
+    assert not tasks[True] & tasks[False]
+
+
+def documented() -> dict[str, str]:
+    """Names of the table in docs/metrics.md, with their units."""
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+?) \|", DOCS.read_text(), re.MULTILINE)
+    return {name: unit for name, unit in rows if name not in ("tensorboard", "wandb", "trackio", "mlflow")}
+
+
+def test_every_metric_is_documented_and_every_documented_one_exists(
+    run_cli, online, offline, write, able, tmp_path
+):
+    everything = {
+        "model": {"path": str(able)},
+        "method": {"kl_in_loss": 0.1},
+        "steps": {"epochs": 2, "minibatches": 2},
+        "rollout": {"select": "varied"},
+        "eval": {"every": 1},
+        "track": {"sinks": ["tensorboard"]},
+    }
+    runs = [("online", write(online, everything, "online")), ("offline", write(offline, {}, "offline"))]
+    seen = set()
+    for name, recipe in runs:
+        said = run_cli("train", recipe, "--run-dir", tmp_path / name, "--quiet")
+        assert said.code == 0, said.err
+        for line in lines(tmp_path / name):
+            seen |= set(line)
+            for key, value in line.items():
+                unit = documented().get(re.sub("verdict/.*", "verdict/<label>", key), "")
+                if unit == "0–1":
+                    assert 0 <= value <= 1.0001, key
+    names = {re.sub("verdict/.*", "verdict/<label>", name) for name in seen}
+    assert sorted(names - set(documented())) == []
+    assert sorted(set(documented()) - names) == []
+
+
+def test_time_is_accounted_for(run_cli, online, write, tmp_path):
+    assert run_cli("train", write(online), "--run-dir", tmp_path / "run", "--quiet").code == 0
+    out = lines(tmp_path / "run")
+    for line in out:
+        phases = sum(v for k, v in line.items() if k.startswith("time/") and k != "time/total")
+        assert line["time/total"] == pytest.approx(phases)
+    seconds = [line["seconds"] for line in out]
+    assert seconds == sorted(seconds)
+    assert sum(line["time/total"] for line in out) <= seconds[-1] + 0.01
+    for line in out[1:]:
+        drawn = line["length/mean"] * 12
+        assert line["speed/sample_tokens"] == pytest.approx(drawn / line["time/sample"])

@@ -1,0 +1,337 @@
+"""Parts of the loops: the stream, selection, the error rate, the journal, the plan and the run directory."""
+
+import fcntl
+import os
+import signal
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from posttrain.learner.lora import Lora, parameters
+from posttrain.learner.pretrained import parameter_count
+from posttrain.runtime.journal import Journal, Progress, stop_requested
+from posttrain.runtime.online import Evaluation, evaluation_metrics, is_right, rollout_metrics
+from posttrain.runtime.plan import MOST_MICROBATCH, Shape, activation_bytes, estimate, free_memory, microbatch
+from posttrain.runtime.rollout import ErrorRate
+from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.select import SELECT, every, varied
+from posttrain.runtime.stream import Stream
+from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
+
+
+def episode(
+    score: float | None, *, label: str = "", task: str = "t", tokens: int = 2, stop: str = "eos"
+) -> Episode:
+    reward = [0.0] * tokens + [score or 0.0]
+    trajectory = Trajectory(
+        tokens=[1] * (tokens + 1),
+        sampled=[False] + [True] * tokens,
+        logp_gen=[0.0] * (tokens + 1),
+        logp_policy=[0.0] * (tokens + 1),
+        version=[0] + [3] * tokens,
+        reward=reward,
+    )
+    verdict = Verdict(score=score, label=label or ("raised" if score is None else "scored"), reason="because")
+    asked = Task(id=task, messages=())
+    return Episode(task=asked, sample=0, trajectory=trajectory, verdict=verdict, response="x", stop=stop)
+
+
+# ---------------------------------------------------------------- stream
+
+
+@given(n=st.integers(1, 40), seed=st.integers(0, 2**63), start=st.integers(0, 200))
+def test_every_item_comes_once_an_epoch_and_the_count_is_the_whole_state(n, seed, start):
+    stream = Stream(range(n), seed=seed)
+    taken = [stream.take() for _ in range(3 * n)]
+    for epoch in range(3):
+        part = taken[epoch * n : (epoch + 1) * n]
+        assert {e for e, _ in part} == {epoch}
+        assert sorted(item for _, item in part) == list(range(n))
+    resumed, whole = Stream(range(n), seed=seed), Stream(range(n), seed=seed)
+    resumed.taken = start
+    for _ in range(start):
+        whole.take()
+    assert [resumed.take() for _ in range(n)] == [whole.take() for _ in range(n)]
+
+
+def test_orders_differ_between_epochs_and_seeds():
+    def order(seed: int, epoch: int) -> list[int]:
+        stream = Stream(range(30), seed=seed)
+        stream.taken = 30 * epoch
+        return [stream.take()[1] for _ in range(30)]
+
+    assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+
+
+def test_nothing_cannot_be_taken_from():
+    with pytest.raises(ValueError, match="nothing to take"):
+        Stream([], seed=0)
+
+
+# ---------------------------------------------------------------- selection and errors
+
+
+def test_selection():
+    failed = episode(None)
+    assert set(SELECT) == {"all", "varied"}
+    assert every([failed, episode(0.0)])
+    assert not every([failed, failed])
+    assert varied([episode(0.0), episode(1.0)])
+    assert not varied([episode(1.0), episode(1.0)])
+    assert not varied([episode(0.5), failed]), "a failure is no reward of 0"
+    assert not varied([failed, failed])
+
+
+def test_the_error_rate_is_of_everything_seen_and_keeps_the_first_cause():
+    rate = ErrorRate(0.25)
+    rate.see([episode(None, label="raised")] * 4 + [episode(1.0)] * 11)
+    assert (rate.judged, rate.failed, rate.first) == (15, 4, "raised: because")
+    rate.see([episode(1.0)])
+    with pytest.raises(
+        RunError, match=r"failed on 5 of 17 .* more than the 25% .* first cause: raised: because"
+    ):
+        rate.see([episode(None, label="timeout")])
+
+
+def test_few_episodes_stop_nothing():
+    rate = ErrorRate(0.0)
+    rate.see([episode(None)] * 15)
+    with pytest.raises(RunError, match="16 of 16"):
+        rate.see([episode(None)])
+    never = ErrorRate(1.0)
+    never.see([episode(None)] * 100)
+
+
+# ---------------------------------------------------------------- what is said of episodes
+
+
+def test_metrics_of_an_update():
+    groups = [
+        [episode(1.0, label="right"), episode(0.0, label="wrong", tokens=4, stop="length")],
+        [episode(None, label="timeout"), episode(3.0, label="right")],
+        [episode(None, label="raised")],
+    ]
+    out = rollout_metrics(groups, version=5, right=1.0)
+    assert {k: v for k, v in out.items() if k.startswith("verdict/")} == {
+        "verdict/right": 0.4,
+        "verdict/wrong": 0.2,
+        "verdict/timeout": 0.2,
+        "verdict/raised": 0.2,
+    }
+    assert out["reward/mean"] == pytest.approx(4 / 3)
+    assert out["reward/std"] == pytest.approx(torch.tensor([1.0, 0.0, 3.0]).std(correction=0).item())
+    assert out["reward/group_std"] == pytest.approx((0.5 + 0.0) / 2), "over groups with a verdict"
+    assert out["accuracy"] == pytest.approx(2 / 3)
+    assert (out["length/mean"], out["length/max"], out["length/clipped"]) == (pytest.approx(8 / 3), 4, 1 / 3)
+    assert (out["lag/mean"], out["lag/max"]) == (2, 2)
+
+
+def test_groups_of_one_task_are_two_groups():
+    groups = [[episode(0.0), episode(0.0)], [episode(1.0), episode(1.0)]]
+    assert rollout_metrics(groups, 3, 1.0)["reward/group_std"] == 0.0
+
+
+def test_nothing_judged_has_no_mean():
+    assert rollout_metrics([[episode(None)]], 0, 1.0) == {"verdict/raised": 1.0}
+    out = evaluation_metrics([episode(None), episode(None)], 1.0)
+    assert out["eval/errors"] == 1.0
+    assert out["eval/accuracy"] != out["eval/accuracy"], "not a number, rather than 0"
+
+
+def test_what_counts_as_right():
+    assert is_right(episode(0.1, label="right"), 1.0)
+    assert not is_right(episode(5.0, label="wrong"), 1.0)
+    assert is_right(episode(1.0, label="scored"), 1.0)
+    assert not is_right(episode(0.9, label="scored"), 1.0)
+    assert Evaluation().right == 1.0
+
+
+# ---------------------------------------------------------------- journal
+
+
+class Lines:
+    def __init__(self):
+        self.lines = []
+
+    def log(self, step, metrics):
+        self.lines.append((step, dict(metrics)))
+
+
+def test_a_line_has_the_phases_since_the_last_one_and_seconds_go_on_after_a_resume():
+    track, shown = Lines(), []
+    journal = Journal(track, Progress(update=7, tokens=11, seconds=100.0), lambda *news: shown.append(news))
+    with journal.timed("sample"):
+        pass
+    with journal.timed("sample"):
+        pass
+    with journal.timed("train"):
+        pass
+    journal.log(3, 2, {"loss": 0.5})
+    journal.log(4, 3, {})
+    (step, first), (_, second) = track.lines
+    assert (step, first["update"], first["version"], first["tokens"], first["loss"]) == (3, 7, 2, 11, 0.5)
+    assert {k for k in first if k.startswith("time/")} == {"time/sample", "time/train", "time/total"}
+    assert 100.0 <= first["seconds"] <= second["seconds"] < 101.0
+    assert second["time/total"] == 0.0
+    assert [name for name, _ in shown] == ["sample", "sample", "train", "update", "update"]
+
+
+def test_the_first_signal_asks_and_the_second_ends():
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_requested() as stopped:
+        assert not stopped()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopped()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# ---------------------------------------------------------------- plan
+
+SHAPES = [
+    {},
+    {"tied": True},
+    {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2},
+    {"num_key_value_heads": 4, "num_hidden_layers": 1},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_parameters_are_counted_without_building_them_and_by_a_closed_form(make_model, shape):
+    path = make_model(**shape)
+    config = AutoConfig.from_pretrained(path)
+    real = AutoModelForCausalLM.from_pretrained(path)
+    count = parameter_count(config)
+    assert count == sum(p.numel() for p in real.parameters())
+    D, M, V, L = config.hidden_size, config.intermediate_size, config.vocab_size, config.num_hidden_layers
+    kv = D * config.num_key_value_heads // config.num_attention_heads
+    layer = 2 * D * D + 2 * D * kv + 3 * D * M + 2 * D
+    assert count == V * D * (1 if shape.get("tied") else 2) + L * layer + D
+    r = 4
+    adapter = L * r * ((D + D) + 2 * (D + kv) + (D + D) + 2 * (D + M) + (M + D))
+    assert parameters(config, Lora(rank=r)) == adapter
+
+
+def test_the_estimate_is_the_sum_of_what_is_held(make_model):
+    path = make_model()
+    config = AutoConfig.from_pretrained(path)
+    n = parameter_count(config)
+    shape = Shape.of(config, n, n)
+    float32 = estimate(shape, dtype=torch.float32, microbatch_tokens=100).parts
+    assert (float32["weights"], float32["gradients"], float32["AdamW moments"]) == (4 * n, 4 * n, 8 * n)
+    assert "float32 masters" not in float32
+    half = estimate(shape, dtype=torch.bfloat16, microbatch_tokens=100, reference=True).parts
+    assert (half["weights"], half["float32 masters"], half["reference policy"]) == (2 * n, 4 * n, 2 * n)
+    adapter = estimate(Shape.of(config, n, 500), dtype=torch.bfloat16, microbatch_tokens=100).parts
+    assert (adapter["gradients"], adapter["AdamW moments"]) == (2000, 4000)
+    sampler = estimate(
+        shape, dtype=torch.float32, microbatch_tokens=1, sampler_rows=3, sampler_length=50
+    ).parts
+    heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    assert sampler["key-value cache"] == 3 * 50 * 2 * config.num_hidden_layers * heads * size * 4
+    one, two = (
+        estimate(shape, dtype=torch.float32, microbatch_tokens=t).parts["activations"] for t in (1, 2)
+    )
+    assert two == 2 * one > 0
+    assert activation_bytes(shape, 4, True) < activation_bytes(shape, 4, False)
+
+
+def test_activations_are_about_what_the_backward_pass_keeps(make_model):
+    path = make_model(hidden_size=64, intermediate_size=192, num_hidden_layers=4)
+    config = AutoConfig.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path).model
+    tokens, kept = torch.randint(100, (1, 256)), {}
+    own = {p.data_ptr() for p in model.parameters()}
+
+    def keep(x):
+        if x.data_ptr() not in own:
+            kept[x.data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = model(tokens).last_hidden_state
+    measured = sum(kept.values()) / 256
+    guess = activation_bytes(Shape.of(config, 0, 0), 4, False)
+    assert out.requires_grad
+    assert 0.6 < guess / measured < 1.7
+
+
+def test_the_microbatch_follows_from_the_memory():
+    shape = Shape(
+        parameters=10**6,
+        trained=10**6,
+        layers=2,
+        hidden=64,
+        intermediate=128,
+        heads=4,
+        key_heads=2,
+        head_size=16,
+        vocabulary=1000,
+    )
+    token = activation_bytes(shape, 4, False)
+    fixed = estimate(shape, dtype=torch.float32, microbatch_tokens=0).total
+    chosen = microbatch(shape, free=int((fixed + 1000 * token) / 0.8) + 1, dtype=torch.float32)
+    assert chosen == 1000
+    assert microbatch(shape, free=0, dtype=torch.float32) == 256
+    assert microbatch(shape, free=1 << 50, dtype=torch.float32) == MOST_MICROBATCH
+
+
+def test_free_memory_is_something():
+    assert 1 << 20 < free_memory(torch.device("cpu")) < 1 << 50
+
+
+# ---------------------------------------------------------------- run directory
+
+
+def test_a_directory_is_one_runs_at_a_time_and_free_when_it_is_closed(tmp_path):
+    run = RunDir(tmp_path / "a" / "run", resume=False)
+    with pytest.raises(UserError, match="another run is using this directory"):
+        RunDir(tmp_path / "a" / "run", resume=False)
+    run.close()
+    RunDir(tmp_path / "a" / "run", resume=False).close()
+
+
+def test_what_a_kill_left_before_there_was_a_run_does_not_block_the_next(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.toml.tmp").write_text("[mod")
+    run = RunDir(tmp_path / "run", resume=False)
+    run.describe("[run]\n", "title", {"Method": {"name": "grpo"}})
+    assert (tmp_path / "run" / "config.toml").read_text() == "[run]\n"
+    assert not list((tmp_path / "run").glob(".*.tmp"))
+    run.close()
+    with pytest.raises(UserError, match="already holds a run"):
+        RunDir(tmp_path / "run", resume=False)
+    with (tmp_path / "run" / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the refusal let go of it
+
+
+def test_a_discarded_directory_is_gone_but_for_what_is_not_ours(tmp_path):
+    for name, keeps in (("empty", ""), ("metrics", "metrics.jsonl"), ("theirs", ".notes")):
+        run = RunDir(tmp_path / name, resume=False)
+        run.describe("", "", {})
+        if keeps:
+            (run.path / keeps).write_text("{}\n")
+        run.discard()
+        run.close()
+        assert run.path.exists() == bool(keeps)
+        if keeps:
+            assert (run.path / keeps).read_text() == "{}\n"
+    assert (tmp_path / "metrics" / "config.toml").exists()
+    assert not (tmp_path / "theirs" / "config.toml").exists()
+
+
+def test_rollouts_after_a_checkpoint_are_forgotten(tmp_path):
+    run = RunDir(tmp_path / "run", resume=False)
+    for name in ("000001", "000002", "eval_000000", "eval_000002"):
+        run.samples(name, [{"a": 1}])
+    run.forget_after(1)
+    kept = Counter(f.stem for f in (tmp_path / "run" / "samples").iterdir())
+    assert kept == Counter(["000001", "eval_000000"])
+    run.forget_after(-1)
+    assert not list((tmp_path / "run" / "samples").iterdir())
+    run.close()

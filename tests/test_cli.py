@@ -1,0 +1,236 @@
+"""Commands, as they are typed, on a tiny model."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from posttrain import show
+from posttrain.methods.table import METHODS
+
+
+@pytest.fixture
+def trained(run_cli, online, write, able, tmp_path):
+    """A run that has ended."""
+    run = tmp_path / "run"
+    over = {"model": {"path": str(able)}, "eval": {"every": 2}}
+    assert run_cli("train", write(online, over), "--run-dir", run, "--quiet").code == 0
+    return run
+
+
+def test_quiet_prints_the_result_alone(run_cli, online, write, tmp_path):
+    said = run_cli("train", write(online), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0
+    assert said.err == ""
+    [line] = said.out.splitlines()
+    assert line.startswith("done: eval/accuracy ")
+    assert line.endswith(f"report {tmp_path / 'run' / 'report.html'}")
+
+
+def test_json_prints_a_line_an_update_and_nothing_else(run_cli, online, write, tmp_path):
+    said = run_cli("train", write(online), "--run-dir", tmp_path / "run", "--json")
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert said.err == ""
+    assert [line["update"] for line in lines] == [0, 1, 2, 3, 4]
+    kept = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines == kept
+
+
+def test_talking_it_shows_the_plan_every_update_and_where_it_lies(run_cli, online, write, tmp_path):
+    said = run_cli("train", write(online, {"run": {"updates": 2}}), "--run-dir", tmp_path / "run")
+    shown = " ".join(said.err.split())
+    for fragment in (
+        "episodes an update 3 tasks × 4 = 12",
+        "optimiser steps 2 updates × 1 epochs × 1 minibatches = 2",
+        "Memory estimate",
+        "float32 on cpu",
+        "loading the model",
+        "update 2 reward",
+        "held-out accuracy",
+    ):
+        assert fragment in shown
+    assert str(tmp_path / "run") in said.err.replace("\n", "")
+
+
+def test_the_run_directory_says_what_ran(trained):
+    names = {p.name for p in trained.iterdir()}
+    assert names >= {
+        "config.toml",
+        "code.txt",
+        "plan.json",
+        "metrics.jsonl",
+        "samples",
+        "checkpoints",
+        "report.html",
+    }
+    plan = json.loads((trained / "plan.json").read_text())
+    assert plan["title"] == "recipe: group-relative policy optimisation"
+    sections = {s["title"]: dict(s["rows"]) for s in plan["sections"]}
+    assert sections["Method"]["surrogate"] == "clipped(clip_low=0.2, clip_high=0.2)"
+    assert sections["Batch plan"]["episodes an update"] == "3 tasks × 4 = 12"
+    assert "torch" in (trained / "code.txt").read_text()
+
+
+def test_a_checkpoint_loads_in_transformers(trained):
+    newest = trained / "checkpoints" / "step_000004" / "model"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(newest), AutoTokenizer.from_pretrained(newest)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2+2="}], tokenize=False, add_generation_prompt=True
+    )
+    tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt")
+    assert model.generate(**tokens, max_new_tokens=2, do_sample=False).shape[1] > tokens["input_ids"].shape[1]
+
+
+def test_an_adapter_is_saved_as_peft_has_it_and_evaluated_merged(run_cli, online, write, able, tmp_path):
+    run = tmp_path / "run"
+    over = {"model": {"path": str(able)}, "lora": {"rank": 4}, "optim": {"lr": 0.02}}
+    assert run_cli("train", write(online, over), "--run-dir", run, "--quiet").code == 0
+    adapter = run / "checkpoints" / "step_000004" / "adapter"
+    assert {p.name for p in adapter.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    after = run_cli("eval", run, "--json").json
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
+    assert after == {k: last[k] for k in after}
+    assert run_cli("sample", run, "2+2=", "--temperature", "0", "--dtype", "float32").code == 0
+
+
+def test_eval_of_a_run_is_its_last_evaluation_and_of_a_recipe_its_first(run_cli, trained, tmp_path):
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    after = run_cli("eval", trained, "--json").json
+    assert set(after) == {"eval/accuracy", "eval/reward", "eval/length", "eval/errors"}
+    assert after == {k: lines[-1][k] for k in after}
+    before = run_cli("eval", tmp_path / "recipe.toml", "--json").json
+    assert before == {k: lines[0][k] for k in before}
+    shown = run_cli("eval", trained)
+    assert f"eval/accuracy    {after['eval/accuracy']:.4f}" in shown.out
+    other = run_cli("eval", trained, "--model", tmp_path / "nowhere")
+    assert other.code == 2
+
+
+def test_sample(run_cli, able, trained):
+    words = ("2+2=", "-n", 3, "--max-new-tokens", 4, "--dtype", "float32", "--seed", 5, "--json")
+    said = run_cli("sample", able, *words)
+    answers = [json.loads(line) for line in said.out.splitlines()]
+    assert len(answers) == 3
+    for answer in answers:
+        assert len(answer["tokens"]) == len(answer["logp_gen"]) <= 4
+        assert answer["stop"] in ("eos", "length")
+        assert all(p <= 0 for p in answer["logp_gen"])
+    assert run_cli("sample", able, *words).out == said.out
+    assert run_cli("sample", able, *words, "--seed", 6).out != said.out
+    plain = run_cli("sample", trained, "2+2=", "--temperature", 0, "--dtype", "float32")
+    assert plain.code == 0
+    assert "tokens, " in plain.out
+
+
+def test_validate(run_cli, online, write, tiny, tmp_path):
+    said = run_cli("validate", write(online), "--json")
+    assert said.code == 0
+    assert said.json["valid"] is True
+    assert said.json["plan"]["Model"]["path"] == str(tiny)
+    assert set(said.json) == {"valid", "plan", "notes"}
+    plain = run_cli("validate", write(online))
+    assert plain.out.replace("\n", "") == f"{tmp_path / 'recipe.toml'}: valid"
+    assert "Batch plan" in plain.err
+
+
+def test_validate_reads_no_weights(run_cli, online, write, tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"not weights")
+    over = {"model": {"path": str(tmp_path / "model")}}
+    assert run_cli("validate", write(online, over)).code == 0
+    assert run_cli("train", write(online, over), "--run-dir", tmp_path / "run").code == 2
+
+
+def test_report_is_a_pure_function_of_the_directory(run_cli, trained):
+    page = trained / "report.html"
+    before = page.read_text()
+    page.unlink()
+    said = run_cli("report", trained)
+    assert said.out.strip() == str(page)
+    assert page.read_text() == before
+    assert "http://" not in before.replace("http://www.w3.org", "")
+
+
+def test_methods(run_cli):
+    listed = run_cli("methods", "--json")
+    rows = json.loads(listed.out)
+    assert list(rows) == list(METHODS)
+    assert rows["dapo"]["surrogate"] == "clipped(clip_low=0.2, clip_high=0.28)"
+    assert rows["sft"]["loop"] == "offline"
+    shown = run_cli("methods").out
+    for name in METHODS:
+        assert name[:4] in shown
+
+
+def test_doctor(run_cli):
+    facts = {f["name"]: f for f in json.loads(run_cli("doctor", "--json").out)}
+    assert facts.keys() >= {
+        "python",
+        "torch",
+        "cores",
+        "memory free",
+        "bfloat16",
+        "GPU",
+        "model cache",
+        "wandb",
+    }
+    assert facts["python"]["good"]
+    assert all(f["good"] or f["mend"] or f["name"] == "memory free" for f in facts.values())
+    shown = run_cli("doctor").out
+    assert "torch" in shown
+
+
+def test_pull_prints_the_directory(run_cli, tiny):
+    assert run_cli("pull", tiny).out.strip() == str(tiny)
+
+
+def test_help_names_every_command(run_cli):
+    out = run_cli("--help").out
+    for command in ("train", "validate", "eval", "sample", "report", "methods", "doctor", "pull"):
+        assert command in out
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_the_sparkline_is_between_the_least_and_the_greatest():
+    assert show.sparkline([]) == ""
+    assert show.sparkline([3.0]) == "▁"
+    assert show.sparkline([0.0, 1.0, 0.0]) == "▁█▁"
+    assert show.sparkline([-1.0, 0.0, 1.0]) == "▁▄█"
+    assert show.sparkline([float(i) for i in range(100)], width=4) == "▁▃▅█"
+
+
+def test_the_line_of_an_update_shows_what_there_is():
+    assert (
+        show.line({"update": 3, "loss": -0.25, "entropy": 1.5}) == "update    3  loss -0.2500  entropy 1.50"
+    )
+    assert "held-out accuracy 87.5%" in show.line({"update": 3, "eval/accuracy": 0.875})
+    assert show.line({"update": 0}).strip() == "update    0"
+    assert show.summary({"loss": 1.0, "reward/mean": 0.5}) == "reward 0.500"
+
+
+def test_json_has_null_for_what_is_no_number(capsys):
+    show.as_json("sample", {"done": 1})
+    show.as_json("update", {"a": math.nan, "b": math.inf, "c": 1.5})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": None, "c": 1.5}
+
+
+def test_the_terminal_follows_a_run(tmp_path):
+    with Path(tmp_path / "out").open("w") as file:
+        console = Console(file=file, force_terminal=True, width=200)
+        with show.Terminal(console, 3) as terminal:
+            for update in range(4):
+                terminal("sample", {"done": 1, "total": 3})
+                terminal.progress.refresh()
+                terminal("train", {})
+                terminal("update", {"update": update, "reward/mean": update / 3, "time/total": 1.0})
+                terminal.progress.refresh()
+        assert terminal.rewards == [0.0, 1 / 3, 2 / 3, 1.0]
+    shown = (tmp_path / "out").read_text()
+    assert "sampling" in shown
+    assert "▁▃▅█" in shown

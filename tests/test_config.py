@@ -1,0 +1,167 @@
+"""From TOML to a recipe and back; lines are found; keys that nothing reads are refused."""
+
+import tomllib
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posttrain import config
+from posttrain.runtime.local import ask
+from posttrain.runtime.recipe import Recipe, unread
+from posttrain.types import UserError
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+key = st.one_of(st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True), text)
+scalar = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    text,
+)
+flat = st.one_of(
+    scalar, st.lists(scalar, max_size=4), st.lists(st.dictionaries(key, scalar, max_size=2), max_size=2)
+)
+table = st.recursive(
+    st.dictionaries(key, flat, max_size=4),
+    lambda inner: st.dictionaries(key, st.one_of(flat, inner), max_size=3),
+)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,6}", fullmatch=True), table, max_size=4))
+def test_what_is_dumped_reads_back_as_the_same_tables(tables):
+    assert tomllib.loads(config.dump(tables)) == tables
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_a_recipe_of_ours_is_the_same_after_a_round_trip(path, tmp_path):
+    found = config.read(path)
+    again = tmp_path / "config.toml"
+    again.write_text(config.dump(found.tables))
+    assert config.read(again).recipe == found.recipe
+
+
+def test_a_component_gets_its_own_configuration_and_not_pydantics(write, online):
+    recipe = config.read(write(online, {"lora": {"rank": 2, "targets": ["q_proj"]}})).recipe
+    assert type(recipe) is Recipe
+
+    def plain(value: object) -> None:
+        if is_dataclass(value):
+            assert not hasattr(type(value), "__pydantic_validator__")
+            assert type(value).__module__.startswith("posttrain.")
+            for field in fields(value):
+                plain(getattr(value, field.name))
+
+    plain(recipe)
+    assert recipe.lora.targets == ("q_proj",)
+    assert recipe.optim.betas == (0.9, 0.999)
+
+
+def test_overrides_are_toml_values_or_else_text(write, online):
+    sets = [
+        "run.updates=7",
+        "optim.betas=[0.8, 0.9]",
+        "model.device=cpu",
+        'track.sinks=["wandb"]',
+        "lora.rank=2",
+    ]
+    recipe = config.read(write(online), [*sets, "optim.lr = 1e-4 ", "method.credit=centred"]).recipe
+    assert (recipe.run.updates, recipe.optim.betas, recipe.model.device) == (7, (0.8, 0.9), "cpu")
+    assert (recipe.track.sinks, recipe.lora.rank, recipe.optim.lr) == (("wandb",), 2, 1e-4)
+    assert recipe.method["credit"] == "centred"
+
+
+def test_an_override_without_a_value_takes_the_key_out(write, online):
+    assert config.read(write(online), ["run.updates="]).recipe.run.updates == 100
+    assert config.read(write(online), ["verifier="]).recipe.verifier.number is None
+
+
+TOML = """\
+# a comment
+[model]
+path = "somewhere"   # not here
+[ task . arithmetic ]
+high = 9
+[method]
+name = "grpo"
+[verifier.number]
+where = "last"
+
+[rollout]
+groups = 4
+group_size = 1
+[optim]
+  lr = 1e-6
+"betas" = [0.9, 0.99]
+[lora]
+rank = 0
+run.seed = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("model", 2),
+        ("model.path", 3),
+        ("task", 4),
+        ("task.arithmetic", 4),
+        ("task.arithmetic.high", 5),
+        ("task.arithmetic.low", 4),
+        ("method.name", 7),
+        ("rollout.group_size", 13),
+        ("optim.lr", 15),
+        ("optim.betas", 16),
+        ("optim.betas.1", 16),
+        ("optim.eps", 14),
+        ("lora.run.seed", 19),
+        ("nothing", 0),
+    ],
+)
+def test_a_key_is_found_on_its_line_or_its_tables(key, line):
+    where = config.Where(Path("r.toml"), TOML, {})
+    assert where(key.split(".")) == (f"r.toml:{line}: {key}" if line else f"r.toml: {key}")
+
+
+def test_what_an_override_set_is_found_there():
+    where = config.Where(Path("r.toml"), TOML, {"optim.lr": "--set optim.lr=1", "lora": "--set lora=3"})
+    assert where(["optim", "lr"]) == "--set optim.lr=1: optim.lr"
+    assert where(["lora", "rank"]) == "--set lora=3: lora.rank"
+    assert where(["optim", "eps"]) == "r.toml:14: optim.eps"
+
+
+def test_an_error_of_a_later_check_is_given_its_line_too(write, online):
+    found = config.read(write(online, {"rollout": {"group_size": 1}}))
+    with pytest.raises(UserError) as raised:
+        ask(found.recipe)
+    assert raised.value.where == "rollout.group_size"
+    located = str(found.locate(raised.value))
+    number = found.where.text.splitlines().index("group_size = 1") + 1
+    assert located.startswith(f"{found.where.path}:{number}: rollout.group_size: ")
+    elsewhere = UserError("x", where="data.jsonl:3")
+    assert found.locate(elsewhere) is elsewhere
+
+
+def test_the_first_of_several_mistakes_is_the_one_that_explains_the_others(write, online):
+    with pytest.raises(UserError, match=r"unknown key 'modle' \(and 2 more\); did you mean 'model'"):
+        config.read(write(online, {"model": None, "modle": {"path": "x"}, "run": {"updates": "x"}}))
+
+
+def test_what_nothing_reads_is_known_for_every_loop(write, online, offline):
+    for tables, loop in ((online, "online"), (offline, "offline")):
+        recipe = config.read(write(tables)).recipe
+        for key, why in unread(recipe, loop).items():
+            table, *path = key.split(".")
+            default = getattr(recipe, table)
+            for name in path:
+                default = getattr(default, name)
+            assert why
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_no_recipe_of_ours_sets_what_nothing_reads(path):
+    config.read(path)

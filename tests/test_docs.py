@@ -1,0 +1,364 @@
+"""docs: what the pages say of the code is so."""
+
+import ast
+import dataclasses
+import doctest
+import importlib.util
+import inspect
+import itertools
+import re
+import shlex
+import sys
+import tomllib
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer.main
+
+from posttrain import config
+from posttrain.cli import app
+from posttrain.envs.protocol import Start, guarded_reply, guarded_start
+from posttrain.methods.table import METHODS, described, readable
+from posttrain.report.alarms import RULES
+from posttrain.runtime.online import OnlineRun
+from posttrain.runtime.recipe import Recipe
+from posttrain.types import Task
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src" / "posttrain"
+README = ROOT / "README.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+PAGES = [README, ARCHITECTURE, *sorted((ROOT / "docs").rglob("*.md"))]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+CHOICES = ("credit", "ratio", "surrogate", "reduction")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+@pytest.fixture(scope="module")
+def docs() -> Iterator[ModuleType]:
+    """scripts/docs.py as a module."""
+    spec = importlib.util.spec_from_file_location("posttrain_docs", ROOT / "scripts" / "docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["posttrain_docs"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["posttrain_docs"]
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return FENCED.sub("", page.read_text(encoding="utf-8"))
+
+
+def fences(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in a language."""
+    return [body for kind, body in FENCED.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+def table(text: str, first: str) -> list[list[str]]:
+    """The rows of the Markdown table whose first heading this is, without the heading."""
+    lines = text.split(f"| {first} |", 1)[1].splitlines()[2:]
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([part.strip() for part in re.split(r"(?<!\\)\|", line.strip())[1:-1]])
+    return rows
+
+
+def keys_of(cls: type, path: str = "") -> Iterator[str]:
+    """Every key of a configuration, dotted."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        dotted = f"{path}.{field.name}".removeprefix(".")
+        yield dotted
+        for inner in (hints[field.name], *typing.get_args(hints[field.name])):
+            if dataclasses.is_dataclass(inner):
+                assert isinstance(inner, type)
+                yield from keys_of(inner, dotted)
+
+
+def leaves(tables: dict[str, Any], path: str = "") -> Iterator[str]:
+    """The dotted keys of the values in tables."""
+    for key, value in tables.items():
+        dotted = f"{path}.{key}".removeprefix(".")
+        if isinstance(value, dict) and value:
+            yield from leaves(value, dotted)
+        else:
+            yield dotted
+
+
+# ---------------------------------------------------------------------- generated parts
+
+
+def test_no_generated_part_is_stale(docs: ModuleType) -> None:
+    found = [str(page.relative_to(ROOT)) for page in docs.stale()]
+    assert not found, f"run `make docs`: {found}"
+
+
+def test_a_changed_generated_part_is_stale_and_is_mended(docs: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "ARCHITECTURE.md"):
+        (tmp_path / name).write_text("nothing generated\n")
+    page = tmp_path / "docs" / "reports.md"
+    good = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    page.write_text(good.replace(RULES[0].says, "When it likes."))
+    assert docs.stale(tmp_path) == {page: good}
+
+
+def test_a_misspelt_generated_part_is_an_error(docs: ModuleType) -> None:
+    with pytest.raises(KeyError):
+        docs.renewed("<!-- generated: alrams -->\n<!-- end -->")
+
+
+@each_page
+def test_every_generated_part_is_closed(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert (
+        text.count("<!-- generated: ")
+        == text.count("<!-- end -->")
+        == len(
+            re.findall(r"<!-- generated: [^\n]+ -->\n(?:(?!<!-- generated).)*?<!-- end -->", text, re.DOTALL)
+        )
+    )
+
+
+def test_no_meaning_is_given_twice(docs: ModuleType) -> None:
+    """A key is explained by its field's docstring or by docs.py, which explains nothing that is gone."""
+    silent = set()
+    seen: set[type] = set()
+
+    def walk(cls: type) -> None:
+        if cls in seen:
+            return
+        seen.add(cls)
+        told, hints = docs.said(cls), typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            if field.name not in told:
+                silent.add(f"{cls.__name__}.{field.name}")
+            inner = docs.nested(hints[field.name])
+            if inner:
+                walk(inner)
+
+    for field in dataclasses.fields(Recipe):
+        inner = docs.nested(typing.get_type_hints(Recipe)[field.name])
+        if inner:
+            walk(inner)
+    assert set(docs.UNSAID) == silent, "fields without a docstring, and UNSAID of scripts/docs.py"
+
+
+# ---------------------------------------------------------------------- against the code
+
+
+def test_the_table_of_methods_is_that_of_the_code() -> None:
+    rows = {row[0]: row for row in table(README.read_text(encoding="utf-8"), "method")}
+    assert len(rows) == len(METHODS)
+    for name, line in METHODS.items():
+        row = rows[f"[`{name}`](docs/methods/{name}.md)"]
+        choices = described(line.method)
+        wanted = [f"`{choices[c]}`" if c in choices else "–" for c in CHOICES]
+        assert row[1:] == [line.title, line.loop, *wanted, line.source]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_page_with_every_option_it_reads(name: str) -> None:
+    text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [
+        "Quick facts",
+        "Key equations",
+        "The update",
+        "When to use it",
+        "Options",
+        "Source and deviations",
+    ]
+    told = {row[0].strip("`") for row in table(text, "key")}
+    assert told == readable(METHODS[name].method)
+
+
+def test_every_key_of_a_recipe_is_in_its_page() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    told = set()
+    for section in re.split(r"^#+ ", text, flags=re.MULTILINE)[1:]:
+        head = re.match(r"`\[([\w.]+)\]`", section)
+        if head:
+            told |= {head[1]} | {f"{head[1]}.{row[0].strip('`')}" for row in table(section, "key")}
+    options = {f"method.{o}" for line in METHODS.values() for o in readable(line.method)}
+    assert told == set(keys_of(Recipe)) | options | {"method.name"}
+
+
+def test_the_first_recipe_is_explained_key_by_key() -> None:
+    path = ROOT / "recipes" / "arithmetic_grpo.toml"
+    text = README.read_text(encoding="utf-8")
+    explained = [row[0].strip("`") for row in table(text, "key")]
+    assert len(explained) == len(set(explained))
+    assert set(explained) == set(leaves(tomllib.loads(path.read_text(encoding="utf-8"))))
+    assert path.read_text(encoding="utf-8") in fences(README, "toml")
+
+
+@each_page
+def test_every_toml_block_sets_keys_that_exist(page: Path) -> None:
+    free = ("task.env.options", "verifier.weights", "task.data.columns", "method")
+    known = set(keys_of(Recipe))
+    for block in fences(page, "toml"):
+        for key in leaves(tomllib.loads(block)):
+            assert key in known or key.startswith(free), key
+
+
+@each_page
+def test_python_is_python_and_its_examples_are_true(page: Path) -> None:
+    for block in fences(page, "python"):
+        found = doctest.DocTestParser().get_doctest(block, {}, page.name, str(page), 0)
+        if found.examples:
+            assert doctest.DocTestRunner().run(found).failed == 0
+        else:
+            ast.parse(block)
+    # The imports of examples that are not run.
+    imports = [
+        n
+        for b in fences(page, "python")
+        if ">>>" not in b
+        for n in ast.walk(ast.parse(b))
+        if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("posttrain")
+    ]
+    for node in imports:
+        module = importlib.import_module(node.module or "")
+        assert all(hasattr(module, name.name) for name in node.names)
+
+
+def test_the_environment_of_the_page_plays_its_game() -> None:
+    """The example is what a reader copies: it counts down and refuses a wrong number."""
+    block = next(b for b in fences(ROOT / "docs" / "verifiers.md", "python") if "class Countdown" in b)
+    space: dict[str, Any] = {"__name__": "countdown_of_the_page"}
+    sys.modules["countdown_of_the_page"] = ModuleType("countdown_of_the_page")
+    exec(compile(block, "countdown.py", "exec"), space)
+    env = space["countdown"](2)
+    start = guarded_start(env, Task(id="c", messages=({"role": "user", "content": "Count down."},)))
+    assert isinstance(start, Start)
+    first = guarded_reply(env, start.state, "2")
+    second = guarded_reply(env, first.state, "1")
+    last, wrong = guarded_reply(env, second.state, "0"), guarded_reply(env, second.state, "7")
+    assert [turn.done for turn in (first, second, last, wrong)] == [False, False, True, True]
+    assert [turn.verdict and turn.verdict.score for turn in (last, wrong)] == [1.0, 0.0]
+
+
+def test_every_command_and_option_in_the_pages_exists() -> None:
+    group: Any = typer.main.get_command(app)
+    assert {
+        row[0].split()[1].strip("`") for row in table(README.read_text(encoding="utf-8"), "command")
+    } == set(group.commands)
+    lines = [line for page in PAGES for block in fences(page, "bash") for line in block.splitlines()]
+    calls = [shlex.split(line, comments=True) for line in lines if line.startswith("posttrain ")]
+    assert calls
+    for words in calls:
+        command = group.commands[words[1]]
+        options = {o for p in command.params for o in p.opts}
+        assert {w for w in words[2:] if w.startswith("--")} <= options
+        for path in (w for w in words[2:] if w.endswith(".toml")):
+            overrides = [value for key, value in itertools.pairwise(words) if key == "--set"]
+            config.read(ROOT / path, overrides)
+
+
+def test_every_target_of_make_in_the_pages_exists() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        t for page in PAGES for t in re.findall(r"^make (\w+)|`make (\w+)`", page.read_text(), re.MULTILINE)
+    }
+    named = {one or other for one, other in named}
+    assert named
+    assert named <= targets
+
+
+def test_the_keys_of_a_line_of_samples_are_those_written() -> None:
+    source = inspect.getsource(OnlineRun._row) + inspect.getsource(OnlineRun._sample_rows)
+    page = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
+    told = [row[0].strip("`") for row in table(page, "key")]
+    written = set(re.findall(r'^\s+"(\w+)": ', source, re.MULTILINE))
+    assert len(told) == len(set(told))
+    assert set(told) == written
+
+
+def test_every_key_of_the_metrics_page_is_unique() -> None:
+    names = [row[0] for row in table((ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), "name")]
+    assert len(names) == len(set(names))
+
+
+# ---------------------------------------------------------------------- paths and names
+
+
+@each_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose(page)):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / t).resolve() for t in re.findall(r"\]\(([^)#]+)\)", index.read_text())}
+    assert set(PAGES) - {index} <= linked
+
+
+def paths_of_the_tree() -> list[str]:
+    """Every path that the README's tree names; folders end in a slash."""
+    [block] = [b for b in fences(README, "text") if "src/posttrain/" in b]
+    parents: list[str] = []
+    out = []
+    for line in block.splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        parents = parents[:depth]
+        out.append("".join(parents) + name)
+        if name.endswith("/"):
+            parents.append(name)
+    return out
+
+
+@pytest.mark.parametrize("path", paths_of_the_tree())
+def test_every_path_of_the_tree_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+    assert (ROOT / path).is_dir() == path.endswith("/")
+
+
+def test_every_module_is_in_the_tree_or_its_folder_is() -> None:
+    named = {str(ROOT / p).rstrip("/") for p in paths_of_the_tree()}
+    opened = {str(Path(p).parent) for p in named}
+    for module in (p for p in SRC.rglob("*.py") if p.name != "__init__.py"):
+        folder = str(module.parent)
+        # A folder whose files are listed must list all of them.
+        assert str(module) in named or (folder in named and folder not in opened), module
+
+
+@each_page
+def test_every_named_thing_of_the_code_is_there(page: Path) -> None:
+    """`learner/learner.py: Learner.step` is a function of that file, and `tests/...` exists."""
+    text = page.read_text(encoding="utf-8")
+    for path, name in re.findall(r"([\w/]+\.py):\s+([A-Za-z_][\w.]*[\w])", prose(page).replace("`", "")):
+        file = SRC / path if (SRC / path).exists() else ROOT / path
+        assert file.exists(), path
+        body: list[ast.stmt] = ast.parse(file.read_text(encoding="utf-8")).body
+        for part in name.split("."):
+            found = [n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == part]
+            assert found, f"{path}: {name}"
+            body = found[0].body
+    for path in re.findall(r"`((?:tests|scripts|recipes|benchmarks)/[\w./]*)`", text):
+        assert (ROOT / path).exists(), path
+    for path in re.findall(r"`([\w/]+\.py)`", prose(page)):
+        assert (SRC / path).exists() or (ROOT / path).exists(), path
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    for file in (*SRC.rglob("*.py"), *(ROOT / "scripts").glob("*.py")):
+        for path in re.findall(r"docs/\w[\w/]*\.md", file.read_text(encoding="utf-8")):
+            assert (ROOT / path).exists(), f"{file.name}: {path}"
+
+
+@each_page
+def test_no_path_is_of_one_machine(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"(?<![\w.~$<])/(?:home|root|work|tmp|usr|opt|mnt)/", text)

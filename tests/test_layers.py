@@ -1,0 +1,206 @@
+"""layers: who may import whom, how long things may be, and that what is public says what it is."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from posttrain import config
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src" / "posttrain"
+FILES = sorted(SRC.rglob("*.py"))
+PROGRAMS = sorted((ROOT / "scripts").glob("*.py"))
+PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+
+LINES, FUNCTION_LINES = 300, 60
+LONGER_FILES = {
+    "cli.py": 400,  # one function a command
+    "config.py": 360,  # one message for each kind of mistake
+    "learner/learner.py": 320,
+    "learner/pretrained.py": 600,  # one check after the other, each with its message
+    "runtime/local.py": 550,  # the one place that knows every component
+    "runtime/online.py": 360,
+    "track.py": 400,  # five services of a page each
+    "types.py": 380,  # mostly docstrings
+}
+LONGER_FUNCTIONS = {"runtime/local.py: train": 75}
+
+
+def inside(path: Path) -> str:
+    """A file's path within the package."""
+    return path.relative_to(SRC).as_posix()
+
+
+def tree(path: Path) -> ast.Module:
+    """A file, parsed."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level packages that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def public(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
+    """Public classes, functions and methods, by their qualified names."""
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield prefix + node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from public(node.body, f"{node.name}.")
+
+
+# ---------------------------------------------------------------------- imports
+
+
+def lint(source: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter with our contracts on the package in this directory."""
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from importlinter.cli import lint_imports;"
+        "sys.exit(lint_imports(config_filename=sys.argv[2], no_cache=True))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program, str(source), str(ROOT / "pyproject.toml")],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_layers_hold() -> None:
+    done = lint(ROOT / "src")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("math/kl.py", "import posttrain.types"),
+        ("methods/table.py", "import posttrain.learner.optim"),
+        ("learner/pack.py", "import posttrain.runtime.stream"),
+        ("types.py", "import posttrain.math.kl"),
+        ("report/page.py", "import posttrain.math.kl"),
+        ("nearest.py", "import posttrain.usercode"),
+    ],
+)
+def test_an_import_against_the_layers_is_found(module: str, line: str, tmp_path: Path) -> None:
+    shutil.copytree(SRC, tmp_path / "posttrain", ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / "posttrain" / module
+    file.write_text(file.read_text(encoding="utf-8") + f"\n{line}\n", encoding="utf-8")
+    done = lint(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "BROKEN" in done.stdout
+
+
+def test_no_module_stands_outside_the_layers() -> None:
+    [layers] = [c["layers"] for c in CONTRACTS["contracts"] if c["type"] == "layers"]
+    named = {name.strip() for layer in layers for name in re.split(r"[|:]", layer)}
+    there = {p.stem for p in SRC.iterdir() if p.suffix == ".py" or p.is_dir()}
+    there -= {"__init__", "__main__", "__pycache__"}
+    assert {f"posttrain.{name}" for name in there} == named
+
+
+def test_the_page_on_architecture_shows_the_same_layers() -> None:
+    [layers] = [c["layers"] for c in CONTRACTS["contracts"] if c["type"] == "layers"]
+    shown = "\n".join(layer.replace("posttrain.", "") for layer in layers)
+    assert f"```text\n{shown}\n```" in PAGE
+
+
+def promised_importers() -> dict[str, set[str]]:
+    """ARCHITECTURE.md's table of who imports which library."""
+    rows = re.findall(r"^\| `(\w+)` \| (`[^|]+\.py`) \|", PAGE, re.MULTILINE)
+    return {library: set(re.findall(r"`([\w/]+\.py)`", files)) for library, files in rows}
+
+
+def test_the_table_of_importers_has_the_libraries_that_matter() -> None:
+    wanted = {"transformers", "peft", "wandb", "trackio", "mlflow", "pydantic", "datasets"}
+    assert wanted <= set(promised_importers())
+
+
+@pytest.mark.parametrize("library", promised_importers())
+def test_a_library_is_imported_by_the_files_that_the_page_names(library: str) -> None:
+    assert {inside(p) for p in FILES if library in imported(p)} == promised_importers()[library]
+
+
+@pytest.mark.parametrize("library", ["wandb", "trackio", "mlflow", "datasets", "tensorboard"])
+def test_a_library_that_few_need_is_not_imported_at_the_top(library: str) -> None:
+    for path in FILES:
+        top = {a.name.split(".")[0] for n in tree(path).body if isinstance(n, ast.Import) for a in n.names}
+        top |= {(n.module or "").split(".")[0] for n in tree(path).body if isinstance(n, ast.ImportFrom)}
+        assert library not in top, inside(path)
+
+
+def test_nobody_escapes_through_type_checking() -> None:
+    for path in FILES:
+        names = {n.id for n in ast.walk(tree(path)) if isinstance(n, ast.Name)}
+        names |= {n.attr for n in ast.walk(tree(path)) if isinstance(n, ast.Attribute)}
+        assert "TYPE_CHECKING" not in names, inside(path)
+
+
+# ---------------------------------------------------------------------- names and lengths
+
+
+def test_nothing_is_named_for_having_no_subject() -> None:
+    empty = {"utils", "util", "helpers", "helper", "common", "misc"}
+    named = {part for p in [*FILES, *PROGRAMS] for part in (*p.relative_to(ROOT).parts[:-1], p.stem)}
+    assert not named & empty
+    hollow = re.compile(r"(Manager|Helper|Base|Util|Utils|Wrapper|Handler)$")
+    for path in FILES:
+        classes = [n.name for n in ast.walk(tree(path)) if isinstance(n, ast.ClassDef)]
+        assert not [c for c in classes if hollow.search(c)], inside(path)
+
+
+def test_files_keep_to_their_budget() -> None:
+    lengths = {inside(p): len(p.read_text(encoding="utf-8").splitlines()) for p in FILES}
+    over = {name: n for name, n in lengths.items() if n > LONGER_FILES.get(name, LINES)}
+    assert not over
+    idle = {name for name in LONGER_FILES if lengths.get(name, 0) <= LINES}
+    assert not idle, "they need no exception any more"
+
+
+def test_functions_keep_to_their_budget() -> None:
+    lengths: dict[str, int] = defaultdict(int)
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef):
+                name = f"{inside(path)}: {node.name}"
+                lengths[name] = max(lengths[name], (node.end_lineno or 0) - node.lineno + 1)
+    over = {name: n for name, n in lengths.items() if n > LONGER_FUNCTIONS.get(name, FUNCTION_LINES)}
+    assert not over
+    idle = {name for name in LONGER_FUNCTIONS if lengths[name] <= FUNCTION_LINES}
+    assert not idle, "they need no exception any more"
+
+
+@pytest.mark.parametrize("path", [*FILES, *PROGRAMS], ids=lambda p: str(p.relative_to(ROOT)))
+def test_what_is_public_says_what_it_is(path: Path) -> None:
+    parsed = tree(path)
+    assert not parsed.body or ast.get_docstring(parsed), "the file says nothing of itself"
+    silent = [name for name, node in public(parsed.body) if not ast.get_docstring(node)]
+    assert not silent
+
+
+# ---------------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_recipe_is_read(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# "), "a recipe begins with what it is"
+    assert config.read(path).recipe.model.path
