@@ -67,7 +67,7 @@ def _attention(
     return out.transpose(1, 2), None
 
 
-AttentionInterface.register(NAME, _attention)  # type: ignore[no-untyped-call]
+AttentionInterface.register(NAME, _attention)
 
 
 def masked_attention(
@@ -80,7 +80,7 @@ def masked_attention(
     softcap: float | None,
     causal: bool = False,
 ) -> Heads:
-    """softmax(q kᵀ · scale + mask) v; causal takes the place of a mask when queries and keys are the same tokens.
+    """softmax(q kᵀ · scale + mask) v; causal stands for the mask where queries and keys are the same tokens.
 
     With a softcap c the scores are c·tanh(score/c) before the mask (Gemma 2), which no fused kernel does.
     """

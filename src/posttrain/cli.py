@@ -140,9 +140,7 @@ def _print_plan(chosen: local.Plan) -> None:
     for note in chosen.policy.notes:
         say(f"note: {note}")
     if chosen.memory.total > chosen.free:
-        say(
-            "note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help"
-        )
+        say("note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help")
 
 
 @app.command()

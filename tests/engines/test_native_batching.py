@@ -232,6 +232,7 @@ def test_growing_and_shrinking_the_cache_keeps_what_rows_hold() -> None:
         (6, 200, (6, 200)),
         (3, 300, (3, 320)),
         (2, 100, (3, 320)),
+        (6, 91, (6, 128)),
     ]:
         kept = min(2, rows, cache.rows)
         cache.reserve(rows, columns)

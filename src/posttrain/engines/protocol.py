@@ -9,9 +9,9 @@ from posttrain.weights import Named
 class Engine(Protocol):
     """Draws answers from the newest weights it was given.
 
-        ticket = engine.submit(request)     any number, at any time
-        done = engine.step()                one forward pass; the answers that ended in it
-        engine.load(weights, version)       new weights; what is drawn from now on carries the version
+    ticket = engine.submit(request)     any number, at any time
+    done = engine.step()                one forward pass; the answers that ended in it
+    engine.load(weights, version)       new weights; what is drawn from now on carries the version
     """
 
     @property

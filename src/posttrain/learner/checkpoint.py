@@ -69,7 +69,7 @@ def save(
 
 def newest(root: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole, and one line for each newer one that is not."""
-    skipped = []
+    skipped: list[str] = []
     for _, path in reversed(list(_numbered(root))):
         fault = damage(path)
         if not fault:

@@ -17,9 +17,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.attention import hidden_states, output_head, use_layouts
-from posttrain.math import diagnose, kl, masked, reduce, tokens
-from posttrain.types import Batch, Method, Outputs, PerToken, RunError, Trajectory
-from posttrain.weights import Named
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.optim import (
     MasterWeights,
@@ -30,11 +27,14 @@ from posttrain.learner.optim import (
     restore_optimizer,
 )
 from posttrain.learner.pack import microbatches, pack
+from posttrain.math import diagnose, kl, masked, reduce, tokens
+from posttrain.types import Batch, Method, Outputs, PerToken, RunError, Trajectory
+from posttrain.weights import Named
 
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """How an update becomes optimiser steps. None of it but epochs and minibatches changes the mathematics."""
+    """How an update becomes optimiser steps. Only epochs and minibatches change the mathematics."""
 
     epochs: int = 1
     """Passes over the rows of an update."""
@@ -80,9 +80,9 @@ class Learner:
         model: PreTrainedModel,
         method: Method,
         *,
-        optim: Optim = Optim(),
+        optim: Optim = Optim(),  # noqa: B008 - frozen
         steps: Steps = Steps(),
-        lora: Lora = Lora(),
+        lora: Lora = Lora(),  # noqa: B008 - frozen
         reference: PreTrainedModel | None = None,
         temperature: float = 1.0,
         total_steps: int = 1,
@@ -203,7 +203,7 @@ class Learner:
             part = batch.rows(torch.tensor(rows))
             out = forward(base(self.model), part, self.temperature)
             loss = reduce.weighted_sum(self.method.loss(out, part), weight[rows].to(out.logp), part.mask)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
             out = Outputs(logp=out.logp.detach(), entropy=out.entropy.detach())
             logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)

@@ -93,7 +93,8 @@ def _merged_weight(layer: LoraLayer) -> torch.Tensor:
     if layer.use_dora.get(ADAPTER):
         magnitude = layer.lora_magnitude_vector[ADAPTER].weight.float()
         out = out * (magnitude / out.norm(dim=1))[:, None]
-    return out.to(weight.dtype)
+    result: torch.Tensor = out.to(weight.dtype)
+    return result
 
 
 def save_adapter(model: PeftModel, out: Path) -> None:

@@ -81,7 +81,7 @@ class MasterWeights:
             self.masters.append(master)
             self._rounded.append((parameter, master))
             # One microbatch's gradient is added to the sum, in float32, as soon as it is complete.
-            parameter.register_post_accumulate_grad_hook(_add_to(master))
+            parameter.register_post_accumulate_grad_hook(_add_to(master))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def clip(self, max_norm: float) -> float:

@@ -170,9 +170,7 @@ def pack(batch: Batch) -> Pack:
                 where.append((i, t))
         # A row by itself is a prompt with one branch, and plainly causal.
         alone = len(rows) == 1
-        families.append(
-            Family(start, P + branches[0], ()) if alone else Family(start, P, tuple(branches))
-        )
+        families.append(Family(start, P + branches[0], ()) if alone else Family(start, P, tuple(branches)))
     if not where:
         raise ValueError("nothing to train on: no row has a trained token with a token before it")
     row, column = torch.tensor(where, dtype=torch.long).T

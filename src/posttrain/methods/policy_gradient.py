@@ -70,7 +70,7 @@ class PolicyGradient:
         return replace(batch, advantage=masked.fill(advantage[:, None].expand_as(batch.reward), batch.mask))
 
     def weight(self, batch: Batch) -> PerToken:
-        """The reduction of the step's mask; 0 for a token whose advantage is 0 and whose loss is nothing else.
+        """The reduction of the step's mask; 0 for a token whose loss is its advantage's alone, and that is 0.
 
         Such a token has neither loss nor gradient, and a row of them need not be computed: in a group
         whose answers are all right or all wrong, that is every row.

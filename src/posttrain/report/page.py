@@ -13,12 +13,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from posttrain.types import UserError
-
 from posttrain.report.alarms import RULES, Evidence, findings
 from posttrain.report.headline import headline
 from posttrain.report.record import Metrics, Record, read
 from posttrain.report.rollouts import Step, evenly, json_text, steps
+from posttrain.types import UserError
 
 SCRIPTS = (
     "dom.js",

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from posttrain.attention import use_layouts
 from posttrain.data import load_conversations, load_tasks
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.envs.chat import Chat
@@ -401,7 +402,12 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
 
 def _weights(recipe: Recipe, policy: Policy) -> Any:
     seed = recipe.run.seed if recipe.model.random_init else None
-    return pretrained.load_model(policy.path, dtype=policy.dtype, device=policy.device, init_seed=seed)
+    model = pretrained.load_model(policy.path, dtype=policy.dtype, device=policy.device, init_seed=seed)
+    try:
+        use_layouts(model)
+    except ValueError as error:
+        raise UserError(str(error), where="model.path", mend="take a Llama, Qwen, Gemma or Mistral") from None
+    return model
 
 
 def rollouts_of(asked: Asked, policy: Policy, engine: NativeEngine) -> Rollouts:

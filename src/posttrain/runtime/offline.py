@@ -1,7 +1,7 @@
 """The offline loop: rows of a dataset → update, until the last one.
 
-    take      consumes the next rows of the epoch's order; waits for nothing
-    update    one update is `batch_size` rows; the learner cuts it as its memory asks
+take      consumes the next rows of the epoch's order; waits for nothing
+update    one update is `batch_size` rows; the learner cuts it as its memory asks
 """
 
 import math

@@ -1,9 +1,9 @@
 """The run directory: the one place where a run leaves everything, and which is an API.
 
-    config.toml    the resolved recipe           metrics.jsonl     a line an update
-    code.txt       versions that ran it          samples/          rollouts, a file an update
-    plan.json      method, batch plan, memory    checkpoints/      step_000040/ ...
-                                                 report.html
+config.toml    the resolved recipe           metrics.jsonl     a line an update
+code.txt       versions that ran it          samples/          rollouts, a file an update
+plan.json      method, batch plan, memory    checkpoints/      step_000040/ ...
+                                             report.html
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """What a checkpoint of a learner holds, and how it goes back.
 
-    model/ or adapter/      what transformers or peft loads; model/ holds the float32 masters
-    trained.safetensors     the adapter's weights, where there is one
-    optimizer.safetensors   AdamW's moments
-    state.json              counts of the learner and of the loop
+model/ or adapter/      what transformers or peft loads; model/ holds the float32 masters
+trained.safetensors     the adapter's weights, where there is one
+optimizer.safetensors   AdamW's moments
+state.json              counts of the learner and of the loop
 """
 
 from collections.abc import Mapping
