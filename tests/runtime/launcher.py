@@ -115,4 +115,5 @@ def main() -> None:
         tell(code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-main()
+if __name__ == "__main__":
+    main()

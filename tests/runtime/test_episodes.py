@@ -148,3 +148,41 @@ def test_a_task_that_comes_twice_in_an_update_is_two_groups(
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     spread = [abs(g[0].trajectory.total_reward - g[1].trajectory.total_reward) / 2 for g in groups]
     assert line["reward/group_std"] == pytest.approx(sum(spread) / 8)
+
+
+def test_an_episode_that_outgrows_the_context_is_masked_and_counted(
+    run_cli, write, online, make_model, tmp_path
+):
+    strict = ("--set", "rollout.max_error_rate=0.1", "--set", "rollout.groups=8")
+    # The rules of the game take some 230 tokens, so there is room for a turn or two.
+    over = {
+        "model": {"path": str(make_model(max_position_embeddings=256))},
+        "task": {"arithmetic": None, "guess": {"high": 9, "max_turns": 9}, "games": {"train": 6}},
+        "verifier": None,
+        "rollout": {"max_error_rate": 1.0},
+        "run": {"updates": 1},
+        "eval": {"limit": 0},
+    }
+    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert line["verdict/context"] > 0.5
+    assert line["select/dropped"] >= 1
+    stopped = run_cli("train", write(online, over), "--run-dir", tmp_path / "strict", *strict)
+    assert stopped.code == 1
+    assert "first cause: context: the conversation outgrew the context of 256 tokens" in stopped.err
+
+
+def test_a_conversation_keeps_within_the_samplers_cache_too(run_cli, write, online, able, tmp_path):
+    over = {
+        "model": {"path": str(able)},
+        "task": {"arithmetic": None, "guess": {"high": 9, "max_turns": 9}, "games": {"train": 6}},
+        "verifier": None,
+        "engine": {"cache_tokens": 300},
+        "rollout": {"max_error_rate": 1.0},
+        "run": {"updates": 1},
+        "eval": {"limit": 0},
+    }
+    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["verdict/context"] > 0

@@ -440,11 +440,7 @@ def train(
     for fault in skipped:
         say(fault)
     if resume:
-        say(
-            f"going on from {found.name}"
-            if found
-            else "no checkpoint yet: starting again from the first update"
-        )
+        say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
     state = checkpoint.read_state(found) if found else {}
     progress = Progress(**state.get("progress", {}))
     say("loading the model")
@@ -464,52 +460,53 @@ def train(
 
     def save() -> None:
         saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
-        saving.save(
-            run_dir.checkpoints,
-            progress.update,
-            learner,
-            policy.tokenizer,
-            saved,
-            keep=recipe.checkpoint.keep,
-        )
+        root, keep = run_dir.checkpoints, recipe.checkpoint.keep
+        saving.save(root, progress.update, learner, policy.tokenizer, saved, keep=keep)
 
     try:
-        if not asked.online:
-            return OfflineRun(
-                learner=learner,
-                stream=Stream(chosen.rows, seed=recipe.run.seed),
-                settings=recipe.batch,
-                held_out=chosen.held_out_rows[: recipe.eval.limit],
-                journal=journal,
-                save=save,
-                updates=recipe.run.updates,
-                save_every=recipe.checkpoint.every,
-                evaluate_every=recipe.eval.every,
-            ).run()
-        rollouts = rollouts_of(asked, policy, engine_of(recipe, policy))
-        try:
-            return OnlineRun(
-                learner=learner,
-                engine=rollouts.engine,
-                rollouts=rollouts,
-                stream=Stream(asked.train, seed=recipe.run.seed),
-                sampling=recipe.sampling,
-                settings=recipe.rollout,
-                evaluation=recipe.eval,
-                held_out=asked.held_out,
-                run_dir=run_dir,
-                journal=journal,
-                pieces=pieces_of(policy),
-                save=save,
-                updates=recipe.run.updates,
-                save_every=recipe.checkpoint.every,
-                canary=policy.chat.render(asked.train[0].messages)[-24:],
-                least_group=least_group(asked.method),
-            ).run()
-        finally:
-            rollouts.close()
+        if asked.online:
+            return _run_online(chosen, run_dir, learner, journal, save)
+        return OfflineRun(
+            learner=learner,
+            stream=Stream(chosen.rows, seed=recipe.run.seed),
+            settings=recipe.batch,
+            held_out=chosen.held_out_rows[: recipe.eval.limit],
+            journal=journal,
+            save=save,
+            updates=recipe.run.updates,
+            save_every=recipe.checkpoint.every,
+            evaluate_every=recipe.eval.every,
+        ).run()
     finally:
         track.close()
+
+
+def _run_online(
+    chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal, save: Callable[[], None]
+) -> dict[str, float]:
+    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
+    rollouts = rollouts_of(asked, policy, engine_of(recipe, policy))
+    try:
+        return OnlineRun(
+            learner=learner,
+            engine=rollouts.engine,
+            rollouts=rollouts,
+            stream=Stream(asked.train, seed=recipe.run.seed),
+            sampling=recipe.sampling,
+            settings=recipe.rollout,
+            evaluation=recipe.eval,
+            held_out=asked.held_out,
+            run_dir=run_dir,
+            journal=journal,
+            pieces=pieces_of(policy),
+            save=save,
+            updates=recipe.run.updates,
+            save_every=recipe.checkpoint.every,
+            canary=policy.chat.render(asked.train[0].messages)[-24:],
+            least_group=least_group(asked.method),
+        ).run()
+    finally:
+        rollouts.close()
 
 
 def _learner(chosen: Plan, state: Mapping[str, Any]) -> Learner:

@@ -16,17 +16,7 @@ from typing import Any
 from posttrain.engines.protocol import Engine
 from posttrain.envs.chat import Chat
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
-from posttrain.types import (
-    Completion,
-    Episode,
-    Request,
-    RunError,
-    Sampling,
-    Task,
-    Trajectory,
-    UserError,
-    Verdict,
-)
+from posttrain.types import Completion, Episode, Request, RunError, Sampling, Task, Trajectory, Verdict
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.workers import Failed, Workers
@@ -150,10 +140,7 @@ class Rollouts:
         return bool(self._answering or self._judging or self._finished)
 
     def open(self, task: Task, size: int, sampling: Sampling, *, epoch: int = 0) -> int:
-        """The number of a new group: `size` episodes about this task.
-
-        Raises UserError for a prompt that leaves no room for an answer.
-        """
+        """The number of a new group: `size` episodes about this task."""
         group, self._opened = self._opened, self._opened + 1
         self._groups[group] = [None] * size
         start = self._begin(task)
@@ -163,13 +150,6 @@ class Rollouts:
                 self._close(group, live, start)
                 continue
             prompt = self.chat.render(start.messages)
-            if len(prompt) + sampling.max_new_tokens > self.context:
-                raise UserError(
-                    f"the prompt of task {task.id!r} has {len(prompt)} tokens, and with "
-                    f"{sampling.max_new_tokens} new ones that is more than the context of {self.context}",
-                    where=task.source,
-                    mend="leave the task out, or lower sampling.max_new_tokens",
-                )
             live = _Live(task, sample, f"{epoch}:{task.id}", sampling, prompt, state=start.state)
             self._ask(group, live)
         return group
@@ -221,6 +201,12 @@ class Rollouts:
         return started
 
     def _ask(self, group: int, live: _Live) -> None:
+        """Asks for the next answer; ends an episode that has no room for one."""
+        if len(live.tokens) + live.sampling.max_new_tokens > self.context:
+            live.stop = "context"
+            reason = f"the conversation outgrew the context of {self.context} tokens"
+            self._close(group, live, Verdict(score=None, label="context", reason=reason))
+            return
         request = Request(
             prompt=tuple(live.tokens),
             sampling=live.sampling,
@@ -266,13 +252,7 @@ class Rollouts:
             self._close(group, live, turn.verdict)
             return
         live.state = turn.state
-        added = self.chat.extend(live.tokens, turn.messages)
-        if len(live.tokens) + len(added) + live.sampling.max_new_tokens > self.context:
-            live.stop = "context"
-            reason = f"the conversation outgrew the context of {self.context} tokens"
-            self._close(group, live, Verdict(score=None, label="context", reason=reason))
-            return
-        live.given(added)
+        live.given(self.chat.extend(live.tokens, turn.messages))
         self._ask(group, live)
 
     def _close(self, group: int, live: _Live, verdict: Verdict) -> None:
