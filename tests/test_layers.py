@@ -32,6 +32,7 @@ LONGER_FILES = {
     "track.py": 400,  # five services of a page each
     "types.py": 380,  # mostly docstrings
 }
+LONGER_FUNCTIONS: dict[str, int] = {}
 
 
 def inside(path: Path) -> str:
