@@ -73,7 +73,7 @@ def train(
     directory = RunDir(run_dir or _free(recipe.stem), resume=resume)
     try:
         _same_recipe(found, directory.path, resume)
-        chosen = local.plan(found.recipe, _silent if quietly else say)
+        chosen = local.plan(found.recipe, pretrained.silent if quietly else say)
         title = f"{recipe.stem}: {chosen.asked.line.title}"
         directory.describe(config.dump(found.tables), title, chosen.sections())
         if not quietly:
@@ -97,15 +97,13 @@ def _run(
     try:
         if quiet or as_json:
             shown = show.as_json if as_json else show.quiet
-            return local.train(chosen, directory, resume=resume, config=tables, show=shown, say=_silent)
+            return local.train(
+                chosen, directory, resume=resume, config=tables, show=shown, say=pretrained.silent
+            )
         with show.Terminal(err, chosen.asked.recipe.run.updates) as terminal:
             return local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
     finally:
         write(directory.path)
-
-
-def _silent(text: str) -> None:
-    """Says nothing."""
 
 
 def _free(name: str) -> Path:
@@ -152,7 +150,7 @@ def validate(recipe: RecipeFile, sets: Set = None, as_json: Json = False) -> Non
     """
     found = config.read(recipe, sets or ())
     try:
-        chosen = local.plan(found.recipe, _silent if as_json else say)
+        chosen = local.plan(found.recipe, pretrained.silent if as_json else say)
     except UserError as error:
         raise found.locate(error) from None
     if as_json:
@@ -184,7 +182,7 @@ def evaluate(
             raise UserError("an offline recipe has no answers to judge", where="method.name")
         if not asked.held_out:
             raise UserError("there are no held-out tasks", where="eval.limit", mend="give task.held_out")
-        policy = local.surroundings(recipe, _silent if as_json else say)
+        policy = local.surroundings(recipe, pretrained.silent if as_json else say)
     except UserError as error:
         raise found.locate(error) from None
     rollouts = local.rollouts_of(asked, policy, local.engine_of(recipe, policy, adapter))
@@ -236,7 +234,7 @@ def sample(
     model = Model(path=path, dtype=dtype)  # type: ignore[arg-type]
     process.settle()
     recipe = Recipe(model=model, method={"name": "grpo"}, task=local.NO_TASK)
-    policy = local.surroundings(recipe, _silent if as_json else say)
+    policy = local.surroundings(recipe, pretrained.silent if as_json else say)
     tokens = tuple(policy.chat.render([{"role": "user", "content": text}]))
     engine = local.engine_of(recipe, policy, adapter)
     try:
