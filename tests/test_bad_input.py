@@ -43,6 +43,10 @@ UNKNOWN_KEYS: dict[str, tuple[Tables, Fragments]] = {
         ("checkpoint", "kep", "keep"),
         ("track", "sink", "sinks"),
         ("lora", "rnk", "rank"),
+        ("critic", "knd", "kind"),
+        ("reference", "refresh_evry", "refresh_every"),
+        ("trust", "max_lk", "max_kl"),
+        ("rollout", "repaly", "replay"),
     )
 } | {
     "unknown table": ({"optimizer": {"lr": 1.0}}, ("unknown key 'optimizer'", "'optim'")),
@@ -81,6 +85,11 @@ WRONG_TYPES: dict[str, tuple[Tables, Fragments]] = {
         ("track", "sinks", "wandb", "array"),
         ("steps", "gradient_checkpointing", 0, "boolean"),
         ("verifier", "weights", {"number": "2"}, "number"),
+        ("critic", "kind", "separate", "'shared' or 'own'"),
+        ("critic", "path", 3, "string"),
+        ("reference", "refresh_every", 1.5, "integer"),
+        ("trust", "max_kl", "small", "number"),
+        ("rollout", "replay", True, "integer"),
     )
 } | {
     "betas of one number": ({"optim": {"betas": [0.9]}}, ("optim.betas.1", "is missing")),
@@ -127,6 +136,17 @@ OUT_OF_RANGE: dict[str, tuple[Tables, Fragments]] = {
         ("eval", "limit", -1, "must be 0 or more"),
         ("checkpoint", "keep", -1, "must be 0 or more"),
         ("checkpoint", "every", -1, "must be 0 or more"),
+        ("steps", "target_kl", -0.1, "target_kl must be 0 (off) or more"),
+        ("critic", "lr", -1.0, "lr and max_grad_norm must be 0 or more"),
+        ("critic", "path", "x", "a shared critic has the policy's backbone, and reads no path"),
+        ("reference", "refresh_every", -1, "refresh_every must be 0 (never) or more"),
+        ("reference", "keep", 1.0, "keep must lie in [0, 1)"),
+        ("trust", "max_kl", 0.0, "max_kl must be above 0"),
+        ("trust", "damping", -1.0, "damping must be 0 or more"),
+        ("trust", "shrink", 1.0, "shrink must lie between 0 and 1"),
+        ("trust", "iterations", 0, "iterations must be 1 or more, not 0"),
+        ("rollout", "replay", -1, "replay must be 0 (none) or more"),
+        ("rollout", "replay_lag", 0, "replay_lag must be 1 or more"),
     )
 } | {
     "operands": ({"task": {"arithmetic": {"operands": 1}}}, ("operands must be 2 to 26",)),
@@ -136,6 +156,19 @@ OUT_OF_RANGE: dict[str, tuple[Tables, Fragments]] = {
     "held-out below 0": ({"task": {"arithmetic": {"held_out": -1}}}, ("held_out must be 0 or more",)),
     "regex": ({"verifier": {"number": None, "regex": {"pattern": "("}}}, ("is not a regular expression",)),
     "games": ({"task": {"arithmetic": None, "guess": {"high": 1}}, "verifier": None}, ("high must be 2",)),
+    **{
+        f"maze layout {layout!r}": (
+            {"task": {"arithmetic": None, "maze": {}, "maze_layout": layout}, "verifier": None},
+            ("recipe.toml:", "task", said),
+        )
+        for layout, said in (
+            ("S../.X", "rows"),
+            ("...", "S"),
+            ("S..", "G"),
+            ("S?G", "S, G, X and '.'"),
+            ("SXG", "no way to G avoids every X"),
+        )
+    },
 }
 
 CLOCKS_AND_INFINITIES: dict[str, tuple[Tables, Fragments]] = {
@@ -205,6 +238,74 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
     "a cache too small": ({"engine": {"cache_tokens": 8}}, ("engine.cache_tokens",)),
 }
 
+KL_GRPO = {"name": "grpo", "kl_in_loss": 0.1}
+PARTS: dict[str, tuple[Tables, Fragments]] = {
+    "a critic of grpo": ({"critic": {"lr": 0.1}}, ("critic", "[critic] is never read by grpo", "leave")),
+    "a critic of trpo": (
+        {"method": {"name": "trpo"}, "critic": {"lr": 0.1}},
+        ("[critic] is never read by trpo",),
+    ),
+    "a region of ppo": (
+        {"method": {"name": "ppo"}, "trust": {"max_kl": 0.1}},
+        ("[trust] is never read by ppo",),
+    ),
+    "AdamW of trpo": ({"method": {"name": "trpo"}}, ("[optim] is never read by trpo", "recipe.toml:")),
+    "a reference of rloo": (
+        {"method": {"name": "rloo"}, "reference": {"refresh_every": 2}},
+        ("[reference] is never read by rloo",),
+    ),
+    "trpo in bfloat16": (
+        {"method": {"name": "trpo"}, "optim": None, "model": {"dtype": "bfloat16"}},
+        ("model.dtype", "noise in bfloat16", "'float32'"),
+    ),
+    "trpo with checkpointing": (
+        {"method": {"name": "trpo"}, "optim": None, "steps": {"gradient_checkpointing": True}},
+        ("steps.gradient_checkpointing", "trpo has no gradient checkpointing"),
+    ),
+    "a reference that follows an adapter": (
+        {"method": KL_GRPO, "reference": {"refresh_every": 2}, "lora": {"rank": 2}},
+        ("reference.refresh_every", "cannot follow", "leave [reference] or [lora] out"),
+    ),
+    "a share of no refresh": (
+        {"method": KL_GRPO, "reference": {"keep": 0.9}},
+        ("reference.keep", "never read", "reference.refresh_every is 0"),
+    ),
+    "a target of a single step": (
+        {"steps": {"target_kl": 0.1}},
+        ("steps.target_kl", "never read", "an update is a single step"),
+    ),
+    "replay without a correction": (
+        {"rollout": {"replay": 2}},
+        ("rollout.replay", "grpo takes every token for one that the present policy drew", "'impala'"),
+    ),
+    "replay of a Q that looks further than a step": (
+        {"method": {"name": "klq"}, "rollout": {"replay": 2}},
+        ("rollout.replay", "klq takes every token"),
+    ),
+    "a lag of no replay": ({"rollout": {"replay_lag": 2}}, ("rollout.replay_lag", "rollout.replay is 0")),
+    "a critic that is not there": (
+        {"method": {"name": "ppo"}, "critic": {"kind": "own", "path": "no/such/model"}},
+        ("recipe.toml:", "critic.path: no model at 'no/such/model'"),
+    ),
+    "a critic that has nothing in it": (
+        {"method": {"name": "ppo"}, "critic": {"kind": "own", "path": "/"}},
+        ("has no config.json and no .gguf, so it is no model", "check critic.path"),
+    ),
+    "pass at 2 of 2": (
+        {"method": {"name": "pass_at_k"}, "rollout": {"group_size": 2}},
+        ("rollout.group_size", "a group of 2", "give 3 or more"),
+    ),
+    "pass at 4 of 4": (
+        {"method": {"name": "pass_at_k", "k": 4}},
+        ("rollout.group_size", "a group of 4", "give 5 or more"),
+    ),
+    "a layout beside a size": (
+        {"task": {"arithmetic": None, "maze": {}, "maze_layout": "S.G", "maze_size": 3}, "verifier": None},
+        ("task.maze_size", "never read", "task.maze_layout says how large"),
+    ),
+    "a layout of arithmetic": ({"task": {"maze_layout": "S.G"}}, ("task.maze_layout", "there is no maze")),
+}
+
 METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
     f"option of {name}: {key}": (
         {"method": {"name": name, key: value}},
@@ -226,6 +327,17 @@ METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
         ("grpo", "kl", "k1", "nothing reads kl while kl_in_loss is 0"),
         ("grpo", "kl_in_loss", -1.0, "give a number, 0 or more"),
         ("grpo", "horizon", 10, "does not read 'horizon'"),
+        ("grpo", "psi", "gae", "grpo does not read 'psi'"),
+        ("grpo", "kl_target", 0.1, "no penalty follows the target"),
+        ("grpo", "control", "doubling", "nothing reads control while kl_target is 0"),
+        ("ppo", "credit", "leave_one_out", "compares whole answers, and here each token is credited"),
+        ("ppo", "gamma", 1.5, "give a number, 0 or more, at most 1"),
+        ("ppo", "returns", "to_go", "ppo does not read 'returns'"),
+        ("ppo_penalty", "kl_in_reward", 0.1, "two penalties could follow the target"),
+        ("a2c", "n", 2.5, "give a whole number, 1 or more"),
+        ("pass_at_k", "k", 0, "give a whole number, 1 or more"),
+        ("sapo", "tau_up", 0, "0.001 or more"),
+        ("klq", "credit", "raw", "klq does not read 'credit'"),
     )
 } | {"option of sft": ({"method": {"clip_high": 0.1}}, ("method.clip_high", "sft does not read"))}
 
@@ -254,7 +366,8 @@ SFT: dict[str, tuple[Tables, Fragments]] = {
     "option": METHOD_OPTIONS.pop("option of sft"),
 }
 
-ONLINE = UNKNOWN_KEYS | WRONG_TYPES | OUT_OF_RANGE | CLOCKS_AND_INFINITIES | COMBINATIONS | METHOD_OPTIONS
+ONLINE = UNKNOWN_KEYS | WRONG_TYPES | OUT_OF_RANGE | CLOCKS_AND_INFINITIES | COMBINATIONS
+ONLINE |= METHOD_OPTIONS | PARTS
 
 # ---------------------------------------------------------------- data: (content of a file, fragments)
 
@@ -573,6 +686,11 @@ def test_a_path_that_leads_to_no_model(refuse, tmp_path, case):
     (tmp_path / "model").mkdir()
     (tmp_path / "broken.gguf").write_bytes(b"GGML" * 100)
     refuse({"model": {"path": path.replace("{tmp}", str(tmp_path))}}, fragments)
+
+
+def test_a_critic_of_another_vocabulary(refuse, make_model):
+    other = {"kind": "own", "path": str(make_model(vocab_size=120))}
+    refuse({"method": {"name": "ppo"}, "critic": other}, ("critic.path", "another vocabulary"))
 
 
 # ---------------------------------------------------------------- code of the user's

@@ -156,14 +156,28 @@ def test_report_is_a_pure_function_of_the_directory(run_cli, trained):
 
 
 def test_methods(run_cli):
-    listed = run_cli("methods", "--json")
-    rows = json.loads(listed.out)
+    rows = json.loads(run_cli("methods", "--json").out)
     assert list(rows) == list(METHODS)
     assert rows["dapo"]["surrogate"] == "clipped(clip_low=0.2, clip_high=0.28)"
     assert rows["sft"]["loop"] == "offline"
-    shown = run_cli("methods").out
-    for name in METHODS:
-        assert name[:4] in shown
+    assert rows["ppo"]["psi"] == "gae(gamma=1, lam=0.95)"
+    assert rows["klq"]["needs"] == ["logp_old", "logp_ref", "value"]
+    assert rows["trpo"]["step"] == "trust_region"
+    assert rows["pass_at_k"]["group"] == 3
+
+
+def test_the_table_of_methods_has_a_whole_line_for_each_within_110_columns(run_cli):
+    shown = run_cli("methods").out.splitlines()
+    assert max(map(len, shown)) <= 110
+    first = shown[: shown.index("")]
+    lines = {line.split()[0]: line for line in first}
+    assert list(lines) == ["method", *METHODS]
+    assert len(first) == 1 + len(METHODS), "a cell was folded"
+    for found in ("gae batch_normalised", "by_token", "clipped(0.2, 0.2)", "per_token", "yes", "AdamW"):
+        assert found in lines["ppo"]
+    assert "clipped(0.0003, 0.0004)" in lines["gspo"]
+    assert lines["trpo"].split()[-2:] == ["-", "natural"]
+    assert lines["klq"].split() == ["klq", "-", "-", "-", "per_token", "yes", "AdamW"]
 
 
 def test_doctor(run_cli):

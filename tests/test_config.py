@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain import config
-from posttrain.runtime.local import ask
+from posttrain.runtime.ask import ask
 from posttrain.runtime.recipe import Recipe, unread
 from posttrain.types import UserError
 

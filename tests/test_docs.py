@@ -17,16 +17,20 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 import typer.main
 
 from posttrain import config
 from posttrain.cli import app
 from posttrain.envs.protocol import Start, guarded_reply, guarded_start
-from posttrain.methods.table import METHODS, described, readable
+from posttrain.math.reduce import weighted_sum
+from posttrain.methods.choices import CHOICES, choices, least_group, readable
+from posttrain.methods.q_learning import SoftQ
+from posttrain.methods.table import METHODS
 from posttrain.report.alarms import RULES
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.recipe import Recipe
-from posttrain.types import Task
+from posttrain.types import Outputs, Task
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src" / "posttrain"
@@ -34,7 +38,6 @@ README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 PAGES = [README, ARCHITECTURE, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-CHOICES = ("credit", "ratio", "surrogate", "reduction")
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
@@ -159,12 +162,36 @@ def test_no_meaning_is_given_twice(docs: ModuleType) -> None:
 
 def test_the_table_of_methods_is_that_of_the_code() -> None:
     rows = {row[0]: row for row in table(README.read_text(encoding="utf-8"), "method")}
-    assert len(rows) == len(METHODS)
-    for name, line in METHODS.items():
-        row = rows[f"[`{name}`](docs/methods/{name}.md)"]
-        choices = described(line.method)
-        wanted = [f"`{choices[c]}`" if c in choices else "–" for c in CHOICES]
-        assert row[1:] == [line.title, line.loop, *wanted, line.source]
+    assert list(rows) == [f"[`{name}`](docs/methods/{name}.md)" for name in METHODS]
+    for (title, loop, group, critic, reference, step, source), line in zip(
+        (row[1:] for row in rows.values()), METHODS.values(), strict=True
+    ):
+        assert (title, loop, source) == (line.title, line.loop, line.source)
+        assert group == (str(least_group(line.method)) if loop == "online" else "–")
+        assert (critic == "yes") == ("value" in line.method.needs)
+        assert (reference in ("in the reward", "in the loss", "in Q")) == ("logp_ref" in line.method.needs)
+        assert (reference == "if asked") == (
+            "kl_in_loss" in vars(line.method) and "logp_ref" not in line.method.needs
+        )
+        assert step == {"adamw": "AdamW", "trust_region": "natural gradient"}[line.step]
+
+
+def test_the_comparison_says_who_may_replay_and_who_has_a_critic() -> None:
+    page = (ROOT / "docs" / "when-to-use-what.md").read_text(encoding="utf-8")
+    rows = {row[0].split("`")[1]: row[1:] for row in table(page, "method")}
+    assert list(rows) == list(METHODS)
+    assert [n for n, row in rows.items() if row[2] == "its own, and older ones"] == [
+        "impala",
+        "decoupled_ppo",
+    ]
+    assert [n for n, row in rows.items() if row[3].startswith("old policy")] == [
+        "ppo_penalty",
+        "trpo",
+        "trpo_penalty",
+    ]
+    for name, row in rows.items():
+        assert (row[0] == "yes") == ("value" in METHODS[name].method.needs)
+    assert rows["reinforce"][4] == "nothing holds it"
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -178,8 +205,39 @@ def test_every_method_has_a_page_with_every_option_it_reads(name: str) -> None:
         "Options",
         "Source and deviations",
     ]
-    told = {row[0].strip("`") for row in table(text, "key")}
-    assert told == readable(METHODS[name].method)
+    told = [row[0].strip("`") for row in table(text, "key")]
+    assert len(told) == len(set(told))
+    assert set(told) == readable(METHODS[name].method)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_update_of_a_page_names_what_the_method_is_made_of(name: str) -> None:
+    """What is computed is in the pseudocode, and what is not is not."""
+    line = METHODS[name]
+    text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    [update] = re.findall(r"<!-- generated: update .+?<!-- end -->", text, re.DOTALL)
+    for choice in ("returns", "psi", "credit", "ratio", "surrogate", "value_loss", "reduction"):
+        if choice in choices(line.method):
+            chosen = vars(line.method)[choice]
+            assert f"{getattr(chosen, 'func', chosen).__name__}(" in update
+    assert ("V_old" in update) == ("value" in line.method.needs)
+    assert ("under the reference" in update) == ("logp_ref" in line.method.needs)
+    assert ("AdamW" in update) == (line.step == "adamw")
+    assert ("trust.max_kl" in update) == (line.step == "trust_region")
+    assert ("β · (r - 1 - log r)" in update) == bool(getattr(line.method, "kl_from_old", 0.0))
+    assert ("soft_lambda" in update) == isinstance(line.method, SoftQ)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_equations_of_a_page_call_functions_with_their_numbers(name: str) -> None:
+    text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+    [equations] = re.findall(r"<!-- generated: equations .+?<!-- end -->", text, re.DOTALL)
+    method = METHODS[name].method
+    for choice in ("returns", "psi", "credit", "surrogate", "value_loss"):
+        if choice in choices(method):
+            for number, parameter in inspect.signature(vars(method)[choice]).parameters.items():
+                if isinstance(parameter.default, int | float):
+                    assert f"{number}={parameter.default:g}" in equations
 
 
 def test_every_key_of_a_recipe_is_in_its_page() -> None:
@@ -190,6 +248,13 @@ def test_every_key_of_a_recipe_is_in_its_page() -> None:
         if head:
             told |= {head[1]} | {f"{head[1]}.{row[0].strip('`')}" for row in table(section, "key")}
     options = {f"method.{o}" for line in METHODS.values() for o in readable(line.method)}
+    options |= {
+        f"method.{number}"
+        for functions in CHOICES.values()
+        for function in functions.values()
+        for number, parameter in inspect.signature(function).parameters.items()
+        if isinstance(parameter.default, int | float)
+    }
     assert told == set(keys_of(Recipe)) | options | {"method.name"}
 
 
@@ -230,6 +295,32 @@ def test_python_is_python_and_its_examples_are_true(page: Path) -> None:
     for node in imports:
         module = importlib.import_module(node.module or "")
         assert all(hasattr(module, name.name) for name in node.names)
+
+
+def test_the_page_on_adding_a_method_adds_two_and_each_is_short() -> None:
+    """Every block runs, in the order of the page; the second checks the first one's gradient."""
+    line, check, cls = fences(ROOT / "docs" / "add-a-method.md", "python")
+    space: dict[str, Any] = {"__name__": "methods_of_the_page"}
+    sys.modules["methods_of_the_page"] = ModuleType("methods_of_the_page")
+    for block in (line, check, cls):
+        assert len([text for text in block.splitlines() if text.strip()]) < 40
+        exec(compile(block, "add-a-method.md", "exec"), space)
+    assert len([text for block in (line, check) for text in block.splitlines() if text.strip()]) < 40
+    logp = torch.zeros_like(space["logp"], requires_grad=True)
+    best = space["BEST"]
+    batch = best.prepare(space["batch"])
+    loss = best.loss(Outputs(logp=logp, entropy=torch.zeros_like(logp)), batch)
+    weighted_sum(loss, best.weight(batch), batch.mask).backward()
+    assert logp.grad is not None
+    assert logp.grad.tolist() == [[0.0, -0.25, -0.25], [0.0, 0.0, 0.0]]
+
+
+def test_a_wrong_weight_on_that_page_would_be_found() -> None:
+    line, check, _ = fences(ROOT / "docs" / "add-a-method.md", "python")
+    wrong = line.replace("advantage < 0", "advantage > 0")
+    assert wrong != line
+    with pytest.raises(AssertionError, match="not close"):
+        exec(compile(wrong + check, "add-a-method.md", "exec"), {"__name__": "wrong"})
 
 
 def test_the_environment_of_the_page_plays_its_game() -> None:

@@ -25,10 +25,10 @@ LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
     "cli.py": 400,  # one function a command
     "config.py": 360,  # one message for each kind of mistake
-    "learner/learner.py": 320,
+    "learner/learner.py": 370,
     "learner/pretrained.py": 600,  # one check after the other, each with its message
-    "runtime/local.py": 550,  # the one place that knows every component
-    "runtime/online.py": 360,
+    "runtime/local.py": 450,  # the one place that knows every component
+    "runtime/online.py": 380,
     "track.py": 400,  # five services of a page each
     "types.py": 380,  # mostly docstrings
 }

@@ -13,14 +13,19 @@ from rich.console import Console
 from rich.table import Table
 
 from posttrain import config, show
+from posttrain.classic.__main__ import NAMES
+from posttrain.classic.__main__ import main as run_classic
 from posttrain.doctor import examine
 from posttrain.learner import checkpoint, pretrained
-from posttrain.methods.table import METHODS, described, spelled
+from posttrain.methods.choices import described, least_group, parameters
+from posttrain.methods.table import METHODS
 from posttrain.report import write
 from posttrain.runtime import local, process
+from posttrain.runtime.ask import ask
 from posttrain.runtime.online import evaluation_metrics
 from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rundir import RunDir
+from posttrain.truth import command as truth_command
 from posttrain.types import Request, RunError, Sampling, UserError
 
 app = typer.Typer(
@@ -177,7 +182,7 @@ def evaluate(
     found, recipe, adapter = _target(target, sets, model)
     process.settle(recipe.run.threads)
     try:
-        asked = local.ask(recipe)
+        asked = ask(recipe)
         if not asked.online:
             raise UserError("an offline recipe has no answers to judge", where="method.name")
         if not asked.held_out:
@@ -281,31 +286,61 @@ def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
 
 
 @app.command()
+def truth(
+    method: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="One line of the table.")] = None,
+) -> None:
+    """Compares the exact expectation of each estimator with what it estimates, by enumeration."""
+    truth_command(method)
+
+
+@app.command()
+def classic(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"all, or one of {', '.join(NAMES)}.")],
+    plot: Annotated[Path | None, typer.Option(help="Draws what it found into this PNG.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random in it.")] = 0,
+) -> None:
+    """Runs a small example of classical reinforcement learning, and compares it with the exact optimum."""
+    words = [name, "--seed", str(seed), *(["--plot", str(plot)] if plot else [])]
+    raise typer.Exit(run_classic(words))
+
+
+@app.command()
 def methods(as_json: Json = False) -> None:
     """Prints the table of methods: what each chooses, and where it comes from."""
     if as_json:
         rows = {
-            name: {"title": m.title, "loop": m.loop, "source": m.source, **described(m.method)}
+            name: {"title": m.title, "loop": m.loop, "source": m.source, "step": m.step}
+            | {"needs": sorted(m.method.needs), "group": least_group(m.method), **described(m.method)}
             for name, m in METHODS.items()
         }
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for head in ("method", "credit", "ratio", "surrogate", "reduction"):
+    page = out if out.is_terminal else Console(width=110)  # in a file or a pipe a line stays whole
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("method", "psi or credit", "ratio", "surrogate", "reduction", "critic", "step"):
         table.add_column(head, overflow="fold")
     for name, m in METHODS.items():
-        chosen = spelled(m.method)
-        cells = [chosen.get(key, "-") for key in ("credit", "ratio", "surrogate", "reduction")]
-        table.add_row(f"[bold]{name}[/bold]", *cells)
-    out.print(table)
-    out.print()
+        names = {key: text.partition("(")[0] for key, text in described(m.method).items()}
+        credit = [names[key] for key in ("returns", "psi", "credit") if names.get(key, "raw") != "raw"]
+        numbers = ", ".join(f"{v:g}" for v in parameters(m.method, "surrogate").values())
+        table.add_row(
+            f"[bold]{name}[/bold]",
+            " ".join(credit) or names.get("credit", "-"),
+            names.get("ratio", "-"),
+            names.get("surrogate", "-") + (f"({numbers})" if numbers else ""),
+            names["reduction"],
+            "yes" if "value" in m.method.needs else "-",
+            {"adamw": "AdamW", "trust_region": "natural"}[m.step],
+        )
+    page.print(table)
+    page.print()
     for name, m in METHODS.items():
-        out.print(f"{name:10} {m.title}; {m.loop}; {m.source}", highlight=False)
+        page.print(f"{name:17} {m.title}; {m.loop}; {m.source}", highlight=False)
     typer.echo(
         "\nEach choice is a function of posttrain/math; set another in the recipe, as in\n"
-        '[method] credit = "leave_one_out". Online methods sample from the policy (on-policy), offline\n'
-        "ones learn from data. None of these needs a critic or a reward model. A KL to the frozen start\n"
-        "enters the loss with kl_in_loss, or the reward with kl_in_reward; both are 0 unless set."
+        '[method] credit = "leave_one_out". Online methods sample from the policy, offline ones learn\n'
+        "from data. None needs a reward model. A KL to the reference enters with kl_in_loss or\n"
+        "kl_in_reward. --json prints every choice with its numbers."
     )
 
 

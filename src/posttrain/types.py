@@ -274,7 +274,13 @@ class Batch:
     logp_old: PerToken | None = None
     """Anchor of the ratio; None means the training policy itself, as in a first and only pass."""
     logp_ref: PerToken | None = None
+    value: PerToken | None = None
+    """The critic's V of the state before each token, as it was before the update."""
     advantage: PerToken | None = None
+    target: PerToken | None = None
+    """What a critic, or a Q on tokens, learns."""
+    carry: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
 
     @staticmethod
     def of(rows: Sequence[Trajectory], group: Sequence[int]) -> "Batch":
@@ -304,7 +310,7 @@ class Batch:
 
     def rows(self, index: Int[torch.Tensor, "n"]) -> "Batch":
         """The batch of these rows alone."""
-        picked = {
+        picked: dict[str, Any] = {
             name: value[index]
             for name in self.__slots__
             if isinstance(value := getattr(self, name), torch.Tensor)
@@ -323,6 +329,8 @@ class Outputs:
     """log π(token t | tokens before t) at the sampling temperature."""
     entropy: PerToken
     """Entropy of the distribution that token t was drawn from, in nats; no gradient unless asked for."""
+    value: PerToken | None = None
+    """The critic's V of the state before token t, with gradient, where there is a critic."""
 
 
 class Method(Protocol):
@@ -335,17 +343,23 @@ class Method(Protocol):
     | loss | the rows of one microbatch | unreduced losses | yes |
 
     The learner minimises Σ weight · loss and sums gradients over microbatches and ranks, so
-    a quantity that depends on how the step was cut cannot be written down.
+    a quantity that depends on how the step was cut cannot be written down. A method inherits what it
+    has nothing to say about.
     """
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns that the learner must fill before prepare: logp_old, logp_ref."""
-        ...
+        """Columns that the learner must fill before prepare: logp_old, logp_ref, value."""
+        return frozenset()
+
+    @property
+    def start(self) -> Mapping[str, float]:
+        """What the first update finds in batch.carry."""
+        return {}
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with advantages or other targets."""
-        ...
+        return batch
 
     def weight(self, batch: Batch) -> PerToken:
         """Weight of each token's loss; 0 outside the mask."""
@@ -357,4 +371,8 @@ class Method(Protocol):
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
         """Per-token quantities to log, by metric name: their mean over the step is what is shown."""
-        ...
+        return {}
+
+    def settle(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
+        """What the next update finds in batch.carry, from this one and the metrics of its last step."""
+        return batch.carry

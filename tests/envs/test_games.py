@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.envs.guess import Guess, guess_tasks
-from posttrain.envs.maze import MOVES, Maze, carve, maze_tasks
+from posttrain.envs.maze import MOVES, TWO_BY_THREE, Maze, carve, laid_out, layout_tasks, maze_tasks
 from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start
 from posttrain.types import Task, UserError
 
@@ -128,6 +128,62 @@ def test_what_a_maze_says_is_open_is_open():
         state, seen = turn.state, turn.messages[0]["content"]
 
 
+def test_the_maze_of_two_by_three_pays_ten_and_its_trap_costs_ten():
+    [task] = layout_tasks(1)
+    env = Maze(reward=10.0)
+    out = play(env, task, task.answer.split())
+    assert [(t.reward, t.done) for t in out] == [(None, False), (None, False), (10.0, True)]
+    assert (out[-1].verdict.score, out[-1].verdict.label) == (10.0, "right")
+    caught = play(env, task, ["down", "I step right.", "up"])
+    assert [(t.reward, t.done) for t in caught] == [(None, False), (-10.0, True)]
+    assert (caught[-1].verdict.label, caught[-1].verdict.reason) == ("wrong", "in a trap after 2 moves")
+    lost = play(Maze(max_turns=2, reward=10.0), task, ["up", "up"])
+    assert (lost[-1].reward, lost[-1].verdict.label) == (0.0, "wrong")
+
+
+def test_a_layout_is_told_as_it_is():
+    [task] = layout_tasks(1)
+    told = Maze().start(task).messages[-1]["content"]
+    assert "3 columns and 2 rows" in told
+    assert "from column 1, row 1 to column 3, row 2 past the traps at column 2, row 2." in told
+    assert told.endswith("You are at column 1, row 1. Open: down, right.")
+    assert "trap" not in layout_tasks(1, layout="S./.G")[0].messages[-1]["content"]
+
+
+def test_the_shortest_way_through_a_layout_avoids_its_traps():
+    assert layout_tasks(1, layout="SXG/...")[0].answer == "down right right up"
+    assert layout_tasks(1, layout="G.S")[0].answer == "left left"
+
+
+def test_the_tasks_of_a_layout_differ_in_nothing_but_their_names():
+    tasks = layout_tasks(5)
+    assert len({t.id for t in tasks}) == 5
+    assert len({(t.messages[0]["content"], t.answer, t.fields["layout"]) for t in tasks}) == 1
+    assert tasks[0].fields == {"layout": TWO_BY_THREE}
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ("S.G/..", "equal length"),
+        ("S#G", "equal length"),
+        ("", "one S and one G"),
+        ("...", "one S and one G"),
+        ("SGG", "one S and one G"),
+        ("SXG", "avoids every X"),
+        ("S" + "." * 2500 + "G", "equal length"),
+    ],
+)
+def test_a_layout_without_a_way_is_refused(layout, says):
+    with pytest.raises(ValueError, match=says):
+        laid_out(layout)
+    with pytest.raises(ValueError, match=says):
+        layout_tasks(1, layout=layout)
+    task = Task(id="m", messages=({"role": "user", "content": "?"},), fields={"layout": layout}, source="a:1")
+    with pytest.raises(UserError, match=rf"^a:1: .*describes no maze.*{says}.*S\.\./\.XG"):
+        Maze().start(task)
+
+
 def test_no_direction_costs_a_turn_and_is_asked_for():
     [task] = maze_tasks(1)
     turns = play(Maze(max_turns=2), task, ["I am updating my downloads", ""])
@@ -159,7 +215,8 @@ def test_tasks_are_fixed_by_their_seed_and_differ():
     st.lists(st.text() | st.sampled_from(["up", "down", "left", "right", "50", "25", "75", "7"]), max_size=25)
 )
 def test_episodes_replay_from_their_responses(responses):
-    for env, task in ((Guess(shaping=0.1), secret(7)), (Maze(), maze_tasks(1)[0])):
+    games = ((Guess(shaping=0.1), secret(7)), (Maze(), maze_tasks(1)[0]), (Maze(), layout_tasks(1)[0]))
+    for env, task in games:
         start = guarded_start(env, task)
         assert isinstance(start, Start)
         states, turns = [start.state], []
@@ -182,6 +239,8 @@ def test_episodes_replay_from_their_responses(responses):
         lambda: Guess(shaping=-1.0),
         lambda: Guess(shaping=float("nan")),
         lambda: Maze(max_turns=0),
+        lambda: Maze(reward=0.0),
+        lambda: Maze(reward=float("inf")),
     ],
 )
 def test_impossible_games_are_refused(make):

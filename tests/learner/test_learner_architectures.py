@@ -35,7 +35,7 @@ from transformers import (
 
 from posttrain.attention import use_layouts
 from posttrain.learner import pack
-from posttrain.learner.learner import forward
+from posttrain.learner.forward import forward
 from posttrain.types import Batch
 
 SHAPE: dict[str, Any] = {

@@ -11,7 +11,8 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from posttrain.attention import use_layouts
-from posttrain.learner.learner import Learner, Steps, forward
+from posttrain.learner.forward import forward
+from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora, base, parameters, save_adapter, with_saved_adapter
 from posttrain.learner.optim import Optim
 from posttrain.methods.table import GRPO, SFT, build

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from posttrain.learner.learner import Learner, Steps, forward
+from posttrain.learner.forward import forward
+from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import MasterWeights, Optim, adamw, learning_rate
 from posttrain.learner.pack import microbatches
 from posttrain.math import reduce
@@ -197,7 +198,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_moves_nothing(
     learner = Learner(llama(0).to(dtype), REINFORCE, optim=Optim(lr=0.01))
     learner.update(batch)
     fresh = Learner(copy.deepcopy(learner.model), REINFORCE, optim=Optim(lr=0.01))
-    fresh.restore(learner.tensors(), learner.counts())
+    fresh.restore(learner.tensors(), learner.state())
     before = {k: v.clone() for part in learner.tensors().values() for k, v in part.items()}
     model = bits(learner.model)
     with pytest.raises(RunError, match=r"optimiser step 2: .*(inf|nan)"):
@@ -205,7 +206,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_moves_nothing(
     after = {k: v for part in learner.tensors().values() for k, v in part.items()}
     assert torch.equal(bits(learner.model), model)
     assert all(torch.equal(after[k], v) for k, v in before.items())
-    assert learner.counts() == {"step": 1, "update": 1}
+    assert learner.state() == {"step": 1, "update": 1, "carry": {}}
     assert all(p.grad is None for p in learner.model.parameters())
     learner.update(batch)  # and nothing of the bad step is left in the sums
     fresh.update(batch)

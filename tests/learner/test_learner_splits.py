@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.methods.table import METHODS, build
@@ -17,7 +18,7 @@ from posttrain.types import Batch, Method
 
 EXTRAS: dict[str, Any] = {"kl_in_loss": 0.2, "kl_in_reward": 0.1, "entropy_bonus": 0.05}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
-    f"{name} + kl and entropy": (name, EXTRAS) for name, line in METHODS.items() if line.loop == "online"
+    f"{name} + kl and entropy": (name, EXTRAS) for name in ("reinforce", "grpo", "gspo", "ppo")
 }
 every_method = pytest.mark.parametrize("variant", list(VARIANTS))
 Make = Callable[..., Any]
@@ -28,28 +29,43 @@ def method_of(variant: str) -> Method:
     return build(name, options, horizon=16)
 
 
+def critic_of(policy: Any, method: Method) -> CriticModel | None:
+    """A critic on the policy's backbone, with a head that says something, for a method that needs one."""
+    if "value" not in method.needs:
+        return None
+    critic = CriticModel(policy)
+    with torch.no_grad():
+        critic.head.weight.copy_(torch.linspace(-1, 1, critic.head.weight.numel()))
+    return critic
+
+
 class Held:
     """A learner that says with which gradient it would move, and stays."""
 
     def __init__(self, llama: Make, method: Method, budget: int = 4096, **steps: Any) -> None:
+        policy = llama(0).double()
         self.learner = Learner(
-            llama(0).double(),
+            policy,
             method,
             reference=llama(1).double(),
+            critic=critic_of(policy, method),
             temperature=0.9,
             steps=Steps(microbatch_tokens=budget, **steps),
         )
         self.taken: list[torch.Tensor] = []
         self.learner._move = self._hold
 
-    def _hold(self, loss: float) -> float:
-        grads = [p.grad for p in self.learner.model.parameters()]
+    def _hold(self, loss: float) -> dict[str, float]:
+        parts = [self.learner.policy, *([self.learner.values] if self.learner.values else [])]
+        grads = [m.grad for part in parts for m in part.masters.masters]
         assert all(g is not None for g in grads)
         self.taken.append(torch.cat([g.flatten() for g in grads]))
-        self.learner.masters.zero_grad()
-        return 0.0
+        for part in parts:
+            part.masters.zero_grad()
+        return {}
 
     def gradient(self, batch: Batch) -> torch.Tensor:
+        self.learner.carry = dict(self.learner.method.start)
         self.learner.update(batch)
         return self.taken.pop()
 
@@ -79,7 +95,7 @@ def test_any_budget_order_and_padding_give_the_same_gradient(
     variant: str, data: st.DataObject, llama: Make, rows_of: Make
 ) -> None:
     """Budget 1 is a row a pass, without any packing."""
-    batch = rows_of(seed=data.draw(st.integers(0, 30), label="rows"))
+    batch = rows_of(K=4, seed=data.draw(st.integers(0, 30), label="rows"))
     held = Held(llama, method_of(variant))
     whole = held.gradient(batch)
     held.learner.microbatch_tokens = data.draw(st.sampled_from([1, 4, 9, 17, 30]), label="budget")
@@ -103,16 +119,17 @@ def test_every_call_of_the_loss_sees_no_more_than_its_rows(
         return real(self, out, batch)
 
     monkeypatch.setattr(kind, "loss", loss)
-    batch = rows_of(seed=3)
+    batch = rows_of(K=4, seed=3)
     held = Held(llama, method, budget=1)
     held.gradient(batch)
-    weighs = method.weight(method.prepare(held.learner.update(batch).batch)) != 0
+    held.learner.carry = dict(method.start)
+    weighs = method.weight(held.learner.update(batch).batch) != 0
     assert seen[: len(seen) // 2] == [1] * int(weighs.any(-1).sum())
 
 
 @every_method
 def test_recomputing_activations_changes_no_gradient(variant: str, llama: Make, rows_of: Make) -> None:
-    batch = rows_of(seed=4)
+    batch = rows_of(K=4, seed=4)
     plain = Held(llama, method_of(variant)).gradient(batch)
     again = Held(llama, method_of(variant), gradient_checkpointing=True).gradient(batch)
     assert float(plain.norm()) > 1e-3
@@ -122,18 +139,20 @@ def test_recomputing_activations_changes_no_gradient(variant: str, llama: Make, 
 @every_method
 def test_garbage_in_masked_slots_changes_no_bit(variant: str, llama: Make, rows_of: Make) -> None:
     """Through update, with columns that the learner fills, in float32."""
-    batch = rows_of(seed=5, dtype=torch.float32)
+    batch = rows_of(K=4, seed=5, dtype=torch.float32)
     after = []
     for filler in (0.0, math.nan, math.inf):
         spoilt = {
             f.name: torch.where(batch.mask, value, filler)
             for f in fields(batch)
-            if (value := getattr(batch, f.name)) is not None and value.is_floating_point()
+            if isinstance(value := getattr(batch, f.name), torch.Tensor) and value.is_floating_point()
         }
+        policy = llama(0)
         learner = Learner(
-            llama(0),
+            policy,
             method_of(variant),
             reference=llama(1),
+            critic=critic_of(policy, method_of(variant)),
             optim=Optim(lr=0.01),
             steps=Steps(microbatch_tokens=12),
         )
@@ -148,8 +167,10 @@ def test_garbage_in_masked_slots_changes_no_bit(variant: str, llama: Make, rows_
 
 @every_method
 def test_a_batch_with_nothing_to_train_is_an_error(variant: str, llama: Make, rows_of: Make) -> None:
-    batch = rows_of(seed=6, dtype=torch.float32)
-    learner = Learner(llama(0), method_of(variant), reference=llama(1))
+    batch = rows_of(K=4, seed=6, dtype=torch.float32)
+    policy = llama(0)
+    critic = critic_of(policy, method_of(variant))
+    learner = Learner(policy, method_of(variant), reference=llama(1), critic=critic)
     with pytest.raises(ValueError, match="nothing to train on"):
         learner.update(replace(batch, mask=torch.zeros_like(batch.mask)))
     assert learner.step_count == 0

@@ -26,7 +26,8 @@ def weights(learner: Learner) -> torch.Tensor:
 
 
 def dealt(learner: Learner, batch: Batch, epoch: int = 0) -> list[list[int]]:
-    return [part.tolist() for part in learner._minibatches(batch, epoch)]
+    learner.steps = replace(learner.steps, epochs=epoch + 1)
+    return [part.tolist() for number, part in learner._minibatches(batch) if number == epoch]
 
 
 def test_every_group_is_in_one_minibatch_of_an_epoch(llama: Make, rows_of: Make) -> None:
@@ -62,8 +63,8 @@ import torch
 from types import SimpleNamespace
 from posttrain.learner.learner import Learner, Steps
 batch = SimpleNamespace(group=torch.arange(24) // 2, mask=torch.ones(24, 3, dtype=torch.bool))
-learner = SimpleNamespace(steps=Steps(minibatches=5), seed=1234567890123, update_count=41)
-parts = [part.tolist() for part in Learner._minibatches(learner, batch, 3)]
+learner = SimpleNamespace(steps=Steps(epochs=4, minibatches=5), seed=1234567890123, update_count=41)
+parts = [part.tolist() for epoch, part in Learner._minibatches(learner, batch) if epoch == 3]
 """
     here: dict[str, Any] = {}
     exec(code, here)
@@ -193,7 +194,7 @@ def test_a_learner_put_back_goes_on_bit_for_bit(
         write_tensors(tmp_path / f"{name}.safetensors", tensors)
     halves[1].update(batches[3])
     held = {name: read_tensors(tmp_path / f"{name}.safetensors") for name in ("trained", "optimizer")}
-    halves[1].restore(held, halves[0].counts())
+    halves[1].restore(held, halves[0].state())
     assert torch.equal(weights(halves[1]), weights(halves[0]))
     for batch in batches[2:]:
         last = halves[1].update(batch)
@@ -202,7 +203,7 @@ def test_a_learner_put_back_goes_on_bit_for_bit(
         again = halves[1].tensors()[part]
         assert tensors.keys() == again.keys()
         assert all(torch.equal(tensors[name], again[name]) for name in tensors)
-    assert halves[1].counts() == straight.counts() == {"step": 16, "update": 4}
+    assert halves[1].state() == straight.state() == {"step": 16, "update": 4, "carry": {}}
     assert last.metrics["lr"] > 0
 
 
@@ -211,7 +212,7 @@ def test_a_checkpoint_from_before_the_first_step_clears_the_moments(llama: Make,
     fresh, used = make(llama, "float32"), make(llama, "float32")
     start = {part: {k: v.clone() for k, v in held.items()} for part, held in fresh.tensors().items()}
     used.update(batch)
-    used.restore(start, fresh.counts())
+    used.restore(start, fresh.state())
     fresh.update(batch)
     used.update(batch)
     assert torch.equal(weights(fresh), weights(used))
@@ -222,11 +223,11 @@ def test_tensors_of_another_model_are_refused(llama: Make, rows_of: Make) -> Non
     for learner in (deep, shallow):
         learner.update(rows_of(seed=0, dtype=torch.float32))
     with pytest.raises(KeyError):
-        deep.restore(shallow.tensors(), shallow.counts())
+        deep.restore(shallow.tensors(), shallow.state())
     with pytest.raises(KeyError, match="unknown parameter"):
-        shallow.restore(deep.tensors(), deep.counts())
+        shallow.restore(deep.tensors(), deep.state())
     with pytest.raises(RuntimeError):
-        Learner(llama(0, hidden_size=32), SFT).restore(shallow.tensors(), shallow.counts())
+        Learner(llama(0, hidden_size=32), SFT).restore(shallow.tensors(), shallow.state())
 
 
 @pytest.mark.parametrize("bad", [{"epochs": 0}, {"minibatches": 0}, {"microbatch_tokens": -1}])

@@ -3,17 +3,19 @@
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import combinations, product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.math import advantages
+from posttrain.math import advantages, shaping
 
 Credit = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 GROUPED = [advantages.centred, advantages.normalised, advantages.normalised_sample, advantages.leave_one_out]
 ALL = [advantages.raw, *GROUPED, advantages.batch_normalised, advantages.over_mean]
+SEVERAL = [1, 2, 3, 4]
 by_name = pytest.mark.parametrize("credit", ALL, ids=lambda f: f.__name__)
 by_grouped_name = pytest.mark.parametrize("credit", GROUPED, ids=lambda f: f.__name__)
 
@@ -193,3 +195,120 @@ def test_returns_are_not_changed_in_place(credit: Credit) -> None:
     returns = torch.tensor([1.0, 0.0])
     credit(returns, torch.zeros(2, dtype=torch.long)).add_(1)
     assert returns.tolist() == [1.0, 0.0]
+
+
+# ---------------------------------------------------------------- pass at k
+
+
+def best_of(rewards: list[Fraction], k: int) -> Fraction:
+    """E[max of k of them], over all subsets."""
+    chosen = [max(subset) for subset in combinations(rewards, k)]
+    return sum(chosen, Fraction(0)) / len(chosen)
+
+
+@given(
+    rewards=st.lists(st.integers(-16, 16).map(lambda n: Fraction(n, 8)), min_size=5, max_size=7),
+    k=st.sampled_from(SEVERAL),
+)
+@settings(max_examples=60, deadline=None)
+def test_pass_at_k_is_the_mean_over_all_subsets(rewards: list[Fraction], k: int) -> None:
+    """A second group beside the first, in between its rows, changes nothing."""
+    wanted = []
+    for i, own in enumerate(rewards):
+        others = rewards[:i] + rewards[i + 1 :]
+        subsets = [max([own, *rest]) for rest in combinations(others, k - 1)]
+        wanted.append(float(k * (sum(subsets, Fraction(0)) / len(subsets) - best_of(others, k))))
+    both = torch.stack([tensor(rewards), tensor(rewards[::-1]) * 3 + 1], dim=1).flatten()
+    group = torch.tensor([7, -1]).repeat(len(rewards))
+    got = advantages.pass_at_k(both, group, k=k)
+    assert got[::2].tolist() == pytest.approx(wanted, abs=1e-12)
+    assert got[1::2].tolist() == pytest.approx([3 * A for A in wanted[::-1]], abs=1e-12)
+
+
+@given(rows=ROWS)
+@settings(max_examples=40, deadline=None)
+def test_pass_at_1_is_leave_one_out(rows: tuple[torch.Tensor, list[Fraction]]) -> None:
+    group, rewards = rows
+    returns = tensor(rewards)
+    torch.testing.assert_close(
+        advantages.pass_at_k(returns, group, k=1), advantages.leave_one_out(returns, group)
+    )
+
+
+CHANCES = {
+    "a success or none": [(Fraction(0), Fraction(7, 10)), (Fraction(1), Fraction(3, 10))],
+    "three rewards": [
+        (Fraction(-1, 2), Fraction(1, 5)),
+        (Fraction(0), Fraction(1, 2)),
+        (Fraction(2), Fraction(3, 10)),
+    ],
+}
+
+
+@pytest.mark.parametrize("chances", CHANCES.values(), ids=CHANCES)
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("K", [4, 5])
+def test_pass_at_k_is_unbiased_for_the_best_of_k(
+    chances: list[tuple[Fraction, Fraction]], k: int, K: int
+) -> None:
+    """Over every group of K answers: E[1/K Σ_i A_i ∇log p(y_i)] = ∇E[max of k], in a softmax's logits.
+
+    ∇_j log p(y) = [y = j] - p_j. The right side is differentiated by the product rule over the k draws.
+    """
+    values, p = [v for v, _ in chances], [float(q) for _, q in chances]
+    n = len(p)
+
+    def score(y: int, j: int) -> float:
+        return (y == j) - p[j]
+
+    wanted = [0.0] * n
+    for draws in product(range(n), repeat=k):
+        chance, best = math.prod(p[y] for y in draws), float(max(values[y] for y in draws))
+        for j in range(n):
+            wanted[j] += chance * best * sum(score(y, j) for y in draws)
+    got, group = [0.0] * n, torch.zeros(K, dtype=torch.long)
+    for draws in product(range(n), repeat=K):
+        A = advantages.pass_at_k(tensor([values[y] for y in draws]), group, k=k).tolist()
+        chance = math.prod(p[y] for y in draws)
+        for j in range(n):
+            got[j] += chance * sum(a * score(y, j) for a, y in zip(A, draws, strict=True)) / K
+    assert got == pytest.approx(wanted, abs=1e-12)
+    assert max(map(abs, wanted)) > 0.01
+
+
+@pytest.mark.parametrize("k", SEVERAL)
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 12345.678])
+def test_pass_at_k_of_equal_rewards_is_exactly_zero_and_a_constant_changes_nothing(
+    k: int, reward: float
+) -> None:
+    group = torch.zeros(6, dtype=torch.long)
+    assert not advantages.pass_at_k(torch.full((6,), reward), group, k=k).any()
+    returns = torch.tensor([0.0, 1.0, 0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(
+        advantages.pass_at_k(returns + reward, group, k=k), advantages.pass_at_k(returns, group, k=k)
+    )
+
+
+def test_pass_at_k_credits_a_second_success_less_than_a_first() -> None:
+    """With k = K - 1 and two successes, either is beaten only by the other."""
+    group = torch.zeros(4, dtype=torch.long)
+    first = advantages.pass_at_k(torch.tensor([1.0, 0.0, 0.0, 0.0]), group, k=3)
+    both = advantages.pass_at_k(torch.tensor([1.0, 1.0, 0.0, 0.0]), group, k=3)
+    assert first.tolist() == pytest.approx([3.0, -1.0, -1.0, -1.0])
+    assert both.tolist() == pytest.approx([0.0, 0.0, 0.0, 0.0])
+
+
+def test_pass_at_k_refuses_a_group_without_one_more_and_hides_no_nan() -> None:
+    group = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    advantages.pass_at_k(torch.zeros(7), group, k=2)
+    with pytest.raises(ValueError, match="k = 3 needs at least 4"):
+        advantages.pass_at_k(torch.zeros(7), group, k=3)
+    found = advantages.pass_at_k(torch.tensor([math.nan, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]), group, k=2)
+    assert found[0].isnan()
+    assert found[3:].isfinite().all()
+
+
+def test_an_answer_pays_for_the_last_of_its_room() -> None:
+    length = torch.tensor([1, 10, 12, 15, 20, 25])
+    wanted = [0, 0, -0.2, -0.5, -1, -1]
+    assert shaping.overlong(length, horizon=20, buffer=10).tolist() == pytest.approx(wanted)

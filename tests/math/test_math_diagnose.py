@@ -68,3 +68,23 @@ def test_effective_sample_size_at_its_ends() -> None:
     one_row = torch.tensor([[500.0], [0.0], [0.0], [0.0]])
     assert diagnose.effective_sample_size(one_row, zero, mask).item() == 0.25, "e^500 must not overflow"
     assert diagnose.effective_sample_size(zero, zero, ~mask).isnan()
+
+
+def test_explained_variance_is_one_less_the_share_that_is_left() -> None:
+    g = torch.Generator().manual_seed(3)
+    target, value = torch.randn(2, 4, 6, generator=g, dtype=torch.float64)
+    mask = torch.rand(4, 6, generator=g) < 0.6
+
+    def spread(x: torch.Tensor) -> float:
+        chosen = x[mask].tolist()
+        mean = math.fsum(chosen) / len(chosen)
+        return math.fsum((c - mean) ** 2 for c in chosen) / len(chosen)
+
+    wanted = 1 - spread(target - value) / spread(target)
+    assert float(diagnose.explained_variance(target, value, mask)) == pytest.approx(wanted)
+    # a perfect critic, one that is off by a constant, one that says nothing, one that says the opposite
+    for guess, said in ((target, 1.0), (target - 9.0, 1.0), (0 * target, 0.0), (-target, -3.0)):
+        assert float(diagnose.explained_variance(target, guess, mask)) == pytest.approx(said)
+    spoilt = torch.where(mask, target, math.nan), torch.where(mask, value, math.inf)
+    assert float(diagnose.explained_variance(*spoilt, mask)) == pytest.approx(wanted)
+    assert diagnose.explained_variance(torch.ones(4, 6), value, mask).isnan()

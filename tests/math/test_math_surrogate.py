@@ -15,6 +15,7 @@ Surrogate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Formula = Callable[[float, float], float]
 
 LOW, HIGH, CAP = 0.1, 0.3, 2.5
+UP, DOWN = 0.8, 1.7
 
 
 def clip(r: float, low: float, high: float) -> float:
@@ -38,6 +39,23 @@ def dual_c(r: float, A: float) -> float:
     return 0.0 if A < 0 and r > CAP else clipped_c(r, A)
 
 
+def gate(r: float, A: float) -> tuple[float, float]:
+    """(τ, sigmoid(τ (r - 1))), τ by the sign of A."""
+    tau = DOWN if A < 0 else UP
+    x = tau * (r - 1)
+    return tau, 1 / (1 + math.exp(-x))
+
+
+def soft_value(r: float, A: float) -> float:
+    tau, g = gate(r, A)
+    return -4 / tau * g * A
+
+
+def soft_c(r: float, A: float) -> float:
+    _, g = gate(r, A)
+    return 4 * g * (1 - g) * r * A
+
+
 CASES: list[tuple[Surrogate, Formula, Formula]] = [
     (surrogate.score, lambda r, A: -A * math.log(r), lambda r, A: A),
     (surrogate.unclipped, lambda r, A: -r * A, lambda r, A: r * A),
@@ -48,8 +66,9 @@ CASES: list[tuple[Surrogate, Formula, Formula]] = [
         lambda r, A: -min(r, CAP) * A * math.log(r),
         lambda r, A: min(r, CAP) * A,
     ),
+    (partial(surrogate.soft_gated, tau_up=UP, tau_down=DOWN), soft_value, soft_c),
 ]
-NAMES = ["score", "unclipped", "clipped", "dual_clipped", "truncated"]
+NAMES = ["score", "unclipped", "clipped", "dual_clipped", "truncated", "soft_gated"]
 every_surrogate = pytest.mark.parametrize(("function", "value", "c"), CASES, ids=NAMES)
 KINKS = [1 - LOW, 1 + HIGH, CAP]
 
@@ -88,11 +107,12 @@ def test_value_and_gradient_are_those_of_the_docstring(
 def test_on_policy_every_coefficient_is_the_advantage_itself(
     function: Surrogate, value: Formula, c: Formula, dtype: torch.dtype
 ) -> None:
-    """At π = π_old all of the family is REINFORCE: to the last bit, not nearly."""
+    """At π = π_old all of the family is REINFORCE: to the last bit, but where a τ is divided by."""
     A = torch.randn(1, 64, generator=torch.Generator().manual_seed(0), dtype=dtype)
     x = torch.zeros_like(A, requires_grad=True)
     (gradient,) = torch.autograd.grad(function(x, A).sum(), x)
-    assert torch.equal(-gradient, A)
+    bits = 2 * torch.finfo(dtype).eps if value is soft_value else 0.0
+    torch.testing.assert_close(-gradient, A, rtol=bits, atol=0.0)
 
 
 @pytest.mark.parametrize("function", [surrogate.clipped, surrogate.dual_clipped], ids=["clipped", "dual"])
@@ -107,7 +127,7 @@ def test_a_clipped_token_whose_ratio_overflows_has_no_gradient(function: Surroga
 
 @pytest.mark.parametrize("A", [1.0, -1.0, 0.0])
 def test_bounded_surrogates_stay_finite_for_any_ratio(A: float) -> None:
-    for function in (surrogate.dual_clipped, surrogate.truncated):
+    for function in (surrogate.dual_clipped, surrogate.truncated, surrogate.soft_gated):
         x = torch.tensor([[-1e4, -200.0, 200.0, 1e4]], requires_grad=True)
         loss = function(x, torch.full((1, 4), A))
         assert bool(loss.isfinite().all())
@@ -127,3 +147,28 @@ def test_truncation_passes_no_gradient_through_the_ratio() -> None:
     x = torch.tensor([[0.5]], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(surrogate.truncated(x, torch.ones_like(x), cap=9.0).sum(), x)
     assert -gradient.item() == pytest.approx(math.exp(0.5))
+
+
+@pytest.mark.parametrize("A", [1.0, -1.0])
+def test_a_soft_gate_fades_on_both_sides_and_has_no_edge(A: float) -> None:
+    """c/A falls from 1 at r = 1 to 0 far above it; below, r itself takes it to 0."""
+    r = torch.linspace(0.0, 60.0, 6001, dtype=torch.float64)[None, 1:]
+    x = r.log().requires_grad_()
+    (gradient,) = torch.autograd.grad(surrogate.soft_gated(x, torch.full_like(r, A)).sum(), x)
+    c = -gradient[0] / A
+    assert float(c[-1]) < 1e-15
+    assert float(c[0]) < 0.02
+    assert float(c.diff().abs().max()) < 0.02, "an edge would be a jump"
+    peak = int(c.argmax())
+    assert bool((c[: peak + 1].diff() > 0).all())
+    assert bool((c[peak:].diff() < 1e-12).all())
+    assert c[99].item() == pytest.approx(1.0)
+
+
+def test_each_sign_of_the_advantage_has_its_own_temperature() -> None:
+    x = torch.full((1, 2), 0.6, dtype=torch.float64, requires_grad=True)
+    A = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    (equal,) = torch.autograd.grad(surrogate.soft_gated(x, A, 2.0, 2.0).sum(), x)
+    (other,) = torch.autograd.grad(surrogate.soft_gated(x, A, 2.0, 5.0).sum(), x)
+    assert equal[0, 0] == other[0, 0] == -equal[0, 1]
+    assert 0 < other[0, 1] < equal[0, 1]

@@ -9,7 +9,7 @@ import torch
 from posttrain.math import reduce
 from posttrain.types import Batch, Method, Outputs
 
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture(scope="session")
@@ -37,20 +37,23 @@ def update() -> Callable[..., tuple[Batch, Outputs]]:
             length=torch.full((B,), T),
             group=group,
             reward=(torch.rand(B, T, generator=g) < 0.4).double() * mask,
-            logp_gen=logp,
+            logp_gen=logp + 0.2 * normal(),
             logp_policy=logp,
             version=torch.zeros(B, T, dtype=torch.long),
             logp_old=logp + spread * normal(),
             logp_ref=logp + 0.5 * normal(),
+            value=normal(),
         )
-        return batch, Outputs(logp=logp, entropy=normal().abs())
+        assert batch.value is not None
+        moved = batch.value + 0.3 * normal()
+        return batch, Outputs(logp=logp, entropy=normal().abs(), value=moved)
 
     return make
 
 
 @pytest.fixture(scope="session")
 def gradients() -> Callable[..., Gradients]:
-    """gradients(method, batch, out, parts) -> Σ weight · loss and its gradients, summed over microbatches.
+    """gradients(method, batch, out, parts) -> Σ weight · loss and its gradients by logp, entropy and value.
 
     This is all that a learner does: prepare the update, weigh the step, cut it, add up.
     """
@@ -62,20 +65,25 @@ def gradients() -> Callable[..., Gradients]:
         parts: list[list[int]] | None = None,
         spoil: float | None = None,
     ) -> Gradients:
-        batch = method.prepare(batch)
-        if spoil is not None and batch.advantage is not None:
-            batch = replace(batch, advantage=torch.where(batch.mask, batch.advantage, spoil))
+        batch = method.prepare(replace(batch, carry={**method.start, **batch.carry}))
+        if spoil is not None:
+            made = {"advantage": batch.advantage, "target": batch.target}
+            batch = replace(
+                batch, **{k: torch.where(batch.mask, v, spoil) for k, v in made.items() if v is not None}
+            )
         weight = method.weight(batch)
-        logp, entropy = out.logp.clone().requires_grad_(), out.entropy.clone().requires_grad_()
-        total = torch.zeros((), dtype=logp.dtype)
+        assert out.value is not None
+        leaves = [x.clone().requires_grad_() for x in (out.logp, out.entropy, out.value)]
+        total = torch.zeros((), dtype=out.logp.dtype)
         for part in parts or [list(range(len(batch)))]:
             rows = torch.tensor(part)
             piece = batch.rows(rows)
-            loss = method.loss(Outputs(logp=logp[rows], entropy=entropy[rows]), piece)
-            value = reduce.weighted_sum(loss, weight[rows], piece.mask)
-            value.backward()
-            total += value.detach()
-        assert logp.grad is not None
-        return total, logp.grad, torch.zeros_like(logp) if entropy.grad is None else entropy.grad
+            logp, entropy, value = (x[rows] for x in leaves)
+            loss = method.loss(Outputs(logp=logp, entropy=entropy, value=value), piece)
+            summed = reduce.weighted_sum(loss, weight[rows], piece.mask)
+            summed.backward()
+            total += summed.detach()
+        d_logp, d_entropy, d_value = (torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
+        return total, d_logp, d_entropy, d_value
 
     return run

@@ -11,31 +11,63 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.math import advantages, kl, ratios, surrogate
-from posttrain.methods.table import METHODS, build, least_group, line, names
+from posttrain.math import advantages
+from posttrain.methods.choices import BY_TOKEN, CHOICES, choices, least_group, names, numbers
+from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.methods.table import METHODS, build, line
 from posttrain.types import Batch, Method, Outputs
 
 HORIZON = 16
 KL_AND_ENTROPY = {"kl_in_loss": 0.1, "kl_in_reward": 0.05, "entropy_bonus": 0.01}
 
 
+def extras(name: str) -> dict[str, Any]:
+    """Every penalty and bonus that a method of the policy-gradient family can have besides."""
+    method = METHODS[name].method
+    found = {k: v for k, v in KL_AND_ENTROPY.items() if k in numbers(method)}
+    if getattr(method, "kl_target", 0):  # one penalty follows a target, and it is not this one
+        found.pop("kl_in_reward")
+    return found
+
+
 def variants() -> dict[str, tuple[str, dict[str, Any]]]:
     """Every line of the table as published, with all its extras, and with every other choice there is."""
     out: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS}
-    for name, row in METHODS.items():
-        if row.loop == "online":
-            out[f"{name} + kl and entropy"] = (name, KL_AND_ENTROPY)
-    for choice in ("credit", "ratio", "surrogate", "reduction"):
-        out |= {f"grpo, {value}": ("grpo", {choice: value}) for value in names(choice)}
-    out |= {f"grpo, {value}": ("grpo", {"kl": value, "kl_in_loss": 0.1}) for value in names("kl")}
-    out |= {f"sft, {value}": ("sft", {"reduction": value}) for value in names("reduction")}
-    return out
+    for name in METHODS:
+        if extras(name):
+            out[f"{name} + kl and entropy"] = (name, extras(name))
+    for name, only in {
+        "grpo": set(CHOICES),
+        "ppo": {"psi", "value_loss", "credit"},
+        "sft": set(CHOICES),
+    }.items():
+        for choice in only & set(choices(METHODS[name].method)):
+            for value in names(choice):
+                whole = choice == "credit" and value not in {f.__name__ for f in BY_TOKEN}
+                if whole and name == "ppo":
+                    continue
+                more: dict[str, dict[str, Any]] = {
+                    "kl": {"kl_in_loss": 0.1},
+                    "control": {"kl_target": 0.1, "kl_in_reward": 0.1},
+                    "geometric_rejected": {"weight_floor": 0.9, "weight_cap": 1.1},
+                }
+                if name == "grpo" and choice == "returns" and value != "total":
+                    more["returns"] = {"credit": "centred"}
+                out[f"{name}, {value}"] = (name, {choice: value} | more.get(value, more.get(choice, {})))
+    out["reinforce, overlong"] = ("reinforce", {"overlong_buffer": 2})
+    carried = {"baseline": 0.3, "running_baseline": 0.9, "running_scale": 0.5}
+    return out | {"reinforce, carried": ("reinforce", carried)}
+
+
+def extra_penalty(name: str) -> bool:
+    """Whether a method as published moves the policy where no advantage does."""
+    return bool(getattr(METHODS[name].method, "kl_from_old", 0))
 
 
 VARIANTS = variants()
 every_method = pytest.mark.parametrize("variant", VARIANTS)
 Update = Callable[..., tuple[Batch, Outputs]]
-Gradients = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+Gradients = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def method_of(variant: str) -> Method:
@@ -64,9 +96,11 @@ def test_every_method_learns_something_from_this_update(
 ) -> None:
     """Else the tests below would compare zeros with zeros."""
     batch, out = update(seed=1)
-    total, d_logp, d_entropy = gradients(method_of(variant), batch, out)
+    method = method_of(variant)
+    total, d_logp, d_entropy, d_value = gradients(method, batch, out)
     assert bool(total.isfinite())
     assert bool(d_logp.isfinite().all())
+    assert bool(d_value[batch.mask].any()) == ("value" in method.needs)
     assert bool(d_logp[batch.mask].any())
     assert bool(d_entropy[batch.mask].all()) == ("entropy_bonus" in VARIANTS[variant][1])
 
@@ -86,8 +120,7 @@ def test_garbage_outside_the_mask_changes_no_bit(
     clean, dirty = spoilt(0.0), spoilt(poison)
     for a, b in zip(clean, dirty, strict=True):
         assert torch.equal(a, b)
-    assert not dirty[1][~batch.mask].any()
-    assert not dirty[2][~batch.mask].any()
+    assert not any(g[~batch.mask].any() for g in dirty[1:])
 
 
 @every_method
@@ -96,7 +129,7 @@ def test_what_is_watched_reads_no_garbage_either(variant: str, update: Update) -
     method, seen = method_of(variant), []
     for filler in (0.0, math.nan):
         bad, said = (columns(x, lambda v, f=filler: torch.where(batch.mask, v, f)) for x in (batch, out))
-        seen.append(method.watch(said, method.prepare(bad)))
+        seen.append(method.watch(said, method.prepare(replace(bad, carry=method.start))))
     assert seen[0].keys() == seen[1].keys()
     for key in seen[0]:
         assert not seen[0][key].requires_grad
@@ -126,7 +159,7 @@ def test_the_order_of_rows_only_permutes_the_gradient(
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(8))
     method = method_of(variant)
     total, *straight = gradients(method, batch, out)
-    moved = gradients(method, batch.rows(order), Outputs(logp=out.logp[order], entropy=out.entropy[order]))
+    moved = gradients(method, batch.rows(order), columns(out, lambda v: v[order]))
     close(moved, (total, *(g[order] for g in straight)))
 
 
@@ -168,8 +201,8 @@ def test_a_row_without_a_trained_token_does_not_exist(
     both = replace(both, mask=torch.cat([batch.mask, torch.zeros_like(ghosts.mask)]))
     method = method_of(variant)
     got = gradients(method, both, columns(out, lambda v: torch.cat([v, v[failed]])))
-    close((got[0], got[1][: len(batch)], got[2][: len(batch)]), gradients(method, batch, out))
-    assert not got[1][len(batch) :].any()
+    close((got[0], *(g[: len(batch)] for g in got[1:])), gradients(method, batch, out))
+    assert not any(g[len(batch) :].any() for g in got[1:])
 
 
 @every_method
@@ -196,7 +229,9 @@ def test_without_an_anchor_the_policy_itself_is_the_anchor(
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("name", [n for n, row in METHODS.items() if least_group(row.method) > 1])
+@pytest.mark.parametrize(
+    "name", [n for n, row in METHODS.items() if least_group(row.method) > 1 and not extra_penalty(n)]
+)
 @pytest.mark.parametrize("reward", [0.1, 1.0, 0.0])
 def test_a_task_whose_answers_are_all_alike_teaches_nothing(
     name: str, reward: float, update: Update, gradients: Gradients
@@ -205,7 +240,7 @@ def test_a_task_whose_answers_are_all_alike_teaches_nothing(
     alike = torch.zeros_like(batch.reward)
     alike[:, 1] = reward  # position 1 is trained in every row
     batch = columns(replace(batch, reward=alike), torch.Tensor.float)
-    _, d_logp, _ = gradients(build(name, {}, horizon=HORIZON), batch, columns(out, torch.Tensor.float))
+    _, d_logp, *_ = gradients(build(name, {}, horizon=HORIZON), batch, columns(out, torch.Tensor.float))
     assert not d_logp.any()
 
 
@@ -213,36 +248,30 @@ def test_a_task_whose_answers_are_all_alike_teaches_nothing(
 def test_which_columns_are_asked_for(name: str, update: Update, gradients: Gradients) -> None:
     """A method gets by on the columns that it asks for; the others may be absent."""
     batch, out = update(seed=9)
+    published = line(name).method.needs
+    family = isinstance(line(name).method, PolicyGradient)
     for options, wanted in [
         ({}, set()),
         ({"entropy_bonus": 0.1}, set()),
         ({"kl_in_loss": 0.1}, {"logp_ref"}),
         ({"kl_in_reward": 0.1}, {"logp_ref", "logp_old"}),
     ]:
+        if options and (not family or extra_penalty(name)):
+            continue
         method = build(name, options, horizon=HORIZON)
-        assert method.needs == wanted
-        missing = {column: None for column in ("logp_ref", "logp_old") if column not in wanted}
-        total, _, _ = gradients(method, replace(batch, **missing), out)
+        assert method.needs == published | wanted
+        every = ("logp_ref", "logp_old", "value")
+        missing = {column: None for column in every if column not in method.needs}
+        total, *_ = gradients(method, replace(batch, **missing), out)
         assert bool(total.isfinite())
     assert line("sft").method.needs == frozenset()
+    assert line("ppo").method.needs == {"value"}
+    assert line("impala").method.needs == {"value", "logp_old"}
+    assert line("klq").method.needs == {"value", "logp_old", "logp_ref"}
 
 
-def test_the_choices_tried_here_are_all_there_are() -> None:
-    assert names("credit") == [
-        f.__name__
-        for f in (
-            advantages.raw,
-            advantages.centred,
-            advantages.normalised,
-            advantages.normalised_sample,
-            advantages.leave_one_out,
-            advantages.batch_normalised,
-            advantages.over_mean,
-        )
-    ]
-    assert set(names("ratio")) == {"by_token", "by_sequence", "by_sequence_token", "by_trajectory"}
-    assert set(names("surrogate")) == {"score", "unclipped", "clipped", "dual_clipped", "truncated"}
-    assert set(names("reduction")) == {"per_token", "per_sequence", "per_horizon", "per_row"}
-    assert [vars(kl)[k] for k in names("kl")] == [kl.k1, kl.k2, kl.k3]
-    assert all(hasattr(ratios, n) for n in names("ratio"))
-    assert all(hasattr(surrogate, n) for n in names("surrogate"))
+def test_every_choice_there_is_is_tried_here() -> None:
+    tried = {(choice, str(value)) for _, options in VARIANTS.values() for choice, value in options.items()}
+    assert {(choice, name) for choice, found in CHOICES.items() for name in found} <= tried | {
+        ("credit", f.__name__) for f in (advantages.raw,)
+    }

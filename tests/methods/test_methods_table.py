@@ -8,13 +8,30 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.math import advantages, kl, ratios, reduce, surrogate
+from posttrain.math import advantages, control, corrections, kl, ratios, reduce, returns, surrogate, value
+from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.choices import (
+    BY_TOKEN,
+    CHOICES,
+    choices,
+    corrects,
+    described,
+    function,
+    least_group,
+    names,
+    numbers,
+    parameters,
+    readable,
+)
 from posttrain.methods.imitation import Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
-from posttrain.methods.table import CHOICES, METHODS, build, described, least_group, line, names, readable
+from posttrain.methods.q_learning import SoftQ
+from posttrain.methods.table import METHODS, build, line
 from posttrain.types import Batch, Outputs, UserError
 
 ONLINE = [name for name, row in METHODS.items() if row.loop == "online"]
+PAIRS = [(name, choice) for name, row in METHODS.items() for choice in choices(row.method)]
+LACKED = [(name, c) for name, row in METHODS.items() for c in CHOICES if c not in choices(row.method)]
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
 
@@ -70,15 +87,124 @@ def test_the_published_numbers() -> None:
     assert described(build("sft", {}, horizon=16)) == {"reduction": "per_token"}
 
 
-@pytest.mark.parametrize("name", ONLINE)
-@pytest.mark.parametrize("choice", CHOICES)
+PUBLISHED: dict[str, dict[str, str | None]] = {
+    "reinforce_to_go": {"returns": "to_go(gamma=1)", "credit": "raw", "surrogate": "score"},
+    "reinforce_running": {"credit": "raw", "running_baseline": "0.9"},
+    "reinforce_critic": {"psi": "monte_carlo(gamma=1)", "surrogate": "score", "reduction": "per_row"},
+    "opo": {"returns": "total_by_token", "credit": "centred", "reduction": "per_row"},
+    "reinforce_pp": {
+        "returns": "to_go(gamma=1)",
+        "credit": "batch_normalised(eps=1e-06)",
+        "surrogate": "clipped(clip_low=0.2, clip_high=0.2)",
+        "reduction": "per_token",
+        "kl_in_reward": "0.01",
+    },
+    "a2c": {"psi": "n_step(gamma=1, n=5)", "credit": "raw", "surrogate": "score", "value_loss": "squared"},
+    "impala": {"psi": "vtrace(gamma=1, lam=1, rho_cap=1, c_cap=1)", "surrogate": "score"},
+    "ppo": {
+        "psi": "gae(gamma=1, lam=0.95)",
+        "credit": "batch_normalised(eps=1e-06)",
+        "ratio": "by_token",
+        "surrogate": "clipped(clip_low=0.2, clip_high=0.2)",
+        "value_loss": "clipped(value_clip=0.2)",
+        "reduction": "per_token",
+        "value_weight": "0.5",
+    },
+    "ppo_trajectory": {"ratio": "by_trajectory", "reduction": "per_sequence"},
+    "ppo_penalty": {
+        "surrogate": "unclipped",
+        "control": "doubling",
+        "kl_from_old": "1",
+        "kl_target": "0.01",
+    },
+    "decoupled_ppo": {"correction": "token_truncated(weight_cap=5)"},
+    "trpo": {"credit": "leave_one_out", "surrogate": "unclipped", "reduction": "per_row"},
+    "trpo_penalty": {"surrogate": "unclipped", "kl_from_old": "1"},
+    "grpo_trajectory": {"ratio": "by_trajectory", "reduction": "per_sequence"},
+    "gspo_token": {"ratio": "by_sequence_token", "surrogate": "clipped(clip_low=0.0003, clip_high=0.0004)"},
+    "sapo": {"surrogate": "soft_gated(tau_up=1, tau_down=1.05)", "reduction": "per_sequence"},
+    "max_rl": {"credit": "over_mean(eps=1e-06)"},
+    "pass_at_k": {"credit": "pass_at_k(k=2)", "surrogate": "score", "reduction": "per_row"},
+    "klq": {"reduction": "per_token", "beta": "0.1", "gamma": "1", "lam": "0.95"},
+    "klq_offline": {"reduction": "per_token", "beta": "0.1", "gamma": "1", "lam": None},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_numbers_of_the_others(name: str) -> None:
+    found = described(build(name, {}, horizon=16))
+    assert {key: found.get(key) for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+def test_only_one_choice_of_a_method_reads_a_number_of_this_name() -> None:
+    """An option would otherwise go to whichever comes first."""
+    for name, choice in PAIRS:
+        own = set().union(*(_numbers_of(f) for f in CHOICES[choice].values()))
+        method = METHODS[name].method
+        for other in choices(method):
+            if other != choice:
+                assert not own & set().union(*(_numbers_of(f) for f in CHOICES[other].values()))
+        assert not own & set(numbers(method)), "nor may a field of the method have it"
+
+
+def _numbers_of(f: Any) -> set[str]:
+    return {n for n, p in inspect.signature(f).parameters.items() if isinstance(p.default, (int, float))}
+
+
+def with_what_reads_it(name: str, choice: str, chosen: str) -> dict[str, Any]:
+    """Options that set a choice, and with it what it is read beside."""
+    options: dict[str, Any] = {choice: chosen}
+    if choice == "kl":
+        options["kl_in_loss"] = 0.1
+    if choice == "control":
+        options["kl_target"] = 0.5
+        found = numbers(METHODS[name].method)
+        if not found["kl_in_reward"] and not found["kl_from_old"]:
+            options["kl_in_reward"] = 0.1
+    return options
+
+
+@pytest.mark.parametrize(("name", "choice"), PAIRS)
 def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str) -> None:
-    for value in names(choice):
-        options: dict[str, Any] = {choice: value} | ({"kl_in_loss": 0.1} if choice == "kl" else {})
+    published = METHODS[name].method
+    for chosen in names(choice):
+        options = with_what_reads_it(name, choice, chosen)
+        if contradicts(name, choice, chosen):
+            assert refused(name, options).startswith("method.credit: "), chosen
+            continue
         method = build(name, options, horizon=16)
-        assert described(method)[choice].split("(")[0] == value
-        changed = {c for c in CHOICES if getattr(method, c) != getattr(METHODS[name].method, c)}
+        assert function(getattr(method, choice)).__name__ == chosen
+        if chosen not in ("total", "uncorrected"):
+            assert described(method)[choice].split("(")[0] == chosen
+        changed = {c for c in choices(method) if getattr(method, c) != getattr(published, c)}
         assert changed <= {choice, "reduction"}, "a choice changed another one"
+
+
+def contradicts(name: str, choice: str, chosen: str) -> bool:
+    """Whether a method would then give credit to tokens by a rule for whole answers."""
+    method = METHODS[name].method
+    if choice not in ("returns", "credit"):
+        return False
+    assert isinstance(method, PolicyGradient)
+    credit = chosen if choice == "credit" else function(method.credit).__name__
+    sums = chosen if choice == "returns" else function(method.returns).__name__
+    by_token = isinstance(method, ActorCritic) or sums != "total"
+    return by_token and credit not in {f.__name__ for f in BY_TOKEN}
+
+
+@pytest.mark.parametrize(("name", "choice"), LACKED)
+def test_a_choice_that_a_method_lacks_is_told_what_it_reads(name: str, choice: str) -> None:
+    message = refused(name, {choice: names(choice)[0]})
+    assert message.startswith(f"method.{choice}: {name} does not read {choice!r}; it reads ")
+    assert choice not in message.split("it reads ")[1].split(", ")
+
+
+def test_what_each_kind_of_method_lacks() -> None:
+    """Otherwise the test above could be about nothing."""
+    lacked = {name: {c for n, c in LACKED if n == name} for name in METHODS}
+    assert lacked["sft"] == lacked["klq"] == set(CHOICES) - {"reduction"}
+    assert lacked["grpo"] == lacked["trpo"] == {"psi", "value_loss"}
+    assert lacked["ppo"] == lacked["a2c"] == {"returns"}
 
 
 @pytest.mark.parametrize("reduction", ["per_token", "per_sequence", "per_row", "per_horizon"])
@@ -134,6 +260,27 @@ def test_numbers_reach_the_function_that_reads_them() -> None:
     )
     assert (method.kl_in_loss, method.kl_in_reward, method.entropy_bonus) == (1.0, 0.2, -0.3)
     assert method.kl is kl.k2
+    critic = build(
+        "ppo", {"lam": 0.3, "gamma": 0.9, "value_clip": 0.05, "value_weight": 2, "eps": 0.5}, horizon=16
+    )
+    assert isinstance(critic, ActorCritic)
+    assert parameters(critic, "psi") == {"gamma": 0.9, "lam": 0.3}
+    assert torch.equal(critic.value_loss(x, A, x + 1), value.clipped(x, A, x + 1, value_clip=0.05))
+    assert (critic.value_weight, parameters(critic, "credit")) == (2.0, {"eps": 0.5})
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    path = returns.Path(A, mask, x)
+    for one, other in zip(critic.psi(path), returns.gae(path, 0.9, 0.3), strict=True):
+        assert torch.equal(one, other)
+    looks = build("a2c", {"n": 2.0}, horizon=16)
+    assert parameters(looks, "psi")["n"] == 2
+    assert isinstance(parameters(looks, "psi")["n"], int)
+    kept = policy_gradient("grpo", {"correction": "token_rejected", "weight_floor": 0.7, "weight_cap": 3})
+    assert torch.equal(kept.correction(x, mask), corrections.token_rejected(x, mask, 0.7, 3.0))
+    steered = policy_gradient("ppo_penalty", {"control": "proportional", "gain": 0.4})
+    assert steered.control(1.0, 2.0, 1.0) == control.proportional(1.0, 2.0, 1.0, gain=0.4)
+    soft = build("klq", {"beta": 0.5, "lam": 0, "gamma": 1}, horizon=16)
+    assert isinstance(soft, SoftQ)
+    assert (soft.beta, soft.lam, soft.gamma) == (0.5, 0.0, 1.0)
 
 
 def test_the_horizon_is_the_runs_own() -> None:
@@ -149,12 +296,17 @@ def test_naming_a_choice_that_is_already_made_keeps_its_published_numbers() -> N
     assert gspo["surrogate"] == "clipped(clip_low=0.0003, clip_high=0.1)"
     changed = described(build("gspo", {"surrogate": "dual_clipped"}, horizon=16))
     assert changed["surrogate"] == "dual_clipped(clip_low=0.2, clip_high=0.2, cap=3)"
+    decoupled = described(build("decoupled_ppo", {"correction": "token_truncated"}, horizon=16))
+    assert decoupled["correction"] == "token_truncated(weight_cap=5)"
+    other = described(build("decoupled_ppo", {"correction": "sequence_truncated"}, horizon=16))
+    assert other["correction"] == "sequence_truncated(weight_cap=2)"
 
 
 def test_building_changes_no_line_of_the_table() -> None:
     before = {name: described(row.method) for name, row in METHODS.items()}
     for name in ONLINE:
-        build(name, {"surrogate": "dual_clipped", "cap": 9.0, "kl_in_loss": 1.0}, horizon=3)
+        options = {"surrogate": "dual_clipped", "cap": 9.0, "kl_in_loss": 1.0}
+        build(name, {"lam": 0.5} if name == "klq" else options, horizon=3)
     assert before == {name: described(row.method) for name, row in METHODS.items()}
 
 
@@ -162,8 +314,8 @@ def test_building_changes_no_line_of_the_table() -> None:
 
 
 def test_an_unknown_method_is_told_the_known_ones() -> None:
-    message = refused("ppo", {})
-    assert message.startswith("method.name: unknown method 'ppo'; ")
+    message = refused("pppo", {})
+    assert message.startswith("method.name: unknown method 'pppo'; ")
     assert all(name in message for name in METHODS)
     with pytest.raises(UserError, match="grpo"):
         line("gropo")
@@ -171,11 +323,13 @@ def test_an_unknown_method_is_told_the_known_ones() -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize(
-    "value", ["nonsense", "_scaled", "weighted_sum", "exact", "torch", "", 3, None, ["k1"]]
+    "chosen",
+    ["nonsense", "_scaled", "_spread", "weighted_sum", "exact", "soft_lambda", "torch", "", 3, None, ["k1"]],
 )
-def test_an_unknown_choice_is_told_the_known_ones(choice: str, value: object) -> None:
-    message = refused("grpo", {choice: value, "kl_in_loss": 0.1})
-    assert message.startswith(f"method.{choice}: unknown {choice} {value!r}; one of ")
+def test_an_unknown_choice_is_told_the_known_ones(choice: str, chosen: object) -> None:
+    name = "grpo" if choice in choices(METHODS["grpo"].method) else "ppo"
+    message = refused(name, {choice: chosen, "kl_in_loss": 0.1})
+    assert message.startswith(f"method.{choice}: unknown {choice} {chosen!r}; one of ")
     assert all(name in message for name in names(choice))
 
 
@@ -195,8 +349,25 @@ def test_an_unknown_choice_is_told_the_known_ones(choice: str, value: object) ->
         ("sft", "kl_in_loss"),
         ("grpo", "needs"),
         ("grpo", "prepare"),
-        ("grpo", "returns"),
         ("grpo", "mask"),
+        ("grpo", "start"),
+        ("grpo", "unread"),
+        ("grpo", "psi"),
+        ("grpo", "lam"),
+        ("grpo", "value_weight"),
+        ("grpo", "weight_cap"),
+        ("ppo", "returns"),
+        ("ppo", "baseline"),
+        ("ppo", "running_baseline"),
+        ("ppo", "n"),
+        ("a2c", "lam"),
+        ("a2c", "value_clip"),
+        ("trpo", "clip_low"),
+        ("trpo", "max_kl"),
+        ("rloo", "k"),
+        ("klq", "credit"),
+        ("klq", "kl_in_reward"),
+        ("sft", "gamma"),
     ],
 )
 def test_an_option_that_nothing_reads_is_told_what_is_read(name: str, key: str) -> None:
@@ -219,11 +390,83 @@ def test_an_estimator_that_no_penalty_uses_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["clip_low", "clip_high", "eps", "kl_in_loss", "kl_in_reward", "entropy_bonus"]
+    "options", [{"control": "doubling"}, {"control": "proportional", "kl_in_reward": 0.1, "kl_target": 0}]
 )
-@pytest.mark.parametrize("value", ["0.2", None, True, [0.2], math.nan, math.inf, 10**400, {"x": 1}])
-def test_a_value_that_is_no_number_is_an_error(key: str, value: object) -> None:
-    assert refused("grpo", {key: value}).startswith(f"method.{key}: {key} is {value!r}; give a number")
+def test_a_control_that_follows_no_target_is_an_error(options: dict[str, Any]) -> None:
+    assert refused("grpo", options).startswith("method.control: nothing reads control while kl_target is 0")
+
+
+def test_a_target_has_exactly_one_penalty_that_follows_it() -> None:
+    for name in ("grpo", "ppo", "trpo"):
+        said = refused(name, {"kl_target": 0.1})
+        assert said.startswith("method.kl_target: no penalty follows the target; set one of ")
+        in_loss = refused(name, {"kl_target": 0.1, "kl_in_loss": 0.1})
+        assert in_loss.startswith("method.kl_target: no penalty follows the target")
+        for one in ("kl_in_reward", "kl_from_old"):
+            method = policy_gradient(name, {"kl_target": 0.1, one: 0.3})
+            assert method.start == {"beta": 0.3}
+    both = {"kl_target": 0.1, "kl_in_reward": 0.1, "kl_from_old": 0.1}
+    for name, options in (("ppo", both), ("ppo_penalty", {"kl_in_reward": 0.1})):
+        assert refused(name, options).startswith("method.kl_target: two penalties could follow the target")
+    assert "no penalty" in refused("ppo_penalty", {"kl_from_old": 0})
+    assert policy_gradient("ppo_penalty", {"kl_target": 0}).start == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ppo", {"credit": "leave_one_out"}),
+        ("a2c", {"credit": "normalised"}),
+        ("rloo", {"returns": "to_go"}),
+        ("grpo", {"returns": "total_by_token"}),
+        ("reinforce_to_go", {"credit": "pass_at_k"}),
+        ("opo", {"credit": "over_mean"}),
+    ],
+)
+def test_a_credit_over_answers_has_nothing_to_say_of_tokens(name: str, options: dict[str, Any]) -> None:
+    message = refused(name, options)
+    assert message.startswith("method.credit: ")
+    assert "compares whole answers, and here each token is credited" in message
+    assert message.endswith("take raw, centred, batch_normalised")
+
+
+def test_a_count_is_a_whole_number() -> None:
+    for name, key in (("pass_at_k", "k"), ("a2c", "n")):
+        for bad in (2.5, 0, -1, True, "2", math.nan, math.inf, None):
+            said = refused(name, {key: bad})
+            assert said.startswith(f"method.{key}: {key} is {bad!r}; give a whole number, 1 or more")
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("ppo", "gamma"), ("ppo", "lam"), ("klq", "lam"), ("klq", "gamma")]
+)
+def test_a_discount_is_at_most_1(name: str, key: str) -> None:
+    for bad in (1.0001, 2, -0.1):
+        assert refused(name, {key: bad}).endswith("give a number, 0 or more, at most 1")
+    for good in (0, 0.5, 1):
+        build(name, {key: good}, horizon=16)
+
+
+@pytest.mark.parametrize("key", ["running_baseline", "running_scale"])
+def test_an_average_that_never_learns_is_an_error(key: str) -> None:
+    assert "at most 0.9999" in refused("reinforce", {key: 1.0})
+
+
+def test_bounds_that_would_cut_a_fresh_sample_and_a_temperature_of_nothing_are_errors() -> None:
+    rejected = {"correction": "token_rejected"}
+    assert "1 or more" in refused("grpo", {**rejected, "weight_cap": 0.9})
+    assert "at most 1" in refused("grpo", {**rejected, "weight_floor": 1.1})
+    for key in ("tau_up", "tau_down"):
+        assert "0.001 or more" in refused("sapo", {key: 0})
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["clip_low", "clip_high", "eps", "kl_in_loss", "kl_in_reward", "kl_from_old", "kl_target", "baseline"],
+)
+@pytest.mark.parametrize("given", ["0.2", None, True, [0.2], math.nan, math.inf, 10**400, {"x": 1}])
+def test_a_value_that_is_no_number_is_an_error(key: str, given: object) -> None:
+    assert refused("grpo", {key: given}).startswith(f"method.{key}: {key} is {given!r}; give a number")
 
 
 @pytest.mark.parametrize("key", ["clip_low", "clip_high", "eps", "kl_in_loss", "kl_in_reward"])
@@ -247,9 +490,10 @@ def test_every_line_describes_itself_and_every_choice_is_documented(name: str) -
     assert row.loop in ("online", "offline")
     text = described(row.method)
     assert set(text) <= set(CHOICES) | set(readable(row.method))
+    assert row.step in ("adamw", "trust_region")
     for choice in CHOICES:
-        for value in names(choice):
-            assert inspect.getdoc(vars(CHOICES[choice])[value])
+        for chosen in names(choice):
+            assert inspect.getdoc(CHOICES[choice][chosen])
 
 
 def test_numbers_are_described_where_they_are_not_zero() -> None:
@@ -263,14 +507,51 @@ def test_names_are_the_public_functions_and_nothing_imported() -> None:
     assert "fill" not in names("ratio")
     assert "group_mean" not in names("credit")
     assert "weighted_sum" not in names("reduction")
-    assert all(callable(vars(module)[n]) for c, module in CHOICES.items() for n in names(c))
+    assert all(f.__name__ == n for functions in CHOICES.values() for n, f in functions.items())
     assert ratios.by_token.__name__ in names("ratio")
+    assert names("psi") == ["monte_carlo", "td", "n_step", "gae", "vtrace"]
+    assert names("returns") == ["total", "total_by_token", "to_go"]
+    assert names("control") == ["doubling", "proportional"]
+    assert not any(n.startswith("_") for c in CHOICES for n in names(c))
 
 
 def test_a_credit_that_compares_needs_a_group() -> None:
     """least_group says so in the table: with a single answer these would learn nothing, or raise."""
+    alone = {"raw", "batch_normalised"}
     for name in ONLINE:
         method = METHODS[name].method
-        assert isinstance(method, PolicyGradient)
-        compares = method.credit is not advantages.raw
-        assert least_group(METHODS[name].method) == (2 if compares else 1)
+        credit = function(method.credit).__name__ if isinstance(method, PolicyGradient) else "raw"
+        wanted = 1 if credit in alone else 3 if credit == "pass_at_k" else 2
+        assert least_group(method) == wanted, name
+    for k in (1, 2, 5):
+        assert least_group(build("pass_at_k", {"k": k}, horizon=16)) == k + 1
+        assert least_group(build("rloo", {"credit": "pass_at_k", "k": k}, horizon=16)) == k + 1
+    assert least_group(build("rloo", {"credit": "raw"}, horizon=16)) == 1
+    assert least_group(METHODS["sft"].method) == 1
+
+
+@pytest.mark.parametrize("credit", CHOICES["credit"].values(), ids=CHOICES["credit"])
+def test_fewer_than_least_group_would_learn_nothing_and_as_many_do_learn(credit: Any) -> None:
+    enough = least_group(replace(policy_gradient("rloo", {}), credit=credit))
+    for size in range(1, 6):
+        R, group = torch.arange(1.0, size + 1), torch.zeros(size, dtype=torch.long)
+        if credit is advantages.batch_normalised:
+            # What it compares with are the episodes of other tasks.
+            R, group = torch.tensor([*R.tolist(), 9.0]), torch.tensor([*group.tolist(), 1])
+        if size >= enough:
+            assert bool(credit(R, group).any())
+        elif credit in (advantages.leave_one_out, advantages.pass_at_k):
+            with pytest.raises(ValueError, match="in every group"):
+                credit(R, group)
+        else:
+            assert not credit(R, group).any()
+
+
+def test_which_methods_may_be_given_older_samples() -> None:
+    assert {name for name in ONLINE if corrects(METHODS[name].method)} == {"impala", "decoupled_ppo"}
+    assert corrects(build("grpo", {"correction": "token_truncated"}, horizon=16))
+    assert not corrects(build("decoupled_ppo", {"correction": "uncorrected"}, horizon=16))
+    assert corrects(build("ppo", {"psi": "vtrace"}, horizon=16))
+    assert not corrects(build("impala", {"psi": "gae"}, horizon=16))
+    assert corrects(build("klq", {"lam": 0}, horizon=16))
+    assert not corrects(build("klq", {"lam": 0.1}, horizon=16))

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.methods.table import METHODS
 
@@ -19,6 +20,16 @@ def lines(run: Path) -> list[dict]:
 def without_clock(run: Path) -> list[dict]:
     clock = ("time/", "speed/", "seconds")
     return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines(run)]
+
+
+LONGER = {"run": {"updates": 60}}
+OWN: dict[str, dict] = {
+    "ppo_penalty": {"steps": {"epochs": 2}},
+    "trpo_penalty": {"steps": {"epochs": 2}},
+    "trpo": {"optim": None, "trust": {"max_kl": 0.05}},
+    "klq": {"optim": {"lr": 0.01}, "critic": {"lr": 0.01}} | LONGER,
+}
+"""What a method needs besides: the rate of what is no step of AdamW, or more updates."""
 
 
 @pytest.fixture
@@ -40,7 +51,7 @@ def digits(online, write, tmp_path):
             "eval": {"limit": 0},
             "checkpoint": {"every": 0},
         }
-        return write(online, tables | over)
+        return write(online, tables | over | OWN.get(method, {}))
 
     return make
 
@@ -120,7 +131,18 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
         "eval": {"every": 1},
         "track": {"sinks": ["tensorboard"]},
     }
+    plain = {"model": {"path": str(able)}, "run": {"updates": 3}}
+    others = {
+        "critic": {
+            "method": {"name": "ppo", "correction": "token_truncated", "running_scale": 0.5},
+            "rollout": {"replay": 1},
+        },
+        "controlled": {"method": {"name": "ppo_penalty"}, "steps": {"epochs": 2}},
+        "running": {"method": {"name": "reinforce_running"}},
+        "natural": {"method": {"name": "trpo"}, "optim": None},
+    }
     runs = [("online", write(online, everything, "online")), ("offline", write(offline, {}, "offline"))]
+    runs += [(name, write(online, plain | over, name)) for name, over in others.items()]
     seen = set()
     for name, recipe in runs:
         said = run_cli("train", recipe, "--run-dir", tmp_path / name, "--quiet")
@@ -148,3 +170,39 @@ def test_time_is_accounted_for(run_cli, online, write, tmp_path):
     for line in out[1:]:
         drawn = line["length/mean"] * 12
         assert line["speed/sample_tokens"] == pytest.approx(drawn / line["time/sample"])
+
+
+def test_offline_q_learning_prefers_what_was_worth_more(run_cli, offline, write, tmp_path):
+    """Every answer is in the data as often as the others; only their rewards differ."""
+    rows = [
+        {"prompt": f"{n}?", "completion": str(d), "reward": float(d == 7)}
+        for n in range(4)
+        for d in range(10)
+    ]
+    (tmp_path / "paid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    over = {
+        "method": {"name": "klq_offline", "beta": 0.2},
+        "task": {"arithmetic": None, "data": {"path": str(tmp_path / "paid.jsonl")}},
+        "batch": {"batch_size": 40},
+        "run": {"updates": 60},
+        "optim": {"lr": 0.01},
+        "critic": {"lr": 0.01},
+        "eval": {"limit": 0},
+    }
+    said = run_cli("train", write(offline, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    trained = tmp_path / "run" / "checkpoints" / "step_000060" / "model"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(trained), AutoTokenizer.from_pretrained(trained)
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "2?"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    logp = model(**asked).logits[0, -1].detach().log_softmax(-1)
+    digits = [float(logp[tokenizer.convert_tokens_to_ids(str(d))]) for d in range(10)]
+    better = digits.pop(7) - sum(digits) / 9
+    # π* lies at reward / beta = 5 nats from the reference, which thinks all digits about as likely.
+    assert 3 < better < 7
+    rows[3].pop("reward")
+    (tmp_path / "paid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = run_cli("train", write(offline, over), "--run-dir", tmp_path / "other", "--quiet")
+    assert said.code == 2
+    assert "paid.jsonl:4: klq_offline learns from rewards, and the answer of" in said.err

@@ -1,6 +1,7 @@
-"""Parts of the loops: the stream, selection, the error rate, the journal, the plan and the run directory."""
+"""Parts of the loops: the stream, selection, replay, errors, the journal, the plan and the run directory."""
 
 import fcntl
+import json
 import os
 import signal
 from collections import Counter
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.learner.lora import Lora, parameters
@@ -16,6 +18,7 @@ from posttrain.learner.pretrained import parameter_count
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.online import Evaluation, evaluation_metrics, is_right, rollout_metrics
 from posttrain.runtime.plan import MOST_MICROBATCH, Shape, activation_bytes, estimate, free_memory, microbatch
+from posttrain.runtime.replay import Replay
 from posttrain.runtime.rollout import ErrorRate
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, every, varied
@@ -104,6 +107,126 @@ def test_few_episodes_stop_nothing():
         rate.see([episode(None)])
     never = ErrorRate(1.0)
     never.see([episode(None)] * 100)
+
+
+# ---------------------------------------------------------------- replay
+
+
+def group(number: int, size: int = 2) -> list[Trajectory]:
+    """A group that can be told from any other by its first token."""
+    return [
+        Trajectory(
+            tokens=[number, k + 1],
+            sampled=[False, True],
+            logp_gen=[0.0, -1 / 3],
+            logp_policy=[0.0, -0.1],
+            version=[0, number],
+            reward=[0.0, k / 7],
+        )
+        for k in range(size)
+    ]
+
+
+def numbers(drawn: list[list[Trajectory]]) -> list[int]:
+    return [each[0].tokens[0] for each in drawn]
+
+
+def filled(updates: int, *, seed: int, max_lag: int = 4) -> Replay:
+    """A memory in which update u has left the groups 10 u, 10 u + 1 and 10 u + 2."""
+    replay = Replay(max_lag=max_lag, seed=seed)
+    for update in range(1, updates + 1):
+        replay.add(update, [group(10 * update + n) for n in range(3)])
+    return replay
+
+
+@given(seed=st.integers(0, 2**63), updates=st.integers(0, 9), count=st.integers(0, 20), lag=st.integers(1, 5))
+def test_replay_draws_distinct_groups_within_its_lag_and_in_their_order(seed, updates, count, lag):
+    update = updates + 1
+    drawn = numbers(filled(updates, seed=seed, max_lag=lag).draw(count, update))
+    held = [10 * u + n for u in range(max(1, update - lag), update) for n in range(3)]
+    assert len(drawn) == min(count, len(held))
+    assert drawn == sorted(set(drawn))
+    assert set(drawn) <= set(held)
+
+
+def test_what_is_drawn_again_depends_on_the_seed_and_the_update_alone():
+    def drawn(seed: int, update: int) -> tuple[int, ...]:
+        return tuple(numbers(filled(6, seed=seed, max_lag=9).draw(4, update)))
+
+    first = drawn(0, 7)
+    torch.manual_seed(99)
+    assert drawn(0, 7) == first
+    again = filled(6, seed=0, max_lag=9)
+    for _ in range(3):
+        assert tuple(numbers(again.draw(4, 7))) == first, "however often it was asked before"
+    assert len({drawn(seed, update) for seed in range(3) for update in (7, 8, 9)}) == 9
+    assert first == (21, 22, 40, 61), "in every process, and in every version of Python"
+
+
+def test_every_group_within_the_lag_is_as_likely():
+    counts = Counter(n for seed in range(400) for n in numbers(filled(4, seed=seed).draw(3, 5)))
+    assert len(counts) == 12
+    assert min(counts.values()) > 60, "100 each are expected"
+    assert max(counts.values()) < 140
+
+
+def test_a_memory_goes_through_json_and_goes_on_as_it_was():
+    one, two = filled(5, seed=3), Replay(max_lag=4, seed=3)
+    two.add(1, [group(999)])
+    one.draw(2, 5)
+    state = json.loads(json.dumps(one.state()))
+    two.restore(state)
+    assert two.state() == one.state() == state
+    for update in (6, 7, 8, 9):
+        assert two.draw(4, update) == one.draw(4, update)
+        for replay in (one, two):
+            replay.add(update, [group(10 * update)])
+    assert two.state() == one.state()
+    assert {u for u, _ in one.state()} == {5, 6, 7, 8, 9}, "what is too old is forgotten when next it draws"
+    assert Replay(max_lag=1, seed=0).state() == []
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_a_run_with_replay_trains_on_older_versions_within_its_bound(run_cli, online, write, tmp_path, lag):
+    over = {
+        "method": {"name": "impala"},
+        "rollout": {"replay": 2, "replay_lag": lag},
+        "run": {"updates": 6},
+        "checkpoint": {"every": 0},
+        "eval": {"limit": 0},
+    }
+    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["update"]]
+    assert [line["replay/groups"] for line in lines] == [0, 2, 2, 2, 2, 2]
+    lags = [line["lag/max"] for line in lines]
+    assert lags[:2] == [0, 1]
+    assert all(1 <= found <= lag for found in lags[1:])
+    assert max(lags) == lag
+    for line in lines[1:]:
+        # 3 groups of its own, 2 older ones: the mean lag is that of the older tokens by their share.
+        assert 0 < line["lag/mean"] < line["lag/max"]
+    samples = [
+        json.loads(row)
+        for file in sorted((tmp_path / "run" / "samples").glob("0*.jsonl"))
+        for row in file.read_text().splitlines()
+    ]
+    assert len(samples) == 6 * 3 * 4, "what is drawn again is not written again"
+
+
+def test_a_run_starts_its_critic_from_the_model_that_is_named(run_cli, online, write, make_model, tmp_path):
+    """At a rate of 0 the critic's backbone is that of the other model to the last bit."""
+    other = make_model(seed=5, num_hidden_layers=1)
+    critic = {"kind": "own", "path": str(other), "lr": 0.0}
+    over = {"method": {"name": "ppo"}, "critic": critic, "run": {"updates": 1}, "eval": {"limit": 0}}
+    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    [file] = (tmp_path / "run").glob("checkpoints/*/critic.safetensors")
+    kept, start = load_file(file), load_file(other / "model.safetensors")
+    wanted = {f"body.{name}": x for name, x in start.items() if "lm_head" not in name}
+    assert kept.keys() == wanted.keys() | {"head.weight", "head.bias"}
+    assert all(torch.equal(kept[name], x) for name, x in wanted.items())
 
 
 # ---------------------------------------------------------------- what is said of episodes

@@ -37,6 +37,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "verifier": None,
         "eval": {"limit": 4},
     },
+    "a critic of its own, and a KL that follows its target": {
+        "method": {"name": "ppo", "kl_in_reward": 0.1, "kl_target": 0.5},
+        "critic": {"kind": "own", "lr": 0.01},
+        "steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.5},
+    },
+    "a shared critic, and rewards scaled as they come": {"method": {"name": "a2c", "running_scale": 0.9}},
+    "a running baseline, and a reference that follows": {
+        "method": {"name": "reinforce_running", "kl_in_loss": 0.1},
+        "reference": {"refresh_every": 2, "keep": 0.5},
+    },
+    "replay": {"method": {"name": "decoupled_ppo"}, "rollout": {"replay": 2, "replay_lag": 2}},
+    "trpo": {"method": {"name": "trpo"}, "optim": None},
+    "klq": {"method": {"name": "klq"}},
     "sft": {},
 }
 

@@ -8,80 +8,67 @@ import torch
 
 from posttrain.math import kl
 from posttrain.methods.table import REINFORCE, RLOO
+from posttrain.truth import exact
+from posttrain.truth.row import error
+from posttrain.truth.world import World
 
-World = Any  # of this folder's conftest
 EXACT = 1e-10
 BETA = 0.25
 
 
-def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """|got - wanted| / |wanted|."""
-    return float((got - wanted).norm() / wanted.norm())
-
-
-def visits(world: World) -> torch.Tensor:
-    """[N, LENGTH]: weights under which Σ over answers and places is the sum over visited states.
-
-    A state is met in every answer that runs through it, and their probabilities add up to its own.
-    """
-    return world.logp(world.policy).exp()[:, None].detach() * world.spoken
-
-
 def penalty_gradient(world: World, **choices: Any) -> torch.Tensor:
     """The expected gradient of the term alone: every reward is 0."""
-    before = world.rewards
-    world.rewards = torch.zeros_like(before)
-    try:
-        return -world.expected(replace(REINFORCE, **choices))
-    finally:
-        world.rewards = before
+    silent = world.rewarded(torch.zeros(len(world.answers)))
+    return -silent.estimate(replace(REINFORCE, **choices), 1).mean
 
 
-def test_the_values_of_k1_and_k3_are_the_divergence_and_k2s_is_not(world: World) -> None:
-    ours, theirs = world.step_log_probs(world.policy), world.step_log_probs(world.other)
-    exact = (visits(world) * kl.exact(ours, theirs)).sum()
-    of_answers = world.logp(world.policy) - world.logp(world.other)
-    torch.testing.assert_close(exact, (world.logp(world.policy).exp() * of_answers).sum())
-    a, b = world.token_logp(world.policy), world.token_logp(world.other)
+def test_the_values_of_k1_and_k3_are_the_divergence_and_k2s_is_not(either: World) -> None:
+    ours, theirs = either.step_log_probs(either.policy), either.step_log_probs(either.reference)
+    divergence = (exact.visits(either) * kl.exact(ours, theirs)).sum()
+    of_answers = either.logp(either.policy) - either.logp(either.reference)
+    torch.testing.assert_close(divergence, (either.logp(either.policy).exp() * of_answers).sum())
+    a, b = either.token_logp(either.policy), either.token_logp(either.reference)
     for estimator in (kl.k1, kl.k3):
-        torch.testing.assert_close((visits(world) * estimator(a, b)).sum(), exact, rtol=1e-12, atol=0)
-    assert abs(float(((visits(world) * kl.k2(a, b)).sum() / exact).detach()) - 1) > 0.02
+        torch.testing.assert_close(
+            (exact.visits(either) * estimator(a, b)).sum(), divergence, rtol=1e-12, atol=0
+        )
+    assert abs(float(((exact.visits(either) * kl.k2(a, b)).sum() / divergence).detach()) - 1) > 0.02
 
 
-def test_k1_in_the_loss_does_nothing_on_average(world: World) -> None:
-    k1, k2 = (penalty_gradient(world, kl=f, kl_in_loss=1.0).norm() for f in (kl.k1, kl.k2))
+def test_k1_in_the_loss_does_nothing_on_average(either: World) -> None:
+    k1, k2 = (penalty_gradient(either, kl=f, kl_in_loss=1.0).norm() for f in (kl.k1, kl.k2))
     assert float(k1 / k2) < EXACT
 
 
-def test_k2_in_the_loss_is_the_gradient_of_the_divergence_at_each_state(world: World) -> None:
-    ours, theirs = world.step_log_probs(world.policy), world.step_log_probs(world.other).detach()
-    here = world.gradient_of((visits(world) * kl.exact(ours, theirs)).sum())
-    assert error(penalty_gradient(world, kl=kl.k2, kl_in_loss=1.0), here) < EXACT
+def test_k2_in_the_loss_is_the_gradient_of_the_divergence_at_each_state(either: World) -> None:
+    ours, theirs = either.step_log_probs(either.policy), either.step_log_probs(either.reference).detach()
+    here = either.policy.gradient((exact.visits(either) * kl.exact(ours, theirs)).sum())
+    assert error(penalty_gradient(either, kl=kl.k2, kl_in_loss=1.0), here) < EXACT
 
 
-def test_k3_in_the_loss_is_that_of_the_other_direction(world: World) -> None:
-    ours, theirs = world.step_log_probs(world.policy), world.step_log_probs(world.other).detach()
-    there = world.gradient_of((visits(world) * kl.exact(theirs, ours)).sum())
-    assert error(penalty_gradient(world, kl=kl.k3, kl_in_loss=1.0), there) < EXACT
+def test_k3_in_the_loss_is_that_of_the_other_direction(either: World) -> None:
+    ours, theirs = either.step_log_probs(either.policy), either.step_log_probs(either.reference).detach()
+    there = either.policy.gradient((exact.visits(either) * kl.exact(theirs, ours)).sum())
+    assert error(penalty_gradient(either, kl=kl.k3, kl_in_loss=1.0), there) < EXACT
 
 
-def test_no_penalty_in_the_loss_sees_that_a_token_changes_the_states_to_come(world: World) -> None:
-    of_answers = world.logp(world.policy) - world.logp(world.other).detach()
-    whole = world.gradient_of((world.logp(world.policy).exp() * of_answers).sum())
+def test_no_penalty_in_the_loss_sees_that_a_token_changes_the_states_to_come(either: World) -> None:
+    of_answers = either.logp(either.policy) - either.logp(either.reference).detach()
+    whole = either.policy.gradient((either.logp(either.policy).exp() * of_answers).sum())
     for estimator in (kl.k2, kl.k3):
-        assert error(penalty_gradient(world, kl=estimator, kl_in_loss=1.0), whole) > 0.05
+        assert error(penalty_gradient(either, kl=estimator, kl_in_loss=1.0), whole) > 0.05
 
 
 @pytest.mark.parametrize("method", [REINFORCE, RLOO], ids=["reinforce", "rloo"])
-def test_in_the_reward_it_is_the_gradient_of_reward_less_divergence(method: Any, world: World) -> None:
-    ours, theirs = world.logp(world.policy), world.logp(world.other).detach()
-    regularised = world.gradient_of((ours.exp() * (world.rewards - BETA * (ours - theirs))).sum())
-    assert error(world.expected(replace(method, kl_in_reward=BETA)), regularised) < EXACT
-    assert error(world.expected(method), regularised) > 0.05
+def test_in_the_reward_it_is_the_gradient_of_reward_less_divergence(method: Any, either: World) -> None:
+    ours, theirs = either.logp(either.policy), either.logp(either.reference).detach()
+    regularised = either.policy.gradient((ours.exp() * (either.returns - BETA * (ours - theirs))).sum())
+    assert error(either.estimate(replace(method, kl_in_reward=BETA)).mean, regularised) < EXACT
+    assert error(either.estimate(method).mean, regularised) > 0.05
 
 
-def test_the_entropy_bonus_is_the_gradient_of_the_entropy_at_each_state(world: World) -> None:
-    ours = world.step_log_probs(world.policy)
+def test_the_entropy_bonus_is_the_gradient_of_the_entropy_at_each_state(either: World) -> None:
+    ours = either.step_log_probs(either.policy)
     entropy = -(ours.exp() * ours).sum(-1)
-    truth = world.gradient_of((visits(world) * entropy).sum())
-    assert error(-penalty_gradient(world, entropy_bonus=1.0), truth) < EXACT
+    truth = either.policy.gradient((exact.visits(either) * entropy).sum())
+    assert error(-penalty_gradient(either, entropy_bonus=1.0), truth) < EXACT

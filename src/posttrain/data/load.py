@@ -1,5 +1,6 @@
 """Tasks and conversations from records."""
 
+import math
 import random
 import string
 from collections.abc import Mapping
@@ -59,6 +60,8 @@ class Conversation:
 
     id: str
     messages: tuple[Message, ...]
+    reward: float | None = None
+    """What the last answer was worth, where the record has a field `reward`."""
     source: str = ""
 
 
@@ -105,9 +108,23 @@ def load_conversations(data: Data) -> list[Conversation]:
         if messages[0]["role"] == "assistant" or all(m["role"] in ("system", "assistant") for m in messages):
             raise UserError("the assistant answers nobody", where=record.source)
         conversations.append(
-            Conversation(id=form.id or record.source, messages=messages, source=record.source)
+            Conversation(
+                id=form.id or record.source,
+                messages=messages,
+                reward=_reward(form, record),
+                source=record.source,
+            )
         )
     return conversations
+
+
+def _reward(form: Shaped, record: Record) -> float | None:
+    given = form.rest.get("reward")
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise UserError(f"the reward is {given!r}", where=record.source, mend="a finite number")
+    return float(given)
 
 
 def _shaped(data: Data) -> list[tuple[Record, Shaped]]:

@@ -10,24 +10,22 @@ A step's gradient is Σ weight · ∇loss over all its tokens, whatever the micr
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.attention import hidden_states, output_head, use_layouts
+from posttrain.attention import use_layouts
+from posttrain.learner.critic import CriticModel
+from posttrain.learner.forward import forward, values
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
-from posttrain.learner.optim import (
-    MasterWeights,
-    Optim,
-    adamw,
-    learning_rate,
-    optimizer_tensors,
-    restore_optimizer,
-)
-from posttrain.learner.pack import microbatches, pack
-from posttrain.math import diagnose, kl, masked, reduce, tokens
+from posttrain.learner.optim import Optim, Trained, learning_rate
+from posttrain.learner.pack import microbatches
+from posttrain.learner.reference import Follower, Reference
+from posttrain.learner.trust_region import Region, Trust, flat, natural_step
+from posttrain.math import diagnose, kl, masked, reduce
 from posttrain.types import Batch, Method, Outputs, PerToken, RunError, Trajectory
 from posttrain.weights import Named
 
@@ -42,6 +40,8 @@ class Steps:
     """Optimiser steps in a pass; groups of rows are dealt to them at random."""
     microbatch_tokens: int = 0
     """Packed tokens in one forward and backward pass; 0 chooses from the memory there is."""
+    target_kl: float = 0.0
+    """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0 takes them all."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: about a third slower, far less memory."""
 
@@ -49,6 +49,8 @@ class Steps:
         for name in ("epochs", "minibatches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if self.target_kl < 0:
+            raise ValueError(f"target_kl must be 0 (off) or more, not {self.target_kl}")
         if self.microbatch_tokens < 0:
             raise ValueError(f"microbatch_tokens must be 0 (automatic) or more, not {self.microbatch_tokens}")
 
@@ -71,7 +73,8 @@ class Learner:
     """A model, a method and an optimiser.
 
     The reference policy, where the method needs one, is `reference`, or the model without its
-    adapter. Nothing here draws random numbers but the dealing of groups to minibatches, which
+    adapter. With `trust` a step is the natural gradient within a bound of the KL, and AdamW moves
+    nothing. Nothing here draws random numbers but the dealing of groups to minibatches, which
     depends on (seed, update, epoch) alone.
     """
 
@@ -84,6 +87,10 @@ class Learner:
         steps: Steps = Steps(),
         lora: Lora = Lora(),  # noqa: B008 - frozen
         reference: PreTrainedModel | None = None,
+        refresh: Reference = Reference(),  # noqa: B008 - frozen
+        critic: CriticModel | None = None,
+        critic_optim: Optim = Optim(),  # noqa: B008 - frozen
+        trust: Trust | None = None,
         temperature: float = 1.0,
         total_steps: int = 1,
         microbatch_tokens: int = 4096,
@@ -100,21 +107,41 @@ class Learner:
                     module.p = 0.0
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora = reference, lora
-        self.method, self.optim, self.steps = method, optim, steps
+        self.method, self.steps = method, steps
         self.temperature, self.total_steps, self.seed = temperature, total_steps, seed
         self.microbatch_tokens = steps.microbatch_tokens or microbatch_tokens
         self.step_count = 0
         self.update_count = 0
-        self.masters = MasterWeights((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
-        self.optimizer = adamw(optim, self.masters)
-        if "logp_ref" in method.needs and reference is None and not lora.rank:
+        trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
+        self.policy = Trained(trained, optim)
+        self.masters = self.policy.masters
+        self.critic, self.trust = critic, trust
+        values = () if critic is None else critic.named_parameters()
+        self.values = (
+            Trained(((n, p) for n, p in values if p.requires_grad), critic_optim) if critic else None
+        )
+        follows = reference is not None and refresh.refresh_every
+        self.follower = Follower(reference, refresh) if reference is not None and follows else None
+        self.carry = dict(method.start)
+        self._check()
+
+    def _check(self) -> None:
+        """ValueError for parts that do not fit one another."""
+        needs = self.method.needs
+        if "logp_ref" in needs and self.reference is None and not self.lora.rank:
             raise ValueError("the method compares with a reference policy and none was given")
+        if ("value" in needs) != (self.critic is not None):
+            raise ValueError("a method that needs values is given a critic, and no other method is")
+        if self.trust and self.critic is not None:
+            raise ValueError("a trust region moves the policy alone, and takes no critic")
+        if self.trust and (self.steps.gradient_checkpointing or self.compute_dtype == torch.bfloat16):
+            raise ValueError("a trust region computes in float32, without gradient checkpointing")
 
     # ------------------------------------------------------------------ reading
 
     def score(self, batch: Batch) -> Outputs:
-        """The model's log-probability and entropy at every trained token, without gradients."""
-        return self._score(base(self.model), batch)
+        """The model's log-probability and entropy, and the critic's value, at every trained token."""
+        return self._score(base(self.model), batch, self.critic)
 
     def score_reference(self, batch: Batch) -> Outputs:
         """The same under the reference policy."""
@@ -123,13 +150,23 @@ class Learner:
         with without_adapter(self.model):
             return self._score(base(self.model), batch)
 
-    def _score(self, model: PreTrainedModel, batch: Batch) -> Outputs:
-        logp, entropy = torch.zeros_like(batch.reward), torch.zeros_like(batch.reward)
+    def _score(self, model: PreTrainedModel, batch: Batch, critic: CriticModel | None = None) -> Outputs:
+        logp, entropy, value = (torch.zeros_like(batch.reward) for _ in range(3))
         with torch.no_grad():
             for rows in microbatches(batch, self.microbatch_tokens):
-                out = forward(model, batch.rows(torch.tensor(rows)), self.temperature)
+                out = forward(model, batch.rows(torch.tensor(rows)), self.temperature, critic)
                 logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
-        return Outputs(logp=logp, entropy=entropy)
+                if out.value is not None:
+                    value[rows] = out.value.to(value)
+        return Outputs(logp=logp, entropy=entropy, value=None if critic is None else value)
+
+    def _values(self, batch: Batch, critic: CriticModel) -> PerToken:
+        """The critic's alone, where nobody asks for log-probabilities: a pass without the output head."""
+        out = torch.zeros_like(batch.reward)
+        with torch.no_grad():
+            for rows in microbatches(batch, self.microbatch_tokens):
+                out[rows] = values(base(self.model), batch.rows(torch.tensor(rows)), critic).to(out)
+        return out
 
     def weights(self) -> Named:
         """The weights as a sampler wants them: adapters merged, names as in the plain model."""
@@ -165,26 +202,39 @@ class Learner:
         Raises RunError when a loss or gradient is not finite (nothing has moved in that step), and
         ValueError when no token is trained.
         """
-        several = self.steps.epochs * self.steps.minibatches > 1
-        if several or "logp_old" in self.method.needs:
-            batch = replace(batch, logp_old=self.score(batch).logp)
-        if "logp_ref" in self.method.needs:
+        needs, several = self.method.needs, self.steps.epochs * self.steps.minibatches > 1
+        if several or self.trust or "logp_old" in needs:
+            scored = self.score(batch)
+            batch = replace(batch, logp_old=scored.logp, value=scored.value)
+        elif self.critic is not None:
+            batch = replace(batch, value=self._values(batch, self.critic))
+        if "logp_ref" in needs:
             batch = replace(batch, logp_ref=self.score_reference(batch).logp)
-        batch = self.method.prepare(batch)
+        batch = self.method.prepare(replace(batch, carry=self.carry))
         seen = Outputs(logp=torch.zeros_like(batch.reward), entropy=torch.zeros_like(batch.reward))
         computed = torch.zeros(len(batch), dtype=torch.bool)
-        logs = []
-        for epoch in range(self.steps.epochs):
-            for rows in self._minibatches(batch, epoch):
-                out, done, metrics = self.step(batch.rows(rows))
-                logs.append(metrics)
-                if epoch == 0:
-                    seen.logp[rows], seen.entropy[rows], computed[rows] = out.logp, out.entropy, done
+        logs: list[dict[str, float]] = []
+        for epoch, rows in self._minibatches(batch):
+            if self.steps.target_kl and logs and logs[-1].get("kl/old", 0.0) > self.steps.target_kl:
+                break
+            out, done, metrics = self.step(batch.rows(rows))
+            logs.append(metrics)
+            if epoch == 0:
+                seen.logp[rows], seen.entropy[rows], computed[rows] = out.logp, out.entropy, done
+        self.carry = dict(self.method.settle(batch, logs[-1]))
         self.update_count += 1
-        values: dict[str, list[float]] = {}
+        by_key: dict[str, list[float]] = {}
         for key, value in (pair for log in logs for pair in log.items()):
-            values.setdefault(key, []).append(value)
-        metrics = {key: sum(v) / len(v) for key, v in values.items()}
+            by_key.setdefault(key, []).append(value)
+        metrics = {key: sum(v) / len(v) for key, v in by_key.items()}
+        metrics |= {f"carry/{key}": value for key, value in self.carry.items()}
+        if several:
+            metrics["steps"] = float(len(logs))
+        if batch.value is not None and batch.target is not None:
+            explained = diagnose.explained_variance(batch.target, batch.value, batch.mask)
+            metrics["value/explained"] = float(explained)
+        if self.follower:
+            self.follower.after(self.update_count, self.masters.tensors())
         metrics |= _mismatch(batch.rows(computed), seen.logp[computed])
         return Update(batch, seen.logp, seen.entropy, computed, metrics)
 
@@ -201,97 +251,105 @@ class Learner:
         sums: dict[str, float] = {}
         for rows in microbatches(weighed, self.microbatch_tokens):
             part = batch.rows(torch.tensor(rows))
-            out = forward(base(self.model), part, self.temperature)
+            out = forward(base(self.model), part, self.temperature, self.critic)
             loss = reduce.weighted_sum(self.method.loss(out, part), weight[rows].to(out.logp), part.mask)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-            out = Outputs(logp=out.logp.detach(), entropy=out.entropy.detach())
+            out = Outputs(
+                logp=out.logp.detach(),
+                entropy=out.entropy.detach(),
+                value=None if out.value is None else out.value.detach(),
+            )
             logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
             for key, value in {"entropy": out.entropy, **self.method.watch(out, part)}.items():
                 sums[key] = sums.get(key, 0.0) + float(masked.row_sum(value, part.mask).sum())
         metrics = {key: value / count for key, value in sums.items()}
-        metrics |= {"loss": total, "lr": self._rate(), "grad_norm": self._move(total)}
+        metrics |= {"loss": total}
+        metrics |= self._move_within(batch, weight, total) if self.trust else self._move(total)
         return Outputs(logp=logp, entropy=entropy), weighs, metrics
 
-    def _rate(self) -> float:
-        return learning_rate(self.optim, self.step_count, self.total_steps)
+    def _move(self, loss: float) -> dict[str, float]:
+        """Clips, steps and publishes; the rate, and the gradient's norm before clipping."""
+        parts = {"": self.policy} | ({"value/": self.values} if self.values else {})
+        metrics: dict[str, float] = {}
+        for prefix, part in parts.items():
+            metrics[f"{prefix}lr"] = learning_rate(part.config, self.step_count, self.total_steps)
+            metrics[f"{prefix}grad_norm"] = part.clip()
+        self._check_finite(loss, sum(metrics.values()))
+        for prefix, part in parts.items():
+            part.step(metrics[f"{prefix}lr"])
+        self.step_count += 1
+        return metrics
 
-    def _move(self, loss: float) -> float:
-        """Clips, steps and publishes; the gradient's norm before clipping."""
-        norm = self.masters.clip(self.optim.max_grad_norm)
+    def _move_within(self, batch: Batch, weight: PerToken, loss: float) -> dict[str, float]:
+        """The natural step within the trust region; what came of it."""
+        assert self.trust is not None
+        norm = self.masters.clip(0.0)
+        self._check_finite(loss, norm)
+        region = Region(
+            base(self.model),
+            batch,
+            temperature=self.temperature,
+            microbatch_tokens=self.microbatch_tokens,
+            fisher_every=self.trust.fisher_every,
+        )
+        gradient = flat([p.grad for p in region.parameters], region.parameters)
+        self.masters.zero_grad()
+        metrics = natural_step(region, self.method, weight, gradient, self.trust)
+        self.step_count += 1
+        return metrics | {"grad_norm": norm}
+
+    def _check_finite(self, loss: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            self.masters.zero_grad()
+            for part in (self.policy, *([self.values] if self.values else [])):
+                part.masters.zero_grad()
             raise RunError(
                 f"optimiser step {self.step_count + 1}: the loss is {loss} and the gradient's norm {norm}; "
                 "the weights were left as they were. A lower optim.lr or float32 usually mends it"
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._rate()
-        self.optimizer.step()
-        self.masters.publish()
-        self.masters.zero_grad()
-        self.step_count += 1
-        return norm
 
-    def _minibatches(self, batch: Batch, epoch: int) -> Iterator[Int[torch.Tensor, "n"]]:
-        """Row numbers of each optimiser step: whole groups, dealt at random when there are several."""
-        if self.steps.minibatches == 1:
-            yield torch.arange(len(batch))
-            return
+    def _minibatches(self, batch: Batch) -> Iterator[tuple[int, Int[torch.Tensor, "n"]]]:
+        """(epoch, row numbers) of each step: whole groups, dealt at random when there are several."""
         # A group that trains nothing is dealt to nobody: a step of such groups alone would be an error.
         trains = batch.mask.any(-1)
         groups = torch.unique(batch.group[trains])
-        generator = torch.Generator().manual_seed(hash((self.seed, self.update_count, epoch)) % 2**63)
-        order = torch.randperm(len(groups), generator=generator)
-        for part in order.tensor_split(min(self.steps.minibatches, len(groups))):
-            yield (torch.isin(batch.group, groups[part]) & trains).nonzero().flatten()
+        for epoch in range(self.steps.epochs):
+            if self.steps.minibatches == 1:
+                yield epoch, torch.arange(len(batch))
+                continue
+            generator = torch.Generator().manual_seed(hash((self.seed, self.update_count, epoch)) % 2**63)
+            order = torch.randperm(len(groups), generator=generator)
+            for part in order.tensor_split(min(self.steps.minibatches, len(groups))):
+                yield epoch, (torch.isin(batch.group, groups[part]) & trains).nonzero().flatten()
 
     # ------------------------------------------------------------------ keeping
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What a checkpoint must hold, by file: trained weights in full precision, optimiser moments."""
-        masters = dict(zip(self.masters.names, self.masters.masters, strict=True))
-        return {
-            "trained": {name: m.detach() for name, m in masters.items()},
-            "optimizer": optimizer_tensors(self.optimizer, self.masters),
-        }
+        """What a checkpoint must hold, by file: trained weights in full precision, optimiser moments.
 
-    def counts(self) -> dict[str, int]:
+        And the critic's, and the reference where it is no longer the start of the run.
+        """
+        out: dict[str, dict[str, torch.Tensor]] = {}
+        out["trained"], out["optimizer"] = self.policy.tensors()
+        if self.values:
+            out["critic"], out["critic_optimizer"] = self.values.tensors()
+        if self.follower:
+            out["reference"] = self.follower.average
+        return out
+
+    def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides tensors."""
-        return {"step": self.step_count, "update": self.update_count}
+        return {"step": self.step_count, "update": self.update_count, "carry": self.carry}
 
-    def restore(self, tensors: Mapping[str, Mapping[str, torch.Tensor]], counts: Mapping[str, int]) -> None:
-        """Puts back what tensors() and counts() gave; KeyError if it is of another model or adapter."""
-        with torch.no_grad():
-            for name, master in zip(self.masters.names, self.masters.masters, strict=True):
-                master.copy_(tensors["trained"][name])
-        restore_optimizer(self.optimizer, self.masters, tensors["optimizer"])
-        self.masters.publish()
-        self.step_count, self.update_count = counts["step"], counts["update"]
-
-
-def forward(model: PreTrainedModel, batch: Batch, temperature: float) -> Outputs:
-    """log π and entropy at every trained token of these rows, with gradients where they are on.
-
-    Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
-    """
-    packed = pack(batch)
-    device = next(model.parameters()).device
-    hidden = hidden_states(model, packed.tokens[None].to(device), packed.positions[None].to(device), packed)
-    picked, entropies = tokens.pick_from_hidden(
-        hidden[0, packed.source.to(device)],
-        output_head(model),
-        packed.target.to(device),
-        temperature,
-        vocabulary=model.get_output_embeddings().weight.shape[0],
-    )
-    where = (packed.row, packed.column)
-
-    def column(values: Float[torch.Tensor, "M"]) -> PerToken:
-        values = values.cpu()
-        return values.new_zeros(batch.mask.shape).index_put(where, values)
-
-    return Outputs(logp=column(picked), entropy=column(entropies))
+    def restore(self, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]) -> None:
+        """Puts back what tensors() and state() gave; KeyError if it is of another model or adapter."""
+        self.policy.restore(tensors["trained"], tensors["optimizer"])
+        if self.values:
+            self.values.restore(tensors["critic"], tensors["critic_optimizer"])
+        if self.follower:
+            self.follower.restore(tensors["reference"])
+        self.step_count, self.update_count = state["step"], state["update"]
+        self.carry = {name: state["carry"][name] for name in self.method.start}
 
 
 def _mismatch(batch: Batch, logp: PerToken) -> dict[str, float]:

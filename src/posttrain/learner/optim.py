@@ -99,6 +99,17 @@ class MasterWeights:
         for parameter, master in self._rounded:
             parameter.copy_(master)
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The masters by name."""
+        return {name: m.detach() for name, m in zip(self.names, self.masters, strict=True)}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Puts back what tensors() gave, and publishes; KeyError if one is missing."""
+        for name, master in zip(self.names, self.masters, strict=True):
+            master.copy_(tensors[name])
+        self.publish()
+
     def zero_grad(self) -> None:
         """Forgets the gradients and frees their memory."""
         for m in self.masters:
@@ -152,3 +163,32 @@ def restore_optimizer(
     known = {f"{name}/{k}" for name in weights.names for k in ("step", "exp_avg", "exp_avg_sq")}
     if unknown := set(tensors) - known:
         raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")
+
+
+class Trained:
+    """Parameters with what moves them: their masters, AdamW, and the configuration of both."""
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: Optim) -> None:
+        self.config, self.masters = config, MasterWeights(named)
+        self.optimizer = adamw(config, self.masters)
+
+    def clip(self) -> float:
+        """The gradient's 2-norm before it is scaled down to the configuration's bound."""
+        return self.masters.clip(self.config.max_grad_norm)
+
+    def step(self, rate: float) -> None:
+        """One step of AdamW at this rate; the gradients are then forgotten."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.masters.publish()
+        self.masters.zero_grad()
+
+    def tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """(the masters, the optimiser's moments), by name."""
+        return self.masters.tensors(), optimizer_tensors(self.optimizer, self.masters)
+
+    def restore(self, masters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor]) -> None:
+        """Puts back what tensors() gave; KeyError if they are of another model."""
+        self.masters.restore(masters)
+        restore_optimizer(self.optimizer, self.masters, moments)

@@ -2,12 +2,15 @@
 
 Rows of one task form a group of K samples. Every function takes the returns and the group
 numbers of *all* rows of an update and gives one number a row, which each token of that row
-then carries as its advantage. None divides by a length: that is reduce.py's business.
+then carries as its advantage. None divides by a length: that is reduce.py's business. Where a
+method credits each token by itself, read "token" for "row".
 
 A baseline that contains its own row shrinks the gradient: with the group mean, E[Σ A_i ∇log π_i]
 = (K - 1)/K · K∇J, exactly. leave_one_out is unbiased. Dividing by the group's deviation
 is not a baseline at all; it weighs tasks by 1/σ (docs/errata.md; tests/truth).
 """
+
+from math import comb
 
 import torch
 from jaxtyping import Float, Int
@@ -123,3 +126,38 @@ def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     """
     mean = group_mean(returns, group)
     return torch.where(mean <= 0, torch.zeros_like(returns), centred(returns, group) / (mean + eps))
+
+
+def pass_at_k(returns: PerRow, group: Group, k: int = 2) -> PerRow:
+    """k (E[max R of k rows with this one] - E[max R of k rows without it]), over subsets of the group.
+
+    Unbiased for the gradient of E[max of k fresh returns], which for returns in {0, 1} is pass@k: the
+    second term is a baseline that the row has no part in. k = 1 is leave_one_out.
+
+    Raises ValueError for a group with fewer than k + 1 rows.
+
+    Source: the aim is that of PKPO, arXiv:2505.15201, and of "Pass@k training", arXiv:2508.10751, whose
+    baselines differ.
+
+    >>> pass_at_k(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long), k=2)
+    tensor([ 2.0000, -0.6667, -0.6667, -0.6667])
+    """
+    advantage = torch.zeros_like(returns)
+    for number in torch.unique(group):
+        rows = (group == number).nonzero().flatten().tolist()
+        if len(rows) < k + 1:
+            raise ValueError(f"pass_at_k with k = {k} needs at least {k + 1} samples in every group")
+        # A constant changes nothing, and less the least of them equal returns are 0 without rounding.
+        above = {i: float(returns[i] - returns[rows].min()) for i in rows}
+        for i, own in above.items():
+            others = sorted(value for j, value in above.items() if j != i)
+            advantage[i] = k * (_mean_of_max(others, k - 1, own) - _mean_of_max(others, k, -torch.inf))
+    return advantage
+
+
+def _mean_of_max(values: list[float], size: int, floor: float) -> float:
+    """E[max(floor, subset)] over the subsets of this size of values, which are in rising order."""
+    if size == 0:
+        return floor
+    shares = (comb(place, size - 1) / comb(len(values), size) for place in range(len(values)))
+    return sum(share * max(floor, value) for share, value in zip(shares, values, strict=True))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float
 
-from posttrain.math.masked import row_sum
+from posttrain.math.masked import row_sum, variance
 
 PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]
@@ -57,3 +57,16 @@ def effective_sample_size(logp: PerToken, logp_gen: PerToken, mask: Mask) -> Flo
     # Both sums are over the same rows, so a common factor cancels and nothing overflows.
     w = (log_weight - log_weight.max()).exp()
     return w.sum().square() / (len(w) * w.square().sum())
+
+
+def explained_variance(target: PerToken, value: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
+    """1 - Var(target - V)/Var(target) over the trained tokens: 1 for a perfect critic, 0 for a constant.
+
+    NaN when all targets are equal.
+
+    >>> target, m = torch.tensor([[0.0, 1.0]]), torch.ones(1, 2, dtype=torch.bool)
+    >>> explained_variance(target, torch.tensor([[0.25, 0.75]]), m)
+    tensor(0.7500)
+    """
+    spread = variance(target, mask)
+    return 1 - variance(target - value, mask) / spread.where(spread > 0, torch.nan)

@@ -90,3 +90,21 @@ def truncated(log_ratio: PerToken, advantage: PerToken, cap: float = 1.28) -> Pe
     """
     weight = log_ratio.detach().exp().clamp(max=cap)
     return -weight * advantage * log_ratio
+
+
+def soft_gated(
+    log_ratio: PerToken, advantage: PerToken, tau_up: float = 1.0, tau_down: float = 1.05
+) -> PerToken:
+    """-(4/τ) sigmoid(τ (r - 1)) A: the gradient fades as r leaves 1, without an edge.    c = 4 g (1 - g) r A
+
+    g = sigmoid(τ (r - 1)), τ = tau_up where A ≥ 0 and tau_down where A < 0. At r = 1, c = A.
+
+    Source: SAPO, arXiv:2511.20347, eq. 6.
+
+    >>> soft_gated(torch.tensor([[1.0, 2.0]]).log(), torch.tensor([[1.0, 1.0]]))
+    tensor([[-2.0000, -2.9242]])
+    """
+    down, up = advantage.new_tensor(tau_down), advantage.new_tensor(tau_up)
+    tau = torch.where(advantage < 0, down, up)
+    # The gate has long closed at e^80; an expm1 that overflows would make its gradient 0 · inf, NaN.
+    return -4 / tau * torch.sigmoid(tau * torch.expm1(log_ratio.clamp(max=80.0))) * advantage

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from posttrain.types import Batch, Outputs, PerToken
+from posttrain.types import Batch, Method, Outputs, PerToken
 
 
 @dataclass(frozen=True)
-class Imitation:
+class Imitation(Method):
     """Σ weight · (-log π(y_t)): the cross-entropy of the marked tokens.
 
     Source: seed 002, eq. 2.2, with reduce.per_sequence; with reduce.per_token, the mean over
@@ -16,15 +16,6 @@ class Imitation:
 
     reduction: Callable[..., PerToken]
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """Nothing but the tokens."""
-        return frozenset()
-
-    def prepare(self, batch: Batch) -> Batch:
-        """The batch as it is."""
-        return batch
-
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask."""
         return self.reduction(batch.mask)
@@ -32,7 +23,3 @@ class Imitation:
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """-log π(y_t), token by token."""
         return -out.logp
-
-    def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """Nothing beyond the loss."""
-        return {}

@@ -1,49 +1,79 @@
-"""The policy-gradient family: five choices, and every member is a line of table.py.
+"""The policy-gradient family: seven choices, and every member is a line of table.py.
 
-    credit      who deserves what          returns of an update -> one advantage a row
+    returns     what arrives where         of the episode, or what is still to come
+    credit      who deserves what          returns of an update -> advantages
     ratio       over what π/π_old is taken  by token, sequence or trajectory
     surrogate   what the ratio may do       score, clipped, truncated ...
+    correction  what makes up for the sampler   nothing, or truncated weights π_old/π_gen
     reduction   what the mean is over       tokens, sequences, a fixed horizon
     kl          where the reference enters  a penalty in the loss, or in the reward
 
 A choice is a function of math/; functools.partial fixes a number of it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
-from posttrain.math import diagnose, kl, masked
-from posttrain.types import Batch, Outputs, PerRow, PerToken
+from posttrain.math import control, corrections, diagnose, kl, masked, returns, shaping
+from posttrain.math.returns import Path
+from posttrain.types import Batch, Method, Outputs, PerRow, PerToken
 
+Returns = Callable[..., PerToken]
 Credit = Callable[..., PerRow]
 Ratio = Callable[..., PerToken]
 Surrogate = Callable[..., PerToken]
+Correction = Callable[..., PerToken]
 Reduction = Callable[..., PerToken]
 Estimator = Callable[[PerToken, PerToken], PerToken]
+Control = Callable[..., float]
 
 
 @dataclass(frozen=True)
-class PolicyGradient:
-    """Σ weight · (surrogate(log-ratio, advantage) + β_loss kl - α entropy).
+class PolicyGradient(Method):
+    """Σ weight · (correction · surrogate(log-ratio, advantage) + β kl + β_old KL(π_old ‖ π) - α entropy).
 
-    Every trained token of a row carries the row's advantage, credit(R) with
-    R = Σ_t reward_t - β_reward Σ_t (log π_old - log π_ref)_t.
+    A token earns r_t = reward_t - β_reward (log π_old - log π_ref)_t. With returns.total every token of a
+    row carries credit(R) of the row; with any other `returns` each token is credited by itself.
     """
 
     credit: Credit
     ratio: Ratio
     surrogate: Surrogate
     reduction: Reduction
+    returns: Returns = returns.total
+    correction: Correction = corrections.uncorrected
     kl: Estimator = kl.k3
     """Estimator of the penalty in the loss."""
+    control: Control = control.doubling
+    """How β follows kl_target."""
     kl_in_loss: float = 0.0
-    """β of the penalty in the loss; 0 leaves the reference out."""
+    """β of the reference's penalty in the loss; 0 leaves it out."""
     kl_in_reward: float = 0.0
-    """β of the penalty in the reward, with k1; 0 leaves the reference out."""
+    """β of the reference's penalty in the reward, with k1, token by token; 0 leaves it out."""
+    kl_from_old: float = 0.0
+    """β of a penalty on KL(π_old ‖ π), with k3, in the loss; 0 leaves it out."""
+    kl_target: float = 0.0
+    """What `control` steers the KL to, by changing β: of kl_in_reward in nats an answer, else of
+    kl_from_old in nats a token. 0 leaves β as it is."""
     entropy_bonus: float = 0.0
     """α: how much of each token's entropy is subtracted from its loss."""
+    baseline: float = 0.0
+    """Subtracted from every return."""
+    running_baseline: float = 0.0
+    """Decay of a running average of the mean return, which is then subtracted too; 0 keeps none."""
+    running_scale: float = 0.0
+    """Decay of a running average of the returns' variance; rewards are divided by its root. 0 keeps none."""
+
+    overlong_buffer: float = 0.0
+    """Tokens before the longest answer within which an answer loses reward, up to 1; 0 leaves that out."""
+    horizon: int = 0
+    """The most tokens of an answer, for overlong_buffer; set by what builds the method."""
+
+    unread: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a member of the family has and does not read."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -51,23 +81,35 @@ class PolicyGradient:
         reference = {"logp_ref"} if self.kl_in_loss or self.kl_in_reward else set()
         return frozenset(reference | ({"logp_old"} if self.kl_in_reward else set()))
 
+    @property
+    def start(self) -> Mapping[str, float]:
+        """β where it follows a target, and empty running averages."""
+        beta = {"beta": self.kl_in_reward or self.kl_from_old} if self.kl_target else {}
+        mean = {"mean": 0.0, "mean_weight": 0.0} if self.running_baseline else {}
+        return beta | mean | ({"variance": 0.0, "variance_weight": 0.0} if self.running_scale else {})
+
     def prepare(self, batch: Batch) -> Batch:
         """The batch with its advantages, credited over every row that was sampled for it."""
-        rows = batch.mask.any(-1)
-        if not bool(rows.any()):
-            raise ValueError("nothing to train on: no token of this update was sampled by the policy")
-        returns = masked.row_sum(batch.reward, batch.mask)
+        self._check(batch)
+        G = self.returns(self.path(batch)) - self._baseline(batch)
+        return replace(batch, advantage=self._credited(G, batch, whole=self.returns is returns.total))
+
+    def path(self, batch: Batch) -> Path:
+        """The episodes with what each token earned: its reward, scaled, less the reference's KL there."""
+        reward = masked.fill(batch.reward, batch.mask)
+        if self.running_scale and (weight := batch.carry["variance_weight"]):
+            reward = reward / max((batch.carry["variance"] / weight) ** 0.5, 1e-8)
+        if self.overlong_buffer:
+            length = batch.mask.sum(-1)
+            last = (batch.mask.cumsum(-1) == length[:, None]) & batch.mask
+            fine = shaping.overlong(length, self.horizon, self.overlong_buffer).to(reward)
+            reward = reward + masked.fill(fine[:, None].expand_as(reward), last)
         if self.kl_in_reward:
             assert batch.logp_old is not None
             assert batch.logp_ref is not None
-            returns = returns - self.kl_in_reward * masked.row_sum(
-                kl.k1(batch.logp_old, batch.logp_ref), batch.mask
-            )
-        # A row without a trained token (its verifier failed) has no return: a 0 would be a wrong answer
-        # in the baseline of its group.
-        advantage = torch.zeros_like(returns)
-        advantage[rows] = self.credit(returns[rows], batch.group[rows])
-        return replace(batch, advantage=masked.fill(advantage[:, None].expand_as(batch.reward), batch.mask))
+            beta = self._beta(batch, self.kl_in_reward)
+            reward = reward - beta * masked.fill(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
+        return Path(reward, batch.mask)
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask; 0 for a token whose loss is its advantage's alone, and that is 0.
@@ -77,14 +119,21 @@ class PolicyGradient:
         """
         assert batch.advantage is not None
         weight = self.reduction(batch.mask)
-        if self.kl_in_loss or self.entropy_bonus:
+        if self.kl_in_loss or self.entropy_bonus or self.kl_from_old:
             return weight
         return torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """surrogate + β kl - α entropy, token by token."""
+        """correction · surrogate + β kl + β_old KL(π_old ‖ π) - α entropy, token by token."""
         assert batch.advantage is not None
-        loss = self.surrogate(self._log_ratio(out, batch), batch.advantage)
+        log_ratio = self._log_ratio(out, batch)
+        loss = self.surrogate(log_ratio, batch.advantage)
+        if self.correction is not corrections.uncorrected:
+            loss = self._correction(out, batch) * loss
+        if self.kl_from_old:
+            # On tokens that π_old drew, this way round is the unbiased one: KL(π_old ‖ π).
+            beta = self._beta(batch, self.kl_from_old)
+            loss = loss + beta * kl.k3(torch.zeros_like(log_ratio), log_ratio)
         if self.kl_in_loss:
             assert batch.logp_ref is not None
             logp, logp_ref = masked.fill(out.logp, batch.mask), masked.fill(batch.logp_ref, batch.mask)
@@ -100,14 +149,70 @@ class PolicyGradient:
         c = diagnose.coefficient(self.surrogate, log_ratio, batch.advantage)
         seen = {
             "clip/fraction": diagnose.stopped(c, batch.advantage),
-            # On tokens that π_old drew, this way round is the unbiased one: KL(π_old ‖ π).
             "kl/old": kl.k3(torch.zeros_like(log_ratio), log_ratio),
         }
+        if self.correction is not corrections.uncorrected:
+            seen["correction/weight"] = self._correction(out, batch)
         if batch.logp_ref is not None:
             seen["kl/ref"] = kl.k3(out.logp.detach(), masked.fill(batch.logp_ref, batch.mask))
         return seen
 
-    def _log_ratio(self, out: Outputs, batch: Batch) -> PerToken:
+    def settle(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
+        """β after control, and the running averages with this update's returns in them."""
+        carry, rows = dict(batch.carry), batch.mask.any(-1)
+        if self.kl_target:
+            if self.kl_in_reward:
+                assert batch.logp_old is not None
+                assert batch.logp_ref is not None
+                gap = kl.k1(batch.logp_old, batch.logp_ref)
+                measured = float(masked.row_sum(gap, batch.mask)[rows].mean())
+            else:
+                # As the last step found it, before it moved: what that step added is not in it.
+                measured = last["kl/old"]
+            carry["beta"] = self.control(carry["beta"], measured, self.kl_target)
+        R = masked.row_sum(batch.reward, batch.mask)[rows]
+        if (keep := self.running_baseline) > 0:
+            carry["mean"] = keep * carry["mean"] + (1 - keep) * float(R.mean())
+            carry["mean_weight"] = keep * carry["mean_weight"] + (1 - keep)
+        if (keep := self.running_scale) > 0:
+            carry["variance"] = keep * carry["variance"] + (1 - keep) * float(R.var(correction=0))
+            carry["variance_weight"] = keep * carry["variance_weight"] + (1 - keep)
+        return carry
+
+    def _check(self, batch: Batch) -> None:
+        if not bool(batch.mask.any()):
+            raise ValueError("nothing to train on: no token of this update was sampled by the policy")
+
+    def _baseline(self, batch: Batch) -> float:
+        # Divided by the sum of its weights, so that the first updates are not pulled towards 0.
+        weight = batch.carry["mean_weight"] if self.running_baseline else 0.0
+        return self.baseline + (batch.carry["mean"] / weight if weight else 0.0)
+
+    def _beta(self, batch: Batch, fixed: float) -> float:
+        return batch.carry["beta"] if self.kl_target else fixed
+
+    def _credited(self, x: PerToken, batch: Batch, *, whole: bool) -> PerToken:
+        """credit() over rows, or over tokens. Rows that train nothing take no part.
+
+        A row without a trained token (its verifier failed) has no return: a 0 would be a wrong answer
+        in the baseline of its group.
+        """
+        if whole:
+            rows, first = batch.mask.any(-1), batch.mask.to(torch.uint8).argmax(-1, keepdim=True)
+            advantage = torch.zeros_like(x[:, 0])
+            advantage[rows] = self.credit(x.gather(1, first)[rows, 0], batch.group[rows])
+            return masked.fill(advantage[:, None].expand_as(x), batch.mask)
+        out = torch.zeros_like(x)
+        out[batch.mask] = self.credit(x[batch.mask], batch.group[:, None].expand(x.shape)[batch.mask])
+        return out
+
+    def _old(self, out: Outputs, batch: Batch) -> PerToken:
         # In a first and only pass π_old is π itself: no second forward pass is spent on it.
-        old = out.logp.detach() if batch.logp_old is None else batch.logp_old
-        return self.ratio(out.logp, old, batch.mask)
+        return out.logp.detach() if batch.logp_old is None else batch.logp_old
+
+    def _log_ratio(self, out: Outputs, batch: Batch) -> PerToken:
+        return self.ratio(out.logp, self._old(out, batch), batch.mask)
+
+    def _correction(self, out: Outputs, batch: Batch) -> PerToken:
+        gap = masked.fill(self._old(out, batch), batch.mask) - masked.fill(batch.logp_gen, batch.mask)
+        return self.correction(gap, batch.mask)

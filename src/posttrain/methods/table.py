@@ -3,23 +3,44 @@
 This dict is the registry: to add a method, add a line.
 """
 
-import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
-from posttrain.math import advantages, kl, ratios, reduce, surrogate
+from posttrain.math import advantages, corrections, ratios, reduce, returns, surrogate, value
+from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.choices import (
+    BY_TOKEN,
+    CHOICES,
+    choices,
+    function,
+    names,
+    numbers,
+    parameters,
+    readable,
+)
 from posttrain.methods.imitation import Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.methods.q_learning import SoftQ
 from posttrain.types import Method, UserError
 
 GRPO = PolicyGradient(advantages.normalised, ratios.by_token, surrogate.clipped, reduce.per_sequence)
 REINFORCE = replace(GRPO, credit=advantages.raw, surrogate=surrogate.score, reduction=reduce.per_row)
+TO_GO = replace(REINFORCE, returns=returns.to_go)
+RUNNING = replace(REINFORCE, running_baseline=0.9)
+OPO = replace(REINFORCE, returns=returns.total_by_token, credit=advantages.centred)
 RLOO = replace(REINFORCE, credit=advantages.leave_one_out)
+REINFORCE_PP = replace(
+    GRPO,
+    returns=returns.to_go,
+    credit=advantages.batch_normalised,
+    reduction=reduce.per_token,
+    kl_in_reward=0.01,
+)
+GRPO_TRAJECTORY = replace(GRPO, ratio=ratios.by_trajectory)
 DR_GRPO = replace(GRPO, credit=advantages.centred, reduction=reduce.per_horizon)
 DAPO = replace(GRPO, surrogate=partial(surrogate.clipped, clip_high=0.28), reduction=reduce.per_token)
 GSPO = replace(
@@ -27,7 +48,33 @@ GSPO = replace(
     ratio=ratios.by_sequence,
     surrogate=partial(surrogate.clipped, clip_low=3e-4, clip_high=4e-4),
 )
+GSPO_TOKEN = replace(GSPO, ratio=ratios.by_sequence_token)
 CISPO = replace(DAPO, surrogate=surrogate.truncated)
+SAPO = replace(GRPO, surrogate=surrogate.soft_gated)
+MAX_RL = replace(GRPO, credit=advantages.over_mean)
+PASS_AT_K = replace(RLOO, credit=advantages.pass_at_k)
+
+LEARNED = ActorCritic(
+    advantages.raw, ratios.by_token, surrogate.score, reduce.per_row, psi=returns.monte_carlo
+)
+A2C = replace(LEARNED, psi=returns.n_step)
+IMPALA = replace(A2C, psi=returns.vtrace)
+PPO = replace(
+    LEARNED,
+    psi=returns.gae,
+    credit=advantages.batch_normalised,
+    surrogate=surrogate.clipped,
+    reduction=reduce.per_token,
+    value_loss=value.clipped,
+)
+PPO_TRAJECTORY = replace(PPO, ratio=ratios.by_trajectory, reduction=reduce.per_sequence)
+PPO_PENALTY = replace(PPO, surrogate=surrogate.unclipped, kl_from_old=1.0, kl_target=0.01)
+DECOUPLED = replace(PPO, correction=partial(corrections.token_truncated, weight_cap=5.0))
+TRPO = replace(RLOO, surrogate=surrogate.unclipped)
+TRPO_PENALTY = replace(TRPO, kl_from_old=1.0)
+
+KLQ = SoftQ(reduce.per_token)
+KLQ_OFFLINE = replace(KLQ, lam=0.0)
 SFT = Imitation(reduce.per_token)
 
 
@@ -40,58 +87,68 @@ class Line:
     source: str
     loop: str = "online"
     """online (samples from the policy) or offline (learns from a dataset)."""
+    step: str = "adamw"
+    """adamw, or trust_region: the natural gradient under a bound of the KL."""
 
 
 METHODS: Mapping[str, Line] = {
     "sft": Line(SFT, "supervised fine-tuning", "seed 002, eq. 2.2", loop="offline"),
     "reinforce": Line(REINFORCE, "REINFORCE, no baseline", "Williams 1992"),
+    "reinforce_to_go": Line(TO_GO, "REINFORCE, a token earns what comes after it", "seed 004"),
+    "reinforce_running": Line(RUNNING, "REINFORCE, running average as baseline", "Williams 1992"),
+    "reinforce_critic": Line(LEARNED, "REINFORCE, learned baseline", "Sutton et al. 2000"),
+    "opo": Line(OPO, "REINFORCE, baseline of least variance by length", "arXiv:2505.23585"),
     "rloo": Line(RLOO, "REINFORCE, leave one out", "arXiv:2402.14740"),
+    "reinforce_pp": Line(
+        REINFORCE_PP, "REINFORCE++: whitened over the batch, KL in the reward", "arXiv:2501.03262"
+    ),
+    "a2c": Line(A2C, "advantage actor-critic, n steps", "arXiv:1602.01783"),
+    "impala": Line(IMPALA, "actor-critic with V-trace, for older samples", "arXiv:1802.01561"),
+    "ppo": Line(PPO, "proximal policy optimisation, GAE", "arXiv:1707.06347"),
+    "ppo_trajectory": Line(PPO_TRAJECTORY, "PPO with one ratio an answer", "seed 000"),
+    "ppo_penalty": Line(
+        PPO_PENALTY, "PPO with an adaptive KL penalty for clipping", "arXiv:1707.06347, section 4"
+    ),
+    "decoupled_ppo": Line(DECOUPLED, "PPO: behaviour, proximal and current policy", "arXiv:2505.24298"),
+    "trpo": Line(TRPO, "trust region, natural gradient", "arXiv:1502.05477", step="trust_region"),
+    "trpo_penalty": Line(TRPO_PENALTY, "trust region as a fixed penalty", "arXiv:1502.05477"),
     "grpo": Line(GRPO, "group-relative policy optimisation", "arXiv:2402.03300"),
+    "grpo_trajectory": Line(GRPO_TRAJECTORY, "GRPO with one ratio an answer", "seed 000"),
     "dr_grpo": Line(DR_GRPO, "GRPO without its two divisions", "arXiv:2503.20783"),
     "dapo": Line(DAPO, "GRPO by token, clipped higher", "arXiv:2503.14476"),
-    "gspo": Line(GSPO, "GRPO with one ratio a sequence", "arXiv:2507.18071"),
+    "gspo": Line(GSPO, "GRPO with a length-normalised ratio a sequence", "arXiv:2507.18071"),
+    "gspo_token": Line(GSPO_TOKEN, "GSPO, gradient token by token", "arXiv:2507.18071, eq. 14"),
     "cispo": Line(CISPO, "truncated ratios, no token dropped", "arXiv:2506.13585"),
+    "sapo": Line(SAPO, "GRPO with soft gates for clipping", "arXiv:2511.20347"),
+    "max_rl": Line(MAX_RL, "GRPO over the mean: the likelihood of success", "arXiv:2602.02710"),
+    "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),
+    "klq": Line(KLQ, "KL-regularised Q-learning on tokens", "arXiv:2508.17000"),
+    "klq_offline": Line(
+        KLQ_OFFLINE, "the same from answers that have a reward", "arXiv:1702.08892", "offline"
+    ),
 }
 
-CHOICES: Mapping[str, ModuleType] = {
-    "credit": advantages,
-    "ratio": ratios,
-    "surrogate": surrogate,
-    "reduction": reduce,
-    "kl": kl,
+LEAST: Mapping[str, float] = {
+    "cap": 1.0,
+    "weight_cap": 1.0,
+    "tau_up": 1e-3,
+    "tau_down": 1e-3,
+    "entropy_bonus": -math.inf,
+    "baseline": -math.inf,
+    "k": 1,
+    "n": 1,
 }
-"""Which file of math/ each choice of a method is taken from."""
+"""The smallest value of a number, where it is not 0. A cap below 1 would cut a fresh sample's ratio, 1, and
+a τ is divided by."""
 
-LEAST: Mapping[str, float] = {"cap": 1.0, "entropy_bonus": -math.inf}
-"""The smallest value of a number, where it is not 0. A cap below 1 would cut a fresh sample's ratio, 1."""
-
-WITHIN_GROUP = (
-    advantages.centred,
-    advantages.normalised,
-    advantages.normalised_sample,
-    advantages.leave_one_out,
-    advantages.over_mean,
-)
-"""Credits that compare the episodes of a task with one another."""
-
-NOT_CHOICES = frozenset({"weighted_sum", "exact"})
-
-
-def names(choice: str) -> list[str]:
-    """The functions that a choice can be set to.
-
-    >>> names("kl")
-    ['k1', 'k2', 'k3']
-    """
-    module = CHOICES[choice]
-    return [
-        name
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-        and name not in NOT_CHOICES
-    ]
+MOST: Mapping[str, float] = {
+    "gamma": 1.0,
+    "lam": 1.0,
+    "running_baseline": 0.9999,
+    "running_scale": 0.9999,
+    "weight_floor": 1.0,
+}
+"""The largest value of a number that has one."""
 
 
 def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
@@ -109,17 +166,16 @@ def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
     'centred'
     """
     method = line(name).method
-    for key, value in options.items():
-        if key in CHOICES and hasattr(method, key):
-            if value not in names(key):
+    for key, chosen in options.items():
+        if key in choices(method):
+            if chosen not in names(key):
                 raise UserError(
-                    f"unknown {key} {value!r}", where=f"method.{key}", mend=f"one of {', '.join(names(key))}"
+                    f"unknown {key} {chosen!r}", where=f"method.{key}", mend=f"one of {', '.join(names(key))}"
                 )
-            chosen = vars(CHOICES[key])[value]
-            if chosen is not _function(getattr(method, key)):
-                method = _with(method, key, chosen)
-    for key, value in options.items():
-        if key in CHOICES and hasattr(method, key):
+            if CHOICES[key][chosen] is not function(getattr(method, key)):
+                method = _with(method, key, CHOICES[key][chosen])
+    for key, given in options.items():
+        if key in choices(method):
             continue
         if key not in readable(method):
             raise UserError(
@@ -127,21 +183,40 @@ def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
                 where=f"method.{key}",
                 mend=f"it reads {', '.join(sorted(readable(method)))}",
             )
-        number = _checked(key, value)
-        if key in _numbers(method):
-            method = _with(method, key, number)
+        if key in numbers(method):
+            method = _with(method, key, _checked(key, given, float))
         else:
-            owner = next(c for c in CHOICES if hasattr(method, c) and key in _parameters(method, c))
+            owner = next(c for c in choices(method) if key in parameters(method, c))
+            number = _checked(key, given, type(parameters(method, owner)[key]))
             method = _with(method, owner, partial(getattr(method, owner), **{key: number}))
-    if "kl" in options and not _numbers(method)["kl_in_loss"]:
-        raise UserError(
-            "nothing reads kl while kl_in_loss is 0",
-            where="method.kl",
-            mend="set method.kl_in_loss, or leave method.kl out",
-        )
-    if hasattr(method, "reduction") and "horizon" in _parameters(method, "reduction"):
-        method = _with(method, "reduction", partial(method.reduction, horizon=horizon))
+    for key, what, mend in _contradictions(method, options):
+        raise UserError(what, where=f"method.{key}", mend=mend)
+    if "horizon" in parameters(method, "reduction"):
+        method = _with(method, "reduction", partial(vars(method)["reduction"], horizon=horizon))
+    if getattr(method, "overlong_buffer", 0.0):
+        method = _with(method, "horizon", horizon)
     return method
+
+
+def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(key, what is wrong, mend) of options that exclude one another, or that nothing reads as others are."""
+    found = numbers(method)
+    if "kl" in options and not found["kl_in_loss"]:
+        yield "kl", "nothing reads kl while kl_in_loss is 0", "set method.kl_in_loss, or leave method.kl out"
+    if not isinstance(method, PolicyGradient):
+        return
+    if "control" in options and not method.kl_target:
+        yield "control", "nothing reads control while kl_target is 0", "set method.kl_target too"
+    if method.kl_target and bool(method.kl_in_reward) == bool(method.kl_from_old):
+        what = "two penalties could follow" if method.kl_in_reward else "no penalty follows"
+        yield "kl_target", f"{what} the target", "set one of method.kl_in_reward and method.kl_from_old"
+    by_token = isinstance(method, ActorCritic) or function(method.returns) is not returns.total
+    if by_token and function(method.credit) not in BY_TOKEN:
+        yield (
+            "credit",
+            f"{function(method.credit).__name__} compares whole answers, and here each token is credited",
+            f"take {', '.join(f.__name__ for f in BY_TOKEN)}",
+        )
 
 
 def line(name: str) -> Line:
@@ -151,82 +226,21 @@ def line(name: str) -> Line:
     return METHODS[name]
 
 
-def least_group(method: Method) -> int:
-    """The fewest episodes of a task that the method's credit can say anything of.
-
-    >>> least_group(REINFORCE), least_group(GRPO)
-    (1, 2)
-    """
-    return 2 if _function(getattr(method, "credit", advantages.raw)) in WITHIN_GROUP else 1
-
-
-def readable(method: Method) -> set[str]:
-    """Every option that this method, as chosen, would read."""
-    choices = {c for c in CHOICES if hasattr(method, c)}
-    numbers = {p for c in choices for p in _parameters(method, c)} - {"horizon"}
-    return choices | numbers | set(_numbers(method))
-
-
-def described(method: Method) -> dict[str, str]:
-    """The method's choices and numbers as text, for the table, the plan and the report.
-
-    >>> described(METHODS["dapo"].method)["surrogate"]
-    'clipped(clip_low=0.2, clip_high=0.28)'
-    """
-    out = {}
-    for c in CHOICES:
-        if hasattr(method, c) and (c != "kl" or _numbers(method)["kl_in_loss"]):
-            chosen = getattr(method, c)
-            numbers = ", ".join(f"{k}={v:g}" for k, v in _parameters(method, c).items() if v is not None)
-            out[c] = _function(chosen).__name__ + (f"({numbers})" if numbers else "")
-    return out | {key: f"{value:g}" for key, value in _numbers(method).items() if value}
+def _checked(key: str, given: Any, kind: type) -> float | int:
+    least, most = LEAST.get(key, 0.0), MOST.get(key, sys.float_info.max)
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if (
+        is_number
+        and given >= least
+        and -sys.float_info.max <= given <= most
+        and (kind is float or given == int(given))
+    ):
+        return float(given) if kind is float else int(given)
+    wanted = "a number" if kind is float else "a whole number"
+    wanted += f", {least:g} or more" if least > -math.inf else ""
+    wanted += f", at most {most:g}" if key in MOST else ""
+    raise UserError(f"{key} is {given!r}", where=f"method.{key}", mend=f"give {wanted}")
 
 
-def spelled(method: Method) -> dict[str, str]:
-    """The method's choices as its line spells them: only the numbers that are not the function's own.
-
-    >>> spelled(METHODS["dapo"].method)["surrogate"]
-    'clipped(clip_high=0.28)'
-    """
-    out = {}
-    for c in CHOICES:
-        if c != "kl" and hasattr(method, c):
-            chosen = getattr(method, c)
-            set_here = chosen.keywords if isinstance(chosen, partial) else {}
-            numbers = ", ".join(f"{k}={v:g}" for k, v in set_here.items())
-            out[c] = _function(chosen).__name__ + (f"({numbers})" if numbers else "")
-    return out
-
-
-def _checked(key: str, value: Any) -> float:
-    least = LEAST.get(key, 0.0)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and value >= least and abs(value) <= sys.float_info.max:
-        return float(value)
-    wanted = "a number" if least == -math.inf else f"a number, {least:g} or more"
-    raise UserError(f"{key} is {value!r}", where=f"method.{key}", mend=f"give {wanted}")
-
-
-def _with(method: Method, key: str, value: Any) -> Method:
-    return replace(method, **{key: value})  # type: ignore[type-var]
-
-
-def _numbers(method: Method) -> dict[str, float]:
-    return {k: v for k, v in vars(method).items() if isinstance(v, float)}
-
-
-def _function(chosen: Callable[..., Any]) -> Callable[..., Any]:
-    while isinstance(chosen, partial):
-        chosen = chosen.func
-    return chosen
-
-
-def _parameters(method: Method, choice: str) -> dict[str, Any]:
-    """Numbers that the chosen function takes, with the values it would be called with."""
-    signature = inspect.signature(getattr(method, choice))
-    takes = {"eps", "clip_low", "clip_high", "cap", "horizon"}
-    return {
-        name: None if p.default is p.empty else p.default
-        for name, p in signature.parameters.items()
-        if name in takes
-    }
+def _with(method: Method, key: str, chosen: Any) -> Method:
+    return replace(method, **{key: chosen})  # type: ignore[type-var]

@@ -5,62 +5,40 @@ is read, a tokenizer before weights, and everything before the first step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from posttrain.attention import use_layouts
-from posttrain.data import load_conversations, load_tasks
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.envs.chat import Chat
-from posttrain.envs.guess import guess_tasks
-from posttrain.envs.maze import maze_tasks
-from posttrain.envs.protocol import Env, Start, guarded_start
-from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
+from posttrain.envs.protocol import Start, guarded_start
+from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.learner import checkpoint, lora, pretrained
+from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
-from posttrain.methods.table import Line, build, described, least_group, line
+from posttrain.methods.choices import described, least_group
 from posttrain.runtime import saving
+from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.journal import Journal, Progress, Show
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.plan import Memory, Shape, estimate, free_memory, gib, microbatch
 from posttrain.runtime.recipe import Recipe, TaskChoice
+from posttrain.runtime.replay import Replay
 from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.stream import Stream
 from posttrain.track import check_sinks, open_tracker
-from posttrain.types import Method, Task, Trajectory, UserError
-from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.self_test import self_test
+from posttrain.types import Trajectory, UserError
 
 NO_TASK = TaskChoice(arithmetic=Arithmetic())
 """For uses of a model that ask it no tasks."""
 
 Say = Callable[[str], None]
 """Told, in one line, what takes time or is worth knowing."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a recipe asks, known without a model: the method, the tasks and who judges them."""
-
-    recipe: Recipe
-    line: Line
-    method: Method
-    train: Sequence[Any]
-    """Tasks, or conversations for an offline method."""
-    held_out: Sequence[Any]
-    verifier: Verifier | None
-    env: Env | None
-
-    @property
-    def online(self) -> bool:
-        """Whether the policy is sampled from."""
-        return self.line.loop == "online"
 
 
 @dataclass(frozen=True)
@@ -136,108 +114,6 @@ class Plan:
         }
 
 
-# ---------------------------------------------------------------------- before a model
-
-
-def ask(recipe: Recipe) -> Asked:
-    """The method, tasks and judge of a recipe, each checked as far as it can be without a model.
-
-    Raises UserError for an impossible combination, and for the first fault of the data.
-    """
-    found = line(str(recipe.method.get("name", "")))
-    options = {k: v for k, v in recipe.method.items() if k != "name"}
-    task, sampling = recipe.task, recipe.sampling
-    env = task.environment() if found.loop == "online" else None
-    turns = getattr(env, "max_turns", 1) if env else 1
-    method = build(str(recipe.method["name"]), options, horizon=sampling.max_new_tokens * turns)
-    verifier = recipe.verifier.build() if found.loop == "online" else None
-    if found.loop == "online":
-        _check_online(recipe, method, verifier, env)
-        train, held_out = _tasks(recipe)
-        if verifier is not None:
-            with Pool(workers=recipe.rollout.workers, deadline_s=recipe.rollout.deadline_s) as pool:
-                self_test(verifier, [*train, *held_out], pool)
-        return Asked(recipe, found, method, train, held_out, verifier, env)
-    if task.guess or task.maze or task.env:
-        raise UserError("an offline method learns from data, and plays no games", where="task")
-    if recipe.steps.minibatches > recipe.batch.batch_size:
-        raise UserError(
-            f"{recipe.steps.minibatches} minibatches cannot be dealt from {recipe.batch.batch_size} rows",
-            where="steps.minibatches",
-            mend="give at most batch.batch_size",
-        )
-    return Asked(recipe, found, method, *_conversations(recipe), None, None)
-
-
-def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env: Env | None) -> None:
-    size, name = recipe.rollout.group_size, recipe.method["name"]
-    least = least_group(method)
-    if size < least:
-        raise UserError(
-            f"{name} compares the episodes of a task, and a group of {size} has none to compare",
-            where="rollout.group_size",
-            mend=f"give {least} or more, or take method.name = 'reinforce'",
-        )
-    if recipe.steps.minibatches > recipe.rollout.groups:
-        raise UserError(
-            f"{recipe.steps.minibatches} minibatches cannot be dealt from {recipe.rollout.groups} groups",
-            where="steps.minibatches",
-            mend="give at most rollout.groups",
-        )
-    if recipe.rollout.select == "varied" and size < 2:
-        raise UserError("one episode a task never varies", where="rollout.select", mend="set it to 'all'")
-    if recipe.sampling.greedy:
-        raise UserError(
-            "a policy that always takes its likeliest token has nothing to learn from",
-            where="sampling.temperature",
-            mend="0.7 to 1.0 is usual",
-        )
-    if (verifier is None) == (env is None):
-        raise UserError(
-            "nobody says what a good answer is"
-            if verifier is None
-            else "the environment gives the rewards, and a verifier is named beside it",
-            where="verifier",
-            mend="add for example [verifier.number]" if verifier is None else "leave [verifier] out",
-        )
-
-
-def _tasks(recipe: Recipe) -> tuple[list[Task], list[Task]]:
-    choice, limit = recipe.task, recipe.eval.limit
-    if choice.arithmetic is not None:
-        spec = choice.arithmetic
-        held_out = arithmetic("held_out", spec, limit=min(limit, spec.held_out)) if limit else []
-        return arithmetic("train", spec), held_out
-    if choice.data is not None:
-        held = load_tasks(choice.held_out)[:limit] if choice.held_out is not None and limit else []
-        return load_tasks(choice.data), held
-    n, seed = choice.games, recipe.run.seed
-    if choice.guess is not None:
-        games = guess_tasks(n.train + n.held_out, high=choice.guess.high, seed=seed)
-    else:
-        games = maze_tasks(n.train + n.held_out, size=choice.maze_size, seed=seed)
-    return games[: n.train], games[n.train :][:limit]
-
-
-def _conversations(recipe: Recipe) -> tuple[list[Any], list[Any]]:
-    choice = recipe.task
-    if choice.arithmetic is not None:
-        train, held_out = _tasks(recipe)
-        return [_answered(t) for t in train], [_answered(t) for t in held_out]
-    assert choice.data is not None
-    held = load_conversations(choice.held_out)[: recipe.eval.limit] if choice.held_out is not None else []
-    return load_conversations(choice.data), held
-
-
-def _answered(task: Task) -> Task:
-    """The task with its answer as the assistant's turn, for supervised fine-tuning."""
-    return Task(
-        id=task.id,
-        messages=(*task.messages, {"role": "assistant", "content": task.answer or ""}),
-        source=task.source,
-    )
-
-
 # ---------------------------------------------------------------------- before its weights
 
 
@@ -281,6 +157,8 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     check_sinks(recipe.track.sinks)
     asked = ask(recipe)
     policy = surroundings(recipe, say)
+    if recipe.critic.path:
+        _critic_path(recipe, policy, say)
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     shape = Shape.of(policy.config, parameters, trained)
@@ -296,6 +174,8 @@ def plan(recipe: Recipe, say: Say) -> Plan:
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
         "reference": "logp_ref" in asked.method.needs and not recipe.lora.rank,
+        "reference_follows": bool(recipe.reference.refresh_every),
+        "critic": "value" in asked.method.needs and recipe.critic.kind == "own",
     }
     if asked.online:
         needs |= {
@@ -360,7 +240,9 @@ def _supervised(conversations: Sequence[Any], policy: Policy, recipe: Recipe, sa
         if not any(trained):
             lost += 1
             continue
-        zero = [0.0] * len(tokens)
+        zero, reward = [0.0] * len(tokens), [0.0] * len(tokens)
+        last = len(trained) - 1 - trained[::-1].index(True)
+        reward[last] = getattr(conversation, "reward", None) or 0.0
         rows.append(
             Trajectory(
                 tokens=tokens,
@@ -368,7 +250,7 @@ def _supervised(conversations: Sequence[Any], policy: Policy, recipe: Recipe, sa
                 logp_gen=zero,
                 logp_policy=zero,
                 version=[0] * len(tokens),
-                reward=zero,
+                reward=reward,
             )
         )
     if cut:
@@ -457,15 +339,18 @@ def train(
         resume_after=progress.update if found else (-1 if resume else None),
     )
     journal = Journal(track, progress, show)
+    replay = Replay(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
+    replay.restore(state.get("replay", []))
 
     def save() -> None:
         saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
+        saved["replay"] = replay.state()
         root, keep = run_dir.checkpoints, recipe.checkpoint.keep
         saving.save(root, progress.update, learner, policy.tokenizer, saved, keep=keep)
 
     try:
         if asked.online:
-            return _run_online(chosen, run_dir, learner, journal, save)
+            return _run_online(chosen, run_dir, learner, journal, replay, save)
         return OfflineRun(
             learner=learner,
             stream=Stream(chosen.rows, seed=recipe.run.seed),
@@ -482,7 +367,12 @@ def train(
 
 
 def _run_online(
-    chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal, save: Callable[[], None]
+    chosen: Plan,
+    run_dir: RunDir,
+    learner: Learner,
+    journal: Journal,
+    replay: Replay,
+    save: Callable[[], None],
 ) -> dict[str, float]:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     rollouts = rollouts_of(asked, policy, engine_of(recipe, policy))
@@ -503,6 +393,7 @@ def _run_online(
             updates=recipe.run.updates,
             save_every=recipe.checkpoint.every,
             canary=policy.chat.render(asked.train[0].messages)[-24:],
+            replay=replay,
             least_group=least_group(asked.method),
         ).run()
     finally:
@@ -512,16 +403,46 @@ def _run_online(
 def _learner(chosen: Plan, state: Mapping[str, Any]) -> Learner:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     needs_copy = "logp_ref" in asked.method.needs and not recipe.lora.rank
+    model = _weights(recipe, policy)
     return Learner(
-        _weights(recipe, policy),
+        model,
         asked.method,
         optim=recipe.optim,
         steps=recipe.steps,
         lora=recipe.lora,
         reference=_weights(recipe, policy) if needs_copy else None,
+        refresh=recipe.reference,
+        critic=_critic(chosen, model) if "value" in asked.method.needs else None,
+        critic_optim=replace(recipe.optim, lr=recipe.critic.lr, max_grad_norm=recipe.critic.max_grad_norm),
+        trust=recipe.trust if asked.line.step == "trust_region" else None,
         temperature=recipe.sampling.temperature if asked.online else 1.0,
         total_steps=recipe.run.updates * recipe.steps.epochs * recipe.steps.minibatches,
         # A resumed run cuts its steps as the first session did, whatever memory is free today.
         microbatch_tokens=state.get("microbatch_tokens", chosen.microbatch_tokens),
         seed=recipe.run.seed,
     )
+
+
+def _critic(chosen: Plan, model: Any) -> CriticModel:
+    """The critic that the recipe asks for, on the policy's backbone or on its own."""
+    recipe, policy = chosen.asked.recipe, chosen.policy
+    if recipe.critic.kind == "shared":
+        return CriticModel(model)
+    if not recipe.critic.path:
+        return CriticModel(model, _weights(recipe, policy))
+    path = _critic_path(recipe, policy, pretrained.silent)
+    return CriticModel(model, pretrained.load_model(path, dtype=policy.dtype, device=policy.device))
+
+
+def _critic_path(recipe: Recipe, policy: Policy, say: Say) -> Path:
+    """The directory of an own critic's model; UserError if there is none, or its vocabulary is another."""
+    try:
+        path = pretrained.resolve(recipe.critic.path, say=say)
+        config = pretrained.load_config(path)
+    except UserError as error:
+        where, mend = (text.replace("model.path", "critic.path") for text in (error.where, error.mend))
+        raise UserError(error.what, where=where, mend=mend) from None
+    if config.get_text_config().vocab_size != policy.config.get_text_config().vocab_size:
+        what = "the critic's model has another vocabulary than the policy's"
+        raise UserError(what, where="critic.path", mend="take a model with the same tokenizer")
+    return path

@@ -23,11 +23,12 @@ from posttrain.engines.protocol import Engine
 from posttrain.learner.learner import Learner, Update
 from posttrain.runtime.handover import hand_over
 from posttrain.runtime.journal import Journal, Progress, stop_requested
+from posttrain.runtime.replay import Replay
 from posttrain.runtime.rollout import ErrorRate, Rollouts
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT
 from posttrain.runtime.stream import Stream
-from posttrain.types import Batch, Episode, RunError, Sampling, Task
+from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,10 @@ class Rollout:
     """all, or varied: only groups whose rewards differ, with new tasks drawn for those dropped."""
     max_rounds: int = 4
     """How often new tasks are drawn before an update goes on with the groups it has."""
+    replay: int = 0
+    """Groups of earlier updates that each update is trained on again, besides its own."""
+    replay_lag: int = 4
+    """Updates after which a group is not drawn again."""
     workers: int = 2
     """Processes for verifiers and environments that are not ours."""
     deadline_s: float = 10.0
@@ -50,7 +55,9 @@ class Rollout:
     """The run stops when more than this share of all episodes could not be judged."""
 
     def __post_init__(self) -> None:
-        for name in ("groups", "group_size", "max_rounds", "workers"):
+        if self.replay < 0:
+            raise ValueError(f"replay must be 0 (none) or more, not {self.replay}")
+        for name in ("groups", "group_size", "max_rounds", "replay_lag", "workers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
         if self.select not in SELECT:
@@ -99,6 +106,7 @@ class OnlineRun:
     updates: int
     save_every: int
     canary: list[int]
+    replay: Replay
     least_group: int = 1
     """Judged episodes that a group must have for its credit to be defined."""
 
@@ -159,13 +167,34 @@ class OnlineRun:
             return metrics
         self.progress.empty = 0
         rows = [(n, e) for n, g in enumerate(kept) for e in g if not e.verdict.failed]
+        batch, again = self._batch(rows)
+        metrics |= again
         with self.journal.timed("train"):
-            update = self.learner.update(Batch.of([e.trajectory for _, e in rows], [n for n, _ in rows]))
+            update = self.learner.update(batch)
         self.progress.tokens += int(update.batch.mask.sum())
         with self.journal.timed("publish"):
             self._publish()
         self.run_dir.samples(f"{self.progress.update:06d}", self._sample_rows(kept, rows, update))
         return metrics | update.metrics
+
+    def _batch(self, rows: Sequence[tuple[int, Episode]]) -> tuple[Batch, dict[str, float]]:
+        """These rows, and behind them those drawn again from earlier updates; how old the batch then is."""
+        own = [e.trajectory for _, e in rows]
+        if not self.settings.replay:
+            return Batch.of(own, [n for n, _ in rows]), {}
+        again = self.replay.draw(self.settings.replay, self.progress.update)
+        groups: dict[int, list[Trajectory]] = {}
+        for number, episode in rows:
+            groups.setdefault(number, []).append(episode.trajectory)
+        self.replay.add(self.progress.update, list(groups.values()))
+        old = [(1 + max(groups) + n, t) for n, group in enumerate(again) for t in group]
+        batch = Batch.of([*own, *(t for _, t in old)], [*(n for n, _ in rows), *(n for n, _ in old)])
+        lag = self.learner.update_count - batch.version[batch.mask]
+        return batch, {
+            "replay/groups": float(len(again)),
+            "lag/mean": float(lag.float().mean()),
+            "lag/max": float(lag.max()),
+        }
 
     def _collect(self) -> tuple[list[list[Episode]], list[list[Episode]]]:
         """(kept, dropped) groups, each in the order in which they were admitted."""

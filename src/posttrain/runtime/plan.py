@@ -74,6 +74,8 @@ def estimate(
     sampler_rows: int = 0,
     sampler_length: int = 0,
     reference: bool = False,
+    reference_follows: bool = False,
+    critic: bool = False,
 ) -> Memory:
     """The memory of a run, in bytes.
 
@@ -95,7 +97,10 @@ def estimate(
         cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
         parts["key-value cache"] = sampler_rows * sampler_length * cached
     if reference:
-        parts["reference policy"] = weights
+        parts["reference policy"] = weights + (4 * shape.parameters if reference_follows else 0)
+    if critic:
+        # A model of its own, trained whole: weights, masters where they differ, gradients and moments.
+        parts["critic"] = weights + (16 if size < 4 else 12) * shape.parameters
     return Memory(parts)
 
 

@@ -13,13 +13,16 @@ from typing import Any, Literal
 from posttrain.data import Data
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.envs.guess import Guess
-from posttrain.envs.maze import Maze
+from posttrain.envs.maze import Maze, laid_out
 from posttrain.envs.protocol import Env
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.envs.user import load_env
+from posttrain.learner.critic import Critic
 from posttrain.learner.learner import Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
+from posttrain.learner.reference import Reference
+from posttrain.learner.trust_region import Trust
 from posttrain.runtime.offline import Dataset
 from posttrain.runtime.online import Evaluation, Rollout
 from posttrain.types import Sampling, UserError
@@ -96,6 +99,8 @@ class TaskChoice:
     guess: Guess | None = None
     maze: Maze | None = None
     maze_size: int = 4
+    maze_layout: str = ""
+    """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
     games: Games = Games()
     """Of guess and maze."""
     env: UserEnv | None = None
@@ -107,6 +112,8 @@ class TaskChoice:
             raise ValueError(f"give exactly one of arithmetic, data, guess and maze, not {said}")
         if self.held_out is not None and self.data is None:
             raise ValueError("held_out is read beside data only")
+        if self.maze_layout:
+            laid_out(self.maze_layout)
         if self.env is not None and self.data is None:
             raise ValueError("env plays the tasks of data, which is not given")
 
@@ -173,6 +180,8 @@ class Tracking:
     """Of the run; empty takes the run directory's."""
 
 
+WHERE_NEEDED = ("critic", "reference", "trust")
+"""Tables that only some methods read."""
 ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout")
 OFFLINE_ONLY = ("batch",)
 
@@ -194,6 +203,9 @@ class Recipe:
     batch: Dataset = Dataset()
     steps: Steps = Steps()
     optim: Optim = Optim()
+    critic: Critic = Critic()
+    reference: Reference = Reference()
+    trust: Trust = Trust()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
     track: Tracking = Tracking()
@@ -210,9 +222,17 @@ def unread(recipe: Recipe, loop: str) -> dict[str, str]:
     if task.guess is None and task.maze is None:
         keys["task.games"] = "it counts the games of guess and maze"
     if task.maze is None:
-        keys["task.maze_size"] = "there is no maze"
+        keys |= dict.fromkeys(("task.maze_size", "task.maze_layout"), "there is no maze")
+    if task.maze_layout:
+        keys["task.maze_size"] = "task.maze_layout says how large the maze is"
     if not recipe.lora.rank:
         keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
+    if not recipe.rollout.replay:
+        keys["rollout.replay_lag"] = "rollout.replay is 0"
+    if not recipe.reference.refresh_every:
+        keys["reference.keep"] = "reference.refresh_every is 0"
+    if recipe.steps.epochs * recipe.steps.minibatches == 1:
+        keys["steps.target_kl"] = "an update is a single step"
     if recipe.rollout.select == "all":
         keys["rollout.max_rounds"] = "rollout.select is 'all', which drops no group"
     if recipe.optim.schedule == "constant":

@@ -3,14 +3,14 @@
 model/ or adapter/      what transformers or peft loads; model/ holds the float32 masters
 trained.safetensors     the adapter's weights, where there is one
 optimizer.safetensors   AdamW's moments
+critic.safetensors, critic_optimizer.safetensors   the same of a critic, where there is one
+reference.safetensors   the reference policy, where it is refreshed
 state.json              counts of the learner and of the loop
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from posttrain.learner import checkpoint
 from posttrain.learner.learner import Learner
@@ -25,7 +25,8 @@ def save(
     tensors = learner.tensors()
 
     def write(folder: Path) -> None:
-        checkpoint.write_tensors(folder / "optimizer.safetensors", tensors["optimizer"])
+        for name in tensors.keys() - {"trained"}:
+            checkpoint.write_tensors(folder / f"{name}.safetensors", tensors[name])
         model = base(learner.model)
         if learner.lora.rank:
             checkpoint.write_tensors(folder / "trained.safetensors", tensors["trained"])
@@ -37,17 +38,16 @@ def save(
         model.generation_config.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
 
-    return checkpoint.save(root, update, write, {**state, "learner": learner.counts()}, keep=keep)
+    return checkpoint.save(root, update, write, {**state, "learner": learner.state()}, keep=keep)
 
 
 def restore(folder: Path, learner: Learner, state: Mapping[str, Any]) -> None:
     """Puts a checkpoint back into a learner made from the same recipe; UserError if it is of another."""
     trained = "trained.safetensors" if learner.lora.rank else "model/model.safetensors"
     try:
-        tensors: dict[str, dict[str, torch.Tensor]] = {
-            "trained": checkpoint.read_tensors(folder / trained),
-            "optimizer": checkpoint.read_tensors(folder / "optimizer.safetensors"),
-        }
+        held = learner.tensors().keys() - {"trained"}
+        tensors = {name: checkpoint.read_tensors(folder / f"{name}.safetensors") for name in held}
+        tensors["trained"] = checkpoint.read_tensors(folder / trained)
         learner.restore(tensors, state["learner"])
     except (KeyError, RuntimeError, FileNotFoundError) as error:
         raise UserError(

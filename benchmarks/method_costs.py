@@ -1,0 +1,159 @@
+"""What a method costs: seconds a trained token and peak memory of one update, method against method.
+
+Every configuration trains on the same rows (8 prompts of 46 tokens, 8 answers of 12 to 32 tokens, half of
+them right) in a process of its own, and every update of it is timed.
+
+    python benchmarks/method_costs.py --model DIR --out X.json
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from prompts import peak_resident_mib, resident_mib, restart_peak
+
+from posttrain.learner.critic import CriticModel
+from posttrain.learner.learner import Learner, Steps
+from posttrain.learner.lora import Lora
+from posttrain.learner.optim import Optim
+from posttrain.learner.pretrained import load_model
+from posttrain.learner.trust_region import Trust
+from posttrain.methods.table import METHODS, build
+from posttrain.runtime.plan import Shape, estimate
+from posttrain.runtime.process import settle
+from posttrain.types import Batch, Trajectory
+
+THREADS, GROUPS, SAMPLES, PROMPT = 2, 8, 8, 46
+ONCE, FOUR = Steps(microbatch_tokens=2048), Steps(microbatch_tokens=2048, epochs=2, minibatches=2)
+LORA = Lora(rank=16)
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {"method": "grpo"},
+    "ppo, shared critic": {"method": "ppo", "critic": "shared"},
+    "grpo, 2 epochs of 2": {"method": "grpo", "steps": FOUR},
+    "ppo, shared critic, 2 epochs of 2": {"method": "ppo", "critic": "shared", "steps": FOUR},
+    "ppo, own critic, 2 epochs of 2": {"method": "ppo", "critic": "own", "steps": FOUR},
+    "grpo, KL to the reference": {"method": "grpo", "options": {"kl_in_loss": 0.1}},
+    "rloo, LoRA, float32": {"method": "rloo", "lora": LORA, "dtype": "float32"},
+    "trpo, LoRA, float32": {"method": "trpo", "lora": LORA, "dtype": "float32"},
+}
+AGAINST = {
+    "ppo, shared critic": "grpo",
+    "ppo, shared critic, 2 epochs of 2": "grpo, 2 epochs of 2",
+    "ppo, own critic, 2 epochs of 2": "grpo, 2 epochs of 2",
+    "grpo, KL to the reference": "grpo",
+    "trpo, LoRA, float32": "rloo, LoRA, float32",
+}
+"""What each cost is divided by."""
+
+
+def main() -> None:
+    """Measures every case in its own process and writes the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--one", choices=list(CASES), help="only this case, in this process")
+    options = parser.parse_args()
+    if options.one:
+        options.out.write_text(json.dumps(measure(options.one, options.model, options.repeat)))
+        return
+    found = {}
+    for name in CASES:
+        words = ["--model", str(options.model), "--repeat", str(options.repeat), "--out", str(options.out)]
+        subprocess.run([sys.executable, __file__, *words, "--one", name], check=True)
+        found[name] = json.loads(options.out.read_text())
+        print(f"{name:36} {found[name]}", flush=True)
+    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print("\n| update | ms a trained token (range) | against | ratio | peak MiB, measured | estimated |")
+    print("|---|---|---|---|---|---|")
+    for name, f in found.items():
+        ms = [1000 * s / f["tokens"] for s in f["seconds"]]
+        base = AGAINST.get(name)
+        ratio = (
+            f"{statistics.median(f['seconds']) / statistics.median(found[base]['seconds']):.2f}×"
+            if base
+            else "–"
+        )
+        span = f"{statistics.median(ms):.2f} ({min(ms):.2f}–{max(ms):.2f})"
+        print(
+            f"| {name} | {span} | {base or '–'} | {ratio} | {f['peak_mib']:.0f} | {f['estimated_mib']:.0f} |"
+        )
+
+
+def rows(vocabulary: int) -> Batch:
+    """The same rows for every case."""
+    g = torch.Generator().manual_seed(0)
+
+    def words(n: int) -> list[int]:
+        return torch.randint(vocabulary, (n,), generator=g).tolist()
+
+    out, groups = [], []
+    for group in range(GROUPS):
+        prompt = words(PROMPT)
+        for sample in range(SAMPLES):
+            n = int(torch.randint(12, 33, (), generator=g))
+            zeros = [0.0] * (PROMPT + n)
+            out.append(
+                Trajectory(
+                    tokens=prompt + words(n),
+                    sampled=[False] * PROMPT + [True] * n,
+                    logp_gen=zeros,
+                    logp_policy=zeros,
+                    version=[0] * len(zeros),
+                    reward=[*zeros[:-1], float(sample % 2)],
+                )
+            )
+            groups.append(group)
+    return Batch.of(out, groups)
+
+
+def measure(name: str, path: Path, repeat: int) -> dict[str, Any]:
+    """Seconds of each update after the first, and the peak of resident memory over what was there before."""
+    settle(THREADS)
+    case = CASES[name]
+    dtype = getattr(torch, case.get("dtype", "bfloat16"))
+    before = resident_mib()
+    restart_peak()
+    model = load_model(path, dtype=dtype)
+    method = build(case["method"], case.get("options", {}), horizon=32)
+    critic = None
+    if "critic" in case:
+        critic = CriticModel(model, load_model(path, dtype=dtype) if case["critic"] == "own" else None)
+    needs_copy = "logp_ref" in method.needs
+    learner = Learner(
+        model,
+        method,
+        optim=Optim(lr=1e-6),
+        steps=case.get("steps", ONCE),
+        lora=case.get("lora", Lora()),
+        reference=load_model(path, dtype=dtype) if needs_copy else None,
+        critic=critic,
+        critic_optim=Optim(lr=1e-6),
+        trust=Trust() if METHODS[case["method"]].step == "trust_region" else None,
+    )
+    batch, seconds = rows(model.config.vocab_size), []
+    for _ in range(repeat + 1):
+        begin = time.perf_counter()
+        learner.update(batch)
+        seconds.append(time.perf_counter() - begin)
+    trained = sum(m.numel() for m in learner.masters.masters)
+    shape = Shape.of(model.config, sum(p.numel() for p in model.parameters()), trained)
+    planned = estimate(
+        shape, dtype=dtype, microbatch_tokens=2048, reference=needs_copy, critic=case.get("critic") == "own"
+    )
+    return {
+        "seconds": seconds[1:],
+        "tokens": int(batch.mask.sum()),
+        "peak_mib": peak_resident_mib() - before,
+        "estimated_mib": planned.total / 2**20,
+    }
+
+
+if __name__ == "__main__":
+    main()

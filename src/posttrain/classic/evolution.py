@@ -1,0 +1,122 @@
+"""Evolution strategies: gradient ascent on the weights with nothing but the fitness of perturbed copies.
+
+What is climbed is the smoothed fitness F_σ(θ) = E[F(θ + σε)], ε ~ N(0, I), whose gradient is
+
+    ∇F_σ(θ) = E[F(θ + σε) ε] / σ = E[(F(θ + σε) − F(θ − σε)) ε] / 2σ
+
+so F may be a black box: not differentiable, with delayed rewards, a whole episode. The second form,
+of antithetic pairs, has no variance from F(θ) itself. For a quadratic F both equal ∇F(θ).
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+Noise = Float[torch.Tensor, "N D"]
+PerSample = Float[torch.Tensor, "N"]
+Weights = Float[torch.Tensor, "D"]
+Fitness = Callable[[nn.Module, int], float]
+"""What a module is worth; the number is the seed of whatever is random in the trial."""
+Shape = Callable[[PerSample], PerSample]
+
+
+def gradient(fitness: PerSample, noise: Noise, sigma: float) -> Weights:
+    """mean_i F(θ + σε_i) ε_i / σ.    unbiased for ∇F_σ
+
+    Source: arXiv:1703.03864, eq. 1 and algorithm 1; REINFORCE over weights.
+
+    >>> gradient(torch.tensor([1.0, 3.0]), torch.tensor([[1.0], [-1.0]]), 0.5)
+    tensor([-2.])
+    """
+    return fitness @ noise / (len(noise) * sigma)
+
+
+def antithetic_gradient(up: PerSample, down: PerSample, noise: Noise, sigma: float) -> Weights:
+    """mean_i (F(θ + σε_i) − F(θ − σε_i)) ε_i / 2σ.    unbiased for ∇F_σ
+
+    Source: mirrored sampling, Brockhoff et al. 2010; arXiv:1703.03864, section 2.1.
+
+    >>> antithetic_gradient(torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([[1.0]]), 0.5)
+    tensor([-2.])
+    """
+    return (up - down) @ noise / (2 * len(noise) * sigma)
+
+
+def unshaped(fitness: PerSample) -> PerSample:
+    """F itself: the estimate is that of the smoothed fitness."""
+    return fitness
+
+
+def ranks(fitness: PerSample) -> PerSample:
+    """Rank of each fitness among all, from −1/2 to 1/2; equals share their mean rank.
+
+    Blind to the scale of F and to outliers; what is climbed is no longer F_σ.
+
+    Source: arXiv:1703.03864, section 2.1, which leaves equals open.
+
+    >>> ranks(torch.tensor([10.0, -3.0, 1000.0, 10.0]))
+    tensor([ 0.0000, -0.5000,  0.5000,  0.0000])
+    """
+    if len(fitness) < 2:
+        return torch.zeros_like(fitness)
+    less = (fitness[None, :] < fitness[:, None]).to(fitness.dtype).sum(dim=1)
+    same = (fitness[None, :] == fitness[:, None]).to(fitness.dtype).sum(dim=1)
+    return (less + (same - 1) / 2) / (len(fitness) - 1) - 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A run of evolution."""
+
+    generations: int = 60
+    pairs: int = 16
+    """Antithetic pairs a generation: twice as many trials."""
+    sigma: float = 0.3
+    """Deviation of the noise on each weight."""
+    lr: float = 0.1
+    """Of Adam, which is given the estimate as a gradient."""
+    shape: Shape = ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Evolved:
+    """A module with the last weights, and the mean fitness of each generation's trials."""
+
+    module: nn.Module
+    fitness: list[float]
+
+
+def evolve(module: nn.Module, fitness: Fitness, settings: Settings, *, seed: int) -> Evolved:
+    """A copy of the module, moved to where its perturbed copies fare better; the module stays as it was.
+
+    All trials of a generation get the same seed, so that what differs between them is the weights.
+
+    Source: arXiv:1703.03864, algorithm 1, with antithetic pairs and Adam.
+    """
+    mean, trial = copy.deepcopy(module), copy.deepcopy(module)
+    theta = parameters_to_vector(mean.parameters()).detach().clone()
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.Adam([theta], lr=settings.lr, maximize=True)
+    history = []
+
+    def worth(weights: Weights, draw: int) -> float:
+        vector_to_parameters(weights, trial.parameters())
+        return fitness(trial, draw)
+
+    with torch.no_grad():
+        for _ in range(settings.generations):
+            draw = int(torch.randint(2**31, (), generator=generator))
+            noise = torch.randn(settings.pairs, len(theta), generator=generator, dtype=theta.dtype)
+            both = torch.cat([noise, -noise])
+            got = torch.tensor([worth(theta + settings.sigma * e, draw) for e in both], dtype=theta.dtype)
+            up, down = settings.shape(got).chunk(2)
+            theta.grad = antithetic_gradient(up, down, noise, settings.sigma)
+            optimiser.step()
+            history.append(float(got.mean()))
+        vector_to_parameters(theta, mean.parameters())
+    return Evolved(mean, history)

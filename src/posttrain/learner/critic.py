@@ -1,0 +1,70 @@
+"""A critic: one number for each state, from the policy's own hidden states or from a model of its own.
+
+The head is a linear map that starts at 0, so that the first advantages are those of no critic at all. It
+computes and is kept in float32.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import nn
+from transformers import PreTrainedModel
+
+from posttrain.attention import hidden_states, use_layouts
+from posttrain.learner.pack import Pack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Critic:
+    """Where a method's values come from, and how they learn."""
+
+    kind: Literal["shared", "own"] = "shared"
+    """shared: a head on the policy's backbone, which then learns from both; own: a model of its own."""
+    path: str = ""
+    """Where an own critic's backbone starts, as model.path; empty takes model.path."""
+    lr: float = 1e-4
+    """Of the head, or of the critic's own model with its head; the schedule is optim's."""
+    max_grad_norm: float = 1.0
+    """The critic's own gradient is scaled down to this 2-norm when it is longer; 0 never scales."""
+
+    def __post_init__(self) -> None:
+        if self.lr < 0 or self.max_grad_norm < 0:
+            raise ValueError("lr and max_grad_norm must be 0 or more")
+        if self.path and self.kind == "shared":
+            raise ValueError("a shared critic has the policy's backbone, and reads no path")
+
+
+class CriticModel(nn.Module):
+    """V of states: a head, on a body of its own where there is one."""
+
+    def __init__(self, policy: PreTrainedModel, body: PreTrainedModel | None = None) -> None:
+        super().__init__()
+        below = policy if body is None else body
+        weight = below.get_input_embeddings().weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        size = below.config.get_text_config().hidden_size
+        self.body = body
+        self.head = nn.Linear(size, 1, dtype=wide, device=weight.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        if body is not None:
+            use_layouts(body)
+            body.eval()
+            # Its own output head is never run: a weight without a gradient has no master and no moments.
+            decoder = {id(p) for p in body.get_decoder().parameters()}
+            for p in body.parameters():
+                p.requires_grad_(id(p) in decoder)
+
+    def forward(self, packed: Pack, hidden: Float[torch.Tensor, "M D"] | None) -> Float[torch.Tensor, "M"]:
+        """V of the state before each trained token; `hidden` are the policy's states, if it shares them."""
+        if self.body is not None:
+            device = self.head.weight.device
+            states = hidden_states(
+                self.body, packed.tokens[None].to(device), packed.positions[None].to(device), packed
+            )
+            hidden = states[0, packed.source.to(device)]
+        assert hidden is not None
+        value: torch.Tensor = self.head(hidden.to(self.head.weight.dtype))[:, 0]
+        return value

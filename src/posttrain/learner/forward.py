@@ -1,0 +1,54 @@
+"""One microbatch through the model: what it says of every trained token."""
+
+import torch
+from jaxtyping import Float
+from transformers import PreTrainedModel
+
+from posttrain.attention import hidden_states, output_head
+from posttrain.learner.critic import CriticModel
+from posttrain.learner.pack import Pack, pack
+from posttrain.math import tokens
+from posttrain.types import Batch, Outputs, PerToken
+
+
+def forward(
+    model: PreTrainedModel, batch: Batch, temperature: float, critic: CriticModel | None = None
+) -> Outputs:
+    """log π, entropy and V at every trained token of these rows, with gradients where they are on.
+
+    Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
+    """
+    packed = pack(batch)
+    hidden = trained_states(model, packed)
+    picked, entropies = tokens.pick_from_hidden(
+        hidden,
+        output_head(model),
+        packed.target.to(hidden.device),
+        temperature,
+        vocabulary=model.get_output_embeddings().weight.shape[0],
+    )
+    return Outputs(
+        logp=column(packed, batch, picked),
+        entropy=column(packed, batch, entropies),
+        value=None if critic is None else column(packed, batch, critic(packed, hidden)),
+    )
+
+
+def values(model: PreTrainedModel, batch: Batch, critic: CriticModel) -> PerToken:
+    """V at every trained token, without the output head, nor the policy if the critic is not on it."""
+    packed = pack(batch)
+    hidden = trained_states(model, packed) if critic.body is None else None
+    return column(packed, batch, critic(packed, hidden))
+
+
+def trained_states(model: PreTrainedModel, packed: Pack) -> Float[torch.Tensor, "M D"]:
+    """The hidden states that predict the trained tokens of a pack."""
+    device = next(model.parameters()).device
+    hidden = hidden_states(model, packed.tokens[None].to(device), packed.positions[None].to(device), packed)
+    return hidden[0, packed.source.to(device)]
+
+
+def column(packed: Pack, batch: Batch, values: Float[torch.Tensor, "M"]) -> PerToken:
+    """Numbers of a pack's trained tokens where they belong in the batch, 0 elsewhere."""
+    values = values.cpu()
+    return values.new_zeros(batch.mask.shape).index_put((packed.row, packed.column), values)

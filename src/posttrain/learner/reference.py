@@ -1,0 +1,52 @@
+"""The reference policy: the start of the run, or a policy that follows the trained one at a distance."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """When the reference policy follows the one that is trained."""
+
+    refresh_every: int = 0
+    """Updates between refreshes; 0 keeps the start of the run."""
+    keep: float = 0.0
+    """Share of itself that the reference keeps at a refresh: 0 copies the policy, 0.99 follows slowly."""
+
+    def __post_init__(self) -> None:
+        if self.refresh_every < 0:
+            raise ValueError(f"refresh_every must be 0 (never) or more, not {self.refresh_every}")
+        if not 0 <= self.keep < 1:
+            raise ValueError(f"keep must lie in [0, 1), not {self.keep}")
+
+
+class Follower:
+    """Keeps a reference model at the moving average of the trained weights.
+
+    The average is float32: a step of 1 % towards a weight is lost in the rounding of bfloat16.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: Reference) -> None:
+        self.model, self.config = model, config
+        self.average = {
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            for name, p in model.named_parameters()
+        }
+
+    def after(self, update: int, trained: Mapping[str, torch.Tensor]) -> None:
+        """Follows these weights, if a refresh is due after this update."""
+        if update % self.config.refresh_every:
+            return
+        for name, average in self.average.items():
+            average.lerp_(trained[name].to(average), 1 - self.config.keep)
+        self.restore(self.average)
+
+    @torch.no_grad()
+    def restore(self, average: Mapping[str, torch.Tensor]) -> None:
+        """Puts an average back, and rounds it into the model; KeyError if a tensor is missing."""
+        for name, p in self.model.named_parameters():
+            self.average[name].copy_(average[name])
+            p.copy_(self.average[name])

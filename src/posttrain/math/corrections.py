@@ -1,0 +1,97 @@
+"""Weights that make up for a sampler that was not the policy: functions of log π_old - log π_gen.
+
+The sampler may compute in other kernels, in another type, cut the distribution (top-p), or hold older
+weights; its log-probability of what it drew is logp_gen. The loss of a token is multiplied by the weight
+found here, without gradient. With a ratio π/π_old beside it this is decoupled PPO: behaviour, proximal
+and current policy (AReaL, arXiv:2505.24298, eq. 5).
+
+w_t stands for π_old/π_gen of token t, and w for Π_t w_t, that of the answer.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+
+from posttrain.math.masked import fill, row_mean, row_sum
+
+PerToken = Float[torch.Tensor, "B T"]
+Mask = Bool[torch.Tensor, "B T"]
+
+
+def uncorrected(log_weight: PerToken, mask: Mask) -> PerToken:
+    """1: the sampler is taken for the policy.
+
+    >>> uncorrected(torch.tensor([[0.3, -0.1]]), torch.tensor([[True, False]]))
+    tensor([[1., 0.]])
+    """
+    return mask.to(log_weight.dtype)
+
+
+def token_truncated(log_weight: PerToken, mask: Mask, weight_cap: float = 2.0) -> PerToken:
+    """min(w_t, weight_cap), token by token. Blind to how likely the tokens before it were.
+
+    Source: TIS, "Your efficient RL framework secretly brings you off-policy RL training", 2025.
+
+    >>> token_truncated(torch.tensor([[4.0, 0.5]]).log(), torch.tensor([[True, True]]))
+    tensor([[2.0000, 0.5000]])
+    """
+    return fill(log_weight.exp().clamp(max=weight_cap), mask)
+
+
+def sequence_truncated(log_weight: PerToken, mask: Mask, weight_cap: float = 2.0) -> PerToken:
+    """min(w, weight_cap) of the whole answer, on each of its tokens. Unbiased as weight_cap grows.
+
+    Source: truncated importance sampling, Ionides 2008, over answers.
+
+    >>> sequence_truncated(torch.tensor([[4.0, 0.25]]).log(), torch.tensor([[True, True]]))
+    tensor([[1., 1.]])
+    """
+    return _spread(row_sum(log_weight, mask).exp().clamp(max=weight_cap), mask)
+
+
+def token_rejected(
+    log_weight: PerToken, mask: Mask, weight_floor: float = 0.5, weight_cap: float = 2.0
+) -> PerToken:
+    """w_t where weight_floor ≤ w_t ≤ weight_cap, and 0 for a token further off. Both bounds are absolute.
+
+    Source: masked importance sampling (MIS), IcePop, 2025.
+
+    >>> token_rejected(torch.tensor([[4.0, 0.5, 0.1]]).log(), torch.tensor([[True, True, True]]))
+    tensor([[0.0000, 0.5000, 0.0000]])
+    """
+    weight = log_weight.exp()
+    return fill(torch.where((weight >= weight_floor) & (weight <= weight_cap), weight, 0.0), mask)
+
+
+def sequence_rejected(
+    log_weight: PerToken, mask: Mask, weight_floor: float = 0.5, weight_cap: float = 2.0
+) -> PerToken:
+    """w of the answer where weight_floor ≤ w ≤ weight_cap, and 0 for an answer further off.
+
+    Source: sequence-level masked importance sampling, as verl and slime offer it, 2025.
+
+    >>> sequence_rejected(torch.tensor([[4.0, 1.0]]).log(), torch.tensor([[True, True]]))
+    tensor([[0., 0.]])
+    """
+    weight = row_sum(log_weight, mask).exp()
+    return _spread(torch.where((weight >= weight_floor) & (weight <= weight_cap), weight, 0.0), mask)
+
+
+def geometric_rejected(
+    log_weight: PerToken, mask: Mask, weight_floor: float = 0.99, weight_cap: float = 1.01
+) -> PerToken:
+    """1, or 0 for an answer whose geometric mean of w_t lies outside [weight_floor, weight_cap].
+
+    It only drops, and weighs nothing; the bounds do not widen with the length of the answer.
+
+    Source: geometric sequence masking, as verl offers it, 2025.
+
+    >>> geometric_rejected(torch.tensor([[1.001, 1.0], [2.0, 1.0]]).log(), torch.ones(2, 2, dtype=torch.bool))
+    tensor([[1., 1.],
+            [0., 0.]])
+    """
+    weight = row_mean(log_weight, mask).exp()
+    return _spread(((weight >= weight_floor) & (weight <= weight_cap)).to(log_weight.dtype), mask)
+
+
+def _spread(x: Float[torch.Tensor, "B"], mask: Mask) -> PerToken:
+    return fill(x[:, None].expand(mask.shape), mask)

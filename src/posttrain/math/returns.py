@@ -1,0 +1,224 @@
+"""Ψ_t: what a token is credited with. Functions of the rewards along an episode, and of a critic's values.
+
+Every policy gradient is E[Σ_t Ψ_t ∇log π(y_t | y_<t)]; seed 004 lists the forms that Ψ_t may take. The
+steps of an episode are its *sampled* tokens alone: what a user or a tool says between them lies inside
+the step before. V_t is the value of the state before token t is drawn, so V behind the last one is 0:
+an answer that was cut off counts as ended.
+
+    δ_t = r_t + γ V_{t+1} - V_t
+
+A function with a critic returns (advantages, targets): what the policy and what the critic learn from.
+With γ < 1 the sum of discounted Ψ_t without the factor γ^t is not the gradient of the discounted
+objective (docs/errata.md).
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+
+from posttrain.math.masked import fill
+
+PerToken = Float[torch.Tensor, "B T"]
+Mask = Bool[torch.Tensor, "B T"]
+Credited = tuple[PerToken, PerToken]
+
+
+class Path(NamedTuple):
+    """Episodes as a credit sees them, entry t belonging to token t."""
+
+    reward: PerToken
+    mask: Mask
+    value: PerToken | None = None
+    """V of the state before each token, by the critic that the episodes are judged with."""
+    log_weight: PerToken | None = None
+    """log π/μ of each token: the policy to be trained against the one that drew it (for vtrace)."""
+
+
+def total(path: Path) -> PerToken:
+    """Σ_k r_k: the return of the whole episode on each of its tokens.
+
+    Source: seed 004, "total reward of the trajectory".
+
+    >>> total(Path(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[True, True, True]])))
+    tensor([[3., 3., 3.]])
+    """
+    reward = fill(path.reward, path.mask)
+    return fill(reward.sum(-1, keepdim=True).expand_as(reward), path.mask)
+
+
+def total_by_token(path: Path) -> PerToken:
+    """total, as a quantity of each token: what a credit averages over then counts an answer by its length.
+
+    With advantages.centred the baseline is Σ |y_i| R_i / Σ |y_i|, the one of least variance where the
+    squared norm of an answer's score grows as its length does.
+
+    Source: OPO, arXiv:2505.23585, eq. 8.
+
+    >>> total_by_token(Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]])))
+    tensor([[1., 1.]])
+    """
+    return total(path)
+
+
+def to_go(path: Path, gamma: float = 1.0) -> PerToken:
+    """Σ_{k ≥ t} γ^{k-t} r_k: what is still to come. A token earns nothing for what came before it.
+
+    Source: seed 004, "reward following the action". 003 prints the sum from t = 1 (docs/errata.md).
+
+    >>> to_go(Path(torch.tensor([[1.0, 7.0, 2.0]]), torch.tensor([[True, False, True]])), gamma=0.5)
+    tensor([[2., 0., 2.]])
+    """
+    reward, place = _steps(path.reward, path.mask)
+    return _back(_discounted(reward, gamma), place, path.mask)
+
+
+def monte_carlo(path: Path, gamma: float = 1.0) -> Credited:
+    """A_t = G_t - V_t, target G_t, with G_t = Σ_{k ≥ t} γ^{k-t} r_k. Unbiased whatever V is.
+
+    Source: REINFORCE with a learned baseline, seed 004; GAE with λ = 1.
+
+    >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]))
+    >>> monte_carlo(p)
+    (tensor([[0.6000, 0.3000]]), tensor([[1., 1.]]))
+    """
+    G = to_go(path, gamma)
+    return G - fill(_value(path), path.mask), G
+
+
+def td(path: Path, gamma: float = 1.0) -> Credited:
+    """A_t = δ_t, target r_t + γ V_{t+1}: the least variance, and all of the critic's error.
+
+    Source: A2C with one step; GAE with λ = 0.
+
+    >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]))
+    >>> td(p)
+    (tensor([[0.3000, 0.3000]]), tensor([[0.7000, 1.0000]]))
+    """
+    return n_step(path, gamma, n=1)
+
+
+def n_step(path: Path, gamma: float = 1.0, n: int = 5) -> Credited:
+    """A_t = Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n} - V_t; the target is the same without - V_t.
+
+    Source: A3C, arXiv:1602.01783, section 4.2, where n shrinks towards the end of a segment; here all
+    steps look n ahead.
+
+    >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]))
+    >>> n_step(p, n=2)
+    (tensor([[0.6000, 0.3000]]), tensor([[1., 1.]]))
+    """
+    reward, place = _steps(path.reward, path.mask)
+    value, _ = _steps(_value(path), path.mask)
+    target = _ahead(value, n) * gamma**n
+    for k in range(n):
+        target = target + gamma**k * _ahead(reward, k)
+    return _back(target - value, place, path.mask), _back(target, place, path.mask)
+
+
+def gae(path: Path, gamma: float = 1.0, lam: float = 0.95) -> Credited:
+    """A_t = Σ_k (γλ)^k δ_{t+k}, target A_t + V_t (the λ-return).
+
+    λ = 0 is td, λ = 1 is monte_carlo; in between the bias O((1 - λ) ‖V - V^π‖) buys variance.
+
+    Source: GAE, arXiv:1506.02438, eq. 16; PPO, arXiv:1707.06347, eq. 11. Seed 002 prints it without λ.
+
+    >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]))
+    >>> gae(p, lam=0.5)
+    (tensor([[0.4500, 0.3000]]), tensor([[0.8500, 1.0000]]))
+    """
+    reward, place = _steps(path.reward, path.mask)
+    value, _ = _steps(_value(path), path.mask)
+    delta = reward + gamma * _ahead(value, 1) - value
+    advantage = _discounted(delta, gamma * lam)
+    return _back(advantage, place, path.mask), _back(advantage + value, place, path.mask)
+
+
+def vtrace(
+    path: Path, gamma: float = 1.0, lam: float = 1.0, rho_cap: float = 1.0, c_cap: float = 1.0
+) -> Credited:
+    """A_t = ρ_t (r_t + γ v_{t+1} - V_t), target v_t, for episodes that another policy drew.
+
+        v_t = V_t + Σ_k γ^k (c_t ... c_{t+k-1}) ρ_{t+k} δ_{t+k}
+        ρ = min(rho_cap, π/μ),  c = λ min(c_cap, π/μ)
+
+    Both bounds are absolute. With π = μ and λ = 1 it is monte_carlo; a rho_cap that binds moves the
+    fixed point to the value of a policy between μ and π.
+
+    Source: IMPALA, arXiv:1802.01561, eq. 1 and section 4.2.
+
+    >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]),
+    ...          torch.tensor([[0.5, 2.0]]).log())
+    >>> vtrace(p)
+    (tensor([[0.3000, 0.3000]]), tensor([[0.7000, 1.0000]]))
+    """
+    if path.log_weight is None:
+        raise ValueError("vtrace needs log π/μ of each token")
+    reward, place = _steps(path.reward, path.mask)
+    value, _ = _steps(_value(path), path.mask)
+    log_weight, _ = _steps(path.log_weight, path.mask)
+    weight = log_weight.exp()
+    rho, c = weight.clamp(max=rho_cap), lam * weight.clamp(max=c_cap)
+    delta = rho * (reward + gamma * _ahead(value, 1) - value)
+    correction = torch.zeros_like(value)
+    for t in reversed(range(value.shape[1])):
+        after = correction[:, t + 1] if t + 1 < value.shape[1] else 0.0
+        correction[:, t] = delta[:, t] + gamma * c[:, t] * after
+    target = value + correction
+    advantage = rho * (reward + gamma * _ahead(target, 1) - value)
+    return _back(advantage, place, path.mask), _back(target, place, path.mask)
+
+
+def soft_lambda(path: Path, gap: PerToken, gamma: float = 1.0, lam: float = 0.95) -> PerToken:
+    """Targets of a KL-regularised Q on tokens: what Q_t = g_t + V_t should have been.
+
+        G_t = r_t + γ [(1 - λ) V_{t+1} + λ (G_{t+1} - g_{t+1})],   g_t = β log π/π_ref of token t
+
+    V is the soft value, E_π[Q - g], so an unbiased look further ahead subtracts the g of the token that
+    was drawn there. λ = 0 is soft Q-learning's target r_t + γ V_{t+1}; λ = 1 sums what was really paid.
+
+    Source: Q(λ) on tokens as in KLQ, arXiv:2508.17000; path consistency, arXiv:1702.08892, eq. 14.
+
+    >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]))
+    >>> soft_lambda(p, torch.tensor([[0.1, 0.2]]), lam=1.0)
+    tensor([[0.8000, 1.0000]])
+    """
+    reward, place = _steps(path.reward, path.mask)
+    value, _ = _steps(_value(path), path.mask)
+    gap, _ = _steps(gap, path.mask)
+    # With ε_t = r_t + γ V_{t+1} - (g_t + V_t), G_t - Q_t is the (γλ)-discounted sum of the ε.
+    error = reward + gamma * _ahead(value, 1) - gap - value
+    return _back(gap + value + _discounted(error, gamma * lam), place, path.mask)
+
+
+def _value(path: Path) -> PerToken:
+    if path.value is None:
+        raise ValueError("this credit compares with a critic's values, and there are none")
+    return path.value
+
+
+def _steps(x: PerToken, mask: Mask) -> tuple[PerToken, torch.Tensor]:
+    """(the masked entries of each row moved to its front, zeros behind them; where each came from)."""
+    place = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
+    return fill(x, mask).gather(1, place), place
+
+
+def _back(x: PerToken, place: torch.Tensor, mask: Mask) -> PerToken:
+    """Undoes _steps; 0 outside the mask."""
+    return fill(torch.zeros_like(x).scatter(1, place, x), mask)
+
+
+def _ahead(x: PerToken, n: int) -> PerToken:
+    """x_{t+n}, and 0 past the end."""
+    if n >= x.shape[1]:
+        return torch.zeros_like(x)
+    return torch.cat([x[:, n:], x.new_zeros(len(x), n)], dim=1)
+
+
+def _discounted(x: PerToken, rate: float) -> PerToken:
+    """Σ_{k ≥ t} rate^{k-t} x_k."""
+    out, after = torch.empty_like(x), torch.zeros_like(x[:, 0])
+    for t in reversed(range(x.shape[1])):
+        after = x[:, t] + rate * after
+        out[:, t] = after
+    return out

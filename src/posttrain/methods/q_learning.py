@@ -1,0 +1,73 @@
+"""Q-learning on tokens, with the KL to a reference built in.
+
+A language model is a Q-function: for rewards less β KL(π ‖ π_ref) the optimal policy is
+π* = π_ref exp((Q* - V*)/β), so that any π and V *define* a Q whose own optimal policy is π:
+
+    Q(s, y) = β log π(y | s)/π_ref(y | s) + V(s),      V(s) = β log Σ_y π_ref(y | s) exp(Q(s, y)/β)
+
+The second line holds by construction, because π sums to 1. What is left to learn is Bellman's equation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from posttrain.math import kl, masked, returns
+from posttrain.types import Batch, Method, Outputs, PerToken
+
+
+@dataclass(frozen=True)
+class SoftQ(Method):
+    """Σ weight · ½ (Q(s_t, y_t) - G_t)², G_t the λ-return of returns.soft_lambda.
+
+    Nothing in it asks who drew the tokens: with λ = 0 it is right for any data, and with λ > 0 for what
+    the policy itself drew.
+
+    Source: KLQ, arXiv:2508.17000; path consistency learning, arXiv:1702.08892.
+    """
+
+    reduction: Callable[..., PerToken]
+    beta: float = 0.1
+    """Of the KL, in units of the reward: small trusts the reward, large the reference."""
+    gamma: float = 1.0
+    lam: float = 0.95
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The anchor's and the reference's log-probabilities, and the values."""
+        return frozenset({"logp_old", "logp_ref", "value"})
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with its targets; `advantage` is how far each token's Q falls short of its own."""
+        if not bool(batch.mask.any()):
+            raise ValueError("nothing to train on: no token of this update was sampled")
+        assert batch.logp_old is not None
+        assert batch.logp_ref is not None
+        assert batch.value is not None
+        gap = self.beta * masked.fill(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
+        path = returns.Path(batch.reward, batch.mask, batch.value)
+        target = returns.soft_lambda(path, gap, self.gamma, self.lam)
+        short = masked.fill(target - gap - batch.value, batch.mask)
+        return replace(batch, target=target, advantage=short)
+
+    def weight(self, batch: Batch) -> PerToken:
+        """The reduction of the step's mask."""
+        return self.reduction(batch.mask)
+
+    def loss(self, out: Outputs, batch: Batch) -> PerToken:
+        """½ (β log π/π_ref + V - G)², token by token."""
+        assert batch.target is not None
+        assert batch.logp_ref is not None
+        assert out.value is not None
+        gap = kl.k1(masked.fill(out.logp, batch.mask), masked.fill(batch.logp_ref, batch.mask))
+        Q = self.beta * gap + masked.fill(out.value, batch.mask)
+        return (Q - masked.fill(batch.target, batch.mask)).square() / 2
+
+    def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
+        """The value, and how far the policy is from the reference."""
+        assert out.value is not None
+        assert batch.logp_ref is not None
+        gap = masked.fill(batch.logp_ref, batch.mask)
+        return {
+            "value/mean": masked.fill(out.value.detach(), batch.mask),
+            "kl/ref": kl.k3(masked.fill(out.logp.detach(), batch.mask), gap),
+        }
