@@ -145,7 +145,12 @@ def measure(name: str, path: Path, repeat: int) -> dict[str, Any]:
     trained = sum(m.numel() for m in learner.masters.masters)
     shape = Shape.of(model.config, sum(p.numel() for p in model.parameters()), trained)
     planned = estimate(
-        shape, dtype=dtype, microbatch_tokens=2048, reference=needs_copy, critic=case.get("critic") == "own"
+        shape,
+        dtype=dtype,
+        microbatch_tokens=2048,
+        reference=needs_copy,
+        critic=shape if case.get("critic") == "own" else None,
+        natural=learner.trust is not None,
     )
     return {
         "seconds": seconds[1:],

@@ -1,10 +1,10 @@
 """Tasks and conversations from records."""
 
-import math
 import random
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from posttrain.data.records import Record, read_records
 from posttrain.data.shapes import NAMES, SHAPES, Shaped, shaped
@@ -60,8 +60,8 @@ class Conversation:
 
     id: str
     messages: tuple[Message, ...]
-    reward: float | None = None
-    """What the last answer was worth, where the record has a field `reward`."""
+    reward: Any = None
+    """What the last answer was worth: the record's field `reward` as it stands."""
     source: str = ""
 
 
@@ -111,20 +111,11 @@ def load_conversations(data: Data) -> list[Conversation]:
             Conversation(
                 id=form.id or record.source,
                 messages=messages,
-                reward=_reward(form, record),
+                reward=form.rest.get("reward"),
                 source=record.source,
             )
         )
     return conversations
-
-
-def _reward(form: Shaped, record: Record) -> float | None:
-    given = form.rest.get("reward")
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
-        raise UserError(f"the reward is {given!r}", where=record.source, mend="a finite number")
-    return float(given)
 
 
 def _shaped(data: Data) -> list[tuple[Record, Shaped]]:

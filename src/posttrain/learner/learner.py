@@ -100,11 +100,9 @@ class Learner:
             use_layouts(each)
             each.eval()  # dropout would make the trained policy another one than the sampled
         if steps.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-            model.train()  # transformers checkpoints in training mode only
-            for module in model.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = 0.0
+            bodies = (model, None if critic is None else critic.body)
+            for body in (b for b in bodies if b is not None):
+                _compute_again(body)
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora = reference, lora
         self.method, self.steps = method, steps
@@ -235,7 +233,8 @@ class Learner:
             metrics["value/explained"] = float(explained)
         if self.follower:
             self.follower.after(self.update_count, self.masters.tensors())
-        metrics |= _mismatch(batch.rows(computed), seen.logp[computed])
+        fresh = computed & ((batch.version == self.update_count - 1) | ~batch.mask).all(-1)
+        metrics |= _mismatch(batch.rows(fresh), seen.logp[fresh])
         return Update(batch, seen.logp, seen.entropy, computed, metrics)
 
     def step(self, batch: Batch) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
@@ -350,6 +349,15 @@ class Learner:
             self.follower.restore(tensors["reference"])
         self.step_count, self.update_count = state["step"], state["update"]
         self.carry = {name: state["carry"][name] for name in self.method.start}
+
+
+def _compute_again(model: PreTrainedModel) -> None:
+    """Makes the backward pass compute activations again, without dropout."""
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    model.train()  # transformers checkpoints in training mode only
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
 
 
 def _mismatch(batch: Batch, logp: PerToken) -> dict[str, float]:

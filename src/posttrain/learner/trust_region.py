@@ -161,8 +161,8 @@ def natural_step(
 ) -> dict[str, float]:
     """Moves the weights against this gradient of the loss within the region; what came of it, as metrics.
 
-    `weight` are the weights of the step's losses, row by row as in the region's batch, whose logp_old must
-    be that of the present weights. If no share of the step gains within the bound, nothing moves.
+    `weight` are the weights of the step's losses, row by row as in the region's batch. If no share of the
+    step gains within the bound, nothing moves.
     """
     if not bool(gradient.any()):
         return {"trust/kl": 0.0, "trust/gain": 0.0, "trust/share": 0.0}

@@ -111,7 +111,7 @@ def n_step(path: Path, gamma: float = 1.0, n: int = 5) -> Credited:
     reward, place = _steps(path.reward, path.mask)
     value, _ = _steps(_value(path), path.mask)
     target = _ahead(value, n) * gamma**n
-    for k in range(n):
+    for k in range(min(n, reward.shape[1])):  # further ahead there is nothing
         target = target + gamma**k * _ahead(reward, k)
     return _back(target - value, place, path.mask), _back(target, place, path.mask)
 

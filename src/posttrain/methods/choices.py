@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -100,7 +101,9 @@ def described(method: Method) -> dict[str, str]:
         if _shown(method, c):
             fixed = ", ".join(f"{k}={v:g}" for k, v in parameters(method, c).items() if v is not None)
             out[c] = function(vars(method)[c]).__name__ + (f"({fixed})" if fixed else "")
-    return out | {key: f"{number:g}" for key, number in numbers(method).items() if number}
+    usual = {f.name: f.default for f in fields(method)}  # type: ignore[arg-type]
+    told = {key: number for key, number in numbers(method).items() if number or usual[key]}
+    return out | {key: f"{number:g}" for key, number in told.items()}
 
 
 def _shown(method: Method, choice: str) -> bool:

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import torch
 
-from posttrain.math import control, corrections, diagnose, kl, masked, returns, shaping
+from posttrain.math import control, corrections, diagnose, kl, masked, ratios, returns, shaping
 from posttrain.math.returns import Path
 from posttrain.types import Batch, Method, Outputs, PerRow, PerToken
 
@@ -47,7 +47,7 @@ class PolicyGradient(Method):
     correction: Correction = corrections.uncorrected
     kl: Estimator = kl.k3
     """Estimator of the penalty in the loss."""
-    control: Control = control.doubling
+    control: Control = control.proportional
     """How β follows kl_target."""
     kl_in_loss: float = 0.0
     """β of the reference's penalty in the loss; 0 leaves it out."""
@@ -97,8 +97,8 @@ class PolicyGradient(Method):
     def path(self, batch: Batch) -> Path:
         """The episodes with what each token earned: its reward, scaled, less the reference's KL there."""
         reward = masked.fill(batch.reward, batch.mask)
-        if self.running_scale and (weight := batch.carry["variance_weight"]):
-            reward = reward / max((batch.carry["variance"] / weight) ** 0.5, 1e-8)
+        if self.running_scale and batch.carry["variance"] > 0:
+            reward = reward / (batch.carry["variance"] / batch.carry["variance_weight"]) ** 0.5
         if self.overlong_buffer:
             length = batch.mask.sum(-1)
             last = (batch.mask.cumsum(-1) == length[:, None]) & batch.mask
@@ -131,9 +131,7 @@ class PolicyGradient(Method):
         if self.correction is not corrections.uncorrected:
             loss = self._correction(out, batch) * loss
         if self.kl_from_old:
-            # On tokens that π_old drew, this way round is the unbiased one: KL(π_old ‖ π).
-            beta = self._beta(batch, self.kl_from_old)
-            loss = loss + beta * kl.k3(torch.zeros_like(log_ratio), log_ratio)
+            loss = loss + self._beta(batch, self.kl_from_old) * self._moved(out, batch)
         if self.kl_in_loss:
             assert batch.logp_ref is not None
             logp, logp_ref = masked.fill(out.logp, batch.mask), masked.fill(batch.logp_ref, batch.mask)
@@ -149,7 +147,7 @@ class PolicyGradient(Method):
         c = diagnose.coefficient(self.surrogate, log_ratio, batch.advantage)
         seen = {
             "clip/fraction": diagnose.stopped(c, batch.advantage),
-            "kl/old": kl.k3(torch.zeros_like(log_ratio), log_ratio),
+            "kl/old": self._moved(out, batch).detach(),
         }
         if self.correction is not corrections.uncorrected:
             seen["correction/weight"] = self._correction(out, batch)
@@ -170,11 +168,12 @@ class PolicyGradient(Method):
                 # As the last step found it, before it moved: what that step added is not in it.
                 measured = last["kl/old"]
             carry["beta"] = self.control(carry["beta"], measured, self.kl_target)
-        R = masked.row_sum(batch.reward, batch.mask)[rows]
         if (keep := self.running_baseline) > 0:
-            carry["mean"] = keep * carry["mean"] + (1 - keep) * float(R.mean())
+            earned = masked.row_sum(self.path(batch).reward, batch.mask)[rows]
+            carry["mean"] = keep * carry["mean"] + (1 - keep) * float(earned.mean())
             carry["mean_weight"] = keep * carry["mean_weight"] + (1 - keep)
         if (keep := self.running_scale) > 0:
+            R = masked.row_sum(batch.reward, batch.mask)[rows]
             carry["variance"] = keep * carry["variance"] + (1 - keep) * float(R.var(correction=0))
             carry["variance_weight"] = keep * carry["variance_weight"] + (1 - keep)
         return carry
@@ -209,6 +208,11 @@ class PolicyGradient(Method):
     def _old(self, out: Outputs, batch: Batch) -> PerToken:
         # In a first and only pass π_old is π itself: no second forward pass is spent on it.
         return out.logp.detach() if batch.logp_old is None else batch.logp_old
+
+    def _moved(self, out: Outputs, batch: Batch) -> PerToken:
+        """KL(π_old ‖ π) token by token, whatever the ratio is over: unbiased on tokens that π_old drew."""
+        log_ratio = ratios.by_token(out.logp, self._old(out, batch), batch.mask)
+        return kl.k3(torch.zeros_like(log_ratio), log_ratio)
 
     def _log_ratio(self, out: Outputs, batch: Batch) -> PerToken:
         return self.ratio(out.logp, self._old(out, batch), batch.mask)

@@ -37,7 +37,7 @@ class SoftQ(Method):
         return frozenset({"logp_old", "logp_ref", "value"})
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch with its targets; `advantage` is how far each token's Q falls short of its own."""
+        """The batch with V's targets; `advantage` is how far each token's Q falls short of its own."""
         if not bool(batch.mask.any()):
             raise ValueError("nothing to train on: no token of this update was sampled")
         assert batch.logp_old is not None
@@ -45,8 +45,9 @@ class SoftQ(Method):
         assert batch.value is not None
         gap = self.beta * masked.fill(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
         path = returns.Path(batch.reward, batch.mask, batch.value)
-        target = returns.soft_lambda(path, gap, self.gamma, self.lam)
-        short = masked.fill(target - gap - batch.value, batch.mask)
+        # What V should be for Q = β log π/π_ref + V to meet G, with π as it is now.
+        target = returns.soft_lambda(path, gap, self.gamma, self.lam) - gap
+        short = masked.fill(target - batch.value, batch.mask)
         return replace(batch, target=target, advantage=short)
 
     def weight(self, batch: Batch) -> PerToken:
@@ -54,13 +55,13 @@ class SoftQ(Method):
         return self.reduction(batch.mask)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """½ (β log π/π_ref + V - G)², token by token."""
+        """½ (β log π/π_ref + V - G)² = ½ (β log π/π_old + V - target)², token by token."""
         assert batch.target is not None
-        assert batch.logp_ref is not None
+        assert batch.logp_old is not None
         assert out.value is not None
-        gap = kl.k1(masked.fill(out.logp, batch.mask), masked.fill(batch.logp_ref, batch.mask))
-        Q = self.beta * gap + masked.fill(out.value, batch.mask)
-        return (Q - masked.fill(batch.target, batch.mask)).square() / 2
+        moved = kl.k1(masked.fill(out.logp, batch.mask), masked.fill(batch.logp_old, batch.mask))
+        V = masked.fill(out.value, batch.mask)
+        return (self.beta * moved + V - masked.fill(batch.target, batch.mask)).square() / 2
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
         """The value, and how far the policy is from the reference."""

@@ -68,7 +68,9 @@ PPO = replace(
     value_loss=value.clipped,
 )
 PPO_TRAJECTORY = replace(PPO, ratio=ratios.by_trajectory, reduction=reduce.per_sequence)
-PPO_PENALTY = replace(PPO, surrogate=surrogate.unclipped, kl_from_old=1.0, kl_target=0.01)
+PPO_PENALTY = replace(
+    PPO, surrogate=surrogate.unclipped, kl_from_old=1.0, kl_target=0.01, control=control.doubling
+)
 DECOUPLED = replace(PPO, correction=partial(corrections.token_truncated, weight_cap=5.0))
 TRPO = replace(RLOO, surrogate=surrogate.unclipped)
 TRPO_PENALTY = replace(TRPO, kl_from_old=1.0)
@@ -133,13 +135,15 @@ LEAST: Mapping[str, float] = {
     "weight_cap": 1.0,
     "tau_up": 1e-3,
     "tau_down": 1e-3,
+    "rho_cap": 1e-3,
+    "beta": 1e-6,
     "entropy_bonus": -math.inf,
     "baseline": -math.inf,
     "k": 1,
     "n": 1,
 }
-"""The smallest value of a number, where it is not 0. A cap below 1 would cut a fresh sample's ratio, 1, and
-a τ is divided by."""
+"""The smallest value of a number, where it is not 0. A cap below 1 would cut a fresh sample's ratio, 1; a τ
+is divided by; with a ρ or a β of 0 there is nothing to learn."""
 
 MOST: Mapping[str, float] = {
     "gamma": 1.0,
@@ -193,6 +197,12 @@ def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
         raise UserError(what, where=f"method.{key}", mend=mend)
     if "horizon" in parameters(method, "reduction"):
         method = _with(method, "reduction", partial(vars(method)["reduction"], horizon=horizon))
+    if (buffer := getattr(method, "overlong_buffer", 0.0)) > horizon:
+        raise UserError(
+            f"overlong_buffer is {buffer:g}, and the longest answer has {horizon} tokens",
+            where="method.overlong_buffer",
+            mend="give fewer",
+        )
     if getattr(method, "overlong_buffer", 0.0):
         method = _with(method, "horizon", horizon)
     return method
@@ -210,6 +220,20 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
     if method.kl_target and bool(method.kl_in_reward) == bool(method.kl_from_old):
         what = "two penalties could follow" if method.kl_in_reward else "no penalty follows"
         yield "kl_target", f"{what} the target", "set one of method.kl_in_reward and method.kl_from_old"
+    off_policy = isinstance(method, ActorCritic) and function(method.psi) is returns.vtrace
+    if off_policy and function(method.correction) is not corrections.uncorrected:
+        yield (
+            "correction",
+            "vtrace weighs its advantages already",
+            "leave correction out, or take another psi",
+        )
+    if (method.baseline or method.running_baseline) and function(method.credit) is not advantages.raw:
+        key = "baseline" if method.baseline else "running_baseline"
+        yield (
+            key,
+            f"{function(method.credit).__name__} has a baseline of its own",
+            "set method.credit to 'raw'",
+        )
     by_token = isinstance(method, ActorCritic) or function(method.returns) is not returns.total
     if by_token and function(method.credit) not in BY_TOKEN:
         yield (

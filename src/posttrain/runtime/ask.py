@@ -1,5 +1,6 @@
 """What a recipe asks, checked as far as it can be without a model: the method, the tasks and who judges."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,14 +69,18 @@ def ask(recipe: Recipe) -> Asked:
         )
     train, held_out = _conversations(recipe)
     if "value" in method.needs:
-        _check_rewards(str(recipe.method["name"]), [*train, *held_out])
+        _check_rewards(str(recipe.method["name"]), train)
     return Asked(recipe, found, method, train, held_out, None, None)
 
 
 def _check_rewards(name: str, conversations: Sequence[Any]) -> None:
-    """UserError for the first answer without a reward."""
+    """UserError for the first answer whose reward is missing or no number."""
     for each in conversations:
-        if getattr(each, "reward", None) is None:
+        reward = getattr(each, "reward", None)
+        number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
+        if reward is not None and not (number and math.isfinite(reward)):
+            raise UserError(f"the reward is {reward!r}", where=each.source, mend="a finite number")
+        if reward is None:
             raise UserError(
                 f"{name} learns from rewards, and the answer of {each.id!r} has none",
                 where=each.source,
@@ -147,6 +152,12 @@ def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env
         )
     if recipe.rollout.select == "varied" and size < 2:
         raise UserError("one episode a task never varies", where="rollout.select", mend="set it to 'all'")
+    if getattr(method, "overlong_buffer", 0.0) and env is not None and not hasattr(env, "max_turns"):
+        raise UserError(
+            "the environment does not say how long an episode may be",
+            where="method.overlong_buffer",
+            mend="give it a field max_turns, or leave overlong_buffer out",
+        )
     if recipe.sampling.greedy:
         raise UserError(
             "a policy that always takes its likeliest token has nothing to learn from",

@@ -157,8 +157,6 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     check_sinks(recipe.track.sinks)
     asked = ask(recipe)
     policy = surroundings(recipe, say)
-    if recipe.critic.path:
-        _critic_path(recipe, policy, say)
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     shape = Shape.of(policy.config, parameters, trained)
@@ -175,7 +173,8 @@ def plan(recipe: Recipe, say: Say) -> Plan:
         "checkpointing": recipe.steps.gradient_checkpointing,
         "reference": "logp_ref" in asked.method.needs and not recipe.lora.rank,
         "reference_follows": bool(recipe.reference.refresh_every),
-        "critic": "value" in asked.method.needs and recipe.critic.kind == "own",
+        "critic": _critic_shape(asked, policy, say),
+        "natural": asked.line.step == "trust_region",
     }
     if asked.online:
         needs |= {
@@ -186,6 +185,17 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     tokens = recipe.steps.microbatch_tokens or microbatch(shape, free=free, **needs)
     memory = estimate(shape, microbatch_tokens=tokens, **needs)
     return Plan(asked, policy, rows, held_out, longest, tokens, memory, free, parameters, trained)
+
+
+def _critic_shape(asked: Asked, policy: Policy, say: Say) -> Shape | None:
+    """The sizes of a critic's own model, all of it trained; None where there is none."""
+    critic = asked.recipe.critic
+    if "value" not in asked.method.needs or critic.kind == "shared":
+        return None
+    path = _critic_path(asked.recipe, policy, say) if critic.path else policy.path
+    config = pretrained.load_config(path)
+    parameters = pretrained.parameter_count(config)
+    return Shape.of(config, parameters, parameters)
 
 
 def _adapter_size(policy: Policy, recipe: Recipe) -> int:
@@ -285,10 +295,14 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
 def _weights(recipe: Recipe, policy: Policy) -> Any:
     seed = recipe.run.seed if recipe.model.random_init else None
     model = pretrained.load_model(policy.path, dtype=policy.dtype, device=policy.device, init_seed=seed)
+    return _with_layouts(model, "model.path")
+
+
+def _with_layouts(model: Any, where: str) -> Any:
     try:
         use_layouts(model)
     except ValueError as error:
-        raise UserError(str(error), where="model.path", mend="take a Llama, Qwen, Gemma or Mistral") from None
+        raise UserError(str(error), where=where, mend="take a Llama, Qwen, Gemma or Mistral") from None
     return model
 
 
@@ -431,7 +445,8 @@ def _critic(chosen: Plan, model: Any) -> CriticModel:
     if not recipe.critic.path:
         return CriticModel(model, _weights(recipe, policy))
     path = _critic_path(recipe, policy, pretrained.silent)
-    return CriticModel(model, pretrained.load_model(path, dtype=policy.dtype, device=policy.device))
+    body = pretrained.load_model(path, dtype=policy.dtype, device=policy.device)
+    return CriticModel(model, _with_layouts(body, "critic.path"))
 
 
 def _critic_path(recipe: Recipe, policy: Policy, say: Say) -> Path:

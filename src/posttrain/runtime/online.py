@@ -245,6 +245,7 @@ class OnlineRun:
             )
         episodes = [e for g in groups for e in g]
         self._errors.see(episodes)
+        self.progress.judged, self.progress.failed = self._errors.judged, self._errors.failed
         rows = [self._row(n, e) for n, e in enumerate(episodes)]
         self.run_dir.samples(f"eval_{self.progress.update:06d}", rows)
         return evaluation_metrics(episodes, self.evaluation.right)

@@ -75,7 +75,8 @@ def estimate(
     sampler_length: int = 0,
     reference: bool = False,
     reference_follows: bool = False,
-    critic: bool = False,
+    critic: Shape | None = None,
+    natural: bool = False,
 ) -> Memory:
     """The memory of a run, in bytes.
 
@@ -88,8 +89,13 @@ def estimate(
     if size < 4:
         parts["float32 masters"] = 4 * shape.trained
     parts["gradients"] = 4 * shape.trained
-    parts["AdamW moments"] = 8 * shape.trained
-    parts["activations"] = microbatch_tokens * activation_bytes(shape, size, checkpointing)
+    if natural:
+        # Gradient, direction, residual, search, image, their products and the weights ahead.
+        parts["natural step"] = 32 * shape.trained
+    else:
+        parts["AdamW moments"] = 8 * shape.trained
+    activations = token_bytes(shape, size, checkpointing=checkpointing, critic=critic, natural=natural)
+    parts["activations"] = microbatch_tokens * activations
     parts["one chunk of logits"] = 3 * (24 << 20)
     if sampler_rows:
         # A tied output head is kept twice: packed for products, plain for look-ups.
@@ -100,8 +106,18 @@ def estimate(
         parts["reference policy"] = weights + (4 * shape.parameters if reference_follows else 0)
     if critic:
         # A model of its own, trained whole: weights, masters where they differ, gradients and moments.
-        parts["critic"] = weights + (16 if size < 4 else 12) * shape.parameters
+        parts["critic"] = (size + (16 if size < 4 else 12)) * critic.parameters
     return Memory(parts)
+
+
+def token_bytes(shape: Shape, size: int, *, checkpointing: bool, critic: Shape | None, natural: bool) -> int:
+    """Bytes that one packed token of a microbatch costs, in the policy and in a critic of its own.
+
+    A natural step computes with pairs of numbers, and holds about eight rows of logits for each token.
+    """
+    own = activation_bytes(shape, size, checkpointing)
+    judged = activation_bytes(critic, size, checkpointing) if critic else 0
+    return own + judged + (own + 32 * shape.vocabulary if natural else 0)
 
 
 def activation_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
@@ -122,7 +138,13 @@ def activation_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
 def microbatch(shape: Shape, *, free: int, **needs: Any) -> int:
     """The most packed tokens whose activations fit, at least 256 and at most MOST_MICROBATCH."""
     fixed = estimate(shape, microbatch_tokens=0, **needs).total
-    token = activation_bytes(shape, needs["dtype"].itemsize, needs.get("checkpointing", False))
+    token = token_bytes(
+        shape,
+        needs["dtype"].itemsize,
+        checkpointing=needs.get("checkpointing", False),
+        critic=needs.get("critic"),
+        natural=needs.get("natural", False),
+    )
     return int(max(256, min(MOST_MICROBATCH, (SHARE * free - fixed) // token)))
 
 

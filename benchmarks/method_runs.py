@@ -1,0 +1,132 @@
+"""The demo's task with one method after the other: accuracy, wall time and peak memory of whole runs.
+
+Every run is `posttrain train recipes/arithmetic_grpo.toml` with the changes below, 64 answers an update, in a
+process of its own. Methods that compare answers see 4 tasks 16 times and drop groups that are all alike; the
+others see 16 tasks 4 times and keep all. A run that is already there is not made again, so the table can be
+made in several sittings.
+
+    python benchmarks/method_runs.py --seeds 3 --updates 56 --out runs/methods
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPE = ROOT / "recipes" / "arithmetic_grpo.toml"
+SINGLE = ["rollout.groups=16", "rollout.group_size=4", "rollout.select=all"]
+CASES: dict[str, list[str]] = {
+    "reinforce": ["method.name=reinforce", *SINGLE],
+    "rloo": ["method.name=rloo"],
+    "reinforce_pp": ["method.name=reinforce_pp", *SINGLE],
+    "a2c": ["method.name=a2c", *SINGLE],
+    "ppo, shared critic": ["method.name=ppo", *SINGLE],
+    "ppo, own critic": ["method.name=ppo", "critic.kind=own", "critic.lr=2e-5", *SINGLE],
+    "trpo on LoRA": [
+        "method.name=trpo",
+        "method.entropy_bonus=",
+        "lora.rank=16",
+        "model.dtype=float32",
+        *(f"optim.{key}=" for key in ("lr", "schedule", "warmup_steps")),
+    ],
+    "grpo": ["method.name=grpo"],
+    "dr_grpo": ["method.name=dr_grpo"],
+    "dapo": ["method.name=dapo"],
+    "gspo": ["method.name=gspo"],
+    "cispo": ["method.name=cispo"],
+}
+
+
+def main() -> None:
+    """Makes the runs that are missing, and prints the table of those that are there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=56)
+    parser.add_argument("--only", action="append", choices=list(CASES), help="these methods alone")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    for seed in range(options.seeds):
+        for name in options.only or CASES:
+            run(name, seed, options.updates, options.out)
+    found = {name: read(name, options.out) for name in CASES}
+    print("| method | seeds | before | after (range) | seconds | peak GiB |\n|---|---|---|---|---|---|")
+    for name, runs in found.items():
+        if runs:
+            after = [r["after"] for r in runs]
+            cells = [
+                str(len(runs)),
+                f"{statistics.fmean(r['before'] for r in runs):.1%}",
+                f"{statistics.fmean(after):.1%} ({min(after):.1%}–{max(after):.1%})",
+                f"{statistics.fmean(r['seconds'] for r in runs):.0f}",
+                f"{max(r['peak_mib'] for r in runs) / 1024:.1f}",
+            ]
+            print(f"| {name} | {' | '.join(cells)} |")
+    draw({name: runs for name, runs in found.items() if runs}, options.out / "methods.svg")
+
+
+def draw(found: dict[str, list[dict[str, Any]]], out: Path) -> None:
+    """The sampled reward of every method: the mean over its seeds, update by update."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5))
+    for n, (name, runs) in enumerate(found.items()):
+        updates = min(len(r["rewards"]) for r in runs)
+        mean = [statistics.fmean(r["rewards"][u] for r in runs) for u in range(updates)]
+        axes.plot(range(1, updates + 1), mean, label=name, color=pyplot.colormaps["tab20"](n), linewidth=1.8)
+    axes.set(xlabel="update", ylabel="reward of sampled answers", ylim=(0, 1))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=2)
+    figure.tight_layout()
+    figure.savefig(out)
+
+
+def folder(name: str, seed: int, out: Path) -> Path:
+    """Where a run lies."""
+    return out / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
+
+
+def run(name: str, seed: int, updates: int, out: Path) -> None:
+    """Makes a run, unless it is there; its peak of resident memory goes into peak.json."""
+    place = folder(name, seed, out)
+    if (place / "peak.json").exists():
+        return
+    words = [sys.executable, "-m", "posttrain", "train", str(RECIPE), "--run-dir", str(place), "--quiet"]
+    for change in [*CASES[name], f"run.seed={seed}", f"run.updates={updates}"]:
+        words += ["--set", change]
+    started = subprocess.Popen(words, cwd=ROOT)
+    _, status, used = os.wait4(started.pid, 0)
+    if status:
+        sys.exit(f"{name}, seed {seed}: exit {os.waitstatus_to_exitcode(status)}")
+    (place / "peak.json").write_text(json.dumps({"peak_mib": used.ru_maxrss / 1024}))
+    print(f"{name}, seed {seed}: {read(name, out)[-1]['after']:.1%}", flush=True)
+
+
+def read(name: str, out: Path) -> list[dict[str, Any]]:
+    """What the finished runs of a method came to, by seed."""
+    found = []
+    for peak in sorted(out.glob(f"{folder(name, 0, out).name[:-1]}[0-9]/peak.json")):
+        lines = [json.loads(x) for x in (peak.parent / "metrics.jsonl").read_text().splitlines()]
+        scored = [x["eval/accuracy"] for x in lines if "eval/accuracy" in x]
+        found.append(
+            {
+                "before": scored[0],
+                "after": scored[-1],
+                "seconds": lines[-1]["seconds"],
+                "rewards": [x["reward/mean"] for x in lines if "reward/mean" in x],
+                **json.loads(peak.read_text()),
+            }
+        )
+    return found
+
+
+if __name__ == "__main__":
+    main()
