@@ -126,7 +126,7 @@ PUBLISHED: dict[str, dict[str, str | None]] = {
     "max_rl": {"credit": "over_mean(eps=1e-06)"},
     "pass_at_k": {"credit": "pass_at_k(k=2)", "surrogate": "score", "reduction": "per_row"},
     "klq": {"reduction": "per_token", "beta": "0.1", "gamma": "1", "lam": "0.95"},
-    "klq_offline": {"reduction": "per_token", "beta": "0.1", "gamma": "1", "lam": None},
+    "klq_offline": {"reduction": "per_token", "beta": "0.1", "gamma": "1", "lam": "0"},
 }
 
 
@@ -169,6 +169,9 @@ def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str)
     published = METHODS[name].method
     for chosen in names(choice):
         options = with_what_reads_it(name, choice, chosen)
+        if twice(name, choice, chosen):
+            assert refused(name, options).startswith(("method.correction: ", "method.running_baseline: "))
+            continue
         if contradicts(name, choice, chosen):
             assert refused(name, options).startswith("method.credit: "), chosen
             continue
@@ -178,6 +181,27 @@ def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str)
             assert described(method)[choice].split("(")[0] == chosen
         changed = {c for c in choices(method) if getattr(method, c) != getattr(published, c)}
         assert changed <= {choice, "reduction"}, "a choice changed another one"
+
+
+def twice(name: str, choice: str, chosen: str) -> bool:
+    """Whether a method would then be corrected twice, or have two baselines."""
+    if name == "reinforce_running":
+        return choice == "credit" and chosen != "raw"
+    if name == "decoupled_ppo":
+        return chosen == "vtrace"
+    return name == "impala" and choice == "correction" and chosen != "uncorrected"
+
+
+def test_a_baseline_beside_a_credit_that_has_one_is_an_error() -> None:
+    assert refused("grpo", {"baseline": 0.5}).startswith(
+        "method.baseline: normalised has a baseline of its own"
+    )
+    assert policy_gradient("reinforce", {"baseline": 0.5}).baseline == 0.5
+
+
+def test_room_for_a_fine_is_within_the_longest_answer() -> None:
+    assert "overlong_buffer is 20" in refused("grpo", {"overlong_buffer": 20})
+    assert policy_gradient("grpo", {"overlong_buffer": 8}).horizon == 16
 
 
 def contradicts(name: str, choice: str, chosen: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from posttrain.math import advantages, corrections, ratios, reduce, returns, surrogate, value
+from posttrain.math import advantages, control, corrections, ratios, reduce, returns, surrogate, value
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.choices import (
     BY_TOKEN,
