@@ -41,7 +41,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
         "ppo": {"psi", "value_loss", "credit"},
         "sft": set(CHOICES),
     }.items():
-        for choice in only & set(choices(METHODS[name].method)):
+        for choice in (c for c in choices(METHODS[name].method) if c in only):
             for value in names(choice):
                 whole = choice == "credit" and value not in {f.__name__ for f in BY_TOKEN}
                 if whole and name == "ppo":
