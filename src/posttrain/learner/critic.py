@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.attention import hidden_states, use_layouts
-from posttrain.learner.pack import Pack
+from posttrain.attention import use_layouts
+from posttrain.learner.pack import Pack, trained_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,7 @@ class CriticModel(nn.Module):
     def forward(self, packed: Pack, hidden: Float[torch.Tensor, "M D"] | None) -> Float[torch.Tensor, "M"]:
         """V of the state before each trained token; `hidden` are the policy's states, if it shares them."""
         if self.body is not None:
-            device = self.head.weight.device
-            states = hidden_states(
-                self.body, packed.tokens[None].to(device), packed.positions[None].to(device), packed
-            )
-            hidden = states[0, packed.source.to(device)]
+            hidden = trained_states(self.body, packed)
         assert hidden is not None
         value: torch.Tensor = self.head(hidden.to(self.head.weight.dtype))[:, 0]
         return value

@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Float
 from transformers import PreTrainedModel
 
-from posttrain.attention import hidden_states, output_head
+from posttrain.attention import output_head
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.pack import Pack, pack
+from posttrain.learner.pack import Pack, pack, trained_states
 from posttrain.math import tokens
 from posttrain.types import Batch, Outputs, PerToken
 
@@ -39,13 +39,6 @@ def values(model: PreTrainedModel, batch: Batch, critic: CriticModel) -> PerToke
     packed = pack(batch)
     hidden = trained_states(model, packed) if critic.body is None else None
     return column(packed, batch, critic(packed, hidden))
-
-
-def trained_states(model: PreTrainedModel, packed: Pack) -> Float[torch.Tensor, "M D"]:
-    """The hidden states that predict the trained tokens of a pack."""
-    device = next(model.parameters()).device
-    hidden = hidden_states(model, packed.tokens[None].to(device), packed.positions[None].to(device), packed)
-    return hidden[0, packed.source.to(device)]
 
 
 def column(packed: Pack, batch: Batch, values: Float[torch.Tensor, "M"]) -> PerToken:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
+from transformers import PreTrainedModel
 
-from posttrain.attention import Heads, masked_attention
+from posttrain.attention import Heads, hidden_states, masked_attention
 from posttrain.types import Batch
 
 WHOLE_FAMILY = 512
@@ -183,6 +184,13 @@ def pack(batch: Batch) -> Pack:
         row=row,
         column=column,
     )
+
+
+def trained_states(model: PreTrainedModel, packed: Pack) -> Float[torch.Tensor, "M D"]:
+    """The hidden states that predict the trained tokens of a pack."""
+    device = next(model.parameters()).device
+    hidden = hidden_states(model, packed.tokens[None].to(device), packed.positions[None].to(device), packed)
+    return hidden[0, packed.source.to(device)]
 
 
 def _fed(batch: Batch, i: int) -> int:

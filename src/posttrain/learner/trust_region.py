@@ -19,8 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from posttrain.attention import output_head
-from posttrain.learner.forward import column, trained_states
-from posttrain.learner.pack import Pack, microbatches, pack
+from posttrain.learner.forward import column
+from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.math import kl, reduce, trust
 from posttrain.types import Batch, Method, Outputs
 

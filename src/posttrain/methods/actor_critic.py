@@ -35,10 +35,11 @@ class ActorCritic(PolicyGradient):
     @property
     def needs(self) -> frozenset[str]:
         """Those of the policy gradient, the values, and the anchor for vtrace, which weighs against it."""
-        return super().needs | {"value"} | ({"logp_old"} if self._off_policy else set())
+        return super().needs | {"value"} | ({"logp_old"} if self.off_policy else set())
 
     @property
-    def _off_policy(self) -> bool:
+    def off_policy(self) -> bool:
+        """Whether psi weighs for itself what an older policy drew."""
         return getattr(self.psi, "func", self.psi) is returns.vtrace
 
     def prepare(self, batch: Batch) -> Batch:
@@ -46,7 +47,7 @@ class ActorCritic(PolicyGradient):
         self._check(batch)
         assert batch.value is not None
         path = self.path(batch)._replace(value=batch.value)
-        if self._off_policy:
+        if self.off_policy:
             assert batch.logp_old is not None
             path = path._replace(log_weight=batch.logp_old - batch.logp_gen)
         advantage, target = self.psi(path)

@@ -81,8 +81,8 @@ def corrects(method: Method) -> bool:
     A Q learns from anybody's tokens as long as its targets look one step ahead only.
     """
     correction = getattr(method, "correction", corrections.uncorrected)
-    psi = function(getattr(method, "psi", returns.gae))
-    return correction is not corrections.uncorrected or psi is returns.vtrace or vars(method).get("lam") == 0
+    off_policy = getattr(method, "off_policy", False)
+    return correction is not corrections.uncorrected or off_policy or vars(method).get("lam") == 0
 
 
 def readable(method: Method) -> set[str]:

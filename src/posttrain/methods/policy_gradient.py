@@ -1,4 +1,4 @@
-"""The policy-gradient family: seven choices, and every member is a line of table.py.
+"""The policy-gradient family: eight choices, and every member is a line of table.py.
 
     returns     what arrives where         of the episode, or what is still to come
     credit      who deserves what          returns of an update -> advantages
@@ -7,6 +7,7 @@
     correction  what makes up for the sampler   nothing, or truncated weights π_old/π_gen
     reduction   what the mean is over       tokens, sequences, a fixed horizon
     kl          where the reference enters  a penalty in the loss, or in the reward
+    control     how a penalty's β follows a target
 
 A choice is a function of math/; functools.partial fixes a number of it.
 """
@@ -66,7 +67,6 @@ class PolicyGradient(Method):
     """Decay of a running average of the mean return, which is then subtracted too; 0 keeps none."""
     running_scale: float = 0.0
     """Decay of a running average of the returns' variance; rewards are divided by its root. 0 keeps none."""
-
     overlong_buffer: float = 0.0
     """Tokens before the longest answer within which an answer loses reward, up to 1; 0 leaves that out."""
     horizon: int = 0
@@ -98,7 +98,7 @@ class PolicyGradient(Method):
         """The episodes with what each token earned: its reward, scaled, less the reference's KL there."""
         reward = masked.fill(batch.reward, batch.mask)
         if self.running_scale and batch.carry["variance"] > 0:
-            reward = reward / (batch.carry["variance"] / batch.carry["variance_weight"]) ** 0.5
+            reward = reward / _mean_of(batch.carry, "variance") ** 0.5
         if self.overlong_buffer:
             length = batch.mask.sum(-1)
             last = (batch.mask.cumsum(-1) == length[:, None]) & batch.mask
@@ -170,12 +170,10 @@ class PolicyGradient(Method):
             carry["beta"] = self.control(carry["beta"], measured, self.kl_target)
         if (keep := self.running_baseline) > 0:
             earned = masked.row_sum(self.path(batch).reward, batch.mask)[rows]
-            carry["mean"] = keep * carry["mean"] + (1 - keep) * float(earned.mean())
-            carry["mean_weight"] = keep * carry["mean_weight"] + (1 - keep)
+            carry |= _with(carry, "mean", float(earned.mean()), keep)
         if (keep := self.running_scale) > 0:
             R = masked.row_sum(batch.reward, batch.mask)[rows]
-            carry["variance"] = keep * carry["variance"] + (1 - keep) * float(R.var(correction=0))
-            carry["variance_weight"] = keep * carry["variance_weight"] + (1 - keep)
+            carry |= _with(carry, "variance", float(R.var(correction=0)), keep)
         return carry
 
     def _check(self, batch: Batch) -> None:
@@ -183,9 +181,8 @@ class PolicyGradient(Method):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
 
     def _baseline(self, batch: Batch) -> float:
-        # Divided by the sum of its weights, so that the first updates are not pulled towards 0.
-        weight = batch.carry["mean_weight"] if self.running_baseline else 0.0
-        return self.baseline + (batch.carry["mean"] / weight if weight else 0.0)
+        seen = self.running_baseline and batch.carry["mean_weight"]
+        return self.baseline + (_mean_of(batch.carry, "mean") if seen else 0.0)
 
     def _beta(self, batch: Batch, fixed: float) -> float:
         return batch.carry["beta"] if self.kl_target else fixed
@@ -220,3 +217,17 @@ class PolicyGradient(Method):
     def _correction(self, out: Outputs, batch: Batch) -> PerToken:
         gap = masked.fill(self._old(out, batch), batch.mask) - masked.fill(batch.logp_gen, batch.mask)
         return self.correction(gap, batch.mask)
+
+
+def _with(carry: Mapping[str, float], name: str, value: float, keep: float) -> dict[str, float]:
+    """A running average with one more value in it, and the sum of its weights."""
+    weight = f"{name}_weight"
+    return {
+        name: keep * carry[name] + (1 - keep) * value,
+        weight: keep * carry[weight] + (1 - keep),
+    }
+
+
+def _mean_of(carry: Mapping[str, float], name: str) -> float:
+    """A running average, over the sum of its weights: the first updates are not pulled towards 0."""
+    return carry[name] / carry[f"{name}_weight"]

@@ -220,8 +220,8 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
     if method.kl_target and bool(method.kl_in_reward) == bool(method.kl_from_old):
         what = "two penalties could follow" if method.kl_in_reward else "no penalty follows"
         yield "kl_target", f"{what} the target", "set one of method.kl_in_reward and method.kl_from_old"
-    off_policy = isinstance(method, ActorCritic) and function(method.psi) is returns.vtrace
-    if off_policy and function(method.correction) is not corrections.uncorrected:
+    off_policy = isinstance(method, ActorCritic) and method.off_policy
+    if off_policy and method.correction is not corrections.uncorrected:
         yield (
             "correction",
             "vtrace weighs its advantages already",

@@ -1,12 +1,11 @@
 """Episodes of earlier updates, to be trained on again: a bounded memory of groups."""
 
-import hashlib
-import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from posttrain.runtime.stream import dice
 from posttrain.types import Trajectory
 
 Group = list[Trajectory]
@@ -40,8 +39,7 @@ class Replay:
             self._held.popleft()
         if count >= len(self._held):
             return [group for _, group in self._held]
-        key = hashlib.blake2b(f"replay/{self.seed}/{update}".encode(), digest_size=8).digest()
-        draw = random.Random(int.from_bytes(key, "big")).random
+        draw = dice(f"replay/{self.seed}/{update}").random
         # Only random() is the same in every version of Python.
         order = sorted((draw(), place) for place in range(len(self._held)))
         return [self._held[place][1] for place in sorted(place for _, place in order[:count])]

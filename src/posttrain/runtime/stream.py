@@ -32,6 +32,10 @@ class Stream(Generic[Item]):
 
 def _order(n: int, seed: int, epoch: int) -> list[int]:
     order = list(range(n))
-    key = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=8).digest()
-    random.Random(int.from_bytes(key, "big")).shuffle(order)
+    dice(f"{seed}/{epoch}").shuffle(order)
     return order
+
+
+def dice(key: str) -> random.Random:
+    """A generator that depends on this text alone, in every process."""
+    return random.Random(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big"))
