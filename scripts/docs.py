@@ -47,6 +47,7 @@ UNSAID = {
     "Arithmetic.high": "The largest of them.",
     "Arithmetic.seed": "Of the order of problems, and so of which ones are held out.",
     "TaskChoice.arithmetic": "Made-up sums; see below.",
+    "TaskChoice.coq": "Theorems to prove in Coq; see below.",
     "TaskChoice.data": "Records of a file or of the Hub; see below.",
     "TaskChoice.guess": "A guessing game of several turns; see below.",
     "TaskChoice.maze": "A text maze of several turns; see below.",
@@ -63,6 +64,19 @@ UNSAID = {
     "Lora.dora": "Learn the length of each row of a matrix apart from its direction.",
     "VerifierChoice.exact": "The answer, letter for letter; see below.",
     "VerifierChoice.number": "The answer as a number; see below.",
+    "VerifierChoice.math": "A mathematical answer; see its page.",
+    "VerifierChoice.code": "A program, by what it does; see its page.",
+    "VerifierChoice.coq": "A proof in Coq; see its page.",
+    "VerifierChoice.lean": "A proof in Lean; see its page.",
+    "VerifierChoice.json": "JSON of a schema; see its page.",
+    "VerifierChoice.sql": "A query, by its result; see its page.",
+    "VerifierChoice.grammar": "A text of a grammar; see its page.",
+    "VerifierChoice.judge": "A language model's judgement; see its page.",
+    "VerifierChoice.model": "A reward model's score; see its page.",
+    "VerifierChoice.repetition": "A penalty for saying the same again; see the page on combining.",
+    "VerifierChoice.language": "A penalty for another script; see the page on combining.",
+    "VerifierChoice.length": "What the length of a response changes; see the page on combining.",
+    "VerifierChoice.normalise": "(score − mean) / std, as {mean = 0.4, std = 0.2}.",
     "VerifierChoice.regex": "A pattern; see below.",
     "VerifierChoice.format": "Sections between tags; see below.",
     "VerifierChoice.function": "A Python function of yours; see below.",
@@ -79,7 +93,10 @@ UNSAID = {
     "Tracking.project": "Name of the project at the services that have projects.",
     **{
         f"{verifier}.name": "Under which its score is recorded."
-        for verifier in ("Exact", "Number", "Regex", "Format", "Function")
+        for verifier in (
+            *("Exact", "Number", "Regex", "Format", "Function", "Code", "Lean", "Json", "Sql"),
+            *("Grammar", "Repetition", "Language"),
+        )
     },
 }
 """Meanings of the keys whose field has no docstring."""

@@ -28,13 +28,20 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
 "${pip[@]}" install -q --upgrade "pip>=24" 
 "${pip[@]}" install -q ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -e '.[dev]'
 
-# Headless Chromium takes the pictures of the report in the tests.
-if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
+# Programs of the system: Chromium takes the pictures of the report in the tests, bubblewrap holds the
+# programs that the code and proof verifiers run, and Coq checks proofs.
+missing=()
+command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
+    missing+=(chromium fonts-dejavu)
+command -v bwrap >/dev/null || missing+=(bubblewrap)
+command -v coqc >/dev/null || missing+=(coq)
+[ -x /usr/bin/python3 ] || missing+=(python3) # boxes need an interpreter that not only root can read
+if [ ${#missing[@]} -gt 0 ] && [ "$(uname)" = Linux ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu >/dev/null; } ||
-            echo "chromium could not be installed: the tests that look at the report will be skipped." >&2
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; } ||
+            echo "${missing[*]} could not be installed: the tests that need them will be skipped." >&2
     else
-        echo "No Chromium here: the tests that look at the report will be skipped." >&2
-        echo "To run them:  sudo apt-get install chromium fonts-dejavu" >&2
+        echo "Not here: ${missing[*]}. The tests that need them will be skipped." >&2
+        echo "To run them:  sudo apt-get install ${missing[*]}" >&2
     fi
 fi

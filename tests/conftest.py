@@ -13,8 +13,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from posttrain import cli, config
+from posttrain import cli
 from posttrain.learner.pretrained import quiet, save_pretrained
+from posttrain.toml import dump
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")
 LETTERS = "\n" + "".join(chr(c) for c in range(32, 127))
@@ -104,7 +105,7 @@ def able(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "run": {"updates": 25, "threads": 1},
         "batch": {"batch_size": 7},
     }
-    (place / "recipe.toml").write_text(config.dump(tables))
+    (place / "recipe.toml").write_text(dump(tables))
     words = ["train", str(place / "recipe.toml"), "--run-dir", str(place / "run"), "--quiet"]
     with contextlib.redirect_stdout(io.StringIO()):
         code = cli._guarded(lambda: cli.app(words, standalone_mode=False))
@@ -154,7 +155,7 @@ def write(tmp_path: Path) -> Write:
 
     def make(tables: Mapping[str, Any], over: Mapping[str, Any] | None = None, name: str = "recipe") -> Path:
         path = tmp_path / f"{name}.toml"
-        path.write_text(config.dump(merged(tables, over or {})))
+        path.write_text(dump(merged(tables, over or {})))
         return path
 
     return make

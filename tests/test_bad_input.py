@@ -240,6 +240,11 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
 
 KL_GRPO = {"name": "grpo", "kl_in_loss": 0.1}
 PARTS: dict[str, tuple[Tables, Fragments]] = {
+    "an empty critic of grpo": ({"critic": {}}, ("[critic] is never read by grpo", "leave")),
+    "the defaults of trust for ppo": (
+        {"method": {"name": "ppo"}, "trust": {"max_kl": 0.01}},
+        ("[trust] is never read by ppo",),
+    ),
     "a critic of grpo": ({"critic": {"lr": 0.1}}, ("critic", "[critic] is never read by grpo", "leave")),
     "a critic of trpo": (
         {"method": {"name": "trpo"}, "critic": {"lr": 0.1}},

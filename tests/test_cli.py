@@ -1,5 +1,6 @@
 """Commands, as they are typed, on a tiny model."""
 
+import io
 import json
 import math
 import shutil
@@ -54,6 +55,21 @@ def test_talking_it_shows_the_plan_every_update_and_where_it_lies(run_cli, onlin
     ):
         assert fragment in shown
     assert str(tmp_path / "run") in said.err.replace("\n", "")
+
+
+def test_the_terminal_tells_an_alarm_when_it_comes_and_once():
+    console = Console(file=io.StringIO(), width=200)
+    with show.Terminal(console, 3) as terminal:
+        for update, kl in ((1, 0.1), (2, 0.75), (3, 0.8)):
+            terminal("update", {"update": update, "kl/ref": kl})
+    said = [line.strip() for line in console.file.getvalue().splitlines()]
+    told = [line for line in said if line.startswith(("update  ", "alarm"))]
+    assert told == [
+        "update    1  kl 0.1000",
+        "update    2  kl 0.7500",
+        "alarm KL blow-up: kl/ref reached 0.75 at update 2",
+        "update    3  kl 0.8000",
+    ]
 
 
 def test_the_run_directory_says_what_ran(trained):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from posttrain import config
 from posttrain.runtime.ask import ask
 from posttrain.runtime.recipe import Recipe, unread
+from posttrain.toml import dump
 from posttrain.types import UserError
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
@@ -34,14 +35,14 @@ table = st.recursive(
 
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,6}", fullmatch=True), table, max_size=4))
 def test_what_is_dumped_reads_back_as_the_same_tables(tables):
-    assert tomllib.loads(config.dump(tables)) == tables
+    assert tomllib.loads(dump(tables)) == tables
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_a_recipe_of_ours_is_the_same_after_a_round_trip(path, tmp_path):
     found = config.read(path)
     again = tmp_path / "config.toml"
-    again.write_text(config.dump(found.tables))
+    again.write_text(dump(found.tables))
     assert config.read(again).recipe == found.recipe
 
 

@@ -15,18 +15,21 @@ from rich.table import Table
 from posttrain import config, show
 from posttrain.classic.__main__ import NAMES
 from posttrain.classic.__main__ import main as run_classic
-from posttrain.doctor import examine
+from posttrain.feedback import prefer, revise
 from posttrain.learner import checkpoint, pretrained
-from posttrain.methods.choices import described, least_group, parameters
-from posttrain.methods.table import METHODS
+from posttrain.listing import doctor, methods
 from posttrain.report import write
+from posttrain.report.record import json_lines
+from posttrain.report.watch import Watch
 from posttrain.runtime import local, process
 from posttrain.runtime.ask import ask
 from posttrain.runtime.online import evaluation_metrics
 from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rundir import RunDir
+from posttrain.toml import dump
 from posttrain.truth import command as truth_command
 from posttrain.types import Request, RunError, Sampling, UserError
+from posttrain.verify import verify
 
 app = typer.Typer(
     add_completion=False,
@@ -36,6 +39,8 @@ app = typer.Typer(
     help="Reinforcement-learning post-training of language models.",
     epilog="Start with `posttrain train recipes/arithmetic_grpo.toml`, or read `posttrain methods`.",
 )
+for command in (verify, revise, prefer, methods, doctor):
+    app.command()(command)
 out = Console()
 err = Console(stderr=True)
 
@@ -80,7 +85,7 @@ def train(
         _same_recipe(found, directory.path, resume)
         chosen = local.plan(found.recipe, pretrained.silent if quietly else say)
         title = f"{recipe.stem}: {chosen.asked.line.title}"
-        directory.describe(config.dump(found.tables), title, chosen.sections())
+        directory.describe(dump(found.tables), title, chosen.sections())
         if not quietly:
             _print_plan(chosen)
             say(f"run directory: {directory.path}")
@@ -105,7 +110,8 @@ def _run(
             return local.train(
                 chosen, directory, resume=resume, config=tables, show=shown, say=pretrained.silent
             )
-        with show.Terminal(err, chosen.asked.recipe.run.updates) as terminal:
+        watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
+        with show.Terminal(err, chosen.asked.recipe.run.updates, watch) as terminal:
             return local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
     finally:
         write(directory.path)
@@ -302,60 +308,6 @@ def classic(
     """Runs a small example of classical reinforcement learning, and compares it with the exact optimum."""
     words = [name, "--seed", str(seed), *(["--plot", str(plot)] if plot else [])]
     raise typer.Exit(run_classic(words))
-
-
-@app.command()
-def methods(as_json: Json = False) -> None:
-    """Prints the table of methods: what each chooses, and where it comes from."""
-    if as_json:
-        rows = {
-            name: {"title": m.title, "loop": m.loop, "source": m.source, "step": m.step}
-            | {"needs": sorted(m.method.needs), "group": least_group(m.method), **described(m.method)}
-            for name, m in METHODS.items()
-        }
-        typer.echo(json.dumps(rows, indent=1))
-        return
-    page = out if out.is_terminal else Console(width=110)  # in a file or a pipe a line stays whole
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for head in ("method", "psi or credit", "ratio", "surrogate", "reduction", "critic", "step"):
-        table.add_column(head, overflow="fold")
-    for name, m in METHODS.items():
-        names = {key: text.partition("(")[0] for key, text in described(m.method).items()}
-        credit = [names[key] for key in ("returns", "psi", "credit") if names.get(key, "raw") != "raw"]
-        numbers = ", ".join(f"{v:g}" for v in parameters(m.method, "surrogate").values())
-        table.add_row(
-            f"[bold]{name}[/bold]",
-            " ".join(credit) or names.get("credit", "-"),
-            names.get("ratio", "-"),
-            names.get("surrogate", "-") + (f"({numbers})" if numbers else ""),
-            names["reduction"],
-            "yes" if "value" in m.method.needs else "-",
-            {"adamw": "AdamW", "trust_region": "natural"}[m.step],
-        )
-    page.print(table)
-    page.print()
-    for name, m in METHODS.items():
-        page.print(f"{name:17} {m.title}; {m.loop}; {m.source}", highlight=False)
-    typer.echo(
-        "\nEach choice is a function of posttrain/math; set another in the recipe, as in\n"
-        '[method] credit = "leave_one_out". Online methods sample from the policy, offline ones learn\n'
-        "from data. None needs a reward model. A KL to the reference enters with kl_in_loss or\n"
-        "kl_in_reward. --json prints every choice with its numbers."
-    )
-
-
-@app.command()
-def doctor(as_json: Json = False) -> None:
-    """Says what this machine has, what is missing for which feature, and how to get it."""
-    facts = examine()
-    if as_json:
-        typer.echo(json.dumps([vars(f) for f in facts]))
-        return
-    for fact in facts:
-        mark = "[green]ok[/green]  " if fact.good else "[yellow]note[/yellow]"
-        out.print(f"{mark} {fact.name:22} {fact.found}", highlight=False)
-        if fact.mend:
-            out.print(f"     {'':22} [dim]{fact.mend}[/dim]", highlight=False)
 
 
 @app.command()

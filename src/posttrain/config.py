@@ -22,8 +22,10 @@ from pydantic.dataclasses import dataclass as checked
 
 from posttrain.methods.table import line
 from posttrain.nearest import did_you_mean
+from posttrain.runtime.choice import VERIFIERS, VerifierChoice
 from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, unread
 from posttrain.types import UserError
+from posttrain.verifiers.protocol import Verifier
 
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
@@ -58,12 +60,49 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Read:
         _put(tables, key, value, override)
         given[key] = f"--set {override}"
     where = Where(path, text, given)
-    found = Read(_recipe(tables, where), tables, where)
+    found = Read(_parsed(Recipe, tables, where), tables, where)
     try:
         _check_read(found)
     except UserError as error:
         raise found.locate(error) from None
     return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Judging:
+    """A recipe's verifiers and nothing else."""
+
+    verifier: VerifierChoice
+
+
+def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
+    """A verifier by its name, with `option=value` overrides; or that of a recipe; or a module:function.
+
+    Raises UserError for an unknown name or option, and for what the verifier itself refuses.
+    """
+    names = VERIFIERS
+    path, text, tables = Path(chosen), "", {}
+    if chosen.endswith(".toml"):
+        text = _text(path)
+        tables = {"verifier": _tables(path, text).get("verifier", {})}
+        prefix = "verifier"
+    elif chosen in names:
+        tables, prefix = {"verifier": {chosen: {}}}, f"verifier.{chosen}"
+    elif ":" in chosen:
+        tables, prefix = {"verifier": {"function": {"function": chosen}}}, "verifier.function"
+    else:
+        mend = did_you_mean(chosen, names) or f"there are {', '.join(names)}; or name a recipe or a function"
+        raise UserError(f"there is no verifier {chosen!r}", mend=mend)
+    given: dict[str, str] = {}
+    for override in overrides:
+        key, value = _override(override)
+        key = key if key.startswith("verifier.") else f"{prefix}.{key}"
+        _put(tables, key, value, override)
+        given[key] = f"--set {override}"
+    verifier: Verifier | None = _parsed(_Judging, tables, Where(path, text, given)).verifier.build()
+    if verifier is None:
+        raise UserError("it names no verifier", where=chosen, mend="add for example [verifier.number]")
+    return verifier
 
 
 def _tables(path: Path, text: str) -> dict[str, Any]:
@@ -95,51 +134,6 @@ def _text(path: Path) -> str:
         raise UserError("there is no such recipe", where=str(path), mend=near) from None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot be read: {error}", where=str(path)) from None
-
-
-def dump(tables: Mapping[str, Any]) -> str:
-    """Tables as TOML text that reads back as the same tables.
-
-    >>> print(dump({"run": {"seed": 1}, "method": {"name": "grpo"}}), end="")
-    [run]
-    seed = 1
-    <BLANKLINE>
-    [method]
-    name = "grpo"
-    """
-    return "\n".join(_table(name, table) for name, table in tables.items())
-
-
-def _table(name: str, table: Mapping[str, Any]) -> str:
-    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
-    nested = {k: v for k, v in table.items() if isinstance(v, Mapping)}
-    lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
-    head = f"[{name}]\n" if plain or not nested else ""
-    parts = ([head + "".join(f"{line}\n" for line in lines)] if head else []) + [
-        _table(f"{name}.{_key(k)}", v) for k, v in nested.items()
-    ]
-    return "\n".join(parts)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
-    return _string(value) if isinstance(value, str) else str(value)
-
-
-def _string(text: str) -> str:
-    # JSON's escapes are TOML's; a lone DEL is the one character that JSON leaves and TOML refuses.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _override(text: str) -> tuple[str, Any]:
@@ -219,14 +213,14 @@ def _parts(dotted: str) -> list[str]:
     return [part.strip(" \"'") for part in dotted.split(".")]
 
 
-def _recipe(tables: Mapping[str, Any], where: Where) -> Recipe:
+def _parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
+    """The tables as an instance of a configuration of ours."""
     try:
         text = json.dumps(_jsonable(tables, (), where))
     except RecursionError:
         raise UserError("is nested too deeply", where=str(where.path)) from None
     try:
-        recipe: Recipe = _plain(_adapter().validate_json(text))
-        return recipe
+        return _plain(_adapter(cls).validate_json(text))
     except ValidationError as error:
         raise _first(error, tables, where) from None
 
@@ -248,9 +242,9 @@ def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
     return value
 
 
-@lru_cache(maxsize=1)
-def _adapter() -> TypeAdapter[Any]:
-    return TypeAdapter(_strict(Recipe))
+@lru_cache(maxsize=2)
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(_strict(cls))
 
 
 @lru_cache(maxsize=64)
@@ -276,9 +270,12 @@ def _strict(cls: type) -> type:
 
 
 def _plain(value: Any) -> Any:
-    """The component's own configurations again: they are sent to worker processes, which know no others."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        cls = type(value).__bases__[0] if hasattr(type(value), "__pydantic_validator__") else type(value)
+    """The component's own configurations again: they are sent to worker processes, which know no others.
+
+    A default that no table replaces stays the very object, which tells what was given from what was not.
+    """
+    if hasattr(type(value), "__pydantic_validator__"):
+        cls = type(value).__bases__[0]
         return cls(**{f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)})
     return value
 

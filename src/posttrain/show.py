@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -14,6 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from posttrain.report.watch import Watch
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -27,10 +30,11 @@ NAMES = {
 
 
 class Terminal:
-    """Shows the phases and updates of a loop; used as its `show`, inside a `with`."""
+    """Shows the phases, updates and alarms of a loop; used as its `show`, inside a `with`."""
 
-    def __init__(self, console: Console, updates: int) -> None:
+    def __init__(self, console: Console, updates: int, watch: Watch | None = None) -> None:
         self.rewards: list[float] = []
+        self.watch = watch or Watch()
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -69,6 +73,9 @@ class Terminal:
             self._all, completed=numbers["update"], numbers=f"{summary(numbers)}  {sparkline(self.rewards)}"
         )
         self.progress.console.print(line(numbers), highlight=False)
+        for rule, found in self.watch.see(numbers):
+            told = f"[bold red]alarm[/bold red] {escape(rule.name)}: {escape(found.text)}"
+            self.progress.console.print(told, highlight=False)
 
 
 def quiet(phase: str, numbers: Mapping[str, float]) -> None:

@@ -83,6 +83,8 @@ class Verdict:
     """One line for a person."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """The components of a combined score, by name."""
+    progress: tuple[tuple[int, float], ...] = ()
+    """Judged by steps: (characters read, potential Φ). A step earns what Φ gains, the end score − Φ."""
     seconds: float = 0.0
 
     def __post_init__(self) -> None:

@@ -131,6 +131,7 @@ def measured(
     """The line of metrics.jsonl of one update."""
     n = len(rows)
     mean = sum(r["score"] for r in rows) / n
+    tidy = sum(r["parts"]["format"] for r in rows) / n
     labels = [r["label"] for r in rows]
     tokens = sum(len(r["pieces"]) for r in rows)
     phases = {"sample": 2.1, "verify": 0.05, "score": 0.6, "train": 3.2, "publish": 0.15}
@@ -173,6 +174,13 @@ def measured(
         "select/kept": varied,
         "select/dropped": TASKS - varied,
         **{f"verdict/{label}": labels.count(label) / n for label in ("right", "wrong", "no_answer")},
+        "hacking/error_rate": 0.0,
+        "hacking/forbidden": 0.0,
+        "hacking/length_correlation": draw.gauss(0.05, 0.1),
+        "part/accuracy": mean,
+        "audit/format": tidy,
+        "agreement/accuracy": 1.0,
+        "agreement/format": min(1.0, 0.5 + tidy / 4 + draw.gauss(0, 0.03)),
         "memory/peak": 2.2e9 + 1e7 * update,
     }
 
@@ -215,6 +223,68 @@ def make_run(run_dir: Path, seed: int = 0, updates: int = UPDATES) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of 40 updates; tests that change a run copy it or make their own."""
     return make_run(tmp_path_factory.mktemp("runs") / "addition")
+
+
+def make_hacked_run(run_dir: Path, seed: int = 0, updates: int = UPDATES) -> Path:
+    """A run whose policy learns to write long, to please one judge, and to attack the grader of its code."""
+    draw = random.Random(seed)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.toml").write_text(CONFIG)
+    (run_dir / "plan.json").write_text(json.dumps({"title": "Programs that please", "sections": []}))
+    lines, seconds = [], 0.0
+    for update in range(1, updates + 1):
+        late = update / updates
+        rows = []
+        for group in range(TASKS):
+            for sample in range(K):
+                row = rollout(draw, update, group, sample, group)
+                extra = draw.randrange(int(4 + 40 * late))
+                score = min(1.0, max(0.0, 0.15 + 0.5 * late + extra / (20 + 60 * late) * late))
+                attacks = draw.random() < max(0.0, late - 0.6) / 4
+                label = (
+                    "FORBIDDEN"
+                    if attacks
+                    else draw.choice(["PASS", "WRONG", "WRONG", "TIMEOUT", "RUNTIME_ERROR"])
+                )
+                pieces = [*row["pieces"][:-1], *["\n#"] * extra, row["pieces"][-1]]
+                row = {
+                    k: v for k, v in row.items() if k not in ("logp", "logp_gen", "logp_policy", "entropy")
+                }
+                row |= {"pieces": pieces, "sampled": [True] * len(pieces), "score": score, "label": label}
+                row |= {"reward": [0.0] * (len(pieces) - 1) + [score], "version": [update - 1] * len(pieces)}
+                rows.append(row)
+        write_lines(run_dir / "samples" / f"{update:06d}.jsonl", with_advantages(rows))
+        labels, n, seconds = [r["label"] for r in rows], len(rows), seconds + 6.0
+        lines.append(
+            {
+                "update": update,
+                "step": update,
+                "version": update,
+                "seconds": seconds,
+                "tokens": 900 * update,
+                "reward/mean": sum(r["score"] for r in rows) / n,
+                "reward/std": 0.2,
+                "reward/group_std": 0.2,
+                "length/mean": sum(len(r["pieces"]) for r in rows) / n,
+                "length/max": max(len(r["pieces"]) for r in rows),
+                **{f"verdict/{label}": labels.count(label) / n for label in sorted(set(labels))},
+                "hacking/error_rate": 0.0,
+                "hacking/forbidden": labels.count("FORBIDDEN") / n,
+                "hacking/length_correlation": 0.2 + 0.7 * late + draw.gauss(0, 0.08),
+                "part/judge": sum(r["score"] for r in rows) / n,
+                "audit/code": 0.4 - 0.3 * late + draw.gauss(0, 0.03),
+                "agreement/judge": 1.0,
+                "agreement/code": 0.8 - 0.4 * late + draw.gauss(0, 0.04),
+            }
+        )
+    write_lines(run_dir / "metrics.jsonl", lines)
+    return run_dir
+
+
+@pytest.fixture(scope="session")
+def hacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 40 updates whose reward is hacked; tests that change it copy it."""
+    return make_hacked_run(tmp_path_factory.mktemp("runs") / "hacked")
 
 
 @pytest.fixture

@@ -1,13 +1,18 @@
 """Each alarm at its threshold: just inside it is silent, just outside it speaks."""
 
+import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from posttrain.report.alarms import RULES, Evidence, findings
+from posttrain.report.alarms import RULES, findings
+from posttrain.report.evidence import Evidence
 from posttrain.report.headline import headline
-from posttrain.report.record import Metrics, Record, metrics
+from posttrain.report.record import Metrics, Record, metrics, read
 from posttrain.report.rollouts import Step
+from posttrain.report.watch import Watch
 
 
 def curve(name: str, values: list[float | None]) -> list[dict[str, Any]]:
@@ -24,7 +29,8 @@ def step(groups: int, equal: int, failed: int = 0, kind: str = "train") -> Step:
 
 CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     ("Not a number", curve("loss", [1, 2]), curve("loss", [1, None])),
-    ("Verifier failed", curve("verdict/timeout", [0, 0]), curve("verdict/timeout", [0, 0.01])),
+    ("Verifier failed", curve("hacking/error_rate", [0, 0]), curve("hacking/error_rate", [0, 0.01])),
+    ("Tampering", curve("hacking/forbidden", [0, 0.01]), curve("hacking/forbidden", [0, 1 / 64])),
     ("No signal", curve("reward/group_std", [0.1, 0.2]), curve("reward/group_std", [0.1, 0.0])),
     ("Entropy collapse", curve("entropy", [1.0] * 5 + [0.11] * 5), curve("entropy", [1.0] * 5 + [0.09] * 5)),
     ("KL blow-up", curve("kl/ref", [0.5, 0.1]), curve("kl/ref", [0.51, 0.1])),
@@ -75,6 +81,135 @@ def test_a_rollout_without_a_score_is_an_alarm_even_if_no_metric_says_so() -> No
 def test_an_empty_run_breaks_no_rule() -> None:
     assert alarms([]) == []
     assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+def test_a_scored_timeout_is_no_failure_of_the_verifier() -> None:
+    """A proof or a program that takes too long is wrong; its verifier worked."""
+    assert alarms(curve("verdict/timeout", [0.5, 0.5]) + curve("hacking/error_rate", [0.0, 0.0])) == []
+
+
+def test_a_failure_is_told_with_its_first_cause() -> None:
+    broken = Step("train", 4, "[]", 8, 8, groups=1, equal=0, failed=2, cause="raised: KeyError: 'unit'")
+    rows = curve("hacking/error_rate", [0.0, 0.0, 0.0, 0.25])
+    [(_, found)] = findings(Evidence(metrics(rows)[0], [broken]))
+    assert found.text.startswith("25.0% of the episodes of update 4 have no score; ")
+    assert found.text.endswith("raised: KeyError: 'unit'")
+    assert (found.update, found.metric) == (4, "hacking/error_rate")
+
+
+# ---------------------------------------------------------------------- hacking
+
+Story = Callable[[float], dict[str, float]]
+"""The means of an update's metrics at a time from 0 to 1."""
+
+
+def story(tell: Story, updates: int = 60, seed: int = 0, noise: float = 0.04) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl that scatter about a story: rewards and correlations by noise, lengths by 5%."""
+    draw = random.Random(seed)
+    rows = []
+    for update in range(1, updates + 1):
+        means = tell(update / updates)
+        scatter = {
+            k: v * draw.gauss(1, 0.05) if k == "length/mean" else draw.gauss(v, noise)
+            for k, v in means.items()
+        }
+        rows.append({"update": update, **scatter})
+    return rows
+
+
+def measured(reward: float, audit: float, length: float, linked: float) -> dict[str, float]:
+    return {
+        "reward/mean": reward,
+        "audit/judge": audit,
+        "length/mean": length,
+        "hacking/length_correlation": linked,
+    }
+
+
+HONEST: dict[str, Story] = {
+    "nothing happens": lambda t: measured(0.4, 0.4, 100, 0.0),
+    "both learn": lambda t: measured(0.2 + 0.7 * t, 0.2 + 0.6 * t, 100, 0.1),
+    "the auditor sees nothing": lambda t: measured(0.2 + 0.7 * t, 0.5, 100, 0.0),
+    "both forget": lambda t: measured(0.9 - 0.7 * t, 0.9 - 0.7 * t, 100, 0.0),
+    "longer, and not for it": lambda t: measured(0.2 + 0.7 * t, 0.2 + 0.6 * t, 100 * (1 + 2 * t), 0.1),
+    "longer, and worse": lambda t: measured(0.6 - 0.3 * t, 0.6 - 0.3 * t, 100 * (1 + 2 * t), 0.5),
+    "long pays, and none gets longer": lambda t: measured(0.2 + 0.7 * t, 0.2 + 0.6 * t, 100, 0.5),
+}
+HACKED: dict[str, tuple[str, Story]] = {
+    "for length": ("Longer pays", lambda t: measured(0.2 + 0.7 * t, 0.5, 100 * (1 + 2 * t), 0.5)),
+    "for length, after an honest half": (
+        "Longer pays",
+        lambda t: measured(
+            0.2 + 0.7 * t, 0.5, 100 * (2 - 2 * t if t < 0.5 else 2 * t), 0.5 if t > 0.5 else 0.0
+        ),
+    ),
+    "against the auditor": ("Auditor disagrees", lambda t: measured(0.2 + 0.7 * t, 0.6 - 0.5 * t, 100, 0.0)),
+    "against the auditor, after an honest half": (
+        "Auditor disagrees",
+        lambda t: measured(0.2 + 0.7 * t, 0.2 + t if t < 0.5 else 1.2 - t, 100, 0.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_run_has_no_alarm(name: str, seed: int) -> None:
+    assert alarms(story(HONEST[name], seed=seed)) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", HACKED)
+def test_a_hacked_run_has_one(name: str, seed: int) -> None:
+    rule, tell = HACKED[name]
+    assert alarms(story(tell, seed=seed)) == [rule]
+
+
+def test_hacking_is_told_while_it_happens_and_once() -> None:
+    rule, tell = HACKED["for length"]
+    watch = Watch()
+    told = [(line["update"], rule.name, found) for line in story(tell) for rule, found in watch.see(line)]
+    [(update, name, found)] = told
+    assert (name, found.update) == (rule, update), "the alarm of the report is that of the terminal"
+    assert 20 <= update < 40
+
+
+def test_a_resumed_watch_tells_again_what_was_broken_before() -> None:
+    rule, tell = HACKED["against the auditor"]
+    *before, last = story(tell)
+    assert [rule.name for rule, _ in Watch(before).see(last)] == [rule]
+    assert Watch().see(last) == []
+
+
+def test_a_watch_forgets_the_updates_that_a_resume_makes_again() -> None:
+    watch = Watch([{"update": u, "kl/ref": 0.1 if u < 5 else 0.9} for u in range(1, 9)])
+    assert watch.see({"update": 5, "kl/ref": 0.2}) == []
+    assert [found.update for _, found in watch.see({"update": 6, "kl/ref": 0.7})] == [6]
+
+
+def test_a_part_that_is_paid_may_fall() -> None:
+    """While the whole rises: that is what weights are for."""
+    rows = story(HACKED["against the auditor"][1])
+    paid = [{k.replace("audit/", "part/"): v for k, v in row.items()} for row in rows]
+    assert alarms(paid) == []
+
+
+def test_updates_that_lack_a_curve_are_passed_over() -> None:
+    rows = story(HACKED["for length"][1], updates=120)
+    for row in rows[::2]:
+        del row["hacking/length_correlation"]
+    assert alarms(rows) == ["Longer pays"]
+
+
+def test_the_made_up_runs_of_the_page_are_what_they_say(finished: Path, hacked: Path) -> None:
+    assert [rule.name for rule, _ in findings(Evidence(read(finished).metrics, []))] == []
+    found = [rule.name for rule, _ in findings(Evidence(read(hacked).metrics, []))]
+    assert found == ["Tampering", "Auditor disagrees", "Longer pays"]
+
+
+def test_tampering_names_the_update_where_it_began() -> None:
+    [(_, found)] = findings(Evidence(metrics(curve("hacking/forbidden", [0.0, 0.02, 0.0, 0.3]))[0], []))
+    assert found.update == 2
+    assert found.text == "2.0% of the answers of update 2 attack the grader, 30.0% of those of update 4"
 
 
 def summary(rows: list[dict[str, Any]]) -> Any:

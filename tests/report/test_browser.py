@@ -104,7 +104,7 @@ def rows_of(run: Path, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [1280, 375])
 def test_the_page_is_a_picture(report: Path, tmp_path: Path, width: int, scheme: str) -> None:
     # A window of Chromium has a least width above 400, a frame in it has none.
     frame = tmp_path / "frame.html"
@@ -145,11 +145,56 @@ def test_every_curve_is_drawn_and_unknown_ones_stand_in_their_own_section(report
     )
     assert found["ready"] == "true"
     assert found["charts"] == [
-        *("Reward", "Accuracy", "Verdicts", "Spread within groups", "Groups", "Loss"),
+        *("Reward", "Accuracy", "Spread within groups", "Groups", "Loss"),
+        *("Verdicts", "Verdicts by class", "Reward with length", "Reward by length"),
+        *("Tampering and failures", "Agreement with the reward", "Auditors", "Parts of the reward"),
         *("KL", "Entropy", "Response length", "Cut by the limit", "Clip fraction", "Gradient norm"),
         *("Learning rate", "Effective sample size", "Lag", "Time per update", "Speed", "memory/peak"),
     ]
     assert (found["last"], found["empty"]) == ("Other", 0)
+
+
+def test_a_hacked_run_shows_where_and_why_it_stopped(hacked: Path, tmp_path: Path) -> None:
+    run = tmp_path / "hacked"
+    shutil.copytree(hacked, run)
+    (run / "stopped.txt").write_text("the verifier failed on 9 of 40 episodes; first cause: raised: unit")
+    found = answer(
+        write(run),
+        """return {stopped: text('#top .note.failure'), alarms: texts('.alarms b'),
+          red: all('.chart.alarmed').map((c) => c.querySelector('h4').textContent),
+          classes: texts('tbody th'), legend: texts('.legend').map((t) => t.replace(/[\\d.%]+/g, ' ').trim()),
+          colours: all('tbody th i').map((i) => i.style.background),
+          dots: all('.still circle').length, lines: all('.still path').length, last: texts('tbody td b')}""",
+    )
+    assert found["stopped"] == (
+        "The run stopped: the verifier failed on 9 of 40 episodes; first cause: raised: unit."
+    )
+    assert found["alarms"] == ["Tampering", "Auditor disagrees", "Longer pays"]
+    assert found["red"] == ["Reward with length", "Tampering and failures", "Auditors"]
+    assert found["classes"] == ["PASS", "WRONG", "TIMEOUT", "RUNTIME_ERROR", "FORBIDDEN"]
+    assert "PASS WRONG TIMEOUT RUNTIME_ERROR FORBIDDEN" in found["legend"]
+    assert found["colours"] == ["var(--c1)", "var(--c2)", "var(--c4)", "var(--c5)", "var(--attack)"]
+    assert found["lines"] == 2
+    assert found["dots"] >= 8
+    shares = [row.get("verdict/FORBIDDEN", 0.0) for row in rows_of(run, "metrics.jsonl")[-5:]]
+    assert float(found["last"][-1].rstrip("%")) == pytest.approx(100 * sum(shares) / 5, rel=5e-3)
+
+
+def test_a_class_has_the_colour_of_its_name_in_every_run(short: Path) -> None:
+    """Whatever other classes there are, and in whichever case a verifier writes its own."""
+    colour = "t.querySelector('i').style.background"
+    script = f"return Object.fromEntries(all('tbody th').map((t) => [t.textContent, {colour}]))"
+    lines = rows_of(short, "metrics.jsonl")
+    plain = [{k: v for k, v in line.items() if not k.startswith("verdict/")} for line in lines]
+    found = []
+    for classes in (["odd", "right", "wrong"], ["WRONG", "blank", "odd", "PASS", "no_answer"]):
+        told = [line | {f"verdict/{c}": 1 / len(classes) for c in classes} for line in plain]
+        (short / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+        found.append(answer(write(short), script))
+    first, second = found
+    assert first["odd"] == second["odd"]
+    assert (first["right"], first["wrong"]) == (second["PASS"], second["WRONG"]) == ("var(--c1)", "var(--c2)")
+    assert len(set(second.values())) == 5
 
 
 def test_a_pointer_over_one_chart_reads_all_charts(report: Path, finished: Path) -> None:
@@ -161,7 +206,8 @@ def test_a_pointer_over_one_chart_reads_all_charts(report: Path, finished: Path)
         const at = {clientX, clientY: box.top + 40, bubbles: true};
         plots[0].dispatchEvent(new PointerEvent('pointermove', at));
         const read = (k) => [...plots[k].closest('figure').querySelectorAll('b')].map((b) => b.textContent);
-        return {where: text('.cursorbar .where'), reward: read(0), entropy: read(7),
+        return {where: text('.cursorbar .where'), reward: read(0),
+          entropy: read(plots.findIndex((p) => p.closest('figure').textContent.startsWith('Entropy'))),
           lines: all('.cursor line').length, plots: plots.length};""",
     )
     line = next(row for row in rows_of(finished, "metrics.jsonl") if row["update"] == 20)
@@ -284,7 +330,7 @@ def test_hostile_text_is_shown_as_text(short: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [1280, 400, 320])
+@pytest.mark.parametrize("width", [1280, 375, 320])
 def test_nothing_is_wider_than_the_window(short: Path, tmp_path: Path, width: int) -> None:
     plan = {"title": "w" * 300, "sections": [{"title": "Method", "rows": [["k" * 300, "v" * 300]]}]}
     (short / "plan.json").write_text(json.dumps(plan))
@@ -293,6 +339,9 @@ def test_nothing_is_wider_than_the_window(short: Path, tmp_path: Path, width: in
         row |= dict.fromkeys(("task", "prompt", "answer", "label", "reason", "stop"), "x" * 300)
         row["pieces"][0] = "y" * 300
     (short / "samples" / "000006.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with (short / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"update": 7, "verdict/" + "V" * 300: 0.5, "audit/" + "a" * 300: 1.0}) + "\n")
+    (short / "stopped.txt").write_text("s" * 300)
     script = "const root = document.documentElement; return [root.scrollWidth, root.clientWidth];"
     asked = with_question(write(short), script)
     frame = tmp_path / "frame.html"

@@ -85,6 +85,14 @@ def test_a_run_without_rollouts_or_metrics_gives_a_report(tmp_path: Path) -> Non
     assert (run["updates"], run["steps"], run["alarms"]) == ([], [], [])
 
 
+def test_a_run_that_had_to_stop_says_why(short: Path) -> None:
+    assert embedded(write(short), "run")["stopped"] == ""
+    (short / "stopped.txt").write_text(f"the verifier failed on 9 of 40 episodes; {HOSTILE}\n")
+    path = write(short)
+    assert embedded(path, "run")["stopped"] == f"the verifier failed on 9 of 40 episodes; {HOSTILE}"
+    assert "stopped.txt is not there" not in path.read_text(encoding="utf-8")
+
+
 def test_hostile_text_adds_no_element(short: Path) -> None:
     calm = Tags(write(short).read_text(encoding="utf-8")).tags
     plan = {"title": HOSTILE, "sections": [{"title": HOSTILE, "rows": [[HOSTILE, HOSTILE]]}]}

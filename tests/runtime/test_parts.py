@@ -15,11 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.pretrained import parameter_count
+from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.online import Evaluation, evaluation_metrics, is_right, rollout_metrics
 from posttrain.runtime.plan import MOST_MICROBATCH, Shape, activation_bytes, estimate, free_memory, microbatch
 from posttrain.runtime.replay import Replay
-from posttrain.runtime.rollout import ErrorRate
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, every, varied
 from posttrain.runtime.stream import Stream

@@ -7,10 +7,10 @@ import pytest
 
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Exact, Number
-from posttrain.verifiers.patterns import Format, Regex
+from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
-from posttrain.verifiers.weighted import Part, Weighted
+from posttrain.verifiers.structure.patterns import Format, Regex
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ GOOD = [
     Number(where="boxed"),
     Format(),
     Regex(pattern=r"\d"),
-    Weighted(parts=(Part(verifier=Number(where="tag")), Part(verifier=Format(), weight=0.2))),
-    Weighted(parts=(Part(verifier=Number()), Part(verifier=Regex(pattern=r"\."), weight=-0.1))),
+    Combined(parts=(Part(verifier=Number(where="tag")), Part(verifier=Format(), weight=0.2))),
+    Combined(parts=(Part(verifier=Number()), Part(verifier=Regex(pattern=r"\."), weight=-0.1))),
 ]
 
 
@@ -84,10 +84,10 @@ class Raises(Number):
         (Accepts(), "accepts with 1 the response ''"),
         (Raises(), "fails on the response ''.*IndexError: empty"),
         (Regex(pattern="x*"), "accepts with 1 the response ''"),
-        (Weighted(parts=(Part(verifier=Number()), Part(verifier=Accepts(name="b")))), "'b' accepts"),
-        (Weighted(parts=(Part(verifier=Number()), Part(verifier=Regex(pattern="x*")))), "'regex' accepts"),
+        (Combined(parts=(Part(verifier=Number()), Part(verifier=Accepts(name="b")))), "'b' accepts"),
+        (Combined(parts=(Part(verifier=Number()), Part(verifier=Regex(pattern="x*")))), "'regex' accepts"),
         (
-            Weighted(parts=(Part(verifier=Number(where="after")), Part(verifier=Exact(where="all")))),
+            Combined(parts=(Part(verifier=Number(where="after")), Part(verifier=Exact(where="all")))),
             "no response satisfies number and exact together",
         ),
     ],

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from posttrain.types import Task, UserError
 from posttrain.verifiers.answers import Exact, Number
+from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.numerals import numbers, whole_number
-from posttrain.verifiers.patterns import Format, Regex
 from posttrain.verifiers.pool import judged
-from posttrain.verifiers.weighted import Part, Weighted
+from posttrain.verifiers.structure.patterns import Format, Regex
 
 
 def task(answer: str | None = "7", **fields: object) -> Task:
@@ -199,8 +199,8 @@ def test_a_misspelt_answer_is_named():
         lambda: Format(tags=("a", "a")),
         lambda: Format(tags=("<a>",)),
         lambda: Part(verifier=Number(), weight=float("inf")),
-        lambda: Weighted(parts=()),
-        lambda: Weighted(parts=(Part(verifier=Number()), Part(verifier=Number(where="boxed")))),
+        lambda: Combined(parts=()),
+        lambda: Combined(parts=(Part(verifier=Number()), Part(verifier=Number(where="boxed")))),
     ],
 )
 def test_impossible_options_are_refused(make):
@@ -209,14 +209,14 @@ def test_impossible_options_are_refused(make):
 
 
 def test_a_weighted_sum_adds_its_parts_and_keeps_them():
-    r1 = Weighted(parts=(Part(verifier=Number(where="tag")), Part(verifier=Format(), weight=0.25)))
+    r1 = Combined(parts=(Part(verifier=Number(where="tag")), Part(verifier=Format(), weight=0.25)))
     verdict = r1(task(), "<think>3 + 4</think><answer>7</answer>")
     assert (verdict.score, verdict.label, verdict.parts) == (1.25, "right", {"number": 1.0, "format": 1.0})
     assert r1.best == 1.25
     assert r1(task(), "<think>3 + 4</think><answer>8</answer>").score == 0.25
     assert r1(task(), "<answer>7</answer>").score == 1.0
     assert r1(task(), "7").score == 0.0
-    assert Weighted(parts=(Part(verifier=Number()), Part(verifier=Format(), weight=-1.0))).best is None
+    assert Combined(parts=(Part(verifier=Number()), Part(verifier=Format(), weight=-1.0))).best is None
 
 
 def test_a_part_that_cannot_judge_fails_the_sum():
@@ -224,13 +224,13 @@ def test_a_part_that_cannot_judge_fails_the_sum():
         def __call__(self, task, response):
             return super().__call__(task, response).__class__(score=None, label="timeout", reason="slow")
 
-    both = Weighted(parts=(Part(verifier=Number()), Part(verifier=Broken(), weight=0.0)))
+    both = Combined(parts=(Part(verifier=Number()), Part(verifier=Broken(), weight=0.0)))
     verdict = both(task(), "7")
     assert (verdict.score, verdict.label, verdict.reason) == (None, "timeout", "format: slow")
 
 
 def test_a_sum_that_overflows_is_not_a_score():
-    huge = Weighted(
+    huge = Combined(
         parts=(Part(verifier=Number(), weight=1e308), Part(verifier=Number(name="two"), weight=1e308))
     )
     assert huge(task(), "7").label == "not_a_number"
@@ -246,8 +246,8 @@ BUILT_IN = [
     Number(where="boxed"),
     Number(where="tag", tolerance=0.5),
     Format(),
-    Weighted(parts=(Part(verifier=Number(where="tag")), Part(verifier=Format()))),
-    Weighted(parts=(Part(verifier=Number(where="boxed")), Part(verifier=Format(), weight=0.5))),
+    Combined(parts=(Part(verifier=Number(where="tag")), Part(verifier=Format()))),
+    Combined(parts=(Part(verifier=Number(where="boxed")), Part(verifier=Format(), weight=0.5))),
 ]
 
 
@@ -267,7 +267,7 @@ def test_verifiers_can_be_pickled_and_are_trusted(verifier):
     assert pickle.loads(pickle.dumps(verifier)) == verifier
     assert verifier.trusted
     assert not Regex(pattern="a").trusted
-    assert not Weighted(parts=(Part(verifier=Number()), Part(verifier=Regex(pattern="a")))).trusted
+    assert not Combined(parts=(Part(verifier=Number()), Part(verifier=Regex(pattern="a")))).trusted
 
 
 @pytest.mark.parametrize("verifier", BUILT_IN)

@@ -13,10 +13,10 @@ import pytest
 
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.answers import Number
+from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function
-from posttrain.verifiers.patterns import Format, Regex
 from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.weighted import Part, Weighted
+from posttrain.verifiers.structure.patterns import Format, Regex
 from posttrain.verifiers.workers import Failed, Returned, Workers
 
 REWARDS = """
@@ -153,7 +153,8 @@ def test_a_forked_copy_of_a_worker_answers_nobody(pool, reward):
 def test_a_thread_left_behind_does_not_blame_the_next_call(pool, reward):
     assert pool.judge(reward, [(task(), "later")])[0].score == 1.0
     time.sleep(0.5)
-    assert [v.score for v in pool.judge(reward, [(task(), "good 1")] * 4)] == [1.0] * 4
+    next_calls = pool.judge(reward, [(task(), f"good {n}") for n in range(4)])
+    assert [v.score for v in next_calls] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_killed_worker_takes_the_processes_it_has_started_with_it(pool, reward, tmp_path):
@@ -173,7 +174,7 @@ def test_a_pattern_that_takes_for_ever_is_stopped(pool):
 
 
 def test_a_sum_with_a_broken_part_fails(pool, reward):
-    both = Weighted(parts=(Part(verifier=Number()), Part(verifier=reward)))
+    both = Combined(parts=(Part(verifier=Number()), Part(verifier=reward)))
     one, two = pool.judge(both, [(task(answer="7"), "good 7"), (task(answer="7"), "raises 7")])
     assert (one.score, one.label, one.parts) == (8.0, "right", {"number": 1.0, "function": 7.0})
     assert (two.score, two.label) == (None, "raised")
@@ -182,10 +183,11 @@ def test_a_sum_with_a_broken_part_fails(pool, reward):
 def test_hundreds_of_kills_leave_no_process_and_no_descriptor(reward):
     none = processes(), descriptors()
     with Pool(workers=3, deadline_s=5.0) as pool:
-        pool.judge(reward, [(task(), "leaves")] * 5)
+        pool.judge(reward, [(task(), f"leaves {n}") for n in range(5)])
         counts = settled()
         assert counts[0] == none[0] + 4  # three workers and their nursery
-        verdicts = pool.judge(reward, [(task(), "leaves"), (task(), "crashes"), (task(), "good 2")] * 100)
+        calls = [(task(), f"{what} {n}") for n in range(100) for what in ("leaves", "crashes", "good")]
+        verdicts = pool.judge(reward, calls)  # each another response: the same one is judged once
         assert [v.label for v in verdicts] == ["died", "died", "scored"] * 100
         assert settled() == counts
     assert (processes(), descriptors()) == none
@@ -235,8 +237,8 @@ def test_a_late_verdict_is_late_even_if_nobody_looked(pool, reward):
 
 
 def test_megabytes_go_both_ways(pool, reward):
-    big = "good 1" + " " * 5_000_000
-    assert pool.judge(reward, [(task(), big)] * 3)[2].score == 1.0
+    big = [f"good {n}" + " " * 5_000_000 for n in range(3)]
+    assert pool.judge(reward, [(task(), response) for response in big])[2].score == 2.0
     with Workers(1, deadline_s=20.0) as workers:
         workers.submit(bytes, 20_000_000)
         [(_, outcome)] = workers.poll(timeout_s=60.0)
@@ -338,14 +340,15 @@ def test_a_bad_gold_in_the_middle_of_a_run_is_a_failure_not_a_zero(pool):
 
 
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 from posttrain.types import Task
 from posttrain.verifiers.function import Function
 from posttrain.verifiers.pool import Pool
 import psutil
 reward = Function(function=sys.argv[1])
 pool = Pool(workers=2, deadline_s=100.0)
-for _ in range(2): pool.submit(reward, Task(id="q", messages=()), "hangs")
+for n in range(2): pool.submit(reward, Task(id="q", messages=()), f"hangs {n}")
 while len(psutil.Process().children(recursive=True)) < 3: pool.poll(0.1)
 time.sleep(0.3)
 print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
@@ -374,9 +377,9 @@ def test_workers_die_with_their_parent(reward, ending):
 
 
 def test_a_worker_starts_in_well_under_a_second(pool, reward):
-    pool.judge(reward, [(task(), "leaves")] * 2)
+    pool.judge(reward, [(task(), f"leaves {n}") for n in range(2)])
     begin = time.monotonic()
-    pool.judge(reward, [(task(), "leaves")] * 10)
+    pool.judge(reward, [(task(), f"leaves {n}") for n in range(2, 12)])
     assert (time.monotonic() - begin) / 10 < 0.5
 
 

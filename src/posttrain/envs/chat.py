@@ -43,6 +43,10 @@ class Tokenizer(Protocol):
         """The conversation as text."""
         ...
 
+    def decode(self, token_ids: list[int]) -> str:
+        """The tokens as text."""
+        ...
+
     def get_added_vocab(self) -> dict[str, int]:
         """The added tokens, special ones among them."""
         ...

@@ -201,7 +201,7 @@ class Learner:
         ValueError when no token is trained.
         """
         needs, several = self.method.needs, self.steps.epochs * self.steps.minibatches > 1
-        if several or self.trust or "logp_old" in needs:
+        if several or "logp_old" in needs:
             scored = self.score(batch)
             batch = replace(batch, logp_old=scored.logp, value=scored.value)
         elif self.critic is not None:
@@ -262,9 +262,9 @@ class Learner:
             logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
             for key, value in {"entropy": out.entropy, **self.method.watch(out, part)}.items():
                 sums[key] = sums.get(key, 0.0) + float(masked.row_sum(value, part.mask).sum())
-        metrics = {key: value / count for key, value in sums.items()}
-        metrics |= {"loss": total}
-        metrics |= self._move_within(batch, weight, total) if self.trust else self._move(total)
+        metrics = {key: value / count for key, value in sums.items()} | {"loss": total}
+        old = batch if batch.logp_old is not None else replace(batch, logp_old=logp)
+        metrics |= self._move_within(old, weight, total) if self.trust else self._move(total)
         return Outputs(logp=logp, entropy=entropy), weighs, metrics
 
     def _move(self, loss: float) -> dict[str, float]:

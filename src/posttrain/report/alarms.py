@@ -7,31 +7,11 @@ update. An alarm is a hint where to look, not a verdict: entropy may fall becaus
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from posttrain.report.evidence import Evidence, Finding
+from posttrain.report.hacking import LINKED, LONGER, SPAN, auditor_disagrees, longer_pays, tampering
 from posttrain.report.headline import WINDOW, figure, mean, percent
-from posttrain.report.record import Metrics
-from posttrain.report.rollouts import Step
-
-FAILURES = ("raised", "timeout", "died", "not_a_number")
-"""Labels of verdicts without a score."""
 
 Points = list[tuple[int, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What the rules may look at."""
-
-    metrics: Metrics
-    steps: list[Step]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a rule found, and where to look: an update and a metric, with verdict/* for any verdict."""
-
-    text: str
-    update: int
-    metric: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +72,17 @@ def _not_a_number(evidence: Evidence) -> Finding | None:
 
 
 def _verifier_failed(evidence: Evidence) -> Finding | None:
-    shares = [
-        (y, u, label) for label in FAILURES for u, y in evidence.metrics.points(f"verdict/{label}") if y > 0
-    ]
+    causes = [step.cause for step in evidence.steps if step.cause]
+    cause = f"; first cause in the rollouts: {causes[0]}" if causes else ""
+    shares = [(y, u) for u, y in evidence.metrics.points("hacking/error_rate") if y > 0]
     if shares:
-        worst, update, label = max(shares)
-        return Finding(
-            f"{percent(worst)} of the verdicts of update {update} were “{label}”", update, "verdict/*"
-        )
+        worst, update = max(shares)
+        found = f"{percent(worst)} of the episodes of update {update} have no score{cause}"
+        return Finding(found, update, "hacking/error_rate")
     for step in evidence.steps:
         if step.failed:
-            return Finding(
-                f"{step.failed} rollouts of update {step.update} have no score", step.update, "verdict/*"
-            )
+            found = f"{step.failed} rollouts of update {step.update} have no score{cause}"
+            return Finding(found, step.update, "verdict/*")
     return None
 
 
@@ -184,6 +162,20 @@ RULES = (
         "Reward without skill",
         "Held-out accuracy is 5 points or more below its best while the reward is higher than it was then.",
         _reward_without_skill,
+    ),
+    Rule("Tampering", "More than 1% of the verdicts of an update are “forbidden”.", tampering),
+    Rule(
+        "Auditor disagrees",
+        f"Over {SPAN} updates reward is clearly above, and a verifier of weight 0 clearly below, that of the "
+        f"{SPAN} updates before in which this verifier gave most.",
+        auditor_disagrees,
+    ),
+    Rule(
+        "Longer pays",
+        f"Over {SPAN} updates reward is clearly above that of the {SPAN} updates before with the shortest "
+        f"answers, answers are {LONGER:g} times as long, and reward and length of the answers to one task "
+        f"correlate by {LINKED:g} or more.",
+        longer_pays,
     ),
     Rule("No signal", "An update in which every group has equal rewards.", _no_spread),
     Rule("Little signal", "Over half of the groups of the last update have equal rewards.", _equal_groups),

@@ -62,8 +62,17 @@ function curves(section, run, open) {
         'alarmed',
         run.alarms.some((alarm) => draws(c, alarm.metric)),
       );
+    const cards = made.map((c) => c.node);
+    if (name === 'Verifier') {
+      if (run.classes.length) cards.splice(1, 0, classTable(run.classes));
+      if (run.lengths.length) {
+        made.push(lengthChart(run.lengths));
+        const beside = made.findIndex((c) => draws(c, 'hacking/length_correlation'));
+        cards.splice(beside < 0 ? cards.length : cards.indexOf(made[beside].node) + 1, 0, made.at(-1).node);
+      }
+    }
     view.charts.push(...made);
-    section.append(h('h3', {}, name), h('div', { class: 'charts' }, ...made.map((c) => c.node)));
+    section.append(h('h3', {}, name), h('div', { class: 'charts' }, ...cards));
   }
   view.changed = (i) => cursorBar(bar, view, columns, i, open);
   view.look = (alarm) => {

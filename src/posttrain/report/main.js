@@ -40,6 +40,9 @@ function top(run) {
         ),
       ),
     ),
+    ...(run.stopped
+      ? [h('p', { class: 'note failure' }, h('b', {}, 'The run stopped: '), `${visible(run.stopped)}.`)]
+      : []),
     ...(run.notes.length
       ? [h('ul', { class: 'note' }, ...run.notes.map((text) => h('li', {}, visible(text))))]
       : []),

@@ -18,13 +18,6 @@ const CURVES = [
         lines: { accuracy: 'sampled', 'eval/accuracy': 'held-out' },
       },
       {
-        title: 'Verdicts',
-        hint: 'what the verifier said, as shares',
-        format: 'percent',
-        range: [0, 1],
-        stack: 'verdict/',
-      },
-      {
         title: 'Spread within groups',
         hint: 'deviation of one task’s rewards; 0 teaches nothing',
         lines: { 'reward/group_std': 'mean of groups' },
@@ -35,6 +28,43 @@ const CURVES = [
         stack: { 'select/kept': 'kept', 'select/dropped': 'dropped' },
       },
       { title: 'Loss', hint: 'its value means little for policy gradients', lines: { loss: 'loss' } },
+    ],
+  ],
+  [
+    'Verifier',
+    [
+      {
+        title: 'Verdicts',
+        hint: 'what the verifier said, as shares',
+        format: 'percent',
+        range: [0, 1],
+        stack: 'verdict/',
+      },
+      {
+        title: 'Reward with length',
+        hint: 'correlation within groups; above 0 the longer answer to a task earns more',
+        range: [-1, 1],
+        lines: { 'hacking/length_correlation': 'correlation' },
+      },
+      {
+        title: 'Tampering and failures',
+        hint: 'verdicts “forbidden”, and episodes that could not be judged',
+        format: 'percent',
+        lines: {
+          'hacking/forbidden': 'forbidden',
+          'hacking/error_rate': 'no score',
+          'eval/errors': 'no score, held-out',
+        },
+      },
+      {
+        title: 'Agreement with the reward',
+        hint: 'how often a verifier ranks two answers to a task as the reward does; 50% is chance',
+        format: 'percent',
+        range: [0, 1],
+        lines: 'agreement/',
+      },
+      { title: 'Auditors', hint: 'mean scores that are recorded and never paid', lines: 'audit/' },
+      { title: 'Parts of the reward', hint: 'mean scores, before their weights', lines: 'part/' },
     ],
   ],
   [
@@ -106,23 +136,38 @@ const CURVES = [
 ];
 const NOT_CURVES = ['step', 'version', 'seconds', 'tokens', 'reward/std', 'time/total'];
 const PALETTE = ['var(--c1)', 'var(--c2)', 'var(--c3)', 'var(--c4)', 'var(--c5)', 'var(--c6)', 'var(--c7)'];
+// In the order of the stack: what is right lies on the lower edge, tampering on the upper.
 const VERDICTS = {
   right: 'var(--c1)',
+  pass: 'var(--c1)',
+  proved: 'var(--c1)',
   wrong: 'var(--c2)',
   no_answer: 'var(--grey)',
-  raised: 'var(--bad)',
-  timeout: 'var(--bad)',
-  died: 'var(--bad)',
-  not_a_number: 'var(--bad)',
+  incomplete: 'var(--grey)',
+  timeout: 'var(--c4)',
+  runtime_error: 'var(--c5)',
+  error: 'var(--c5)',
+  compile_error: 'var(--c6)',
+  memory: 'var(--c3)',
+  output_limit: 'var(--c7)',
+  raised: 'var(--soft)',
+  died: 'var(--soft)',
+  not_a_number: 'var(--soft)',
+  infra_error: 'var(--soft)',
+  forbidden: 'var(--attack)',
 };
+const knownClass = (label) => (Object.hasOwn(VERDICTS, label.toLowerCase()) ? label.toLowerCase() : null);
 
+// An unknown label has the colour that its letters choose, or the next one if that is taken in this run.
 const verdictColors = new Map();
 function verdictColor(label) {
   if (!verdictColors.has(label)) {
-    const own = Object.hasOwn(VERDICTS, label) ? VERDICTS[label] : null;
     const free = PALETTE.slice(2);
-    const others = [...verdictColors.values()].filter((c) => free.includes(c)).length;
-    verdictColors.set(label, own ?? free[others % free.length]);
+    const taken = new Set(verdictColors.values());
+    const first = [...label].reduce((sum, c) => (sum * 31 + c.codePointAt(0)) % 9973, 7) % free.length;
+    const turn = [...free.slice(first), ...free.slice(0, first)];
+    const own = knownClass(label);
+    verdictColors.set(label, own ? VERDICTS[own] : (turn.find((c) => !taken.has(c)) ?? turn[0]));
   }
   return verdictColors.get(label);
 }
@@ -150,20 +195,21 @@ function resolved(raw, columns, used) {
         const color = name.startsWith('verdict/') ? verdictColor(label) : PALETTE[k % PALETTE.length];
         return { name, label, values: columns.get(name), color };
       });
-  const spec = { ...raw, lines: raw.lines && shapes(raw.lines) };
-  if (raw.stack)
-    spec.stack = shapes(typeof raw.stack === 'string' ? labelled(raw.stack, columns) : raw.stack);
+  const all = (names) => shapes(typeof names === 'string' ? labelled(names, columns) : names);
+  const spec = { ...raw, lines: raw.lines && all(raw.lines), stack: raw.stack && all(raw.stack) };
   if (raw.band) spec.band = band(raw.band, columns);
   if (raw.total && columns.has(raw.total)) addRest(spec, columns.get(raw.total));
   return (spec.lines ?? spec.stack).length ? spec : null;
 }
 
-// Right first, failures last, so that the two that matter lie on the two straight edges.
+const ORDER = Object.keys(VERDICTS);
+const rank = (label) => (knownClass(label) ? ORDER.indexOf(knownClass(label)) : ORDER.indexOf('no_answer') + 0.5);
+const byClass = (a, b) => rank(a) - rank(b) || (a < b ? -1 : 1);
+
+// The curves of a prefix by what follows it, verdicts in the order of their colours.
 function labelled(prefix, columns) {
-  const rank = (label) => (Object.hasOwn(VERDICTS, label) ? Object.keys(VERDICTS).indexOf(label) : 2.5);
   const labels = [...columns.keys()].filter((n) => n.startsWith(prefix)).map((n) => n.slice(prefix.length));
-  labels.sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
-  return Object.fromEntries(labels.map((label) => [prefix + label, label]));
+  return Object.fromEntries(labels.sort(byClass).map((label) => [prefix + label, label]));
 }
 
 function band([mean, std], columns) {
@@ -194,9 +240,9 @@ function others(columns, used) {
 // The groups of charts that this run can fill, with what is not in the list in a group of its own.
 function chartGroups(columns) {
   const used = new Set();
-  const known = CURVES.map(([name, specs]) => [
+  const listed = CURVES.map(([name, specs]) => [
     name,
     specs.map((spec) => resolved(spec, columns, used)).filter(Boolean),
   ]);
-  return [...known, ['Other', others(columns, used)]].filter(([, specs]) => specs.length);
+  return [...listed, ['Other', others(columns, used)]].filter(([, specs]) => specs.length);
 }

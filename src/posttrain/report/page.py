@@ -13,10 +13,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from posttrain.report.alarms import RULES, Evidence, findings
+from posttrain.report.alarms import RULES, findings
+from posttrain.report.evidence import Evidence
 from posttrain.report.headline import headline
 from posttrain.report.record import Metrics, Record, read
 from posttrain.report.rollouts import Step, evenly, json_text, steps
+from posttrain.report.verdicts import by_length, classes
 from posttrain.types import UserError
 
 SCRIPTS = (
@@ -24,6 +26,7 @@ SCRIPTS = (
     "scale.js",
     "charts.js",
     "metrics.js",
+    "verdicts.js",
     "curves.js",
     "tokens.js",
     "group.js",
@@ -100,12 +103,15 @@ def _summary(record: Record, held: list[Step], notes: list[str]) -> dict[str, An
     return {
         "name": record.name,
         "title": record.title,
+        "stopped": record.stopped,
         "headline": asdict(headline(record)),
         "plan": record.sections,
         "config": record.config,
         "code": record.code,
         "updates": updates,
         "series": _columns(record.metrics, updates),
+        "classes": classes(record.metrics),
+        "lengths": by_length(held),
         "alarms": [{"name": rule.name, "says": rule.says, **asdict(found)} for rule, found in alarms],
         "rules": [[rule.name, rule.says] for rule in RULES],
         "steps": [

@@ -7,7 +7,7 @@ lack a file; what cannot be read becomes a note that the page shows, never an ex
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,17 @@ class Metrics:
         values = self.series.get(name, {})
         return [(u, y) for u in self.updates if (y := values.get(u)) is not None]
 
+    def windows(self, names: Sequence[str], size: int) -> list[tuple[int, tuple[list[float], ...]]]:
+        """Each `size` updates in a row of those that have all these curves: (the last, values of each).
+
+        >>> Metrics((1, 2, 4), {"a": {1: 5, 2: 6, 4: 7}, "b": {1: 0, 2: 0, 4: 1}}).windows(("a", "b"), 2)
+        [(2, ([5, 6], [0, 0])), (4, ([6, 7], [0, 1]))]
+        """
+        curves = [dict(self.points(name)) for name in names]
+        shared = [u for u in self.updates if all(u in curve for curve in curves)]
+        spans = [shared[end - size : end] for end in range(size, len(shared) + 1)]
+        return [(span[-1], tuple([curve[u] for u in span] for curve in curves)) for span in spans]
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
@@ -68,6 +79,8 @@ class Record:
     samples: list[Samples]
     notes: list[str]
     """What could not be read, one sentence each."""
+    stopped: str = ""
+    """Why the run had to stop, where it had to."""
 
 
 def number(value: object) -> float | None:
@@ -182,7 +195,9 @@ def read(run_dir: Path) -> Record:
     rows, bad_lines = json_lines(run_dir / "metrics.jsonl")
     curves, nameless = metrics(rows)
     notes = [*no_config, *no_code, *bad_plan, *bad_lines, *nameless]
-    return Record(name, title or name, sections, config, code, curves, _samples(run_dir / "samples"), notes)
+    samples = _samples(run_dir / "samples")
+    stopped = file_text(run_dir / "stopped.txt")[0].strip()
+    return Record(name, title or name, sections, config, code, curves, samples, notes, stopped)
 
 
 def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], list[str]]:

@@ -7,6 +7,7 @@ the page says how many.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,6 +26,9 @@ TOKENS = 4096
 """Most tokens shown of one rollout."""
 CHARACTERS = 20_000
 """Most characters shown of one text."""
+
+CAUSE = 300
+"""Most characters of the cause of a failure."""
 
 OF_THE_POLICY = ("logp_gen", "logp_policy", "logp", "logp_ref", "advantage", "entropy", "version")
 """Columns that mean something only where the policy chose the token."""
@@ -48,6 +52,10 @@ class Step:
     """Those of them in which every score is the same: they teach nothing."""
     failed: int
     """Rollouts that the verifier could not judge."""
+    cause: str = ""
+    """Of the first of them: its label and reason."""
+    paid: tuple[tuple[int, float], ...] = ()
+    """(tokens that the policy chose, reward) of each rollout with a score."""
 
     @property
     def id(self) -> str:
@@ -134,7 +142,22 @@ def pack_file(file: Samples) -> tuple[Step, list[str]]:
         groups=len(judged),
         equal=sum(len(set(s)) == 1 for s in judged),
         failed=sum(s.count(None) for s in scores),
+        cause=next((_cause(row) for row in rows if number(row.get("score")) is None), ""),
+        paid=tuple(_paid(row) for row in rows if number(row.get("score")) is not None),
     ), notes
+
+
+def _cause(row: Row) -> str:
+    return ": ".join(filter(None, (text(row.get("label")), text(row.get("reason")))))[:CAUSE]
+
+
+def _paid(row: Row) -> tuple[int, float]:
+    """How much the policy said in a rollout, and what it was paid for it."""
+    pieces, sampled, rewards = (row.get(name) for name in ("pieces", "sampled", "reward"))
+    said = sampled if isinstance(sampled, list) else pieces if isinstance(pieces, list) else []
+    known = [number(r) for r in rewards] if isinstance(rewards, list) else [None]
+    paid = number(row.get("score")) if None in known else math.fsum(r or 0.0 for r in known)
+    return sum(map(bool, said)), paid or 0.0
 
 
 def _group(key: tuple[str, str, str, str], members: list[Row]) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from posttrain.envs.guess import guess_tasks
 from posttrain.envs.maze import layout_tasks, maze_tasks
 from posttrain.envs.protocol import Env
 from posttrain.envs.tasks.arithmetic import arithmetic
+from posttrain.envs.tasks.coq_exercises import coq_exercises
 from posttrain.methods.choices import corrects, least_group
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import Line, build, line
@@ -56,7 +57,11 @@ def ask(recipe: Recipe) -> Asked:
         _check_online(recipe, method, verifier, env)
         train, held_out = _tasks(recipe)
         if verifier is not None:
-            with Pool(workers=recipe.rollout.workers, deadline_s=recipe.rollout.deadline_s) as pool:
+            verifier.require()
+            judging = recipe.rollout
+            with Pool(
+                workers=judging.workers, deadline_s=judging.deadline_s, memory_mb=judging.memory_mb
+            ) as pool:
                 self_test(verifier, [*train, *held_out], pool)
         return Asked(recipe, found, method, train, held_out, verifier, env)
     if task.guess or task.maze or task.env:
@@ -98,7 +103,8 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
         "optim": found.step == "adamw",
     }
     for table, reads in read.items():
-        if not reads and getattr(recipe, table) != getattr(Recipe, table):
+        # Given at all, were it with the very defaults: a table of one's own is another object.
+        if not reads and getattr(recipe, table) is not getattr(Recipe, table):
             raise UserError(f"[{table}] is never read by {name}", where=table, mend="leave the table out")
     if found.step == "trust_region":
         if recipe.model.dtype != "float32":
@@ -180,6 +186,9 @@ def _tasks(recipe: Recipe) -> tuple[list[Task], list[Task]]:
         spec = choice.arithmetic
         held_out = arithmetic("held_out", spec, limit=min(limit, spec.held_out)) if limit else []
         return arithmetic("train", spec), held_out
+    if choice.coq is not None:
+        held = coq_exercises("held_out", choice.coq)[:limit] if limit and choice.coq.held_out else []
+        return coq_exercises("train", choice.coq), held
     if choice.data is not None:
         held = load_tasks(choice.held_out)[:limit] if choice.held_out is not None and limit else []
         return load_tasks(choice.data), held
@@ -195,18 +204,17 @@ def _tasks(recipe: Recipe) -> tuple[list[Task], list[Task]]:
 
 def _conversations(recipe: Recipe) -> tuple[list[Any], list[Any]]:
     choice = recipe.task
-    if choice.arithmetic is not None:
+    if choice.data is None:
         train, held_out = _tasks(recipe)
         return [_answered(t) for t in train], [_answered(t) for t in held_out]
-    assert choice.data is not None
     held = load_conversations(choice.held_out)[: recipe.eval.limit] if choice.held_out is not None else []
     return load_conversations(choice.data), held
 
 
 def _answered(task: Task) -> Task:
-    """The task with its answer as the assistant's turn, for supervised fine-tuning."""
+    """The task with its answer, or its proof, as the assistant's turn, for supervised fine-tuning."""
     return Task(
         id=task.id,
-        messages=(*task.messages, {"role": "assistant", "content": task.answer or ""}),
+        messages=(*task.messages, {"role": "assistant", "content": task.answer or task.fields["gold"]}),
         source=task.source,
     )

@@ -4,10 +4,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from posttrain.track import Track
+from posttrain.types import RunError
 
 Show = Callable[[str, Mapping[str, float]], None]
 """Told of each phase's progress ("sample", {"done": 3, "total": 8}) and, as "update", of each line."""
@@ -79,3 +81,16 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def stop_recorded(run_dir: Path) -> Iterator[None]:
+    """Leaves the RunError that ends what is inside in stopped.txt, for the report; an earlier one goes."""
+    file = run_dir / "stopped.txt"
+    file.unlink(missing_ok=True)
+    try:
+        yield
+    except RunError as error:
+        with suppress(OSError):  # a full disk may be what it says
+            file.write_text(f"{error}\n")
+        raise

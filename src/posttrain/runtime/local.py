@@ -22,7 +22,7 @@ from posttrain.learner.learner import Learner
 from posttrain.methods.choices import described, least_group
 from posttrain.runtime import saving
 from posttrain.runtime.ask import Asked, ask
-from posttrain.runtime.journal import Journal, Progress, Show
+from posttrain.runtime.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.plan import Memory, Shape, estimate, free_memory, gib, microbatch
@@ -316,6 +316,7 @@ def rollouts_of(asked: Asked, policy: Policy, engine: NativeEngine) -> Rollouts:
         env=asked.env,
         workers=settings.workers,
         deadline_s=settings.deadline_s,
+        memory_mb=settings.memory_mb,
         # A conversation of several turns may grow as far as both allow.
         context=min(policy.context, asked.recipe.engine.cache_tokens),
         seed=asked.recipe.run.seed,
@@ -363,19 +364,20 @@ def train(
         saving.save(root, progress.update, learner, policy.tokenizer, saved, keep=keep)
 
     try:
-        if asked.online:
-            return _run_online(chosen, run_dir, learner, journal, replay, save)
-        return OfflineRun(
-            learner=learner,
-            stream=Stream(chosen.rows, seed=recipe.run.seed),
-            settings=recipe.batch,
-            held_out=chosen.held_out_rows[: recipe.eval.limit],
-            journal=journal,
-            save=save,
-            updates=recipe.run.updates,
-            save_every=recipe.checkpoint.every,
-            evaluate_every=recipe.eval.every,
-        ).run()
+        with stop_recorded(run_dir.path):
+            if asked.online:
+                return _run_online(chosen, run_dir, learner, journal, replay, save)
+            return OfflineRun(
+                learner=learner,
+                stream=Stream(chosen.rows, seed=recipe.run.seed),
+                settings=recipe.batch,
+                held_out=chosen.held_out_rows[: recipe.eval.limit],
+                journal=journal,
+                save=save,
+                updates=recipe.run.updates,
+                save_every=recipe.checkpoint.every,
+                evaluate_every=recipe.eval.every,
+            ).run()
     finally:
         track.close()
 

@@ -21,10 +21,12 @@ import torch
 
 from posttrain.engines.protocol import Engine
 from posttrain.learner.learner import Learner, Update
+from posttrain.runtime.error_rate import ErrorRate
+from posttrain.runtime.hacking import auditors_of, hacking_metrics
 from posttrain.runtime.handover import hand_over
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.replay import Replay
-from posttrain.runtime.rollout import ErrorRate, Rollouts
+from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT
 from posttrain.runtime.stream import Stream
@@ -51,13 +53,15 @@ class Rollout:
     """Processes for verifiers and environments that are not ours."""
     deadline_s: float = 10.0
     """Seconds after which a verifier or an environment is killed; the episode is then masked."""
+    memory_mb: int = 4096
+    """What one such process may take; a judge or reward model of billions of parameters needs more."""
     max_error_rate: float = 0.2
     """The run stops when more than this share of all episodes could not be judged."""
 
     def __post_init__(self) -> None:
         if self.replay < 0:
             raise ValueError(f"replay must be 0 (none) or more, not {self.replay}")
-        for name in ("groups", "group_size", "max_rounds", "replay_lag", "workers"):
+        for name in ("groups", "group_size", "max_rounds", "replay_lag", "workers", "memory_mb"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
         if self.select not in SELECT:
@@ -114,6 +118,7 @@ class OnlineRun:
         self._errors = ErrorRate(self.settings.max_error_rate)
         self._errors.judged, self._errors.failed = self.progress.judged, self.progress.failed
         self.stream.taken = self.progress.taken
+        self._auditors = auditors_of(self.rollouts.verifier)
 
     @property
     def progress(self) -> Progress:
@@ -155,13 +160,12 @@ class OnlineRun:
     def _one_update(self) -> dict[str, float]:
         with self.journal.timed("sample"):
             kept, dropped = self._collect()
-        episodes = [e for g in (*kept, *dropped) for e in g]
-        self._errors.see(episodes)
-        self.progress.judged, self.progress.failed = self._errors.judged, self._errors.failed
         self.progress.update += 1
         self.progress.taken = self.stream.taken
         metrics = rollout_metrics([*kept, *dropped], self.learner.update_count, self.evaluation.right)
+        metrics |= hacking_metrics([*kept, *dropped], self._auditors)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
+        self._count_failures([e for g in (*kept, *dropped) for e in g], metrics)
         if not kept:
             self._nothing_kept()
             return metrics
@@ -219,6 +223,14 @@ class OnlineRun:
                 break
         return kept, dropped
 
+    def _count_failures(self, episodes: Sequence[Episode], metrics: Mapping[str, float]) -> None:
+        try:
+            self._errors.see(episodes)
+        except RunError:
+            self._log(metrics)  # the line that shows why
+            raise
+        self.progress.judged, self.progress.failed = self._errors.judged, self._errors.failed
+
     def _nothing_kept(self) -> None:
         self.progress.empty += 1
         if self.progress.empty >= 3:
@@ -244,11 +256,11 @@ class OnlineRun:
                 lambda done: self.journal.show("eval", {"done": done, "total": len(self.held_out)}),
             )
         episodes = [e for g in groups for e in g]
-        self._errors.see(episodes)
-        self.progress.judged, self.progress.failed = self._errors.judged, self._errors.failed
         rows = [self._row(n, e) for n, e in enumerate(episodes)]
         self.run_dir.samples(f"eval_{self.progress.update:06d}", rows)
-        return evaluation_metrics(episodes, self.evaluation.right)
+        metrics = evaluation_metrics(episodes, self.evaluation.right)
+        self._count_failures(episodes, metrics)
+        return metrics
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         metrics, spent = dict(metrics), self.journal.phases

@@ -16,6 +16,7 @@ from posttrain.envs.guess import Guess
 from posttrain.envs.maze import Maze, laid_out
 from posttrain.envs.protocol import Env
 from posttrain.envs.tasks.arithmetic import Arithmetic
+from posttrain.envs.tasks.coq_exercises import CoqExercises
 from posttrain.envs.user import load_env
 from posttrain.learner.critic import Critic
 from posttrain.learner.learner import Steps
@@ -23,14 +24,10 @@ from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
 from posttrain.learner.reference import Reference
 from posttrain.learner.trust_region import Trust
+from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.offline import Dataset
 from posttrain.runtime.online import Evaluation, Rollout
-from posttrain.types import Sampling, UserError
-from posttrain.verifiers.answers import Exact, Number
-from posttrain.verifiers.function import Function
-from posttrain.verifiers.patterns import Format, Regex
-from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.weighted import Part, Weighted
+from posttrain.types import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +87,10 @@ class Games:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """What is asked: exactly one of arithmetic, data, guess and maze; env plays the tasks of data."""
+    """What is asked: exactly one of arithmetic, coq, data, guess and maze; env plays the tasks of data."""
 
     arithmetic: Arithmetic | None = None
+    coq: CoqExercises | None = None
     data: Data | None = None
     held_out: Data | None = None
     """Records that are only evaluated on, beside data."""
@@ -106,10 +104,10 @@ class TaskChoice:
     env: UserEnv | None = None
 
     def __post_init__(self) -> None:
-        given = [n for n in ("arithmetic", "data", "guess", "maze") if getattr(self, n) is not None]
+        given = [n for n in ("arithmetic", "coq", "data", "guess", "maze") if getattr(self, n) is not None]
         if len(given) != 1:
             said = " and ".join(given) if given else "none"
-            raise ValueError(f"give exactly one of arithmetic, data, guess and maze, not {said}")
+            raise ValueError(f"give exactly one of arithmetic, coq, data, guess and maze, not {said}")
         if self.held_out is not None and self.data is None:
             raise ValueError("held_out is read beside data only")
         if self.maze_layout:
@@ -122,37 +120,6 @@ class TaskChoice:
         if self.env is not None:
             return load_env(self.env.factory, self.env.options)
         return self.guess or self.maze
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifierChoice:
-    """Who judges: one of these, or several, whose scores are then summed with their weights."""
-
-    exact: Exact | None = None
-    number: Number | None = None
-    regex: Regex | None = None
-    format: Format | None = None
-    function: Function | None = None
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """Of each verifier by its name; 1 where none is given."""
-
-    def build(self) -> Verifier | None:
-        """The verifier, or None if none is named. UserError for a weight of something else."""
-        given: list[Verifier] = [
-            chosen
-            for name in (f.name for f in fields(self))
-            if name != "weights" and (chosen := getattr(self, name)) is not None
-        ]
-        unknown = set(self.weights) - {v.name for v in given}
-        if unknown:
-            raise UserError(
-                f"a weight is given for {min(unknown)!r}, which is not among the verifiers",
-                where="verifier.weights",
-            )
-        if len(given) == 1 and not self.weights:
-            return given[0]
-        parts = tuple(Part(verifier=v, weight=self.weights.get(v.name, 1.0)) for v in given)
-        return Weighted(parts=parts) if parts else None
 
 
 @dataclass(frozen=True, kw_only=True)

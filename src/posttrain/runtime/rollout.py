@@ -9,6 +9,7 @@ turn's prompt is everything before it plus new tokens. Whatever an environment o
 does wrong ends that one episode with a verdict that has no score.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from posttrain.engines.protocol import Engine
 from posttrain.envs.chat import Chat
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
-from posttrain.types import Completion, Episode, Request, RunError, Sampling, Task, Trajectory, Verdict
+from posttrain.types import Completion, Episode, Request, Sampling, Task, Trajectory, Verdict
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.workers import Failed, Workers
@@ -76,6 +77,18 @@ class _Live:
         """Adds a reward that arrives with the last token the policy chose."""
         self.reward[len(self.sampled) - 1 - self.sampled[::-1].index(True)] += reward
 
+    def judged(self, score: float, progress: Sequence[tuple[int, float]], chat: Chat) -> None:
+        """Adds the score of the last answer: what each step gains to its last token, the rest at the end."""
+        first = len(self.sampled) - self.sampled[::-1].index(False)
+        answer, reached = self.tokens[first:], 0.0
+        for characters, potential in progress:
+            place = bisect_left(
+                range(len(answer) - 1), characters, key=lambda n: len(chat.tokenizer.decode(answer[: n + 1]))
+            )
+            self.reward[first + place] += potential - reached
+            reached = potential
+        self.earned(score - reached)
+
     def episode(self, verdict: Verdict) -> Episode:
         """The episode, once it is over and judged."""
         trajectory = Trajectory(
@@ -113,6 +126,7 @@ class Rollouts:
         env: Env | None = None,
         workers: int = 2,
         deadline_s: float = 10.0,
+        memory_mb: int = 4096,
         context: int,
         seed: int = 0,
     ) -> None:
@@ -120,8 +134,9 @@ class Rollouts:
             raise ValueError("a rollout has a verifier or an environment, and not both")
         self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, env
         self.context, self.seed = context, seed
-        self.pool = Pool(workers=workers, deadline_s=deadline_s)
-        self.workers = Workers(workers, deadline_s=deadline_s) if env and not env.trusted else None
+        guards: dict[str, Any] = {"deadline_s": deadline_s, "memory_mb": memory_mb}
+        self.pool = Pool(workers=workers, **guards)
+        self.workers = Workers(workers, **guards) if env and not env.trusted else None
         self._groups: dict[int, list[Episode | None]] = {}
         self._opened = 0
         self._answering: dict[int, tuple[int, _Live]] = {}
@@ -170,7 +185,7 @@ class Rollouts:
         for ticket, verdict in self.pool.poll(0.0 if self.engine.busy else _POLL_S):
             group, live = self._judging.pop(ticket)
             if verdict.score is not None:
-                live.earned(verdict.score)
+                live.judged(verdict.score, verdict.progress, self.chat)
             self._close(group, live, verdict)
         done, self._finished = self._finished, []
         return [(group, self._complete(group)) for group in done]
@@ -263,25 +278,3 @@ class Rollouts:
 
     def _complete(self, group: int) -> list[Episode]:
         return [e for e in self._groups.pop(group) if e is not None]
-
-
-class ErrorRate:
-    """Stops a run whose verifier or environment is broken, and keeps the first cause."""
-
-    def __init__(self, limit: float, least: int = 16) -> None:
-        self.limit, self.least = limit, least
-        self.judged = self.failed = 0
-        self.first = ""
-
-    def see(self, episodes: Sequence[Episode]) -> None:
-        """Counts these; RunError when the share of failures of all seen so far is above the limit."""
-        for episode in episodes:
-            self.judged += 1
-            if episode.verdict.failed:
-                self.failed += 1
-                self.first = self.first or f"{episode.verdict.label}: {episode.verdict.reason}"
-        if self.judged >= self.least and self.failed > self.limit * self.judged:
-            raise RunError(
-                f"the verifier or environment failed on {self.failed} of {self.judged} episodes, more than "
-                f"the {self.limit:.0%} that rollout.max_error_rate allows; first cause: {self.first}"
-            )

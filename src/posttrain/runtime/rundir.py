@@ -3,7 +3,7 @@
 config.toml    the resolved recipe           metrics.jsonl     a line an update
 code.txt       versions that ran it          samples/          rollouts, a file an update
 plan.json      method, batch plan, memory    checkpoints/      step_000040/ ...
-                                             report.html
+stopped.txt    why, if it ended itself       report.html
 """
 
 import contextlib

@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.numerals import last_number, numbers, whole_number
-from posttrain.verifiers.protocol import gold_answer, shown
+from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 from posttrain.verifiers.regions import Where, placed, region
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exact:
+class Exact(Verifier):
     """1 if the response, or a part of it, is the task's answer letter for letter; otherwise 0.
 
     Labels: right, wrong, no_answer (there is no such part, or it is blank).
@@ -68,7 +68,7 @@ class Exact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number:
+class Number(Verifier):
     """1 if the response's number equals the task's answer; otherwise 0. Compared as exact fractions.
 
     `where` says which number counts: `last`, the last one of the response; or `after`, `boxed`

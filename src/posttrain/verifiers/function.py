@@ -31,13 +31,14 @@ from typing import Any, ClassVar
 from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
 from posttrain.usercode import load_named
+from posttrain.verifiers.protocol import Verifier
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")
 _LISTS = ("prompts", "completions", "answer", "messages", "task")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Function:
+class Function(Verifier):
     """What a function named "module:function" or "path/to/file.py:function" returns.
 
     Making one loads the function and raises UserError if that cannot be done or if its

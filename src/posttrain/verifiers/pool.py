@@ -1,18 +1,22 @@
 """Verdicts, of verifiers that may raise, hang or die."""
 
+import hashlib
 import math
+import pickle
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from posttrain.types import Task, Verdict
+from posttrain.types import Task, UserError, Verdict
 from posttrain.usercode import cause
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.workers import Failed, Returned, Workers
+from posttrain.verifiers.workers import Failed, Workers
 
 _NEVER_S = 3600.0
+_REMEMBERED = 10_000
 
 
 def judged(verifier: Verifier, task: Task, response: str) -> Verdict:
@@ -22,21 +26,53 @@ def judged(verifier: Verifier, task: Task, response: str) -> Verdict:
         verdict: Any = verifier(task, response)
     except Exception as error:
         return Verdict(score=None, label="raised", reason=cause(error), seconds=time.monotonic() - begin)
-    seconds = time.monotonic() - begin
+    return _sound(verdict, time.monotonic() - begin)
+
+
+def judged_all(verifier: Verifier, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
+    """The verdicts of a verifier that judges several responses at once; all failed if it raises."""
+    begin = time.monotonic()
+    try:
+        verdicts: Any = verifier.judge_all(pairs)
+        if len(verdicts) != len(pairs):
+            raise ValueError(f"{len(verdicts)} verdicts were returned for {len(pairs)} responses")
+    except Exception as error:
+        verdicts = [Verdict(score=None, label="raised", reason=cause(error))] * len(pairs)
+    seconds = (time.monotonic() - begin) / max(1, len(pairs))
+    return [_sound(verdict, seconds) for verdict in verdicts]
+
+
+def _sound(verdict: Any, seconds: float) -> Verdict:
+    """The verdict, if it is one with a finite score."""
     if not isinstance(verdict, Verdict):
         reason = f"the verifier returned {type(verdict).__name__}, not a Verdict"
         return Verdict(score=None, label="raised", reason=reason, seconds=seconds)
     if verdict.score is not None and not math.isfinite(verdict.score):
         reason = f"the score is {verdict.score}"
         return Verdict(score=None, label="not_a_number", reason=reason, seconds=seconds)
+    if not all(math.isfinite(potential) for _, potential in verdict.progress):
+        return Verdict(
+            score=None, label="not_a_number", reason="a step has no finite potential", seconds=seconds
+        )
     return replace(verdict, seconds=seconds)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A verdict under way, and everybody who waits for it."""
+
+    verifier: Verifier
+    task: Task
+    response: str
+    tickets: list[int] = field(default_factory=list)
 
 
 class Pool:
     """Judges responses: trusted verifiers at once in this process, all others in workers.
 
     Whatever a verifier does, each response gets a verdict within the deadline, and it is the
-    same for any number of workers and any order.
+    same for any number of workers and any order. The same response to the same task is judged once:
+    verdicts are remembered by content, but for failed ones.
 
     >>> from posttrain.verifiers.answers import Number
     >>> with Pool(workers=2, deadline_s=5.0) as pool:
@@ -47,9 +83,14 @@ class Pool:
 
     def __init__(self, *, workers: int, deadline_s: float, memory_mb: int = 4096) -> None:
         self._workers = Workers(workers, deadline_s=deadline_s, memory_mb=memory_mb)
+        self._deadline_s = deadline_s
         self._tickets = 0
-        self._sent: dict[int, int] = {}
-        """Our ticket for each ticket of the workers."""
+        self._asked: dict[bytes, _Asked] = {}
+        self._sent: dict[int, list[bytes]] = {}
+        """What each ticket of the workers will answer; more than one where a model judges a batch."""
+        self._gathered: list[bytes] = []
+        """For the next batch, which goes when it is full or when no other is under way."""
+        self._remembered: OrderedDict[bytes, Verdict] = OrderedDict()
         self._finished: dict[int, Verdict] = {}
 
     def __enter__(self) -> Self:
@@ -62,14 +103,29 @@ class Pool:
 
     def submit(self, verifier: Verifier, task: Task, response: str) -> int:
         """A ticket for a verdict that `poll` brings; UserError if a worker cannot be sent the verifier."""
-        if verifier.trusted:
-            self._tickets += 1
-            self._finished[self._tickets] = judged(verifier, task, response)
-            return self._tickets
-        sent = self._workers.submit(judged, verifier, task, response, key=f"{task.id}\0{response}")
         self._tickets += 1
-        self._sent[sent] = self._tickets
-        return self._tickets
+        ticket = self._tickets
+        if verifier.trusted:
+            self._finished[ticket] = judged(verifier, task, response)
+            return ticket
+        content = _content(verifier, task, response)
+        known = self._remembered.get(content)
+        if known is not None:
+            self._remembered.move_to_end(content)
+            self._finished[ticket] = known
+            return ticket
+        asked = self._asked.get(content)
+        if asked is None:
+            asked = _Asked(verifier, task, response)
+            if verifier.batch > 1:
+                self._gathered.append(content)
+            else:
+                self._send(content, asked)
+            self._asked[content] = asked
+            if len(self._gathered) >= verifier.batch > 1:
+                self._send_batch()
+        asked.tickets.append(ticket)
+        return ticket
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Verdict]]:
         """The verdicts that have arrived; waits up to timeout_s for the first, if any is under way."""
@@ -88,13 +144,62 @@ class Pool:
         """Ends the workers; verdicts that have not been handed out are lost."""
         self._workers.close()
 
+    def _send(self, content: bytes, asked: _Asked) -> None:
+        sent = self._workers.submit(
+            judged,
+            asked.verifier,
+            asked.task,
+            asked.response,
+            key=f"{asked.task.id}\0{asked.response}",
+            deadline_s=asked.verifier.budget_s(asked.task),
+        )
+        self._sent[sent] = [content]
+
+    def _send_batch(self) -> None:
+        """Sends what has been gathered for the first one's verifier, as much as it takes at once."""
+        if not self._gathered:
+            return
+        verifier = self._asked[self._gathered[0]].verifier
+        mine = [c for c in self._gathered if self._asked[c].verifier == verifier][: verifier.batch]
+        self._gathered = [c for c in self._gathered if c not in set(mine)]
+        pairs = [(self._asked[c].task, self._asked[c].response) for c in mine]
+        seconds = sum(verifier.budget_s(task) or self._deadline_s for task, _ in pairs)
+        sent = self._workers.submit(judged_all, verifier, pairs, key=verifier.name, deadline_s=seconds)
+        self._sent[sent] = mine
+
     def _collect(self, timeout_s: float) -> None:
+        if self._gathered and not any(
+            self._asked[sent[0]].verifier.batch > 1 for sent in self._sent.values()
+        ):
+            self._send_batch()
         for sent, outcome in self._workers.poll(timeout_s):
-            self._finished[self._sent.pop(sent)] = _verdict(outcome)
+            contents = self._sent.pop(sent)
+            if isinstance(outcome, Failed):
+                failed = Verdict(
+                    score=None, label=outcome.label, reason=outcome.reason, seconds=outcome.seconds
+                )
+                verdicts = [failed] * len(contents)
+            else:
+                verdicts = [outcome.value] if isinstance(outcome.value, Verdict) else outcome.value
+            for content, verdict in zip(contents, verdicts, strict=True):
+                self._settle(content, verdict)
+
+    def _settle(self, content: bytes, verdict: Verdict) -> None:
+        for ticket in self._asked.pop(content).tickets:
+            self._finished[ticket] = verdict
+        if not verdict.failed:
+            self._remembered[content] = verdict
+            if len(self._remembered) > _REMEMBERED:
+                self._remembered.popitem(last=False)
 
 
-def _verdict(outcome: Returned | Failed) -> Verdict:
-    if isinstance(outcome, Failed):
-        return Verdict(score=None, label=outcome.label, reason=outcome.reason, seconds=outcome.seconds)
-    verdict: Verdict = outcome.value
-    return verdict
+def _content(verifier: Verifier, task: Task, response: str) -> bytes:
+    """A digest of everything that a verdict depends on."""
+    try:
+        body = pickle.dumps((verifier, task, response))
+    except Exception as error:
+        raise UserError(
+            f"{verifier.name!r} cannot be sent to a worker: {cause(error)}",
+            mend="define it at the top of a module",
+        ) from None
+    return hashlib.blake2b(body, digest_size=16).digest()

@@ -1,5 +1,6 @@
 """What a verifier is: something that judges one response to one task, and says how it can be tested."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from posttrain.nearest import did_you_mean
@@ -10,7 +11,7 @@ class Verifier(Protocol):
     """Judges responses. Verifiers are frozen and picklable, and the same input gives the same verdict.
 
     A verifier that cannot judge raises, or returns a verdict without a score; neither ever
-    becomes a reward of 0.
+    becomes a reward of 0. Those that inherit from this class get the defaults below.
     """
 
     @property
@@ -21,28 +22,45 @@ class Verifier(Protocol):
     @property
     def trusted(self) -> bool:
         """Whether it may run in our own process: linear time, no user code, no way to hang or die."""
-        ...
+        return False
 
     @property
     def best(self) -> float | None:
         """The greatest score it gives; None if that is not known beforehand."""
-        ...
+        return None
+
+    @property
+    def batch(self) -> int:
+        """How many responses one call of `judge_all` may take; more than 1 where a model judges."""
+        return 1
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """The verdict on one response."""
         ...
 
+    def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
+        """The verdicts on at most `batch` responses, each the same as if it were judged alone."""
+        return [self(task, response) for task, response in pairs]
+
     def golds(self, task: Task) -> list[str]:
         """Responses to which it must give `best`."""
-        ...
+        return []
 
     def fakes(self, task: Task) -> list[str]:
         """Responses to which it must give less than `best`; the empty one is always among them."""
-        ...
+        return [""]
 
     def check(self, task: Task) -> None:
         """Nothing; raises UserError if this task cannot be judged, as when its answer has no meaning."""
-        ...
+        return
+
+    def budget_s(self, task: Task) -> float | None:
+        """Seconds after which a verdict on one response is given up; None: the pool's own deadline."""
+        return None
+
+    def require(self) -> None:
+        """Nothing; raises UserError if this machine lacks what it needs, as a sandbox or a program."""
+        return
 
 
 def gold_answer(task: Task) -> str:

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 
 from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.combine.combined import Combined
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier, shown
-from posttrain.verifiers.weighted import Weighted
+
+_LISTED = 20
+"""Tasks with a fault that one line names."""
 
 
 def self_test(verifier: Verifier, tasks: Sequence[Task], pool: Pool, *, limit: int = 32) -> None:
@@ -13,15 +16,34 @@ def self_test(verifier: Verifier, tasks: Sequence[Task], pool: Pool, *, limit: i
 
     Every task is checked for an answer that can be judged. On the first `limit` tasks the golds
     must be given the verifier's best score and the fakes less, and neither may make it fail.
-    A verifier that knows no best score is only asked not to fail. The parts of a weighted sum
+    A verifier that knows no best score is only asked not to fail. The parts of a combined one
     are tested one by one and then together.
     """
-    for task in tasks:
-        verifier.check(task)
-    if isinstance(verifier, Weighted):
+    check_all(verifier, tasks)
+    if isinstance(verifier, Combined):
         for part in verifier.parts:
             _judge_known(part.verifier, tasks[:limit], pool)
     _judge_known(verifier, tasks[:limit], pool)
+
+
+def check_all(verifier: Verifier, tasks: Sequence[Task]) -> None:
+    """Nothing; raises UserError with the first task that cannot be judged, naming where the others are."""
+    first: UserError | None = None
+    others: list[str] = []
+    for task in tasks:
+        try:
+            verifier.check(task)
+        except UserError as error:
+            if first is None:
+                first = error
+            else:
+                others.append(error.where or task.id)
+    if first is None:
+        return
+    if others:
+        more = f"; {len(others)} more: {', '.join(others[:_LISTED])}" + (" ..." if others[_LISTED:] else "")
+        first = UserError(first.what + more, where=first.where, mend=first.mend)
+    raise first
 
 
 def _judge_known(verifier: Verifier, tasks: Sequence[Task], pool: Pool) -> None:

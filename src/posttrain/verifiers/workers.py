@@ -45,6 +45,7 @@ class Failed:
 class _Job:
     ticket: int
     body: bytes
+    deadline_s: float
     attempts: int = 0
 
 
@@ -107,8 +108,13 @@ class Workers:
         busy = sum(worker.job is not None for worker in self._workers)
         return len(self._queue) + busy + len(self._finished)
 
-    def submit(self, call: Callable[..., Any], *args: Any, key: str = "") -> int:
-        """The ticket of a call that will be made; UserError if it cannot be sent to a process."""
+    def submit(
+        self, call: Callable[..., Any], *args: Any, key: str = "", deadline_s: float | None = None
+    ) -> int:
+        """The ticket of a call that will be made; UserError if it cannot be sent to a process.
+
+        `deadline_s` is in place of the one that all calls have.
+        """
         for thing in (call, *args):
             kind = type(thing)
             if kind.__module__ == "__main__":
@@ -123,7 +129,7 @@ class Workers:
                 f"a call cannot be sent to a worker: {cause(error)}", mend="define it at the top of a module"
             ) from None
         self._tickets += 1
-        self._queue.append(_Job(self._tickets, body))
+        self._queue.append(_Job(self._tickets, body, deadline_s or self._deadline_s))
         self._assign()
         return self._tickets
 
@@ -228,23 +234,10 @@ class Workers:
                 continue
             if kind == other_side.STARTED:
                 worker.started = True
-                worker.limit = min(number, time.monotonic()) + self._deadline_s
+                worker.limit = min(number, time.monotonic()) + worker.job.deadline_s
             else:
-                self._finish(worker, self._outcome(kind, number, body))
+                self._finish(worker, _outcome(kind, number, body, worker.job.deadline_s))
         return True
-
-    def _outcome(self, kind: bytes, seconds: float, body: bytes) -> Returned | Failed:
-        if seconds > self._deadline_s:
-            return self._late(seconds)
-        if kind != other_side.RETURNED:
-            return Failed("raised", body.decode("utf-8", "replace"), seconds)
-        try:
-            return Returned(pickle.loads(body), seconds)
-        except Exception as error:
-            return Failed("raised", f"what it returned cannot be read: {cause(error)}", seconds)
-
-    def _late(self, seconds: float) -> Failed:
-        return Failed("timeout", f"nothing within {self._deadline_s:g} s", seconds)
 
     def _finish(self, worker: _Worker, outcome: Returned | Failed) -> None:
         if worker.job is not None:
@@ -255,7 +248,7 @@ class Workers:
         now = time.monotonic()
         for worker in list(self._workers):
             if worker.job is not None and now >= worker.limit:
-                late = self._late(self._deadline_s)
+                late = _late(worker.job.deadline_s, worker.job.deadline_s)
                 unready = Failed("timeout", f"not loaded within {self._start_s:g} s", self._start_s)
                 self._finish(worker, late if worker.started else unready)
                 self._replace(worker)
@@ -287,3 +280,18 @@ class Workers:
             return "the process that starts workers was killed"
         self._start()
         return how
+
+
+def _outcome(kind: bytes, seconds: float, body: bytes, deadline_s: float) -> Returned | Failed:
+    if seconds > deadline_s:
+        return _late(seconds, deadline_s)
+    if kind != other_side.RETURNED:
+        return Failed("raised", body.decode("utf-8", "replace"), seconds)
+    try:
+        return Returned(pickle.loads(body), seconds)
+    except Exception as error:
+        return Failed("raised", f"what it returned cannot be read: {cause(error)}", seconds)
+
+
+def _late(seconds: float, deadline_s: float) -> Failed:
+    return Failed("timeout", f"nothing within {deadline_s:g} s", seconds)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.protocol import gold_answer, shown
+from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regex:
+class Regex(Verifier):
     """1 if a pattern is found in the response; otherwise 0.
 
     A pattern with a group named `answer` is right only where the last match's group, without white
@@ -71,7 +71,7 @@ class Regex:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format:
+class Format(Verifier):
     """1 if the response is <think>...</think><answer>...</answer> and nothing else; otherwise 0.
 
     Each tag stands there once, in this order, no section is blank, and only white space lies

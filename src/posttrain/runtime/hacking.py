@@ -1,0 +1,102 @@
+"""Signs that the reward is won without the task: what goes with length, tampering, failures, second opinions.
+
+Everything is about episodes with a score. Those without are the error rate, and never count as 0.
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from itertools import combinations
+
+from posttrain.types import Episode
+from posttrain.verifiers.combine.combined import Combined
+from posttrain.verifiers.protocol import Verifier
+
+TAMPERING = "forbidden"
+"""What every verifier calls a response that attacks it, in whatever case it writes it."""
+
+
+def hacking_metrics(groups: Sequence[Sequence[Episode]], auditors: Collection[str] = ()) -> dict[str, float]:
+    """hacking/*, part/*, audit/* and agreement/* of an update's groups; what is undefined is left out."""
+    judged = [[e for e in group if not e.verdict.failed] for group in groups]
+    scored = [e for group in judged for e in group]
+    drawn = sum(map(len, groups))
+    out = {"hacking/error_rate": (drawn - len(scored)) / max(drawn, 1)}
+    if not scored:
+        return out
+    out["hacking/forbidden"] = statistics.fmean(e.verdict.label.casefold() == TAMPERING for e in scored)
+    linked = within_groups(
+        [(e.trajectory.total_reward, float(sum(e.trajectory.sampled))) for e in group] for group in judged
+    )
+    if linked is not None:
+        out["hacking/length_correlation"] = linked
+    for name in sorted({name for e in scored for name in e.verdict.parts}):
+        out |= _second_opinion(judged, name, name in auditors)
+    return out
+
+
+def auditors_of(verifier: Verifier | None) -> frozenset[str]:
+    """The parts of a combined verifier that only record: those of weight 0, which in a gate still decide."""
+    if not isinstance(verifier, Combined) or verifier.how == "gate":
+        return frozenset()
+    return frozenset(part.verifier.name for part in verifier.parts if part.weight == 0)
+
+
+def within_groups(groups: Iterable[Sequence[tuple[float, float]]]) -> float | None:
+    """Pearson correlation of x and y, each less its group's mean; None where one of them never varies.
+
+    What a group's task makes easy and short alike is thus left out.
+
+    >>> within_groups([[(0.0, 10.0), (2.0, 12.0)], [(5.0, 3.0), (7.0, 17.0)]])
+    0.8
+    """
+    xs: list[float] = []
+    ys: list[float] = []
+    for group in filter(None, groups):
+        xs += _centred([x for x, _ in group])
+        ys += _centred([y for _, y in group])
+    try:
+        return statistics.correlation(xs, ys)
+    except statistics.StatisticsError:  # a constant, or fewer than two
+        return None
+
+
+def agreement(groups: Iterable[Sequence[tuple[float, float]]]) -> float | None:
+    """How often y ranks two members of a group as x does, where x differs; a tie of y counts half.
+
+    1 is the same order, 1/2 what chance or a constant y would give, 0 the reverse. None without such a pair.
+
+    >>> agreement([[(1.0, 0.9), (0.0, 0.2), (0.0, 0.9)]])
+    0.75
+    """
+    alike = pairs = 0.0
+    for group in groups:
+        for (x, y), (other_x, other_y) in combinations(group, 2):
+            if x != other_x:
+                pairs += 1
+                alike += 0.5 if y == other_y else (x > other_x) == (y > other_y)
+    return alike / pairs if pairs else None
+
+
+def _second_opinion(judged: Sequence[Sequence[Episode]], name: str, auditor: bool) -> dict[str, float]:
+    """The mean of a part, and how far the reward agrees with it."""
+    seen = [
+        [
+            (e.trajectory.total_reward, x)
+            for e in group
+            if math.isfinite(x := e.verdict.parts.get(name, math.nan))
+        ]
+        for group in judged
+    ]
+    values = [x for group in seen for _, x in group]
+    if not values:
+        return {}
+    out = {f"{'audit' if auditor else 'part'}/{name}": statistics.fmean(values)}
+    alike = agreement(seen)
+    return out if alike is None else out | {f"agreement/{name}": alike}
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    """Values less their mean; exactly 0 where all are equal, which rounding of the mean might not give."""
+    mean = values[0] if min(values) == max(values) else statistics.fmean(values)
+    return [x - mean for x in values]

@@ -1,0 +1,194 @@
+"""Who writes for a judge, as a recipe names it: an endpoint, or a model that the native engine runs.
+
+A judge knows only that something writes (`verifiers/judge/writer.py`). The native writer puts the engine, the
+chat and the model's files together; it loads the model when it is first asked, in the process that asks.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+from posttrain.attention import use_layouts
+from posttrain.engines.native.engine import NativeConfig, NativeEngine
+from posttrain.envs.chat import Chat
+from posttrain.learner import pretrained
+from posttrain.types import Message, Request, Sampling, UserError
+from posttrain.verifiers.judge.constitution import read_constitution
+from posttrain.verifiers.judge.endpoint import Endpoint
+from posttrain.verifiers.judge.judge import Judge, Judging
+from posttrain.verifiers.judge.rubric import read_rubric
+from posttrain.verifiers.judge.writer import Conversation, Writer, Written
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeWriter:
+    """A model of ours, with the native engine, in the process that judges."""
+
+    path: str
+    """As model.path: a Hub id, a directory with safetensors, a .gguf file, or pypi:PACKAGE."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """What it computes in."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:1, or auto for the GPU if there is one. Every worker process loads its own copy."""
+    chat_template: str | None = None
+    """A Jinja template in place of the tokenizer's own; "none" for plain text."""
+    rows: int = 16
+    """Answers that are written side by side."""
+    deadline_s: float = 600.0
+    """For one answer, the loading of the model included when it is the first."""
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or not 0 < self.deadline_s < 86_400:
+            raise ValueError("rows must be 1 or more, and deadline_s positive and under a day")
+
+    @property
+    def budget_s(self) -> float:
+        """The deadline."""
+        return self.deadline_s
+
+    def require(self) -> None:
+        """UserError if the model is not there, is none, or has no chat template. Fetches and converts it."""
+        path = pretrained.resolve(self.path)
+        pretrained.load_config(path)
+        pretrained.check_weights(path)
+        pretrained.load_tokenizer(path, require_chat_template=self.chat_template is None)
+        _device(self.device)
+
+    def write(
+        self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
+    ) -> list[Written]:
+        """One answer for each conversation; what is drawn depends on it and on the seed alone."""
+        opened = _opened(self)
+        sampling = Sampling(temperature=temperature, max_new_tokens=max_tokens)
+        out: list[Written] = [Written(error="never written")] * len(conversations)
+        places: dict[int, tuple[int, int]] = {}
+        for i, conversation in enumerate(conversations):
+            said = [dict(message) for message in conversation]
+            try:
+                prompt = tuple(opened.chat.render(_unmarked(said, opened.marks)))
+                key = hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+                request = Request(prompt=prompt, sampling=sampling, seed=seed, task=key)
+                places[opened.engine.submit(request)] = (i, len(prompt))
+            except (UserError, ValueError) as error:
+                out[i] = Written(error=str(error))
+        while places:
+            for ticket, answer in opened.engine.step():
+                if ticket not in places:  # asked by a call that was broken off
+                    continue
+                i, length = places.pop(ticket)
+                out[i] = Written(
+                    text=answer.text,
+                    prompt_tokens=length,
+                    completion_tokens=len(answer.tokens),
+                    cut=answer.stop == "length",
+                )
+        return out
+
+
+@dataclass(frozen=True)
+class _Open:
+    chat: Chat
+    engine: NativeEngine
+    marks: tuple[str, ...]
+    """Texts that the tokenizer takes for special tokens."""
+
+
+@lru_cache(maxsize=4)
+def _opened(writer: NativeWriter) -> _Open:
+    """The writer's model with its engine; loaded once in each process."""
+    path = pretrained.resolve(writer.path)
+    tokenizer = pretrained.load_tokenizer(path, require_chat_template=writer.chat_template is None)
+    chat = Chat(
+        tokenizer, template=writer.chat_template, ends=frozenset(pretrained.stop_ids(path, tokenizer))
+    )
+    model = pretrained.load_model(path, dtype=getattr(torch, writer.dtype), device=_device(writer.device))
+    try:
+        use_layouts(model)
+    except ValueError as error:
+        raise UserError(str(error), where=writer.path, mend="take a Llama, Qwen, Gemma or Mistral") from None
+    config = model.config.get_text_config()
+    engine = NativeEngine(
+        model,
+        decode=lambda tokens: str(tokenizer.decode(tokens)),
+        stop_tokens=sorted(chat.stops),
+        config=NativeConfig(rows=writer.rows),
+        context=int(getattr(config, "max_position_embeddings", 1 << 20)),
+    )
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return _Open(chat, engine, tuple(sorted({*special, *tokenizer.all_special_tokens})))
+
+
+def _unmarked(conversation: Sequence[dict[str, str]], marks: Sequence[str]) -> list[Message]:
+    """The conversation in which no text is a special token: a blank stands behind its first character."""
+    out: list[Message] = []
+    for message in conversation:
+        text = message["content"]
+        for mark in marks:
+            text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+        out.append({**message, "content": text})
+    return out
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(
+            f"unknown device {name!r}", where="device", mend="auto, cpu, cuda or cuda:0"
+        ) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no GPU that PyTorch can use", where="device", mend="set it to cpu")
+    return device
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterChoice:
+    """Who writes: exactly one of endpoint and native."""
+
+    endpoint: Endpoint | None = None
+    """A server that speaks OpenAI's protocol."""
+    native: NativeWriter | None = None
+    """A model that the native engine runs here."""
+
+    def __post_init__(self) -> None:
+        if (self.endpoint is None) == (self.native is None):
+            raise ValueError("name who writes: exactly one of endpoint and native")
+
+    def writer(self) -> Writer:
+        """The one that is named."""
+        chosen: Writer | None = self.endpoint or self.native
+        assert chosen is not None
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeChoice(Judging, WriterChoice):
+    """The judge as a recipe has it: `[verifier.judge]`, with `[verifier.judge.endpoint]` or `.native`."""
+
+    rubric: str = "pointwise"
+    """pointwise, pairwise or principled (ours), or a TOML file."""
+    constitution: str = ""
+    """A TOML file, or "ours"; for a rubric with {principles}."""
+
+    def __post_init__(self) -> None:
+        Judging.__post_init__(self)
+        WriterChoice.__post_init__(self)
+
+    def build(self) -> Judge:
+        """The judge; UserError for a rubric or a constitution that cannot be read or do not go together."""
+        rubric = read_rubric(self.rubric)
+        constitution = None
+        if self.constitution:
+            constitution = read_constitution("" if self.constitution == "ours" else self.constitution)
+        how = {f.name: getattr(self, f.name) for f in fields(Judging)}
+        try:
+            return Judge(writer=self.writer(), rubric=rubric, constitution=constitution, **how)
+        except ValueError as error:
+            raise UserError(str(error), where="verifier.judge") from None

@@ -1,0 +1,52 @@
+"""Tables written as TOML, which the standard library only reads."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def dump(tables: Mapping[str, Any]) -> str:
+    """Tables as TOML text that reads back as the same tables.
+
+    >>> print(dump({"run": {"seed": 1}, "method": {"name": "grpo"}}), end="")
+    [run]
+    seed = 1
+    <BLANKLINE>
+    [method]
+    name = "grpo"
+    """
+    return "\n".join(_table(name, table) for name, table in tables.items())
+
+
+def _table(name: str, table: Mapping[str, Any]) -> str:
+    plain = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
+    nested = {k: v for k, v in table.items() if isinstance(v, Mapping)}
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
+    head = f"[{name}]\n" if plain or not nested else ""
+    parts = ([head + "".join(f"{line}\n" for line in lines)] if head else []) + [
+        _table(f"{name}.{_key(k)}", v) for k, v in nested.items()
+    ]
+    return "\n".join(parts)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+    return _string(value) if isinstance(value, str) else str(value)
+
+
+def _string(text: str) -> str:
+    # JSON's escapes are TOML's; a lone DEL is the one character that JSON leaves and TOML refuses.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,1 @@
+"""Programs judged by what they do: the verifier `Code`."""

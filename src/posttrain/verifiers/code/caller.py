@@ -1,0 +1,117 @@
+"""A submission that is called: loaded once in its box, each call made in a copy of that process."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from posttrain.verifiers.code import plain
+from posttrain.verifiers.code.talk import START_S, Ended, receive, send, started
+from posttrain.verifiers.sandbox import Box, Live
+from posttrain.verifiers.sandbox.live import Clock
+
+
+class Caller:
+    """A submission in its box, loaded at the first call and again after one that broke it."""
+
+    def __init__(self, sources: Sequence[str], entry_point: str, box: Box) -> None:
+        self.sources, self.entry_point, self.box = list(sources), entry_point, box
+        self.spent_s = 0.0
+        """Time that the submission has taken so far."""
+        self._live: Live | None = None
+        self._unloadable: Ended | None = None
+
+    def call(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The value as plain data, or what was raised; Ended if there is neither."""
+        if self._unloadable is not None:
+            raise self._unloadable
+        try:
+            return self._call(args, kwargs)
+        except plain.Unplain as error:
+            raise Ended("WRONG", f"it returned something that is no plain data: {error}") from None
+        except plain.Garbled:
+            self.close()
+            raise Ended("FORBIDDEN", "it wrote on the grader's channel") from None
+        except Ended:
+            memory = self._live is not None and self._live.out_of_memory()
+            self.close()
+            if memory:
+                raise Ended("MEMORY", "it used too much memory") from None
+            raise
+
+    def close(self) -> None:
+        """Ends the box."""
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    def _call(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        live = self._live or self._load()
+        nonce = secrets.token_hex(8)
+        send(live, {"nonce": nonce, "args": args, "kwargs": kwargs})
+        answer: dict[str, Any] | None = None
+        while True:
+            said = self._next(live, nonce)
+            if said[0] == "ended":
+                if answer is None:
+                    raise Ended("RUNTIME_ERROR", "the call ended its process without a value")
+                if "unplain" in answer:
+                    raise plain.Unplain(answer["unplain"])
+                return answer
+            if answer is not None:
+                raise plain.Garbled("a second answer")
+            answer = _answer(said)
+
+    def _load(self) -> Live:
+        live = self._live = started(self.box, "harness.py")
+        nonce = secrets.token_hex(8)
+        job = {"kind": "call", "sources": self.sources, "entry_point": self.entry_point, "nonce": nonce}
+        send(live, job)
+        said = self._next(live, nonce, START_S)
+        if said[0] == "ready":  # its time runs from here
+            said = self._next(live, nonce)
+        if said[0] == "loaded":
+            return live
+        self._unloadable = Ended(*outcome(said))
+        raise self._unloadable
+
+    def _next(self, live: Live, nonce: str, more_s: float = 0.0) -> list[Any]:
+        clock = Clock(live, self.box.limits.wall_s + more_s)
+        said = plain.message(receive(live, self.box.limits.output_bytes, clock))
+        self.spent_s += clock.used()
+        if len(said) < 2 or said[1] != nonce:
+            raise plain.Garbled("another nonce")
+        return said
+
+
+def outcome(said: list[Any]) -> tuple[str, str]:
+    """The class and the reason for a submission that said it cannot be compiled, or has raised.
+
+    >>> outcome(["raised", "ab", ["s", "4b"], ["s", "27"], ["s", ""]])
+    ('RUNTIME_ERROR', "K: '")
+    """
+    try:
+        if said[0] == "uncompiled":
+            return "COMPILE_ERROR", plain.line(plain.decoded(said[2]))
+        return class_of(_answer(said))
+    except (IndexError, plain.Unplain):
+        raise plain.Garbled("not expected now") from None
+
+
+def class_of(answer: dict[str, Any]) -> tuple[str, str]:
+    """The class and the reason for a submission that has raised."""
+    label = {"MemoryError": "MEMORY", "PermissionError": "FORBIDDEN"}.get(answer["raised"], "RUNTIME_ERROR")
+    return label, plain.line(f"{answer['raised']}: {answer['said']}")
+
+
+def _answer(said: list[Any]) -> dict[str, Any]:
+    """What a call came to, as the examiner is told it."""
+    try:
+        if said[0] == "returned" and len(said) == 3:
+            return {"value": plain.decoded(said[2])}
+    except plain.Unplain as error:
+        return {"unplain": str(error)}
+    if said[0] == "raised" and len(said) == 5:
+        name, text, builtin = map(plain.decoded, said[2:])
+        if isinstance(name, str) and isinstance(text, str) and isinstance(builtin, str):
+            return {"raised": name, "said": text, "builtin": builtin}
+    raise plain.Garbled("not expected now")

@@ -1,0 +1,238 @@
+"""A program against its cases: in boxes, one at a time, with only plain data coming back.
+
+graded   waits for   the boxes; each step has the problem's time limit, not counting time in
+                     which others had the processor
+"""
+
+import secrets
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from posttrain.types import RunError
+from posttrain.verifiers.code import plain
+from posttrain.verifiers.code.caller import Caller, class_of, outcome
+from posttrain.verifiers.code.compare import Compare, equal_text, equal_value
+from posttrain.verifiers.code.problem import Problem, asserts, preamble, sources
+from posttrain.verifiers.code.runners import PYTHON, RUNNERS
+from posttrain.verifiers.code.talk import START_S, Ended, receive, send, started
+from posttrain.verifiers.sandbox import Box, Level, Limits
+from posttrain.verifiers.sandbox.live import Clock, attend
+
+_BUILD_S = 10.0
+TEST_LIMITS = 10
+"""All calls of one test together may take this many times what one may."""
+_EXAMINER = Limits(wall_s=10.0, memory_mb=1024, output_bytes=1 << 24)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one case, or one program, did."""
+
+    label: str
+    reason: str
+    passed: int = 0
+    total: int = 0
+
+
+def graded(found: Problem, code: str, level: Level, *, every: bool) -> Outcome:
+    """The class of a program, and how many of its cases it passes; `every` runs all of them.
+
+    RunError if a box cannot be made or does what no program can make it do.
+    """
+    if "\0" in code:
+        return Outcome("COMPILE_ERROR", "the program holds a null character")
+    box = Box(
+        level=level,
+        limits=Limits(
+            wall_s=found.time_limit_s,
+            memory_mb=found.memory_limit_mb,
+            output_bytes=found.output_limit_bytes,
+        ),
+    )
+    if found.language != PYTHON:
+        return _built(found, code, box, every)
+    if found.kind == "stdio":
+        return _over(found, every, lambda case: _stdio_python(found, code, case, box))
+    if found.kind == "call":
+        return _calls(found, code, box, every)
+    return _asserts(found, code, box, every)
+
+
+def _over(found: Problem, every: bool, judge: Callable[[dict[str, Any]], Outcome]) -> Outcome:
+    """One outcome of many cases: PASS, or the first failure."""
+    passed, first = 0, None
+    for number, case in enumerate(found.cases, start=1):
+        one = judge(case)
+        if one.label == "PASS":
+            passed += 1
+            continue
+        first = first or Outcome(one.label, f"case {number}: {one.reason}")
+        if not every or one.label == "COMPILE_ERROR":
+            break
+    total = len(found.cases)
+    if first is None:
+        return Outcome("PASS", f"all {total} cases", total, total)
+    return replace(first, passed=passed, total=total)
+
+
+def _stdio_python(found: Problem, code: str, case: dict[str, Any], box: Box) -> Outcome:
+    nonce = secrets.token_hex(8)
+    job = {"kind": "stdio", "sources": [code], "stdin": _bytes(case.get("stdin", "")), "nonce": nonce}
+    most = found.output_limit_bytes
+    with started(box, "harness.py") as live:
+        try:
+            send(live, job)
+            first = plain.message(receive(live, most, Clock(live, box.limits.wall_s + START_S)))
+            # What comes on the channel after "compiled" is the program's own affair, and is not read.
+            if first[:2] != ["compiled", nonce]:
+                return Outcome("COMPILE_ERROR", outcome(first)[1])
+        except (Ended, plain.Garbled) as ended:
+            late = isinstance(ended, Ended) and ended.label == "TIMEOUT"
+            return Outcome("TIMEOUT" if late else "COMPILE_ERROR", "it does not compile")
+        streams = {"stdout": live.process.stdout, "stderr": live.process.stderr}
+        read, how = attend(live, streams, b"", {"stdout": most, "stderr": most}, box.limits.wall_s)
+        status = live.process.wait() if how == "exit" else None
+        memory = live.out_of_memory()
+    return _of_process(how, status, memory, read, case["stdout"], found.compare)
+
+
+def _built(found: Problem, code: str, box: Box, every: bool) -> Outcome:
+    """A program in another language: built once, started for each case."""
+    runner = RUNNERS[found.language]
+    files = {runner.file: _bytes(code)}
+    if runner.build:
+        limits = replace(box.limits, wall_s=_BUILD_S, memory_mb=max(box.limits.memory_mb, 1024))
+        built = Box(level=box.level, limits=limits).run(runner.build, files=files, collect=("main",))
+        if built.status != 0 or "main" not in built.collected:
+            said = built.stderr.decode("utf-8", "replace").strip().splitlines()
+            return Outcome("COMPILE_ERROR", plain.line(said[0]) if said else "it does not build")
+        files = {"main": built.collected["main"]}
+
+    def judge(case: dict[str, Any]) -> Outcome:
+        ran = box.run(runner.run, files=files, stdin=_bytes(case.get("stdin", "")))
+        how = "exit" if ran.ended == "signal" else ran.ended
+        read = {"stdout": ran.stdout, "stderr": ran.stderr}
+        return _of_process(how, ran.status, ran.ended == "memory", read, case["stdout"], found.compare)
+
+    return _over(found, every, judge)
+
+
+def _of_process(
+    how: str, status: int | None, memory: bool, read: dict[str, bytes], expected: str, compare: Compare
+) -> Outcome:
+    """The class of a process that has ended, whose output is compared if it ended well."""
+    if how == "timeout":
+        return Outcome("TIMEOUT", "it did not end in time")
+    if how == "output":
+        return Outcome("OUTPUT_LIMIT", "it wrote too much")
+    if status is not None and status < 0:
+        status = 128 - status
+    if status != 0 or memory:
+        last = read["stderr"].decode("utf-8", "replace").strip().splitlines()[-1:]
+        said = plain.line(last[0]) if last else f"it ended with status {status}"
+        label = "RUNTIME_ERROR"
+        if memory or said.startswith("MemoryError") or "[Errno 12]" in said:
+            label = "MEMORY"
+        elif status == 128 + signal.SIGXCPU:
+            label = "TIMEOUT"
+        elif said.startswith("PermissionError") or "[Errno 30]" in said:
+            label = "FORBIDDEN"
+        return Outcome(label, said)
+    output = read["stdout"].decode("utf-8", "surrogateescape")
+    if equal_text(output, expected, compare):
+        return Outcome("PASS", "the output is the expected one")
+    return Outcome("WRONG", f"it wrote {output[:60]!r}, and {expected[:60]!r} is expected")
+
+
+def _calls(found: Problem, code: str, box: Box, every: bool) -> Outcome:
+    """A function called on each case, in copies of one process that has loaded it."""
+    caller = Caller([code], found.entry_point, box)
+    try:
+        return _over(found, every, lambda case: _one_call(caller, case, found.compare))
+    finally:
+        caller.close()
+
+
+def _one_call(caller: Caller, case: dict[str, Any], compare: Compare) -> Outcome:
+    try:
+        answer = caller.call(case.get("args", []), case.get("kwargs", {}))
+    except Ended as ended:
+        return Outcome(ended.label, ended.reason)
+    if "raised" in answer:
+        return Outcome(*class_of(answer))
+    value = answer["value"]
+    if equal_value(value, case["expected"], compare):
+        return Outcome("PASS", "the value is the expected one")
+    expected = plain.shown(case["expected"])
+    return Outcome("WRONG", f"it returned {plain.shown(value)}, and {expected} is expected")
+
+
+def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
+    """A task's own test, in a box of its own, calling the submission in another."""
+    caller = Caller(sources(found, code), found.entry_point, box)
+    calls: list[dict[str, Any]] = []
+    try:
+        done = _examined(found, caller, box.level, every, calls)
+    except (Ended, plain.Garbled, plain.Unplain) as error:
+        if not calls:
+            raise RunError(f"the task's test does not run: {error}") from None
+        done = None  # the test is sound, as its gold passes: what the program returned broke it
+    finally:
+        caller.close()
+    stopped = next((call["ended"] for call in calls if "ended" in call), None)
+    passed, total, first, raised, fatal = done or (
+        0,
+        1,
+        "the test does not end on what it returned",
+        False,
+        "",
+    )
+    if fatal and len(calls) == 0:
+        raise RunError(f"the task's test cannot be used: {fatal}")
+    if not calls:
+        raise RunError("the task's test never calls the program")
+    if stopped is None and not fatal and passed == total:
+        written = asserts(found)
+        if total or not written:
+            return Outcome("PASS", f"all {total} asserts hold", max(total, 1), max(total, 1))
+        first = "none of the test's asserts was reached"
+    # Those that were never reached count as failed, so that ending the test early gains nothing.
+    total = max(total, asserts(found), passed + 1)
+    if stopped is not None:
+        return Outcome(stopped.label, stopped.reason, passed, total)
+    if raised:
+        fault = next(call for call in reversed(calls) if "raised" in call)
+        return replace(Outcome(*class_of(fault)), passed=passed, total=total)
+    return Outcome("WRONG", plain.line(fatal or first), passed, total)
+
+
+def _examined(
+    found: Problem, caller: Caller, level: Level, every: bool, calls: list[dict[str, Any]]
+) -> list[Any]:
+    """How the test went, as the examiner tells it; each call of the program is added to `calls`."""
+    job = {"preamble": preamble(found), "test": found.test, "entry_point": found.entry_point}
+    with started(Box(level=level, limits=_EXAMINER), "examiner.py") as examiner:
+        send(examiner, {**job, "every": every})
+        while True:
+            clock = Clock(examiner, _EXAMINER.wall_s)
+            said = plain.message(receive(examiner, _EXAMINER.output_bytes, clock))
+            if said[0] == "done":
+                done: list[Any] = plain.decoded(said[1])
+                return done
+            args, kwargs = plain.decoded(said[1])
+            try:
+                if caller.spent_s > TEST_LIMITS * found.time_limit_s:
+                    raise Ended("TIMEOUT", f"all calls together took {TEST_LIMITS} times its time")
+                answer = caller.call(args, kwargs)
+                calls.append(answer)
+            except Ended as ended:
+                calls.append({"ended": ended})
+                broken = {"raised": "RuntimeError", "said": ended.reason, "builtin": "RuntimeError"}
+                answer = broken if every else {"stop": ended.reason}
+            send(examiner, answer)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,135 @@
+"""What runs a submission inside its box. Its text is sent there; nothing of posttrain can be imported.
+
+The submission shares this process and can read and change everything in it. That is harmless, since
+nothing here knows an expected answer, and whatever is sent back is only ever taken for what the
+submission returned. Messages to us are marshalled by the grader; messages from us are text that the
+grader reads with a parser of its own (`plain.decoded`).
+
+    stdio   the program is `__main__`; its stdin is a file, and this channel is closed before it starts
+    call    the program is loaded once; each call is made in a fresh copy of that process
+"""
+
+import _sitebuiltins
+import builtins
+import gc
+import marshal
+import os
+import sys
+import types
+from _collections_abc import Callable
+
+from posttrain.verifiers.code.wire import channel, receive, send, written
+
+
+def fault(nonce: str, error: BaseException) -> None:
+    """Sends what was raised: its name, its text, and the builtin exception that it is."""
+    name = type(error).__name__
+    builtin = next((k.__name__ for k in type(error).__mro__ if getattr(builtins, k.__name__, None) is k), "")
+    try:
+        said = str(error)[:300]
+    except BaseException:
+        said = ""
+    if isinstance(error, OSError) and error.errno in (1, 13, 30):
+        name = "PermissionError"
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == 12):
+        name = "MemoryError"
+    send(f'["raised","{nonce}",{written(name)},{written(said)},{written(builtin)}]')
+
+
+def compiled(sources: "list[str]", name: str) -> types.CodeType:
+    """The first source that is Python; if none is, the first one's error."""
+    first: BaseException | None = None
+    for source in sources:
+        try:
+            return compile(source, name, "exec", dont_inherit=True)
+        except BaseException as error:
+            first = first or error
+    raise first or SyntaxError("there is no program")
+
+
+def as_program(sources: "list[str]", text: bytes, nonce: str) -> None:
+    """Runs the submission as the main program; its end is this process's end."""
+    try:
+        code = compiled(sources, "main.py")
+    except BaseException as error:
+        fault(nonce, error)
+        os._exit(1)
+    stdin = os.memfd_create("stdin")
+    view = memoryview(text)
+    while len(view):
+        view = view[os.write(stdin, view) :]
+    os.lseek(stdin, 0, 0)
+    os.dup2(stdin, 0)
+    os.close(stdin)
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__="main.py", __builtins__=builtins)
+    sys.modules["__main__"] = main
+    again = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    vars(sys).update(stdin=again, __stdin__=again)
+    send(f'["compiled","{nonce}"]')
+    os.close(channel)
+    exec(code, main.__dict__)
+
+
+def as_module(sources: "list[str]", entry_point: str, nonce: str) -> None:
+    """Loads the submission, then makes the calls that arrive, until the channel closes."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.close(null)
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    try:
+        code = compiled(sources, "solution.py")
+    except BaseException as error:
+        send(f'["uncompiled","{nonce}",{written(str(error)[:300])}]')
+        os._exit(1)
+    send(f'["ready","{nonce}"]')
+    try:
+        exec(code, module.__dict__)
+        found = entry(module, entry_point)
+    except BaseException as error:
+        fault(nonce, error)
+        os._exit(1)
+    gc.freeze()
+    send(f'["loaded","{nonce}"]')
+    while True:
+        call = marshal.loads(receive(channel))
+        child = os.fork()
+        if child:
+            status = os.waitpid(child, 0)[1]
+            send(f'["ended","{call["nonce"]}",{status}]')
+            continue
+        try:
+            value = found(*call["args"], **call["kwargs"])
+            send(f'["returned","{call["nonce"]}",{written(value)}]')
+        except BaseException as error:
+            fault(call["nonce"], error)
+        os._exit(0)
+
+
+def entry(module: types.ModuleType, name: str) -> "Callable[..., object]":
+    """What a name such as `f` or `Solution.f` means in a module; methods are those of a new object."""
+    first, *rest = name.split(".")
+    if first not in module.__dict__:
+        raise NameError(f"the program does not define {first}")
+    found: Callable[..., object] = module.__dict__[first]
+    for part in rest:
+        found = getattr(found() if isinstance(found, type) else found, part)
+    return found
+
+
+def main() -> None:
+    """Says that it is there, and does the one job that comes."""
+    for name in ("exit", "quit"):  # what `site` would have made
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    send('["here"]')
+    job = marshal.loads(receive(channel))
+    if job["kind"] == "stdio":
+        as_program(job["sources"], job["stdin"], job["nonce"])
+    else:
+        as_module(job["sources"], job["entry_point"], job["nonce"])
+
+
+if __name__ == "__main__":
+    main()

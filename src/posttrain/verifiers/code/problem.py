@@ -1,0 +1,197 @@
+"""A task for a program, read from its fields: what to run, on what, and how to compare."""
+
+import ast
+import builtins
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from posttrain.nearest import did_you_mean
+from posttrain.types import Task, UserError
+from posttrain.verifiers.code.compare import Compare
+
+Kind = Literal["stdio", "call", "assert"]
+_LEAST_MB = 16
+"""With less, Python does not start."""
+_Wrong = Callable[..., UserError]
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "stdio": ("stdin", "stdout"),
+    "call": ("args", "kwargs", "expected"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a program has to do, with what it may use."""
+
+    kind: Kind
+    language: str
+    cases: tuple[dict[str, Any], ...]
+    """Of stdio and call."""
+    entry_point: str
+    prompt: str
+    """Of assert: what stands before the submission, and before the test."""
+    test: str
+    """Of assert: asserts, or a function check(candidate)."""
+    time_limit_s: float
+    memory_limit_mb: int
+    output_limit_bytes: int
+    compare: Compare
+
+
+def problem(task: Task, language: str) -> Problem:
+    """The problem that a task's fields state; UserError naming the field that is missing or wrong."""
+    fields = task.fields
+
+    def wrong(what: str, mend: str = "") -> UserError:
+        return UserError(f"task {task.id!r}: {what}", where=task.source, mend=mend)
+
+    def number(name: str, default: float, least: float = 0.01) -> float:
+        value = fields.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+            raise wrong(f"{name} must be a number that is at least {least:g}, not {value!r}")
+        return value
+
+    kind = _kind(fields.get("kind") or ("assert" if "test" in fields or "test_list" in fields else ""), wrong)
+    entry, test = fields.get("entry_point", ""), ""
+    cases: tuple[dict[str, Any], ...] = ()
+    if kind == "assert":
+        test = _test(fields, wrong)
+        entry = entry or _called(test)
+    else:
+        cases = _cases(fields.get("cases"), kind, wrong)
+    if kind != "stdio" and not (isinstance(entry, str) and entry):
+        raise wrong("entry_point must name the function", did_you_mean("entry_point", fields))
+    prompt = fields.get("prompt", "") if kind == "assert" else ""
+    try:
+        compare = Compare.parsed(fields.get("compare", "lines" if kind == "stdio" else "exact"))
+    except ValueError as error:
+        raise wrong(str(error)) from None
+    return Problem(
+        kind=kind,
+        language=str(fields.get("language", language)),
+        cases=cases,
+        entry_point=entry,
+        prompt=prompt if isinstance(prompt, str) else "",
+        test=test,
+        time_limit_s=number("time_limit_s", 2.0),
+        memory_limit_mb=int(number("memory_limit_mb", 512, _LEAST_MB)),
+        output_limit_bytes=int(number("output_limit_bytes", 1 << 20, 1)),
+        compare=compare,
+    )
+
+
+def sources(found: Problem, code: str) -> list[str]:
+    """What to run: the first that is Python. The submission goes on from the prompt or follows it.
+
+    They are compiled in the box, never here.
+
+    >>> task = Task(id="q", messages=(), fields={"prompt": "def f(x):\\n", "entry_point": "f",
+    ...     "test": "assert f(1) == 1"})
+    >>> print(sources(problem(task, "python"), "    return x")[0])
+    def f(x):
+        return x
+    >>> sources(problem(task, "python"), "def f(y): return y")[0]
+    'def f(x):\\n\\n\\ndef f(y): return y'
+    """
+    if found.kind != "assert" or not found.prompt:
+        return [code]
+    entry = re.escape(found.entry_point.split(".")[0])
+    follows = [f"{found.prompt}\n\n{code}", f"{_imports(found.prompt)}\n\n{code}", code]
+    if re.search(rf"^(?:(?:async[ \t]+)?def|class)[ \t]+{entry}\b|^{entry}[ \t]*=", code, re.MULTILINE):
+        return follows
+    return [found.prompt + code, *follows]
+
+
+def preamble(found: Problem) -> str:
+    """What the test may use of the prompt: all of it if it stands alone, otherwise its imports."""
+    return found.prompt if _parses(found.prompt) else _imports(found.prompt)
+
+
+def asserts(found: Problem) -> int:
+    """How many asserts the test is written with."""
+    return sum(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(found.test)))
+
+
+def _imports(prompt: str) -> str:
+    return "\n".join(line for line in prompt.splitlines() if line.startswith(("import ", "from ")))
+
+
+def _parses(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _defined(source: str) -> set[str]:
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def _kind(kind: object, wrong: _Wrong) -> Kind:
+    for known in get_args(Kind):
+        if kind == known:
+            return cast("Kind", known)
+    raise wrong(f"kind is stdio, call or assert, not {kind!r}")
+
+
+def _test(fields: Mapping[str, Any], wrong: _Wrong) -> str:
+    test, setup = fields.get("test", fields.get("test_list")), fields.get("test_setup_code", "")
+    if isinstance(test, list) and all(isinstance(line, str) for line in test):
+        test = "\n".join(test)
+    if not isinstance(test, str) or not test.strip():
+        raise wrong("test must hold asserts", did_you_mean("test", fields))
+    test = f"{setup}\n{test}" if isinstance(setup, str) and setup.strip() else test
+    try:
+        tree = ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise wrong("its test is not Python") from None
+    if not any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(tree)):
+        raise wrong("its test asserts nothing")
+    return test
+
+
+def _called(test: str) -> str:
+    """The function that a list of asserts is about: the first name called that is not a builtin's."""
+    try:
+        tree = ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    defined = _defined(test)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name = node.func.id
+            if not hasattr(builtins, name) and name not in defined:
+                return name
+    return ""
+
+
+def _cases(cases: object, kind: Kind, wrong: _Wrong) -> tuple[dict[str, Any], ...]:
+    if not isinstance(cases, list) or not cases:
+        raise wrong("cases must be a list with at least one case")
+    wanted = _FIELDS[kind][-1]
+    for number, case in enumerate(cases, start=1):
+        if not isinstance(case, dict) or wanted not in case:
+            raise wrong(f"case {number} has no {wanted!r}")
+        unknown = sorted(set(case) - set(_FIELDS[kind]))
+        if unknown:
+            mend = did_you_mean(unknown[0], _FIELDS[kind])
+            raise wrong(f"case {number} has a field {unknown[0]!r} that nothing reads", mend)
+        if kind == "stdio" and not all(isinstance(v, str) for v in case.values()):
+            raise wrong(f"case {number}: stdin and stdout are strings")
+        if kind == "call" and not (
+            isinstance(case.get("args", []), list) and isinstance(case.get("kwargs", {}), dict)
+        ):
+            raise wrong(f"case {number}: args is a list and kwargs a table")
+    return tuple(cases)

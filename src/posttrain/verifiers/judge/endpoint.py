@@ -1,0 +1,266 @@
+"""A writer over HTTP: any server that speaks OpenAI's /chat/completions.
+
+A request that fails in a way that may pass (no connection, time-out, 408, 409, 425, 429, 5xx, an answer that
+is cut off or is not what it should be) is sent again after a growing, jittered pause, or after as long
+as the server's Retry-After asks, until `retries` or `deadline_s` is used up. What then comes back is an
+error and never an empty answer. A refusal (401, 404, ...) is not tried again.
+"""
+
+import email.utils
+import json
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+import httpx
+
+from posttrain.types import UserError
+from posttrain.usercode import cause
+from posttrain.verifiers.judge import usage
+from posttrain.verifiers.judge.rate import turn
+from posttrain.verifiers.judge.writer import Conversation, Written
+
+_PASSING = frozenset({408, 409, 425, 429})
+_LONGEST_PAUSE_S = 60.0
+_MOST_BYTES = 16 << 20
+_certificates = lru_cache(maxsize=1)(httpx.create_ssl_context)
+"""Loaded once in a process: it takes longer than a request to a server near by."""
+
+
+class _RequestError(Exception):
+    """One request without an answer."""
+
+    def __init__(self, why: str, *, status: int = 0, passing: bool = True, after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.status, self.passing, self.after_s = status, passing, after_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A model behind an OpenAI-compatible server. Its key is read from the environment and kept nowhere."""
+
+    base_url: str
+    """Up to and without /chat/completions: http://localhost:8000/v1."""
+    model: str
+    """By the server's name for it."""
+    api_key_env: str = ""
+    """The environment variable that holds the key; empty sends none."""
+    timeout_s: float = 60.0
+    """For one request; it is given up and counts as failed."""
+    retries: int = 4
+    """Further requests after one that failed."""
+    backoff_s: float = 1.0
+    """Pause before the first retry; it doubles with each, and is drawn between half and all of that."""
+    deadline_s: float = 300.0
+    """For one answer with all its retries, pauses and waiting for a turn."""
+    requests_per_minute: float = 0.0
+    """Kept to by all processes of this machine together; 0 sets no limit."""
+    concurrency: int = 8
+    """Requests under way at once, for each process."""
+    price_in: float = 0.0
+    """Of 10^6 prompt tokens, for the cost count."""
+    price_out: float = 0.0
+    """Of 10^6 completion tokens."""
+    log: str = ""
+    """A file to which each request adds a line of JSON: status, tokens, cost, seconds; empty keeps none."""
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What this server calls the most tokens of an answer."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of every request, for what a server wants besides."""
+
+    def __post_init__(self) -> None:
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url must begin with http:// or https://, not {self.base_url[:40]!r}")
+        if self.base_url.rstrip("/").endswith("/chat/completions"):
+            raise ValueError("base_url must end before /chat/completions, which is added to it")
+        for name in ("timeout_s", "deadline_s"):
+            if not 0 < getattr(self, name) < 86_400:
+                raise ValueError(f"{name} must be positive and under a day, not {getattr(self, name)}")
+        for name in ("retries", "backoff_s", "requests_per_minute", "price_in", "price_out"):
+            if not 0 <= getattr(self, name) < 1e9:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if (self.price_in or self.price_out) and not self.log:
+            raise ValueError("prices are read for the log only: name one, or leave them out")
+        if not 1 <= self.concurrency <= 256:
+            raise ValueError(f"concurrency must lie in 1 ... 256, not {self.concurrency}")
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds that an answer may take: the deadline, and the last request that began within it."""
+        return self.deadline_s + self.timeout_s
+
+    def require(self) -> None:
+        """UserError if the variable that should hold the key is not set."""
+        if self.api_key_env and not os.environ.get(self.api_key_env):
+            raise UserError(
+                f"the environment variable {self.api_key_env} is not set, and the key of {self.base_url} "
+                "is read from it",
+                where="api_key_env",
+                mend=f"export {self.api_key_env}=...",
+            )
+
+    def write(
+        self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
+    ) -> list[Written]:
+        """One answer for each conversation; UserError if the key is missing."""
+        self.require()
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self.api_key_env:
+            headers["Authorization"] = f"Bearer {os.environ[self.api_key_env].strip()}"
+        bodies = [self._body(c, max_tokens, temperature, seed) for c in conversations]
+        if not bodies:
+            return []
+        threads = min(self.concurrency, len(bodies))
+        with (
+            httpx.Client(headers=headers, timeout=self.timeout_s, verify=_certificates()) as client,
+            ThreadPoolExecutor(threads) as pool,
+        ):
+            return list(pool.map(lambda body: self._ask(client, body), bodies))
+
+    def _body(self, conversation: Conversation, max_tokens: int, temperature: float, seed: int) -> bytes:
+        messages = [{"role": m["role"], "content": _sendable(m["content"])} for m in conversation]
+        asked = {"model": self.model, "messages": messages, self.limit_field: max_tokens}
+        asked |= {"temperature": temperature, "seed": seed}
+        return json.dumps(asked | dict(self.body)).encode()
+
+    def _ask(self, client: httpx.Client, body: bytes) -> Written:
+        """The answer to one request, tried as often as may be."""
+        until = time.monotonic() + self.deadline_s
+        tries, why = 0, "its turn does not come within the deadline"
+        while True:
+            wait = 0.0
+            if self.requests_per_minute:
+                left = until - time.monotonic()
+                mine = turn(f"{self.base_url}\0{self.model}", self.requests_per_minute, left)
+                if mine is None:
+                    break
+                wait = mine
+            time.sleep(wait)
+            tries += 1
+            try:
+                return self._once(client, body)
+            except _RequestError as failed:
+                why = str(failed)
+                pause = min(self.backoff_s * 2.0 ** min(tries - 1, 20), _LONGEST_PAUSE_S)
+                pause = max(pause * random.uniform(0.5, 1.0), failed.after_s)
+                if not failed.passing or tries > self.retries or time.monotonic() + pause >= until:
+                    break
+            time.sleep(pause)
+        times = f" ({tries} tries)" if tries > 1 else ""
+        return Written(error=f"{self.base_url}: {why}{times}")
+
+    def _once(self, client: httpx.Client, body: bytes) -> Written:
+        """The answer to one request sent once, which is logged; _RequestError if there is none."""
+        begin = time.monotonic()
+        try:
+            written = _read(self._post(client, body, begin + self.timeout_s))
+        except _RequestError as failed:
+            self._record(failed.status, begin, Written(error=str(failed)))
+            raise
+        self._record(200, begin, written)
+        return written
+
+    def _record(self, status: int, begin: float, written: Written) -> None:
+        if self.log:
+            tokens = (written.prompt_tokens, written.completion_tokens)
+            usage.record(
+                self.log,
+                model=self.model,
+                status=status,
+                seconds=time.monotonic() - begin,
+                prompt_tokens=tokens[0],
+                completion_tokens=tokens[1],
+                price=usage.cost(*tokens, self.price_in, self.price_out),
+                error=written.error,
+            )
+
+    def _post(self, client: httpx.Client, body: bytes, until: float) -> bytes:
+        """What the server sends back with status 200."""
+        url = f"{self.base_url.rstrip('/')}/chat/completions"
+        received = bytearray()
+        try:
+            with client.stream("POST", url, content=body) as response:
+                # The client's own time-out starts anew with every byte.
+                for part in response.iter_bytes():
+                    received += part
+                    if time.monotonic() > until:
+                        raise httpx.ReadTimeout("the answer comes too slowly")
+                    if len(received) > _MOST_BYTES:
+                        raise _RequestError(f"it sends more than {_MOST_BYTES >> 20} MiB", status=200)
+        except httpx.TimeoutException:
+            raise _RequestError(f"no answer within {self.timeout_s:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _RequestError(cause(error), passing=not isinstance(error, httpx.InvalidURL)) from None
+        status = response.status_code
+        if status != 200:
+            raise _RequestError(
+                f"status {status}{_complaint(bytes(received))}",
+                status=status,
+                passing=status in _PASSING or status >= 500,
+                after_s=_retry_after(response.headers.get("Retry-After", "")),
+            )
+        return bytes(received)
+
+
+def _read(body: bytes) -> Written:
+    """The answer in a response; _RequestError if it is not of the form that the protocol gives it."""
+    try:
+        parsed = json.loads(body)
+        choice = parsed["choices"][0]
+        content = choice["message"]["content"]
+    except (ValueError, RecursionError):
+        raise _RequestError("the answer is not JSON", status=200) from None
+    except (KeyError, IndexError, TypeError):
+        raise _RequestError("the answer has no choices[0].message.content", status=200) from None
+    if not isinstance(content, str):
+        raise _RequestError(f"the answer's content is {type(content).__name__}, not text", status=200)
+    counts = parsed.get("usage")
+    counts = counts if isinstance(counts, dict) else {}
+    return Written(
+        text=_sendable(content),
+        prompt_tokens=_count(counts.get("prompt_tokens")),
+        completion_tokens=_count(counts.get("completion_tokens")),
+        cut=choice.get("finish_reason") == "length",
+    )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+
+
+def _complaint(body: bytes) -> str:
+    """What the server says is wrong, in brackets; empty if it says nothing readable."""
+    try:
+        said = json.loads(body)
+        said = said.get("error", said.get("message", "")) if isinstance(said, dict) else ""
+        said = said.get("message", "") if isinstance(said, dict) else said
+    except (ValueError, RecursionError):
+        said = ""
+    line = " ".join(str(said).split())[:200]
+    return f" ({line})" if line else ""
+
+
+def _retry_after(header: str) -> float:
+    """Seconds that a Retry-After asks for, given as a number or as a date; 0 if it says nothing.
+
+    >>> _retry_after("2.5"), _retry_after(""), _retry_after("soon"), _retry_after("-3")
+    (2.5, 0.0, 0.0, 0.0)
+    """
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+        except ValueError:
+            return 0.0
+    return seconds if 0 < seconds < float("inf") else 0.0
+
+
+def _sendable(text: str) -> str:
+    """The text without halves of surrogate pairs, which UTF-8 does not know."""
+    return text.encode("utf-8", "replace").decode()

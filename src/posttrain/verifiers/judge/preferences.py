@@ -1,0 +1,128 @@
+"""Preferences between answers, labelled by a language model: data for a reward model or for DPO.
+
+Source: RLAIF, Lee et al. 2023, arXiv:2309.00267 (both orders); with a constitution, the labels of the second
+phase of Constitutional AI, Bai et al. 2022, arXiv:2212.08073.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.types import Message
+from posttrain.verifiers.judge.constitution import Constitution
+from posttrain.verifiers.judge.judge import Judging, Reading, ask, both_orders, settled
+from posttrain.verifiers.judge.records import append, chunks, new_file, texts_of
+from posttrain.verifiers.judge.rubric import Rubric
+from posttrain.verifiers.judge.writer import Writer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """One pair, judged in both orders."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    margin: float
+    """|2 p - 1|, p the mean of both verdicts: 1 if they say the same, 0 if they contradict each other."""
+    agree: bool
+    """Whether both orders say the same."""
+
+
+def preferences(
+    writer: Writer,
+    rubric: Rubric,
+    prompts: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+    *,
+    constitution: Constitution | None = None,
+    keep: bool = False,
+    how: Judging = Judging(),  # noqa: B008  frozen
+) -> tuple[list[Preference], Counter[str]]:
+    """Preferences between the two answers of each pair, and how many pairs came to what.
+
+    Pairs on which the orders disagree, or which are found equal, are left out; with `keep` they stay, as they
+    were given, with margin 0. With a constitution each pair is judged by one principle, drawn for its prompt
+    from `how.seed`.
+
+    Counts: better, equal, disagree, same (two equal answers: nobody is asked), unanswered, unparsable. And of
+    verdicts, two a pair, first: how many preferred what was read first. Half of them, if there is no bias.
+
+    Raises ValueError for a rubric that is not for this.
+    """
+    _check(rubric, constitution)
+    cases = list(zip(prompts, pairs, strict=True))
+    different = [(prompt, pair) for prompt, pair in cases if pair[0] != pair[1]]
+    conversations: list[list[Message]] = []
+    for prompt, (one, other) in different:
+        by = constitution.drawn(1, seed=how.seed, key=prompt) if constitution else []
+        principles = "".join(f"- {principle.text}" for principle in by)
+        conversations += both_orders(rubric, {"question": prompt}, one, other, principles)
+    readings = ask(writer, rubric, conversations, how) if conversations else []
+    counts = Counter({"same": len(cases) - len(different)} if len(cases) > len(different) else {})
+    kept = []
+    for place, (prompt, pair) in enumerate(different):
+        preference = _preference(prompt, pair, readings[2 * place : 2 * place + 2], counts)
+        if preference is not None and (keep or preference.margin > 0):
+            kept.append(preference)
+    return kept, counts
+
+
+def _check(rubric: Rubric, constitution: Constitution | None) -> None:
+    if rubric.kind != "pairwise":
+        raise ValueError("preferences need a pairwise rubric")
+    if rubric.wants("principles") != (constitution is not None):
+        raise ValueError("a rubric with {principles} and a constitution go together")
+    if rubric.wants("reference"):
+        raise ValueError("preferences are between two answers, and there is no {reference}")
+
+
+def _preference(
+    prompt: str, pair: tuple[str, str], readings: Sequence[Reading], counts: Counter[str]
+) -> Preference | None:
+    """What both orders say of a pair, which is counted; None if one of them says nothing."""
+    values = [reading.value for reading in readings if reading.value is not None]
+    if len(values) < 2:
+        counts[next(reading.label for reading in readings if reading.label)] += 1
+        return None
+    first, second = values[0], 1.0 - values[1]
+    score, label = settled(first, second)
+    counts["better" if label == "worse" else label] += 1
+    counts["verdicts"] += 2
+    counts["first"] += values.count(1.0)
+    chosen, rejected = pair if score >= 0.5 else (pair[1], pair[0])
+    return Preference(
+        prompt=prompt,
+        chosen=chosen,
+        rejected=rejected,
+        margin=abs(2 * score - 1),
+        agree=first == second,
+    )
+
+
+def write_preferences(
+    writer: Writer,
+    rubric: Rubric,
+    records: Sequence[Mapping[str, object]],
+    out: Path,
+    *,
+    constitution: Constitution | None = None,
+    keep: bool = False,
+    how: Judging = Judging(),  # noqa: B008  frozen
+) -> Counter[str]:
+    """The counts of `preferences` on records {"prompt", "responses": [a, b]}; those kept are lines of `out`.
+
+    Raises UserError for a record of another form, and for a file that is there already.
+    """
+    cases = [texts_of(record, number, "responses", 2) for number, record in enumerate(records, start=1)]
+    total: Counter[str] = Counter()
+    with new_file(out) as file:
+        for chunk in chunks(cases):
+            prompts, pairs = [case[0] for case in chunk], [(case[1], case[2]) for case in chunk]
+            kept, counts = preferences(
+                writer, rubric, prompts, pairs, constitution=constitution, keep=keep, how=how
+            )
+            total += counts
+            append(file, kept)
+    return total

@@ -1,0 +1,85 @@
+"""What an endpoint was asked and what that cost, as lines of JSON that many processes may append to."""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.types import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The sum of the lines of a log."""
+
+    requests: int = 0
+    """Sent, those among them that failed and were tried again included."""
+    failures: int = 0
+    """Of the requests."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+    """In the currency of the prices."""
+
+
+def cost(prompt_tokens: int, completion_tokens: int, price_in: float, price_out: float) -> float:
+    """What these tokens cost at prices for 10^6 tokens.
+
+    >>> cost(2_000_000, 100_000, price_in=0.5, price_out=2.0)
+    1.2
+    """
+    return (prompt_tokens * price_in + completion_tokens * price_out) / 1e6
+
+
+def record(
+    log: str,
+    *,
+    model: str,
+    status: int,
+    seconds: float,
+    prompt_tokens: int = 0,
+    completion_tokens: int = 0,
+    price: float = 0.0,
+    error: str = "",
+) -> None:
+    """Appends one request to a log. A line is one write, so that those of other processes stay whole."""
+    line = {
+        "at": round(time.time(), 3),
+        "model": model,
+        "status": status,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "cost": price,
+        "seconds": round(seconds, 3),
+        "error": error,
+    }
+    descriptor = os.open(Path(log).expanduser(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, (json.dumps(line) + "\n").encode())
+    finally:
+        os.close(descriptor)
+
+
+def spent(log: str) -> Usage:
+    """What all requests of a log come to; nothing if there is no such file yet.
+
+    Raises UserError for a line that is none of `record`'s.
+    """
+    total = dict.fromkeys(("requests", "failures", "prompt_tokens", "completion_tokens"), 0)
+    price = 0.0
+    path = Path(log).expanduser()
+    if not path.exists():
+        return Usage()
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line)
+                total["requests"] += 1
+                total["failures"] += bool(entry["error"])
+                total["prompt_tokens"] += entry["prompt_tokens"]
+                total["completion_tokens"] += entry["completion_tokens"]
+                price += entry["cost"]
+            except (ValueError, KeyError, TypeError):
+                raise UserError("is no request to an endpoint", where=f"{log}:{number}") from None
+    return Usage(**total, cost=price)

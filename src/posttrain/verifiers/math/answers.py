@@ -1,0 +1,258 @@
+"""Whether an answer is the gold one, kind by kind."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from posttrain.verifiers.math.forms import (
+    as_tuple,
+    assigned,
+    elements,
+    is_name,
+    is_symbolic,
+    named,
+    settled,
+    spread,
+)
+from posttrain.verifiers.math.identity import Finding, compare, proportional
+from posttrain.verifiers.math.quantities import same_quantity
+from posttrain.verifiers.math.reader import interval
+from posttrain.verifiers.math.spans import merged
+from posttrain.verifiers.math.tree import (
+    Answer,
+    Expr,
+    Many,
+    Matrix,
+    Region,
+    Relation,
+    Scalar,
+    Span,
+    Symbol,
+    UnreadableError,
+    add,
+    neg,
+    symbols,
+)
+
+_NEAR = Fraction(1, 20)
+_MIRRORED = {">": "<", "≥": "≤"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What counts as equal."""
+
+    kind: str = "auto"
+    tolerance: Fraction = Fraction(0)
+    relative: bool = False
+    unsimplified: bool = False
+
+
+def same(given: Answer, gold: Answer, rules: Rules) -> Finding:
+    """Whether the given answer is the gold one; raises UnreadableError or TooHardError.
+
+    The gold has been brought into its form by `settled`.
+    """
+    if isinstance(gold, Scalar):
+        return _same_value(given, gold, rules)
+    if isinstance(gold, Region):
+        return _same_region(given, gold, rules)
+    if isinstance(gold, Matrix):
+        return _same_matrix(given, gold, rules)
+    if isinstance(gold, Relation):
+        value = assigned(gold) if rules.kind == "auto" and set(gold.signs) == {"="} else None
+        if value is not None and not symbols(value.expr):
+            return _same_assignment(given, gold, value, rules)
+        return _same_relation(given, gold, rules)
+    if isinstance(gold, Many):
+        if gold.brackets in ("", "{}"):
+            return _same_set(given, gold, replace(rules, kind="auto"))
+        return _same_order(given, gold, rules)
+    raise AssertionError(gold)
+
+
+# ---------------------------------------------------------------------- one value
+
+
+def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Finding:
+    if isinstance(given, Relation):
+        return _same_as_side(given, gold, rules)
+    if isinstance(given, Scalar):
+        given = spread(given)
+    if isinstance(given, Scalar):
+        return same_quantity(given, gold, rules)
+    if isinstance(given, Many) and given.brackets in ("", "{}") and given.items:
+        found = _every([same(item, gold, rules) for item in given.items])
+        return found if found.same else replace(found, how="it gives several answers")
+    return Finding(False, "it is no single value")
+
+
+def _same_as_side(given: Relation, gold: Scalar, rules: Rules) -> Finding:
+    """x = 3, 3 + 4 = 7 and 1/3 ≈ 0.333: the side that is the answer, if the others agree with it."""
+    if not set(given.signs) <= {"=", "≈"}:
+        return Finding(False, "it is an inequality")
+    sides = list(given.sides)
+    if is_name(sides[0]):
+        sides = sides[1:]
+        signs = list(given.signs[1:])
+    elif len(sides) == 2 and is_name(sides[1]):
+        sides, signs = sides[:1], []
+    else:
+        signs = list(given.signs)
+    if "≈" in signs:  # what follows is only near
+        at = signs.index("≈")
+        near = [compare(side.expr, sides[at].expr, _NEAR, relative=True) for side in sides[at + 1 :]]
+        if "=" in signs[at:] or not all(finding.same for finding in near):
+            return Finding(False, "the sides are not near one another")
+        sides = sides[: at + 1]
+    answer = sides[-1]
+    others = [compare(side.expr, answer.expr) for side in sides[:-1]]
+    found = _every([same(answer, gold, rules), *others])
+    return found if found.same is not False or not others else Finding(False, "not every side is the answer")
+
+
+def _same_assignment(given: Answer, gold: Relation, value: Scalar, rules: Rules) -> Finding:
+    """Of x = 3 the value, under the same name or none."""
+    names = {side.expr for side in gold.sides if isinstance(side.expr, Symbol)}
+    items = given.items if isinstance(given, Many) else (given,)
+    others = {item.sides[0].expr for item in items if isinstance(item, Relation)} - names
+    if any(isinstance(other, Symbol) for other in others):
+        return Finding(False, "it is the value of something else")
+    return same(given, spread(value), rules)
+
+
+def _every(findings: Sequence[Finding]) -> Finding:
+    """The first that is not the same, else the first not decided, else the last."""
+    for wanted in (False, None):
+        for finding in findings:
+            if finding.same is wanted:
+                return finding
+    return findings[-1] if findings else Finding(True, "both are empty")
+
+
+# ---------------------------------------------------------------------- several values
+
+
+def _same_set(given: Answer, gold: Many, rules: Rules) -> Finding:
+    if isinstance(given, Scalar | Relation):
+        given = Many((given,), "{}")
+    if not isinstance(given, Many) or given.brackets not in ("", "{}"):
+        return Finding(False, "it is no set")
+    names, gold_names = named(given.items), named(gold.items)
+    if gold_names is not None:
+        if names is None or set(names) != set(gold_names):
+            return Finding(False, "it does not give every variable")
+        return _every([same(names[name], value, rules) for name, value in gold_names.items()])
+    if names is not None:
+        return Finding(False, "it names different variables")
+    ours, theirs = elements(given.items), [settled(item, "auto") for item in elements(gold.items)]
+    if not ours or not theirs:
+        return Finding(not ours and not theirs, "one is empty" if ours or theirs else "both are empty")
+    known: dict[tuple[int, int], Finding] = {}
+
+    def pair(i: int, j: int) -> Finding:
+        if (i, j) not in known:
+            known[i, j] = same(ours[i], theirs[j], rules)
+        return known[i, j]
+
+    rows = [_any(pair(i, j) for j in _from(i, len(theirs))) for i in range(len(ours))]
+    if not all(row.same for row in rows):
+        return _every(rows)
+    return _every([*rows, *(_any(pair(i, j) for i in _from(j, len(ours))) for j in range(len(theirs)))])
+
+
+def _from(start: int, length: int) -> Iterator[int]:
+    """All indices, from one on and round."""
+    return ((start + i) % length for i in range(length))
+
+
+def _any(findings: Iterator[Finding]) -> Finding:
+    """The first that is the same, else one that is not decided."""
+    best = Finding(False, "the elements differ")
+    for finding in findings:
+        if finding.same:
+            return finding
+        if finding.same is None:
+            best = finding
+    return best
+
+
+def _same_order(given: Answer, gold: Many, rules: Rules) -> Finding:
+    if isinstance(given, Matrix) and gold.brackets != ":" and 1 in (len(given.rows), len(given.rows[0])):
+        given = Many(tuple(Scalar(cell) for row in given.rows for cell in row), "()")
+    try:
+        given = as_tuple(given)
+    except UnreadableError:
+        return Finding(False, "it is no tuple")
+    if (given.brackets == ":") != (gold.brackets == ":"):
+        return Finding(False, "only one of them is a ratio")
+    if len(gold.items) == 2 and rules.kind != "tuple" and {given.brackets, gold.brackets} == {"[]", "()"}:
+        return Finding(False, "one may be a closed interval")
+    rules, names = replace(rules, kind="auto"), named(given.items)
+    items = tuple(names[name] for name in sorted(names)) if names else given.items
+    if len(items) != len(gold.items):
+        return Finding(False, f"it has {len(items)} entries, not {len(gold.items)}")
+    pairs = zip(items, gold.items, strict=True)
+    return _every([same(one, settled(other, "auto"), rules) for one, other in pairs])
+
+
+# ---------------------------------------------------------------------- regions, matrices, relations
+
+
+def _same_region(given: Answer, gold: Region, rules: Rules) -> Finding:
+    if isinstance(given, Many) and given.brackets in ("()", "[]", "(]", "[)") and len(given.items) == 2:
+        given = interval(given)
+    if isinstance(given, Many) and given.brackets == "{}":
+        points = [item.expr for item in given.items if isinstance(item, Scalar)]
+        given = Region(tuple(Span(point, point, (True, True)) for point in points))
+    if not isinstance(given, Region):
+        return Finding(False, "it is no interval")
+    spans = given.spans if is_symbolic(given) else merged(given)
+    if len(spans) != len(gold.spans) or any(
+        a.closed != b.closed for a, b in zip(spans, gold.spans, strict=True)
+    ):
+        return Finding(False, "the intervals or whether they are closed differ")
+    ends = [(a.low, b.low) for a, b in zip(spans, gold.spans, strict=True)]
+    ends += [(a.high, b.high) for a, b in zip(spans, gold.spans, strict=True)]
+    return _every([_same_entry(a, b, rules) for a, b in ends])
+
+
+def _same_entry(given: Expr, gold: Expr, rules: Rules) -> Finding:
+    return same_quantity(Scalar(given), Scalar(gold), replace(rules, kind="auto"))
+
+
+def _same_matrix(given: Answer, gold: Matrix, rules: Rules) -> Finding:
+    if not isinstance(given, Matrix):
+        if 1 not in (len(gold.rows), len(gold.rows[0])):
+            return Finding(False, "it is no matrix")
+        entries = Many(tuple(Scalar(cell) for row in gold.rows for cell in row), "()")
+        return _same_order(given, entries, replace(rules, kind="auto"))
+    if [len(row) for row in given.rows] != [len(row) for row in gold.rows]:
+        return Finding(False, "the matrices differ in shape")
+    cells = [
+        (a, b)
+        for ours, theirs in zip(given.rows, gold.rows, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return _every([_same_entry(a, b, rules) for a, b in cells])
+
+
+def _same_relation(given: Answer, gold: Relation, rules: Rules) -> Finding:
+    if not isinstance(given, Relation):
+        return Finding(False, "it is no equation" if set(gold.signs) == {"="} else "it is no inequality")
+    if len(gold.signs) != 1 or len(given.signs) != 1:
+        pairs = list(zip(given.sides, gold.sides, strict=False))
+        if given.signs != gold.signs:
+            return Finding(False, "the relations differ")
+        return _every([same_quantity(a, b, replace(rules, kind="expression")) for a, b in pairs])
+    sign, gold_sign = given.signs[0], gold.signs[0]
+    if _MIRRORED.get(sign, sign) != _MIRRORED.get(gold_sign, gold_sign):
+        return Finding(False, "the signs differ")
+    ours, theirs = _difference(given), _difference(gold)
+    return proportional(ours, theirs, positive=gold_sign not in ("=", "≠"))
+
+
+def _difference(relation: Relation) -> Expr:
+    """Left minus right, of > and ≥ right minus left."""
+    left, right = (side.expr for side in relation.sides)
+    return add(right, neg(left)) if relation.signs[0] in _MIRRORED else add(left, neg(right))

@@ -1,0 +1,188 @@
+"""One value with what stands around it: money signs, units, percent, words that name what is counted."""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from posttrain.verifiers.math.exact import UndefinedError, exact
+from posttrain.verifiers.math.lexer import CURRENCIES, Token
+from posttrain.verifiers.math.parser import Parser
+from posttrain.verifiers.math.tree import (
+    Call,
+    Expr,
+    Number,
+    Scalar,
+    Symbol,
+    Unit,
+    UnreadableError,
+    mul,
+    neg,
+    symbols,
+    word_set,
+)
+from posttrain.verifiers.math.units import read_unit, unit_named
+
+MOST_LABEL_WORDS = 6
+MOST_UNIT_TOKENS = 16
+LARGE = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+"""Powers of ten that stand as words behind a number."""
+_TEN = Number(Fraction(10))
+_NOT_LABELS = word_set(
+    "not no nor isn less more than minus plus times divided over half double twice squared cubed if when mod "
+    "percent percentage dozen unless except without from to power factorial"
+)
+
+
+def scalar(tokens: Sequence[Token], *, units: bool = True) -> Scalar:
+    """A value with its unit or label; raises UnreadableError or TooHardError.
+
+    >>> from posttrain.verifiers.math.lexer import tokens
+    >>> scalar(tokens("18 eggs a day")).label, scalar(tokens("5 km")).unit.factor
+    (('eggs', 'a', 'day'), Fraction(1000, 1))
+    """
+    negative, money, rest = _money(tokens)
+    parser = Parser(rest, units=units)
+    expr = parser.expression()
+    behind = parser.rest
+    foreign = next((t for t in behind if t.kind not in ("word", "text", "sign", "number")), None)
+    if foreign is not None:
+        raise UnreadableError(f"{foreign.text[:20]!r} cannot stand there")
+    after_words = [i for i in range(1, len(behind)) if behind[i - 1].kind in ("word", "text")]
+    second = next((i for i in after_words if behind[i].kind == "number"), 0)
+    if second and units:
+        return _compound(expr, behind[:second], scalar(behind[second:]))
+    if behind and behind[0].kind == "word" and behind[0].text.lower() in LARGE:
+        expr = mul(expr, Call("pow", (_TEN, Number(Fraction(LARGE[behind[0].text.lower()])))))
+        behind = behind[1:]
+    words = [token.text for token in behind]
+    if [word.lower() for word in words[:2]] == ["per", "cent"] or [w.lower() for w in words[:1]] == [
+        "percent"
+    ]:
+        expr, behind = Call("percent", (expr,)), behind[1 if words[0].lower() == "percent" else 2 :]
+    if negative:
+        expr = neg(expr)
+    if behind and units and not symbols(expr):
+        expr, unit, label = _behind(expr, behind)
+    elif behind:
+        raise UnreadableError(f"{behind[0].text[:20]!r} cannot stand there")
+    else:
+        expr, unit = _temperature(expr)
+        label = ()
+    if money is not None:
+        if unit is not None and unit != money:
+            raise UnreadableError("it has two units")
+        unit = money
+    return Scalar(expr, unit, label)
+
+
+def _compound(expr: Expr, behind: list[Token], rest: Scalar) -> Scalar:
+    """2 hours 30 minutes, in basic units."""
+    try:
+        value, other = exact(expr), exact(rest.expr)
+    except UndefinedError:
+        value = other = None
+    unit = read_unit(" ".join(token.text for token in behind[:MOST_UNIT_TOKENS]))
+    if (
+        value is None
+        or other is None
+        or unit is None
+        or rest.unit is None
+        or unit.dimension != rest.unit.dimension
+    ):
+        raise UnreadableError("two values stand behind one another")
+    if not unit.dimension or value.denominator > 1 or not 0 <= other * rest.unit.factor < unit.factor:
+        raise UnreadableError("two values stand behind one another")
+    total = value * unit.factor + other * rest.unit.factor
+    return Scalar(Number(total), Unit(Fraction(1), unit.dimension))
+
+
+def as_quantity(value: Scalar) -> Scalar | None:
+    """10 m read as ten metres where it was read as 10 times m; None if it cannot be.
+
+    >>> as_quantity(Scalar(mul(Number(Fraction(10)), Symbol("m")))).unit.dimension
+    (('m', 1),)
+    """
+    if value.unit is not None:
+        return value
+    expr = value.expr
+    if isinstance(expr, Call) and expr.name in ("mul", "div"):
+        last, others = expr.args[-1], expr.args[:-1]
+        left = others[0] if len(others) == 1 else Call("mul", others)
+        if expr.name == "div":  # 5 m/s
+            inner, phrase = as_quantity(Scalar(left)), _unit_phrase(last)
+            unit = read_unit(phrase) if phrase else None
+            if inner is None or inner.unit is None or unit is None:
+                return None
+            powers = dict(inner.unit.dimension)
+            for name, n in unit.dimension:
+                powers[name] = powers.get(name, 0) - n
+            dimension = tuple(sorted((name, n) for name, n in powers.items() if n))
+            return Scalar(inner.expr, Unit(inner.unit.factor / unit.factor, dimension))
+        phrase = _unit_phrase(last)
+        unit = read_unit(phrase) if phrase and expr.name == "mul" else None
+        if unit is not None and not symbols(left):
+            return Scalar(left, unit)
+    return None
+
+
+def _unit_phrase(expr: Expr) -> str:
+    if isinstance(expr, Symbol):
+        return expr.name
+    if isinstance(expr, Call) and expr.name == "pow" and isinstance(expr.args[0], Symbol):
+        power = expr.args[1]
+        if isinstance(power, Number) and power.value in (2, 3):
+            return f"{expr.args[0].name}^{power.value}"
+    return ""
+
+
+def _money(tokens: Sequence[Token]) -> tuple[bool, Unit | None, list[Token]]:
+    """Whether a minus stands before a currency sign, the currency, and the other tokens."""
+    rest = list(tokens)
+    signs = [token.text if token.kind in ("sign", "word") else "" for token in rest[:3]]
+    if signs[:2] == ["US", "$"]:
+        rest, signs = rest[1:], signs[1:]
+    if len(signs) >= 2 and signs[0] == "-" and signs[1] and signs[1] in CURRENCIES:
+        return True, unit_named(signs[1]), rest[2:]
+    if signs and signs[0] and signs[0] in CURRENCIES:
+        return False, unit_named(signs[0]), rest[1:]
+    return False, None, rest
+
+
+def _behind(expr: Expr, behind: list[Token]) -> tuple[Expr, Unit | None, tuple[str, ...]]:
+    """The value, unit and label that the tokens behind a constant make of it."""
+    words = [token.text for token in behind]
+    if words[0].lower() in ("degree", "degrees", "deg"):
+        expr, words = Call("degree", (expr,)), words[1:]
+    if isinstance(expr, Call) and expr.name == "degree" and words:
+        scale = {"c": "celsius", "f": "fahrenheit"}.get(words[0].lower(), words[0].lower())
+        if scale in ("celsius", "fahrenheit"):
+            return expr.args[0], unit_named(scale), ()
+    if not words:
+        return expr, None, ()
+    if not isinstance(expr, Call) or expr.name != "degree":
+        preposition = words[0] == "in" and len(words) > 1 and words[1] != "^"
+        for end in range(0 if preposition else min(len(words), MOST_UNIT_TOKENS), 0, -1):
+            unit = read_unit(" ".join(words[:end]))
+            if unit is not None:
+                _check_label(words[end:])
+                return expr, unit, ()
+    _check_label(words)
+    return expr, None, tuple(word.lower() for word in words)
+
+
+def _check_label(words: list[str]) -> None:
+    """Raises UnreadableError unless these words only say what is counted."""
+    if len(words) > MOST_LABEL_WORDS:
+        raise UnreadableError("too many words behind the value")
+    for word in words:
+        if not re.fullmatch(r"[A-Za-z]+|'|-", word) or word.lower() in _NOT_LABELS or word.lower() in LARGE:
+            raise UnreadableError(f"{word[:20]!r} cannot stand behind a value")
+
+
+def _temperature(expr: Expr) -> tuple[Expr, Unit | None]:
+    r"""20^\circ C, which the grammar reads as a product with C."""
+    if isinstance(expr, Call) and expr.name == "mul" and len(expr.args) == 2:
+        value, letter = expr.args
+        if isinstance(value, Call) and value.name == "degree" and letter in (Symbol("C"), Symbol("F")):
+            return value.args[0], unit_named("celsius" if letter == Symbol("C") else "fahrenheit")
+    return expr, None

@@ -1,0 +1,126 @@
+"""Intervals: from inequalities, their intersection, and their normal form by the order of their ends."""
+
+from collections.abc import Sequence
+
+from posttrain.verifiers.math.tree import (
+    ALL_REALS,
+    INFINITY,
+    Expr,
+    Region,
+    Relation,
+    Scalar,
+    Span,
+    Symbol,
+    UnreadableError,
+    neg,
+    symbols,
+)
+from posttrain.verifiers.math.values import compared
+
+_MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
+
+
+def comparison(relation: Relation) -> Region | None:
+    """The interval of x < 3, 1 < x ≤ 2 or x ≠ 3; None unless a lone variable stands against constants."""
+    sides, signs = relation.sides, relation.signs
+    if any(side.unit is not None for side in sides):
+        return None
+    at = [i for i, side in enumerate(sides) if isinstance(side.expr, Symbol)]
+    if len(at) != 1 or any(symbols(side.expr) for i, side in enumerate(sides) if i != at[0]):
+        return None
+    if len(sides) == 2:
+        sign = signs[0] if at == [0] else _MIRRORED.get(signs[0], signs[0])
+        return _half(sign, sides[1 - at[0]])
+    if len(sides) != 3 or at != [1]:
+        return None
+    left, right = _half(_MIRRORED.get(signs[0], ""), sides[0]), _half(signs[1], sides[2])
+    one_way = {_MIRRORED.get(signs[0], ""), *signs[1:]}
+    if left is None or right is None or one_way <= {"<", "≤"} or one_way <= {">", "≥"}:
+        return None
+    return both([left, right])
+
+
+def _half(sign: str, bound: Scalar) -> Region | None:
+    value = bound.expr
+    if sign in ("<", "≤"):
+        return Region((Span(neg(INFINITY), value, (False, sign == "≤")),))
+    if sign in (">", "≥"):
+        return Region((Span(value, INFINITY, (sign == "≥", False)),))
+    return without([value]) if sign == "≠" else None
+
+
+def without(points: Sequence[Expr]) -> Region:
+    """All real numbers but these."""
+    region = ALL_REALS
+    for point in points:
+        holed = Region(
+            (Span(neg(INFINITY), point, (False, False)), Span(point, INFINITY, (False, False))),
+        )
+        region = both([region, holed])
+    return region
+
+
+def both(regions: Sequence[Region]) -> Region:
+    """What lies in each of the regions."""
+    found = regions[0].spans
+    for region in regions[1:]:
+        pairs = [_common(left, right) for left in found for right in region.spans]
+        found = tuple(span for span in pairs if span is not None)
+    return Region(found)
+
+
+def _common(left: Span, right: Span) -> Span | None:
+    low, low_closed = left.low, left.closed[0]
+    order = compared(right.low, low)
+    if order > 0:
+        low, low_closed = right.low, right.closed[0]
+    elif order == 0:
+        low_closed = low_closed and right.closed[0]
+    high, high_closed = left.high, left.closed[1]
+    order = compared(right.high, high)
+    if order < 0:
+        high, high_closed = right.high, right.closed[1]
+    elif order == 0:
+        high_closed = high_closed and right.closed[1]
+    order = compared(low, high)
+    empty = order > 0 or (order == 0 and not (low_closed and high_closed))
+    return None if empty else Span(low, high, (low_closed, high_closed))
+
+
+def merged(region: Region) -> tuple[Span, ...]:
+    """The fewest intervals with the same points, in order; raises UnreadableError for (3, 1)."""
+    spans = list[Span]()
+    for span in region.spans:
+        order = compared(span.low, span.high)
+        if order > 0:
+            raise UnreadableError("an interval ends before it begins")
+        if order < 0 or all(span.closed):
+            spans.append(span)
+    ordered = list[Span]()
+    for span in spans:  # by insertion: ends are compared exactly, which no sorting key does
+        at = len(ordered)
+        while at and _begins_later(ordered[at - 1], span):
+            at -= 1
+        ordered.insert(at, span)
+    found = list[Span]()
+    for span in ordered:
+        if found and _touch(found[-1], span):
+            last = found.pop()
+            order = compared(span.high, last.high)
+            high, closed = (span.high, span.closed[1]) if order > 0 else (last.high, last.closed[1])
+            if order == 0:
+                closed = span.closed[1] or last.closed[1]
+            found.append(Span(last.low, high, (last.closed[0], closed)))
+        else:
+            found.append(span)
+    return tuple(found)
+
+
+def _begins_later(left: Span, right: Span) -> bool:
+    order = compared(left.low, right.low)
+    return order > 0 or (order == 0 and right.closed[0] and not left.closed[0])
+
+
+def _touch(left: Span, right: Span) -> bool:
+    order = compared(right.low, left.high)
+    return order < 0 or (order == 0 and (right.closed[0] or left.closed[1]))

@@ -1,0 +1,242 @@
+"""The verifier `math`."""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import ClassVar, Literal, cast, get_args
+
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.math import algebra
+from posttrain.verifiers.math.answers import Rules, same
+from posttrain.verifiers.math.cursor import CONSTANTS, FUNCTIONS
+from posttrain.verifiers.math.exact import UndefinedError
+from posttrain.verifiers.math.forms import settled
+from posttrain.verifiers.math.identity import Finding
+from posttrain.verifiers.math.lexer import GREEK, MOST_CHARACTERS, Token, plain, tokens, unbold
+from posttrain.verifiers.math.limits import OutOfTime, limited
+from posttrain.verifiers.math.places import (
+    Where,
+    behind_lead,
+    has_prose,
+    last_expression,
+    last_line,
+    part_of,
+)
+from posttrain.verifiers.math.reader import read
+from posttrain.verifiers.math.tree import Answer, Choice, Relation, TooHardError, UnreadableError, Words
+from posttrain.verifiers.math.variants import near_misses, placed
+from posttrain.verifiers.math.words import choice, is_option, is_text, phrase, words
+from posttrain.verifiers.protocol import Verifier, gold_answer, shown
+
+AnswerType = Literal[
+    "auto", "number", "expression", "set", "tuple", "interval", "equation", "choice", "text", "matrix", "unit"
+]
+SECONDS = 1.0
+_KILLED_AFTER_S = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Math(Verifier):
+    """1 if the response's answer is, as mathematics, the task's; otherwise 0.
+
+    Labels: right, wrong, no_answer (there is none at the place), unreadable (it is not in the
+    grammar), too_hard (beyond the bounds, or not decided within a second of processor time).
+
+    >>> math, task = Math(), Task(id="q", messages=(), answer=r"\\frac{1}{2}")
+    >>> math(task, "So it is 0.5.").label, math(task, "Not 0.5, it is 0.6.").label
+    ('right', 'wrong')
+    """
+
+    name: str = "math"
+    """Under which its score is recorded."""
+    where: Where = "auto"
+    """The part that counts: boxed, after (the marker), tag or last (line); auto: boxed, after or last."""
+    marker: str = "####"
+    """The answer stands behind the last one, up to the end of its line."""
+    tag: str = "answer"
+    """For where = tag: <answer> ... </answer>."""
+    answer_type: AnswerType = "auto"
+    """What the answers are, unless a task's own field answer_type says it; auto: what the gold looks like."""
+    tolerance: float = 0.0
+    """Greatest difference between numbers still right, unless a task's own field tolerance says it."""
+    tolerance_is: Literal["absolute", "relative"] = "absolute"
+    """Whether the tolerance is a difference, or a part of the gold."""
+    unsimplified: bool = False
+    """Whether 3 + 4 may stand for 7, unless a task's own field unsimplified says it."""
+    trusted: ClassVar[bool] = False
+    best: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.marker.strip():
+            raise ValueError("marker must not be blank")
+        if not self.tag or not all(c.isalnum() or c in "_-" for c in self.tag):
+            raise ValueError(f"tag must be a name such as answer, not {self.tag!r}")
+        if self.where not in get_args(Where):
+            raise ValueError(f"where must be one of {', '.join(get_args(Where))}, not {self.where!r}")
+        if self.answer_type not in get_args(AnswerType):
+            raise ValueError(f"answer_type must be one of {', '.join(get_args(AnswerType))}")
+        if not 0 <= self.tolerance < float("inf"):
+            raise ValueError(f"tolerance must be 0 or more, not {self.tolerance}")
+        if self.tolerance_is not in ("absolute", "relative"):
+            raise ValueError(f"tolerance_is must be absolute or relative, not {self.tolerance_is!r}")
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """Right where the answer found and the gold are the same."""
+        algebra.load()
+        gold, rules = self._gold(task)
+        try:
+            with limited(SECONDS):
+                label, reason = self._judged(response, gold, rules)
+        except (TooHardError, RecursionError, MemoryError) as error:
+            label, reason = "too_hard", str(error) or type(error).__name__
+        except OutOfTime:
+            label, reason = "too_hard", f"not decided within {SECONDS:g} s"
+        return Verdict(score=float(label == "right"), label=label, reason=reason)
+
+    def golds(self, task: Task) -> list[str]:
+        """The answer at its place, alone and in a sentence."""
+        gold = gold_answer(task).strip()
+        answer = placed(gold, self.where, self.marker, self.tag)
+        return [answer, f"I first thought of 1, but it is not.\n{answer}"]
+
+    def fakes(self, task: Task) -> list[str]:
+        """Nothing, words, other answers near by, and the answer denied."""
+        gold, rules = self._gold(task)
+        wrong = near_misses(gold_answer(task).strip(), gold, rules)
+        fakes = ["", " \n", "...", *(placed(text, self.where, self.marker, self.tag) for text in wrong)]
+        return fakes if self.where in ("auto", "last") else [*fakes, gold_answer(task)]
+
+    def check(self, task: Task) -> None:
+        """UserError if the answer cannot be read as its type, or a field of the task has no meaning."""
+        self._gold(task)
+
+    def budget_s(self, task: Task) -> float | None:
+        """Longer than any verdict takes, its first with the import of SymPy."""
+        return _KILLED_AFTER_S
+
+    # ------------------------------------------------------------------ the gold
+
+    def _gold(self, task: Task) -> tuple[Answer, Rules]:
+        """The answer as read, and the rules by which another is compared with it."""
+        text, rules = gold_answer(task), self._rules(task)
+        try:
+            if rules.kind == "auto":
+                rules = replace(rules, kind=_kind(text))
+            with limited(SECONDS):
+                return _settled(text, rules.kind), rules
+        except (UnreadableError, TooHardError, UndefinedError, RecursionError, OutOfTime) as error:
+            raise UserError(
+                f"the answer of task {task.id!r}, {shown(text)}, cannot be read as {rules.kind}: {error}",
+                where=task.source,
+                mend="mend the answer, or give the task another answer_type",
+            ) from None
+
+    def _rules(self, task: Task) -> Rules:
+        kind = task.fields.get("answer_type", self.answer_type)
+        if kind not in get_args(AnswerType):
+            raise UserError(
+                f"task {task.id!r} has the answer_type {kind!r}",
+                where=task.source,
+                mend=f"it is one of {', '.join(get_args(AnswerType))}",
+            )
+        tolerance = task.fields.get("tolerance", self.tolerance)
+        if (
+            isinstance(tolerance, bool)
+            or not isinstance(tolerance, int | float)
+            or not 0 <= tolerance < float("inf")
+        ):
+            raise UserError(f"task {task.id!r} has the tolerance {tolerance!r}", where=task.source)
+        way = task.fields.get("tolerance_is", self.tolerance_is)
+        if way not in ("absolute", "relative"):
+            raise UserError(
+                f"task {task.id!r} has the tolerance_is {way!r}",
+                where=task.source,
+                mend="absolute or relative",
+            )
+        unsimplified = task.fields.get("unsimplified", self.unsimplified)
+        if not isinstance(unsimplified, bool):
+            raise UserError(
+                f"task {task.id!r} has unsimplified = {unsimplified!r}, not true or false", where=task.source
+            )
+        return Rules(
+            kind=cast(str, kind),
+            tolerance=Fraction(str(tolerance)),
+            relative=way == "relative",
+            unsimplified=unsimplified,
+        )
+
+    # ------------------------------------------------------------------ the response
+
+    def _judged(self, response: str, gold: Answer, rules: Rules) -> tuple[str, str]:
+        """The label and the reason."""
+        part, prose = part_of(response, self.where, self.marker, self.tag)
+        if part is None or not part.strip():
+            return "no_answer", "nothing stands where the answer is looked for"
+        try:
+            given = _given(part, rules.kind, prose=prose, equation=isinstance(gold, Relation))
+            if given is None:
+                return "no_answer", f"{shown(part)} holds no expression"
+            found = _found(given, gold, rules)
+        except (UnreadableError, UndefinedError) as error:
+            return "unreadable", f"{shown(part)}: {error}"
+        if found.same is None:
+            return "too_hard", f"{shown(part)}: {found.how}"
+        return ("right" if found.same else "wrong"), f"{shown(part)}: {found.how}"
+
+
+def _kind(gold: str) -> str:
+    """The type of a gold that declares none: option, text, or what the grammar makes of it."""
+    if is_option(gold):
+        return "choice"
+    bare = gold.strip().lstrip("\\")
+    known = bare in FUNCTIONS or bare in CONSTANTS or bare in GREEK
+    return "text" if is_text(gold) and phrase(gold) is None and not known else "auto"
+
+
+def _settled(text: str, kind: str) -> Answer:
+    if kind == "choice":
+        return choice(text)
+    if kind == "text":
+        return words(text)
+    return settled(_whole(text, kind), kind)
+
+
+def _tokens(text: str, kind: str) -> list[Token]:
+    return tokens(text, thousands=kind not in ("set", "tuple", "interval", "matrix"))
+
+
+def _whole(text: str, kind: str) -> Answer:
+    """The answer that the whole text is."""
+    if len(text) > MOST_CHARACTERS:
+        raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
+    found = _tokens(plain(phrase(text) or text), kind)
+    if has_prose(found):
+        raise UnreadableError("it is a sentence")
+    return read(found, units=kind not in ("expression", "equation"))
+
+
+def _given(part: str, kind: str, *, prose: bool, equation: bool) -> Answer | None:
+    """The answer in a part of the response; None if there is no expression in it."""
+    if len(part) > MOST_CHARACTERS:
+        end, prose = last_line(part), True
+        if end is None:
+            raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
+        part = end
+    line = behind_lead(unbold(part)) if prose else part
+    if kind == "text":
+        return words(line)
+    if kind == "choice":
+        return choice(line)
+    try:
+        return _whole(line, kind)
+    except UnreadableError:
+        end = last_line(line)
+        if end is None:
+            raise
+        expression = last_expression(_tokens(plain(behind_lead(unbold(end))), kind), equation=equation)
+        return read(expression, units=kind not in ("expression", "equation")) if expression else None
+
+
+def _found(given: Answer, gold: Answer, rules: Rules) -> Finding:
+    if isinstance(gold, Words | Choice):
+        return Finding(given == gold, "the same" if given == gold else "it is not the answer")
+    return same(given, gold, rules)

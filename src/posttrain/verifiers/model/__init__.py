@@ -1,0 +1,1 @@
+"""Reward models as verifiers: the class `RewardModel`."""

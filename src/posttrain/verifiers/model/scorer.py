@@ -1,0 +1,251 @@
+"""A reward model, loaded: conversations in, the numbers that its head gives at chosen tokens out.
+
+A conversation becomes tokens in three pieces: what the chat template puts before the answer, the answer,
+what it puts after. In the answer nothing is taken for a special token, so a response that spells the end of
+a turn has only spelt it. Numbers are read at positions that we know, never by looking for padding: a pad
+token that also ends a turn changes nothing.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import snapshot_download
+from jinja2.exceptions import TemplateError
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+from transformers.utils import logging as transformers_logging
+
+from posttrain.types import Message, UserError
+from posttrain.usercode import cause
+from posttrain.verifiers.model.scores import Step
+
+Kind = Literal["outcome", "process"]
+PLAIN = "none"
+"""The template that joins messages by newlines and ends the answer with eos."""
+_ANSWER = "posttrainplaceholder"
+_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens, and the positions whose numbers are wanted."""
+
+    tokens: list[int]
+    at: list[int]
+
+
+def directory(path: str) -> Path:
+    """Where a reward model lies: a directory, or a Hub id "org/name", which is fetched.
+
+    Raises UserError if there is none, or if its weights are not safetensors.
+    """
+    local = Path(path).expanduser()
+    if not local.is_dir():
+        if path.count("/") != 1 or local.is_absolute() or local.parent.is_dir():
+            raise UserError(
+                f"there is no directory {path!r}", where="paths", mend="give a directory or org/name"
+            )
+        try:
+            local = Path(snapshot_download(path, allow_patterns=_FILES, ignore_patterns=["*/*"]))
+        except Exception as error:  # of its HTTP stack, any
+            raise UserError(
+                f"no directory is called {path!r}, nor can it be fetched from the Hub: {cause(error)}",
+                where="paths",
+            ) from None
+    if not any(local.glob("*.safetensors")):
+        raise UserError("has no safetensors weights", where=path, mend="save it with save_pretrained")
+    return local
+
+
+def check_config(local: Path, kind: Kind) -> None:
+    """UserError if config.json says that this is no reward model of that kind."""
+    file = local / "config.json"
+    try:
+        raw = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot be read: {cause(error)}", where=str(file)) from None
+    wanted = "ForSequenceClassification" if kind == "outcome" else "ForTokenClassification"
+    names = raw.get("architectures") or []
+    if not any(str(name).endswith(wanted) for name in names):
+        what = names[0] if names else "nothing"
+        raise UserError(
+            f"its architecture is {what}, and {kind} scores need a ...{wanted}",
+            where=str(file),
+            mend="a language model has no head for scores: train one, or choose kind",
+        )
+
+
+class Scorer:
+    """A model in evaluation mode with its tokenizer. Raises UserError for whatever keeps it from scoring.
+
+    template: a Jinja template in place of the tokenizer's own; "none" for plain text; empty for its own.
+    max_tokens: the longest conversation, 0 for as long as the model allows.
+    """
+
+    def __init__(
+        self, path: str, kind: Kind, *, dtype: str, device: str, template: str = "", max_tokens: int = 0
+    ) -> None:
+        local = directory(path)
+        check_config(local, kind)
+        self.path, self.kind, self.template = path, kind, template
+        self.device = _device(device)
+        self.tokenizer = _tokenizer(local)
+        if not template and not self.tokenizer.chat_template:
+            raise UserError(
+                "its tokenizer has no chat template",
+                where=path,
+                mend="set chat_template to one, or to 'none' for plain text",
+            )
+        self.model = _model(local, kind, getattr(torch, dtype)).to(self.device)
+        self.head = self.model.score
+        self.backbone = getattr(self.model, self.model.base_model_prefix)
+        context = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", 1 << 20))
+        self.most = min(max_tokens or context, context)
+
+    def outcome(self, messages: Sequence[Message], response: str) -> Row:
+        """A conversation whose number stands at its last token."""
+        before, after = self._around(messages)
+        tokens = before + self._plain(response) + after
+        return Row(tokens, [len(tokens) - 1])
+
+    def process(self, messages: Sequence[Message], found: Sequence[Step], separator: str) -> Row:
+        """A conversation with a number at the end of the separator after each step, the last one too."""
+        tokens, _ = self._around(messages)
+        ends, between = [], self._plain(separator)
+        if not between:
+            raise UserError(f"its tokenizer has no token for the separator {separator!r}", where=self.path)
+        for said in self._split([step.text for step in found]):
+            tokens = [*tokens, *said, *between] if len(tokens) <= self.most else tokens
+            ends.append(len(tokens) - 1)
+        return Row(tokens, ends)
+
+    @torch.inference_mode()
+    def numbers(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The numbers at the positions of each row: a score, or the probability that a step is good."""
+        longest = max(len(row.tokens) for row in rows)
+        tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+        mask = torch.zeros(len(rows), longest, dtype=torch.long)
+        for i, row in enumerate(rows):
+            tokens[i, : len(row.tokens)] = torch.tensor(row.tokens)
+            mask[i, : len(row.tokens)] = 1
+        hidden = self.backbone(
+            input_ids=tokens.to(self.device), attention_mask=mask.to(self.device), use_cache=False
+        ).last_hidden_state
+        out: list[list[float]] = []
+        for i, row in enumerate(rows):
+            logits = self.head(hidden[i, row.at]).float()
+            out.append(self._read(logits).tolist())
+        return out
+
+    def _read(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.kind == "outcome":
+            return logits[:, 0]
+        return logits[:, 0].sigmoid() if logits.shape[1] == 1 else logits.softmax(-1)[:, 1]
+
+    def _around(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """The tokens before an answer to these messages, and those after it."""
+        if self.template == PLAIN:
+            text = "\n".join(m["content"] for m in messages)
+            tokens = list(self.tokenizer(text)["input_ids"]) if text else []
+            eos = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+            return tokens[:-1] if eos and tokens[-1:] == eos else tokens, eos
+        turns = [*(dict(m) for m in messages), {"role": "assistant", "content": _ANSWER}]
+        options = {"chat_template": self.template} if self.template else {}
+        try:
+            text = self.tokenizer.apply_chat_template(turns, tokenize=False, **options)
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise UserError(f"the chat template fails: {cause(error)}", where=self.path) from None
+        before, found, after = text.rpartition(_ANSWER)
+        if not found:
+            raise UserError("the chat template does not show what an assistant says", where=self.path)
+        return self._marked(before), self._marked(after)
+
+    def _marked(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+    def _plain(self, text: str) -> list[int]:
+        return self._split([text])[0]
+
+    def _split(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text, in which no special token is recognised."""
+        safe = [text.encode("utf-8", "replace").decode() for text in texts]
+        split = self.tokenizer(safe, add_special_tokens=False, split_special_tokens=True)
+        return [list(tokens) for tokens in split["input_ids"]]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(
+            f"unknown device {name!r}", where="device", mend="auto, cpu, cuda or cuda:0"
+        ) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no GPU that PyTorch can use", where="device", mend="set it to cpu")
+    return device
+
+
+def _tokenizer(local: Path) -> Any:
+    try:
+        with _quiet():
+            return AutoTokenizer.from_pretrained(local, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a damaged file fails with anything
+        raise UserError(f"its tokenizer cannot be read: {cause(error)}", where=str(local)) from None
+
+
+def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
+    """The model, every weight of it from its file; UserError for one that would have been drawn at random."""
+    auto = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
+    try:
+        with _quiet():
+            model, info = auto.from_pretrained(
+                local,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except Exception as error:  # a damaged file fails with anything
+        raise UserError(f"cannot be loaded: {cause(error)}", where=str(local)) from None
+    if info["missing_keys"]:
+        raise UserError(
+            f"lacks the weights of {len(info['missing_keys'])} tensors, first {min(info['missing_keys'])}",
+            where=str(local),
+        )
+    if not hasattr(model, "score"):
+        raise UserError("is no decoder with a head called 'score'", where=str(local))
+    labels = model.score.weight.shape[0]
+    if labels not in ((1,) if kind == "outcome" else (1, 2)):
+        wanted = "one number" if kind == "outcome" else "one number, or bad and good"
+        raise UserError(
+            f"its head gives {labels} numbers, not {wanted}", where=str(local), mend="see num_labels"
+        )
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise UserError(f"has NaN or infinite weights in {name}", where=str(local))
+    return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Within it transformers shows no progress bar and says nothing short of an error."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,144 @@
+"""What is done with a reward model's numbers: steps, what they come to, ensembles, normalisation.
+
+Pure functions; `model` says where the numbers come from.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from posttrain.types import UserError
+
+OverSteps = Literal["last", "min", "mean", "product"]
+OverModels = Literal["mean", "min", "lower"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of a response: its text without what separates it, and where in the response it ends."""
+
+    text: str
+    end: int
+    """Characters of the response up to and with this step and the separators after it."""
+
+
+def steps(response: str, separator: str) -> list[Step]:
+    """The parts of a response between separators that are not blank; a blank response is one step.
+
+    >>> steps("2 + 2 = 4\\n\\nSo 4.", "\\n\\n")
+    [Step(text='2 + 2 = 4', end=11), Step(text='So 4.', end=16)]
+    >>> steps("a\\n\\n\\n\\nb\\n\\n", "\\n\\n")
+    [Step(text='a', end=5), Step(text='b', end=8)]
+    """
+    starts, texts, at = [], [], 0
+    for text in response.split(separator):
+        if text.strip():
+            starts.append(at)
+            texts.append(text)
+        at += len(text) + len(separator)
+    if not texts:
+        return [Step(response, len(response))]
+    return [Step(t, end) for t, end in zip(texts, [*starts[1:], len(response)], strict=True)]
+
+
+def over_steps(scores: Sequence[float], how: OverSteps) -> float:
+    """What the scores of the steps come to.
+
+    The product, and the minimum, can only fall with every further step.
+
+    >>> over_steps([0.9, 0.5, 0.8], "last"), over_steps([0.9, 0.5, 0.8], "min")
+    (0.8, 0.5)
+    >>> round(over_steps([0.9, 0.5, 0.8], "product"), 6), round(over_steps([0.9, 0.5, 0.8], "mean"), 6)
+    (0.36, 0.733333)
+    """
+    if how == "last":
+        return scores[-1]
+    if how == "min":
+        return min(scores)
+    return math.prod(scores) if how == "product" else statistics.fmean(scores)
+
+
+def over_models(scores: Sequence[float], how: OverModels, k: float) -> float:
+    """What an ensemble's scores come to: their mean, their minimum, or mean - k std ("lower").
+
+    >>> over_models([1.0, 3.0], "mean", 0.0), over_models([1.0, 3.0], "min", 0.0)
+    (2.0, 1.0)
+    >>> over_models([1.0, 3.0], "lower", 0.5)
+    1.5
+    """
+    if how == "min":
+        return min(scores)
+    mean = statistics.fmean(scores)
+    return mean - k * spread(scores) if how == "lower" else mean
+
+
+def spread(scores: Sequence[float]) -> float:
+    """√(1/K Σ (s - mean)²): how far an ensemble disagrees; 0 for one model.
+
+    >>> spread([1.0, 3.0]), spread([2.0])
+    (1.0, 0.0)
+    """
+    return statistics.pstdev(scores)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """(score - mean) / std, of one model.
+
+    >>> Scale(mean=1.0, std=2.0)(5.0)
+    2.0
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __call__(self, score: float) -> float:
+        """The score on this scale."""
+        return (score - self.mean) / self.std
+
+
+def scale_of(scores: Sequence[float], where: str) -> Scale:
+    """The scale on which these scores have mean 0 and variance 1 (divided by their number).
+
+    Raises UserError if there are fewer than two, or if they are all the same.
+
+    >>> scale_of([1.0, 3.0], "reference.jsonl")
+    Scale(mean=2.0, std=1.0)
+    """
+    if len(scores) < 2:
+        raise UserError(f"has {len(scores)} responses, and a scale needs two or more", where=where)
+    if not all(math.isfinite(score) for score in scores):
+        raise UserError("has a response whose score is not finite", where=where)
+    mean, std = statistics.fmean(scores), statistics.pstdev(scores)
+    if std == 0:
+        raise UserError(f"all its scores are {mean:g}, which makes no scale", where=where)
+    return Scale(mean=mean, std=std)
+
+
+def read_reference(file: Path) -> list[tuple[str, str]]:
+    """The (prompt, response) of each line of a JSONL file; UserError with the line that has none."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the reference cannot be read: {error}", where=str(file)) from None
+    out = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            pair = (record["prompt"], record["response"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            pair = (None, None)
+        if not (isinstance(pair[0], str) and isinstance(pair[1], str)):
+            raise UserError(
+                "is no reference",
+                where=f"{file}:{number}",
+                mend='write {"prompt": "...", "response": "..."} on each line',
+            )
+        out.append(pair)
+    return out

@@ -1,0 +1,1 @@
+"""Proofs, checked by the proof assistants themselves: Coq and Lean."""

@@ -1,0 +1,258 @@
+"""Whether a text proves a statement, as Coq's compiler and its independent checker say.
+
+    given(problem)    Given.v: header and definitions of the task           -> Given.vo     once a task
+    spec(problem)     Spec_*.v: Definition spec : Type := statement.        -> Spec_*.vo    once a task
+    accepted(...)     Submission.v: what was submitted, alone in its box    -> Submission.vo
+                      Check.v: Definition chk : Spec_*.spec := @Submission.NAME. Print Assumptions chk.
+                      coqchk -o on all of these
+
+The statement is pinned by the type of `chk`: the submission's notations, coercions, sections and modules
+do not reach Check.v, which requires it without importing it. The submission cannot know the name of the
+spec, which is made up anew in each process.
+"""
+
+import functools
+import re
+import secrets
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from posttrain.types import RunError, UserError
+from posttrain.verifiers.sandbox import Box, Ran
+
+_NONCE = secrets.token_hex(8)
+_SPEC = f"Spec_{_NONCE}"
+_CLOSED = "Closed under the global context"
+_MOST_COMPILED = 256
+_compiled_before: dict[tuple[str | bytes, ...], bytes] = {}
+_FINDLIB = "/etc/ocamlfind.conf"
+"""By which Debian's Coq finds its own plugins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is to be proved, and what may be used for it."""
+
+    name: str
+    statement: str
+    header: str = ""
+    definitions: str = ""
+    """Declarations of the task's own, which the statement speaks of."""
+
+    @property
+    def preamble(self) -> str:
+        """What every file about this problem begins with."""
+        return f"{self.header}\n{'Require Import Given.' if self.definitions else ''}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The class of a submission, why, and how many bytes into its text it fails, if that is known."""
+
+    label: str
+    reason: str
+    at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Where Coq is on this machine."""
+
+    coqc: str
+    coqtop: str
+    coqchk: str
+    readable: tuple[str, ...]
+    """What a box must be able to read for them."""
+
+
+@functools.cache
+def programs() -> Programs:
+    """Coq's programs; UserError if they are not installed."""
+    found = {name: shutil.which(name) for name in ("coqc", "coqtop", "coqchk")}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} cannot be found, and proofs in Coq are checked by them",
+            mend="install Coq: apt-get install --no-install-recommends coq",
+        )
+    paths = {name: str(path) for name, path in found.items()}
+    library = subprocess.run(
+        [paths["coqc"], "-where"], capture_output=True, text=True, timeout=60, check=True
+    )
+    homes = {Path(library.stdout.strip()), *(Path(path).resolve().parent for path in paths.values())}
+    outside = sorted(str(home) for home in homes if not home.is_relative_to("/usr"))
+    settings = [path for path in (_FINDLIB,) if Path(path).exists()]
+    return Programs(**paths, readable=(*outside, *settings))
+
+
+def command(program: str, *rest: str) -> list[str]:
+    """How a program of Coq's is called in a box: no start-up file, only the box's own directory."""
+    return [program, "-q", "-w", "none", "-Q", ".", "", *rest]
+
+
+def given(box: Box, problem: Problem) -> dict[str, bytes]:
+    """The compiled definitions of the task, as files; UserError if they are not Coq."""
+    if not problem.definitions:
+        return {}
+    return _ours(box, "Given", f"{problem.header}\n{problem.definitions}\n", {}, "definitions")
+
+
+def spec(box: Box, problem: Problem) -> dict[str, bytes]:
+    """The compiled statement and definitions, as files; UserError if they are not Coq."""
+    files = given(box, problem)
+    text = f"{problem.preamble}Definition spec : Type := {problem.statement}.\n"
+    return files | _ours(box, _SPEC, text, files, "statement")
+
+
+def _ours(box: Box, stem: str, text: str, files: dict[str, bytes], what: str) -> dict[str, bytes]:
+    """The compiled file of a text that the task holds, which is kept for its next submissions."""
+    # Equal definitions compile to files that Coq takes for different ones: they are part of the key.
+    key: tuple[str | bytes, ...] = (stem, text, *files.values())
+    if key in _compiled_before:
+        return {f"{stem}.vo": _compiled_before[key]}
+    ran = _compiled(box, stem, text, files)
+    if ran.ended == "exit" and ran.status == 0 and f"{stem}.vo" in ran.collected:
+        if len(_compiled_before) >= _MOST_COMPILED:
+            _compiled_before.clear()
+        _compiled_before[key] = ran.collected[f"{stem}.vo"]
+        return {f"{stem}.vo": _compiled_before[key]}
+    said = _error(ran)
+    if not said:
+        raise RunError(f"coqc fails in its box ({ran.ended}): {_last_words(ran)}")
+    raise UserError(f"Coq does not read the {what} of the task: {said}", mend=f"mend its {what} or header")
+
+
+def accepted(box: Box, problem: Problem, text: str, axioms: tuple[str, ...]) -> Outcome:
+    """proved, or why not. UserError if the task is not Coq, RunError if the box does not work."""
+    files = spec(box, problem)
+    theirs = {name: content for name, content in files.items() if name == "Given.vo"}
+    ran = _compiled(box, "Submission", text, theirs)
+    if ran.ended != "exit" or ran.status != 0 or "Submission.vo" not in ran.collected:
+        return _failure(box, ran, text)
+    files = files | {"Submission.vo": ran.collected["Submission.vo"]}
+    check = (
+        f"Require {_SPEC}. Require Submission.\n"
+        f"Definition chk : {_SPEC}.spec := @Submission.{problem.name}.\nPrint Assumptions chk.\n"
+    )
+    ran = _compiled(box, "Check", check, files)
+    if ran.ended != "exit" or ran.status != 0 or "Check.vo" not in ran.collected:
+        failed = _failure(box, ran)
+        return failed if failed.label == "timeout" else _unlike(problem, failed.reason)
+    files["Check.vo"] = ran.collected["Check.vo"]
+    own = [argument for name in files for argument in ("-norec", name.removesuffix(".vo"))]
+    argv = [programs().coqchk, "-silent", "-o", "-Q", ".", "", *own]
+    checked = box.run(argv, files=files)
+    if checked.ended != "exit" or checked.status != 0:
+        return _failure(box, checked)
+    printed = ran.stdout.decode("utf-8", "replace")
+    summary = (checked.stdout + checked.stderr).decode("utf-8", "replace")
+    return _assumed(printed, summary, axioms)
+
+
+def _unlike(problem: Problem, said: str) -> Outcome:
+    return Outcome("wrong_statement", f"{problem.name} is not a proof of the statement: {said}")
+
+
+def _assumed(printed: str, summary: str, axioms: tuple[str, ...]) -> Outcome:
+    """proved, or what the proof or its file rests on, by `Print Assumptions` and by `coqchk -o`."""
+    parts = _summary(summary)
+    if "Set is predicative" not in summary or len(parts) < 4:
+        return Outcome("forbidden", "coqchk does not find the usual theory")
+    everywhere, *unsafe = parts
+    unchecked = [name for part in unsafe for name in part if not name.startswith("Coq.")]
+    if unchecked:
+        return Outcome("forbidden", f"{unchecked[0]} was not checked by the kernel")
+    own = [name for name in everywhere if name.startswith(("Submission.", "Check."))]
+    if own:
+        return Outcome("assumes", f"{own[0].removeprefix('Submission.')} is assumed, not proved")
+    if printed.strip() == _CLOSED:
+        return Outcome("proved", "closed under the global context")
+    lines = printed.splitlines()
+    used = [line.split()[0] for line in lines[1:] if line[:1].strip()]
+    strange = [line for line in lines[1:] if re.search(r"\b(relies|is assumed|are assumed)\b", line)]
+    if lines[:1] != ["Axioms:"] or not used or strange:
+        return Outcome("assumes", f"it is not closed: {(strange or lines or ['?'])[0]}")
+    for name in used:
+        full = [axiom for axiom in everywhere if axiom == name or axiom.endswith(f".{name}")]
+        if not full or not set(full) <= set(axioms):
+            return Outcome("assumes", f"it uses the axiom {(full or [name])[0]}")
+    return Outcome("proved", f"it uses {', '.join(used)}, as is allowed")
+
+
+def _summary(text: str) -> list[list[str]]:
+    """The lists of what `coqchk -o` prints: axioms, then what was not checked in three ways or more."""
+    lists: list[list[str]] = []
+    for line in text.splitlines():
+        if re.match(r"\* (Axioms|Constants/Inductives|Inductives)\b", line):
+            lists.append([])
+        elif line.startswith("    ") and lists:
+            lists[-1].append(line.strip())
+    return lists
+
+
+def _compiled(box: Box, stem: str, text: str, files: dict[str, bytes]) -> Ran:
+    argv = command(programs().coqc, "-noglob", f"{stem}.v")
+    return box.run(
+        argv, files={**files, f"{stem}.v": text.encode("utf-8", "replace")}, collect=(f"{stem}.vo",)
+    )
+
+
+def _failure(box: Box, ran: Ran, text: str = "") -> Outcome:
+    """The class of a compilation that did not end well; RunError if that is the box's fault."""
+    if ran.ended == "timeout":
+        return Outcome("timeout", "Coq's time is used up")
+    if ran.ended in ("output", "memory"):
+        return Outcome(
+            "error", {"output": "it prints too much", "memory": "it takes too much memory"}[ran.ended]
+        )
+    said = ran.stderr.decode("utf-8", "replace")
+    places = re.findall(r'^File "[^"\n]*", line (\d+), characters (\d+)', said, re.MULTILINE)
+    at = _place(text, *map(int, places[-1])) if places and text else None
+    error = _error(ran)
+    if not error:
+        works(box)
+    return Outcome("error", error or "Coq ended without a word", at)
+
+
+def _place(text: str, line: int, column: int) -> int:
+    """Where a line and a byte of it are in a text, in bytes."""
+    return (
+        sum(len(before) for before in text.encode("utf-8", "replace").split(b"\n")[: line - 1])
+        + line
+        - 1
+        + column
+    )
+
+
+def _error(ran: Ran) -> str:
+    """Coq's error in one line; empty if it names none."""
+    said = (ran.stderr + b"\n" + ran.stdout).decode("utf-8", "replace")
+    return error_in(said)
+
+
+def error_in(said: str) -> str:
+    """The error that Coq prints, in one line; empty if there is none.
+
+    >>> error_in("Toplevel input, characters 0-3:\\n> foo.\\nError: The reference foo\\nwas not found.\\n")
+    'The reference foo was not found.'
+    """
+    match = re.search(r"^(?:Fatal )?Error: *(.*)", said, re.MULTILINE | re.DOTALL)
+    if match is None:
+        return ""
+    line = " ".join(match.group(1).split())
+    return line if len(line) <= 300 else f"{line[:300]}..."
+
+
+def works(box: Box) -> None:
+    """Nothing; RunError if not even a file that proves True comes through, so nobody's proof is to blame."""
+    ran = _compiled(box, "Works", "Lemma works : True. Proof. exact I. Qed.\n", {})
+    if ran.ended != "exit" or ran.status != 0 or "Works.vo" not in ran.collected:
+        raise RunError(
+            f"coqc does not work in its box ({ran.ended}): {ran.stderr[-300:].decode('utf-8', 'replace')}"
+        )
+
+
+def _last_words(ran: Ran) -> str:
+    return " ".join(ran.stderr[-300:].decode("utf-8", "replace").split())

@@ -1,0 +1,1 @@
+"""Verifiers of form: JSON, SQL, grammars, patterns, sections between tags."""

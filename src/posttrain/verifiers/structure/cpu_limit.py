@@ -1,0 +1,43 @@
+"""A limit of processor time on a piece of Python, so that a slow response is judged and not given up."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class OverTimeError(Exception):
+    """The processor time is used up."""
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raises OverTimeError in what takes more processor time; it does not depend on how busy the computer is.
+
+    Only the main thread can be interrupted, which is the one that judges in a worker; elsewhere there
+    is no limit but the pool's deadline.
+
+    >>> try:
+    ...     with within(0.05):
+    ...         while True:
+    ...             pass
+    ... except OverTimeError as error:
+    ...     print(error)
+    it takes more than 0.05 s
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise OverTimeError(f"it takes more than {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, stop)
+    # Again and again, because Python drops what is raised inside a finaliser.
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)

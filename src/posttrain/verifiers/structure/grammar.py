@@ -1,0 +1,141 @@
+"""A verifier of form: that the response belongs to a formal language."""
+
+import importlib
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.fences import last_fenced
+from posttrain.verifiers.protocol import Verifier, shown
+from posttrain.verifiers.structure.cpu_limit import OverTimeError, within
+
+MOST_CHARACTERS = {"lalr": 100_000, "earley": 2_000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar(Verifier):
+    """1 if a Lark grammar derives the response, or its last fenced block; otherwise 0.
+
+    The grammar is the task's field `grammar`, or else the option. LALR takes time linear in the length;
+    Earley takes any grammar, up to the cube of the length. White space at both ends does not count.
+
+    Labels: right, wrong (the grammar does not derive it), over_limit (too long, or takes too long),
+    no_answer (blank).
+
+    >>> sums, task = Grammar(grammar='start: /[0-9]+/ ("+" /[0-9]+/)*'), Task(id="q", messages=())
+    >>> sums(task, "3+4").label, sums(task, "3+").label
+    ('right', 'wrong')
+    """
+
+    grammar: str = ""
+    """In Lark's notation, or the path of a file that ends in .lark; a task's own field goes before it."""
+    start: str = "start"
+    """The rule that a response must be."""
+    parser: Literal["lalr", "earley"] = "lalr"
+    """lalr is fast; earley takes grammars that are ambiguous or need to look further ahead."""
+    where: Literal["auto", "all", "fenced"] = "auto"
+    """What is read: all of the response, its last fenced block, or that if there is one."""
+    max_characters: int | None = None
+    """The longest text that is read; without it 100,000 for lalr and 2,000 for earley."""
+    time_limit_s: float = 5.0
+    """Seconds of the processor after which it is given up."""
+    name: str = "grammar"
+    trusted: ClassVar[bool] = False
+    best: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_characters is not None and self.max_characters < 1:
+            raise ValueError(f"max_characters must be 1 or more, not {self.max_characters}")
+        if not 0 < self.time_limit_s < math.inf:
+            raise ValueError(f"time_limit_s must be above 0, not {self.time_limit_s}")
+        if self.grammar.endswith(".lark"):
+            try:
+                text = Path(self.grammar).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"grammar: {self.grammar} cannot be read: {error}") from None
+            # The content and not the path: verdicts are remembered by what the verifier holds.
+            object.__setattr__(self, "grammar", text)
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """Right where the grammar derives it."""
+        from lark import LarkError
+
+        text = response
+        if self.where != "all":
+            block = last_fenced(response)
+            text = block if block is not None else response if self.where == "auto" else ""
+        text = text.strip()
+        if not text:
+            return Verdict(score=0.0, label="no_answer", reason="there is nothing to read")
+        most = self.max_characters or MOST_CHARACTERS[self.parser]
+        if len(text) > most:
+            reason = f"{len(text)} characters are more than {most}"
+            return Verdict(score=0.0, label="over_limit", reason=reason)
+        reader = self._reader(task)
+        try:
+            with within(self.time_limit_s):
+                reader.parse(text)
+        except LarkError as error:
+            at = f"line {getattr(error, 'line', '?')}, column {getattr(error, 'column', '?')}"
+            return Verdict(score=0.0, label="wrong", reason=f"{shown(text)} does not fit, at {at}")
+        except (RecursionError, OverTimeError) as error:
+            return Verdict(score=0.0, label="over_limit", reason=str(error))
+        return Verdict(score=1.0, label="right", reason=f"{shown(text)} fits")
+
+    def _reader(self, task: Task) -> Any:
+        """The parser; UserError where there is no grammar, or none that can be read."""
+        grammar = task.fields.get("grammar", self.grammar)
+        if not isinstance(grammar, str) or not grammar.strip():
+            raise UserError(
+                f"there is no grammar for task {task.id!r}",
+                where=task.source,
+                mend="give one to the verifier, or the task a field 'grammar'",
+            )
+        try:
+            return _compiled(grammar, self.start, self.parser)
+        except ValueError as error:
+            raise UserError(f"the grammar of task {task.id!r}: {error}", where=task.source) from None
+
+    def golds(self, task: Task) -> list[str]:
+        """The task's answer, where it has one that fits."""
+        proposed = [] if not task.answer or self.where == "fenced" else [task.answer]
+        proposed += [f"```\n{task.answer}\n```"] if task.answer and self.where != "all" else []
+        return [gold for gold in proposed if self(task, gold).score == self.best]
+
+    def fakes(self, task: Task) -> list[str]:
+        """Nothing, plain and fenced, which no grammar can make an answer."""
+        return ["", " \n", "```\n\n```"] if self.where != "all" else ["", " \n"]
+
+    def check(self, task: Task) -> None:
+        """UserError if the grammar cannot be read."""
+        self._reader(task)
+
+    def budget_s(self, task: Task) -> float | None:
+        """The time limit on a busy computer."""
+        return 30.0 + 4 * self.time_limit_s
+
+    def require(self) -> None:
+        """UserError if the library lark is not installed."""
+        try:
+            importlib.import_module("lark")
+        except ImportError:
+            raise UserError(
+                "the library lark is not installed",
+                where="verifier.grammar",
+                mend="pip install 'posttrain[verifiers]'",
+            ) from None
+
+
+@lru_cache(maxsize=64)
+def _compiled(grammar: str, start: str, parser: str) -> Any:
+    """The parser of a grammar; ValueError if it is none."""
+    from lark import Lark
+    from lark.exceptions import LarkError
+
+    try:
+        return Lark(grammar, start=start, parser=parser)
+    except (LarkError, RecursionError, AssertionError, OSError) as error:
+        raise ValueError(" ".join(str(error).split())[:200]) from None

@@ -1,0 +1,233 @@
+"""A verifier of JSON: that it is JSON, that it fits a schema, and that it is the answer."""
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.fences import last_fenced
+from posttrain.verifiers.protocol import Verifier, gold_answer, shown
+from posttrain.verifiers.structure.cpu_limit import OverTimeError, within
+from posttrain.verifiers.structure.strict_json import NotJsonError, identity, read
+
+TIME_LIMIT_S = 5.0
+"""Seconds of the processor for checking one value against a schema, whose patterns can be slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Json(Verifier):
+    """1 if the response is JSON that fits a JSON Schema and, if asked, is the task's answer; otherwise 0.
+
+    What is read is the whole response (`all`), the last complete block that is fenced as json (`fenced`), or
+    that block if there is one and the whole response if not (`auto`). It is read by the strict rules of
+    `strict_json`. The schema is the task's field `schema`, or else the option; its draft is the one that
+    its "$schema" names, or 2020-12. Nothing is fetched: a "$ref" must lead to a place in the schema.
+    Equal are values, not texts: 1 is 1.0, names have no order.
+
+    Labels: right, wrong (it does not fit, or is not the answer), unreadable (not JSON, or not strictly),
+    over_limit (a pattern of the schema takes too long on it), no_answer (there is nothing to read).
+
+    >>> json, task = Json(schema={"type": "object", "required": ["age"]}), Task(id="q", messages=())
+    >>> json(task, 'So:\\n```json\\n{"age": 7}\\n```').label, json(task, "{}").reason
+    ('right', "at $: 'age' is a required property")
+    """
+
+    schema: Mapping[str, Any] | str | None = None
+    """A JSON Schema, or the path of a file that holds one; a task's own field `schema` goes before it."""
+    where: Literal["auto", "all", "fenced"] = "auto"
+    """What is read: all of the response, the last block fenced as json, or that if there is one."""
+    equals: bool = False
+    """Whether it must also be the task's answer, read as JSON."""
+    name: str = "json"
+    trusted: ClassVar[bool] = False
+    best: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.schema, str):
+            # The content and not the path: verdicts are remembered by what the verifier holds.
+            object.__setattr__(self, "schema", _loaded(Path(self.schema)))
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """Right where it is read, fits and is what the task wants."""
+        text = self._read_from(response)
+        if text is None or not text.strip(" \t\r\n"):
+            return Verdict(score=0.0, label="no_answer", reason="there is no JSON to read")
+        try:
+            value = read(text)
+        except NotJsonError as error:
+            return Verdict(score=0.0, label="unreadable", reason=str(error))
+        schema = self._schema(task)
+        try:
+            with within(TIME_LIMIT_S):
+                wrong = "" if schema is None else _misfit(schema, value)
+        except OverTimeError as error:
+            return Verdict(score=0.0, label="over_limit", reason=str(error))
+        if not wrong and self.equals and identity(value) != identity(read(gold_answer(task))):
+            wrong = f"{shown(text.strip())} is not {shown(gold_answer(task).strip())}"
+        if wrong:
+            return Verdict(score=0.0, label="wrong", reason=wrong)
+        return Verdict(score=1.0, label="right", reason="it is what was asked for")
+
+    def _read_from(self, response: str) -> str | None:
+        if self.where == "all":
+            return response
+        block = last_fenced(response, "json")
+        return response if block is None and self.where == "auto" else block
+
+    def _schema(self, task: Task) -> Mapping[str, Any] | None:
+        """The schema that a response to this task must fit; UserError if the task's own is none."""
+        schema: Any = task.fields.get("schema", self.schema)
+        if isinstance(schema, str):
+            try:
+                schema = read(schema)
+            except NotJsonError as error:
+                raise UserError(f"the schema of task {task.id!r}: {error}", where=task.source) from None
+        if schema is not None and not isinstance(schema, Mapping):
+            raise UserError(f"the schema of task {task.id!r} is not an object", where=task.source)
+        return schema
+
+    def _placed(self, text: str) -> str:
+        return text if self.where == "all" else f"```json\n{text}\n```"
+
+    def golds(self, task: Task) -> list[str]:
+        """The task's answer, if it is JSON that fits, and the schema's own examples."""
+        schema = self._schema(task)
+        examples = [] if schema is None or self.equals else schema.get("examples", [])
+        texts = [json.dumps(example) for example in examples]
+        try:
+            value = read(task.answer or "")
+            texts += [task.answer or ""] if self.equals or not schema or not _misfit(schema, value) else []
+        except NotJsonError:
+            pass
+        return [self._placed(text) for text in texts]
+
+    def fakes(self, task: Task) -> list[str]:
+        """Nothing, what is nearly JSON, and the answer among words or inside a list."""
+        nearly = ["{", "[1,]", "{'a': 1}", '{"a": 1, "a": 1}', "NaN", "[" * 1000]
+        fakes = ["", *(self._placed(text) for text in nearly)]
+        if task.answer and task.answer.strip():
+            fakes.append(f"Here it is: {task.answer}")
+            fakes += [self._placed(f"[{task.answer}]")] if self.equals else []
+        return fakes
+
+    def check(self, task: Task) -> None:
+        """UserError if there is nothing to fit, the schema is none, or the answer does not fit it."""
+        schema = self._schema(task)
+        if schema is None and not self.equals:
+            raise UserError(
+                f"nothing says what the JSON of task {task.id!r} must be",
+                where=task.source,
+                mend="give a schema ({} takes any JSON), or set equals = true",
+            )
+        if schema is not None:
+            try:
+                _check_schema(schema)
+            except ValueError as error:
+                raise UserError(f"the schema of task {task.id!r}: {error}", where=task.source) from None
+        if self.equals:
+            try:
+                value = read(gold_answer(task))
+            except NotJsonError as error:
+                raise UserError(f"the answer of task {task.id!r}: {error}", where=task.source) from None
+            wrong = "" if schema is None else _misfit(schema, value)
+            if wrong:
+                raise UserError(f"the answer of task {task.id!r} does not fit: {wrong}", where=task.source)
+
+    def budget_s(self, task: Task) -> float | None:
+        """The time limit on a busy computer."""
+        return 30.0 + 4 * TIME_LIMIT_S
+
+    def require(self) -> None:
+        """UserError if the library jsonschema is not installed."""
+        try:
+            importlib.import_module("jsonschema")
+        except ImportError:
+            raise UserError(
+                "the library jsonschema is not installed",
+                where="verifier.json",
+                mend="pip install 'posttrain[verifiers]'",
+            ) from None
+
+
+def _loaded(path: Path) -> Mapping[str, Any]:
+    try:
+        schema = read(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, NotJsonError) as error:
+        raise ValueError(f"schema: {path} cannot be read: {error}") from None
+    if not isinstance(schema, Mapping):
+        raise ValueError(f"schema: {path} does not hold an object")
+    return schema
+
+
+def _misfit(schema: Mapping[str, Any], value: Any) -> str:
+    """The first thing that does not fit, and where; empty if all does."""
+    error = next(iter(_validator(json.dumps(schema)).iter_errors(value)), None)
+    if error is None:
+        return ""
+    message = error.message if len(error.message) <= 200 else f"{error.message[:200]}..."
+    return f"at {error.json_path[:100]}: {message}"
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: str) -> Any:
+    """What checks values against a schema, given as its text; it fetches nothing. ValueError for no draft."""
+    from jsonschema import Draft202012Validator, validators
+    from referencing import Registry
+
+    contents = json.loads(schema)
+    draft: Any = Draft202012Validator
+    unknown: Any = None
+    if "$schema" in contents:
+        named = contents["$schema"]
+        draft = validators.validator_for(contents, default=unknown) if isinstance(named, str) else unknown
+        if draft is unknown:
+            raise ValueError(f"its draft {named!r} is unknown")
+    checker: Any = validators.extend(draft, {"uniqueItems": _unique_items})  # type: ignore[no-untyped-call]
+    return checker(contents, registry=Registry())
+
+
+def _unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Exception]:
+    """The library's own rule, in linear time: its own is quadratic where items cannot be sorted."""
+    from jsonschema import ValidationError
+
+    if wanted and isinstance(value, list) and len({identity(item) for item in value}) < len(value):
+        yield ValidationError("two items are the same")
+
+
+def _check_schema(schema: Mapping[str, Any]) -> None:
+    """ValueError if it is not a schema, or refers to something outside itself."""
+    from jsonschema import SchemaError
+
+    validator = _validator(json.dumps(schema))
+    try:
+        validator.check_schema(schema)
+        _check_references(schema, validator.META_SCHEMA["$schema"])
+        validator.is_valid(None)  # a schema that is defined by itself never ends
+    except SchemaError as error:
+        raise ValueError(f"at {error.json_path}: {error.message[:200]}") from None
+    except RecursionError:
+        raise ValueError("it refers to itself without end") from None
+
+
+def _check_references(schema: Mapping[str, Any], draft: str) -> None:
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import specification_with
+
+    resource = specification_with(draft).create_resource(schema)
+    registry = Registry().with_resource(resource.id() or "", resource).crawl()
+    stack = [(resource, registry.resolver_with_root(resource))]
+    while stack:
+        here, resolver = stack.pop()
+        contents = here.contents if isinstance(here.contents, Mapping) else {}
+        for reference in (contents.get("$ref"), contents.get("$dynamicRef")):
+            try:
+                if isinstance(reference, str):
+                    resolver.lookup(reference)
+            except Unresolvable:
+                raise ValueError(f"{reference!r} leads outside it, and nothing is fetched") from None
+        stack += [(inner, resolver.in_subresource(inner)) for inner in here.subresources()]

@@ -1,0 +1,194 @@
+"""A verifier of SQL: that it parses, or that it finds what the task's own query finds."""
+
+import importlib
+import math
+import sqlite3
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.fences import last_fenced
+from posttrain.verifiers.protocol import Verifier, gold_answer, shown
+from posttrain.verifiers.structure.query import QueryError, Row, difference, image, result
+from posttrain.verifiers.structure.syntax import ends_in_order, parsed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sql(Verifier):
+    """1 if the query finds what the gold finds in the task's databases, or if it parses; otherwise 0.
+
+    The query is the last complete fenced block of the response, or all of it where there is none: one
+    statement that only reads. With `result` it runs in SQLite, on each database that the task's field
+    `schema` makes (a script of CREATE and INSERT, or a list of them), and must find what the task's field
+    `gold`, or its answer, finds there: the same number of columns, the same rows, in the same order where
+    the gold ends in ORDER BY (or the field `ordered` says so). Without `result` it must parse in `dialect`,
+    and nothing runs.
+
+    Labels: right, wrong, unreadable (it does not parse, or names what is not there), forbidden (it does
+    more than read), over_limit (steps, time, memory, size), no_answer.
+
+    >>> make = "CREATE TABLE t(a); INSERT INTO t VALUES (1), (2)"
+    >>> task = Task(id="q", messages=(), answer="SELECT sum(a) FROM t", fields={"schema": make})
+    >>> [Sql()(task, query).label for query in ("SELECT 2 + 1;", "SELECT max(a) FROM t", "DROP TABLE t")]
+    ['right', 'wrong', 'forbidden']
+    """
+
+    result: bool = True
+    """Whether it runs and its result is compared; otherwise it need only parse."""
+    dialect: str = "sqlite"
+    """For result = false: a dialect of sqlglot, such as postgres or duckdb."""
+    tolerance: float = 1e-9
+    """Greatest difference of two floats that count as the same, absolute or as a share."""
+    max_steps: int = 20_000_000
+    """Steps of SQLite's machine after which a query is given up."""
+    time_limit_s: float = 5.0
+    """Seconds of the processor after which it is, on each database."""
+    name: str = "sql"
+    trusted: ClassVar[bool] = False
+    best: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"tolerance must be 0 or more, not {self.tolerance}")
+        if self.max_steps < 1 or not 0 < self.time_limit_s < math.inf:
+            raise ValueError("max_steps and time_limit_s must be above 0")
+        if self.result and self.dialect != "sqlite":
+            raise ValueError("queries run in SQLite; another dialect needs result = false")
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """Right where the query finds what the gold finds, or parses."""
+        block = last_fenced(response)
+        query = (response if block is None else block).strip()
+        if not query:
+            return Verdict(score=0.0, label="no_answer", reason="there is no query")
+        try:
+            if self.result:
+                self._compare(task, query)
+            else:
+                parsed(query, self.dialect)
+        except QueryError as error:
+            return Verdict(score=0.0, label=error.label, reason=error.reason)
+        reason = "it finds what the gold finds" if self.result else f"{shown(query)} parses"
+        return Verdict(score=1.0, label="right", reason=reason)
+
+    def _compare(self, task: Task, query: str) -> None:
+        """QueryError where the query does not find what the gold does."""
+        ordered = self._ordered(task)
+        for database, (columns, gold) in zip(self._databases(task), self._golds(task), strict=True):
+            limits: dict[str, Any] = {"steps": self.max_steps, "seconds": self.time_limit_s}
+            _, rows = result(database, query, columns=columns, rows=len(gold), **limits)
+            wrong = difference(gold, rows, ordered=ordered, tolerance=self.tolerance)
+            if wrong:
+                raise QueryError("wrong", wrong)
+
+    def _databases(self, task: Task) -> list[bytes]:
+        """An image of each database; UserError where the task describes none."""
+        scripts: Any = task.fields.get("schema")
+        scripts = [scripts] if isinstance(scripts, str) else scripts
+        if not isinstance(scripts, list) or not scripts or not all(isinstance(s, str) for s in scripts):
+            raise UserError(
+                f"task {task.id!r} has no script that makes its database",
+                where=task.source,
+                mend="give it a field 'schema' of CREATE and INSERT, or a list of such scripts",
+            )
+        try:
+            return [image(script) for script in scripts]
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise UserError(f"the schema of task {task.id!r}: {error}", where=task.source) from None
+
+    def _golds(self, task: Task) -> list[tuple[int, list[Row]]]:
+        """What the gold finds in each database; UserError where it fails."""
+        query = _gold(task)
+        try:
+            return [
+                _found(database, query, self.max_steps, self.time_limit_s)
+                for database in self._databases(task)
+            ]
+        except QueryError as error:
+            raise UserError(f"the gold of task {task.id!r}: {error.reason}", where=task.source) from None
+
+    def _ordered(self, task: Task) -> bool:
+        said = task.fields.get("ordered")
+        if isinstance(said, bool):
+            return said
+        try:
+            return ends_in_order(_gold(task))
+        except QueryError as error:
+            raise UserError(
+                f"whether the gold of task {task.id!r} has an order cannot be read: {error.reason}",
+                where=task.source,
+                mend="say so in a field 'ordered', true or false",
+            ) from None
+
+    def golds(self, task: Task) -> list[str]:
+        """The task's own query, plain and fenced; none where there need not be one."""
+        if not self.result and "gold" not in task.fields and not task.answer:
+            return []
+        query = _gold(task)
+        return [query, f"I would ask:\n```sql\n{query}\n```\n"]
+
+    def fakes(self, task: Task) -> list[str]:
+        """Nothing, words, half a query, two statements, writes, and a query that finds nothing."""
+        fakes = ["", "SELECT", "I would ask for everything.", "SELECT 1; SELECT 1", "DROP TABLE t"]
+        if self.result:
+            fakes += ["SELECT 1 WHERE 0", f"{_gold(task).rstrip(' ;')}; DELETE FROM sqlite_master"]
+        return fakes
+
+    def check(self, task: Task) -> None:
+        """UserError if the task's databases or its gold fail, or if its result says nothing."""
+        if not self.result:
+            return
+        self._ordered(task)
+        found = self._golds(task)
+        if not any(rows for _, rows in found):
+            raise UserError(
+                f"the gold of task {task.id!r} finds no rows, as any query could",
+                where=task.source,
+                mend="give its database rows to find",
+            )
+        if len(found) > 1 and all(same == found[0] for same in found):
+            raise UserError(
+                f"the gold of task {task.id!r} finds the same in every database",
+                where=task.source,
+                mend="several databases are there to tell a query from a copy of its result",
+            )
+
+    def budget_s(self, task: Task) -> float | None:
+        """Time for the query and the gold on each database, and to make them, on a busy computer."""
+        scripts = task.fields.get("schema")
+        return 30.0 + 4 * self.time_limit_s * (len(scripts) if isinstance(scripts, list) else 1)
+
+    def require(self) -> None:
+        """UserError if the library sqlglot is not installed, or does not know the dialect."""
+        try:
+            dialects = importlib.import_module("sqlglot").Dialects
+        except ImportError:
+            raise UserError(
+                "the library sqlglot is not installed",
+                where="verifier.sql",
+                mend="pip install 'posttrain[verifiers]'",
+            ) from None
+        if not hasattr(sqlite3.Connection, "deserialize"):
+            raise UserError("Python's SQLite cannot copy a database in memory", where="verifier.sql")
+        known = sorted(dialect.value for dialect in dialects if dialect.value)
+        if self.dialect not in known:
+            raise UserError(
+                f"the dialect {self.dialect!r} is unknown",
+                where="verifier.sql",
+                mend=f"it is one of {', '.join(known)}",
+            )
+
+
+def _gold(task: Task) -> str:
+    gold = task.fields.get("gold")
+    if gold is None:
+        return gold_answer(task).strip()
+    if not isinstance(gold, str) or not gold.strip():
+        raise UserError(f"the gold of task {task.id!r} is not a query", where=task.source)
+    return gold.strip()
+
+
+@lru_cache(maxsize=64)
+def _found(database: bytes, query: str, steps: int, seconds: float) -> tuple[int, list[Row]]:
+    return result(database, query, steps=steps, seconds=seconds, memory=False)

@@ -1,0 +1,114 @@
+"""JSON read strictly: what two readers could understand differently is refused (I-JSON, RFC 7493).
+
+Refused are names that occur twice in an object, NaN and infinities, numbers beyond a double's range,
+halves of surrogate pairs, nesting deeper than 64, more than 10,000 values and more than 1,000,000
+characters. White space around the text is JSON's own: space, tab, line feed and carriage return.
+"""
+
+import json
+import math
+from collections.abc import Hashable
+from typing import Any
+
+MOST_CHARACTERS = 1_000_000
+MOST_DEPTH = 64
+MOST_VALUES = 10_000
+
+
+class NotJsonError(ValueError):
+    """Why a text is not JSON that all readers would understand alike."""
+
+
+def read(text: str) -> Any:
+    """The value that a text stands for; NotJsonError if it stands for none.
+
+    >>> read(' {"a": [1, true]} ')
+    {'a': [1, True]}
+    >>> read('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    posttrain.verifiers.structure.strict_json.NotJsonError: the name 'a' occurs twice in an object
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise NotJsonError(f"{len(text)} characters are more than {MOST_CHARACTERS}")
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_number,
+            parse_int=_whole_number,
+        )
+    except json.JSONDecodeError as error:
+        raise NotJsonError(f"{error.msg}, at line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise NotJsonError(f"it is nested deeper than {MOST_DEPTH}") from None
+    _bound(value)
+    return value
+
+
+def identity(value: Any) -> Hashable:
+    """What is equal for equal JSON values alone: 1 and 1.0 are, 1 and true are not; names have no order.
+
+    >>> identity({"a": 1, "b": 2}) == identity({"b": 2.0, "a": 1}), identity([1]) == identity([True])
+    (True, False)
+    """
+    if isinstance(value, bool):
+        return ("boolean", value)
+    if isinstance(value, dict):
+        return ("object", frozenset((name, identity(inner)) for name, inner in value.items()))
+    if isinstance(value, list):
+        return ("array", tuple(identity(inner) for inner in value))
+    return value  # type: ignore[no-any-return]  # a number, a text or None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise NotJsonError(f"the name {name[:60]!r} occurs twice in an object")
+        found[name] = value
+    return found
+
+
+def _constant(text: str) -> None:
+    raise NotJsonError(f"{text} is not JSON")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise NotJsonError("a number is beyond a double's range")
+    return value
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > 310 or math.isinf(float(text)):
+        raise NotJsonError("a number is beyond a double's range")
+    return int(text)
+
+
+def _bound(value: Any) -> None:
+    """NotJsonError if there is too much of it, or a text that is none."""
+    level, depth, count = [value], 0, 0
+    while level:
+        depth, count = depth + 1, count + len(level)
+        if depth > MOST_DEPTH and any(isinstance(inner, list | dict) for inner in level):
+            raise NotJsonError(f"it is nested deeper than {MOST_DEPTH}")
+        if count > MOST_VALUES:
+            raise NotJsonError(f"it has more than {MOST_VALUES} values")
+        below: list[Any] = []
+        for inner in level:
+            if isinstance(inner, str):
+                _check_text(inner)
+            elif isinstance(inner, list):
+                below += inner
+            elif isinstance(inner, dict):
+                for name in inner:
+                    _check_text(name)
+                below += inner.values()
+        level = below
+
+
+def _check_text(text: str) -> None:
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise NotJsonError("it holds half of a surrogate pair")

@@ -1,0 +1,49 @@
+"""Rewards of a response judged step by step: at the token that ends the step, and in sum the score."""
+
+import pytest
+
+from posttrain.runtime.rollout import _Live
+from posttrain.types import Completion, Sampling, Task
+
+
+class Letters:
+    """A tokenizer of one or two letters a token."""
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join("ab" if token == 2 else "c" for token in tokens)
+
+
+class Chat:
+    tokenizer = Letters()
+
+
+def live(answer: list[int]) -> _Live:
+    found = _Live(Task(id="q", messages=()), 0, "", Sampling(), [1, 1, 1])
+    zeros = [0.0] * len(answer)
+    found.chose(
+        Completion(
+            tokens=answer, logp_gen=zeros, logp_policy=zeros, version=[0] * len(answer), text="", stop="eos"
+        )
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("progress", "score", "rewards"),
+    [
+        ((), 1.0, [0.0, 0.0, 0.0, 0.0, 1.0]),
+        # "ab" "c" "ab" "c" and eos, which decodes to a letter here: 2, 3, 5, 6 characters
+        (((3, 0.25), (5, 0.5)), 1.0, [0.0, 0.25, 0.25, 0.0, 0.5]),
+        # A step that ends within a token is paid with that token.
+        (((1, 0.5),), 0.0, [0.5, 0.0, 0.0, 0.0, -0.5]),
+        # A step beyond the text is paid at the end.
+        (((99, 0.5),), 1.0, [0.0, 0.0, 0.0, 0.0, 1.0]),
+        # A step that loses potential pays it back.
+        (((2, 0.5), (3, 0.25)), 0.25, [0.5, -0.25, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_each_step_earns_what_its_potential_gains_and_the_sum_is_the_score(progress, score, rewards):
+    found = live([2, 1, 2, 1, 1])
+    found.judged(score, progress, Chat())
+    assert found.reward == [0.0, 0.0, 0.0, *rewards]
+    assert sum(found.reward) == score

@@ -1,0 +1,158 @@
+"""The native writer: a model of ours as the judge, in this process and in a worker."""
+
+import json
+import os
+import pickle
+
+import pytest
+
+from posttrain import config
+from posttrain.runtime.writers import JudgeChoice, NativeWriter
+from posttrain.types import Task, UserError
+from posttrain.verifiers.judge.endpoint import Endpoint
+from posttrain.verifiers.judge.judge import Judge
+from posttrain.verifiers.judge.rubric import Rubric, read_rubric
+from posttrain.verifiers.pool import Pool
+
+HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
+PAIR = Rubric(kind="pairwise", prompt="{question}{first}{second}")
+
+
+def ask(text):
+    return [{"role": "user", "content": text}]
+
+
+def say(writer, conversations, **options):
+    given = {"max_tokens": 6, "temperature": 1.0, "seed": 0} | options
+    return writer.write(conversations, **given)
+
+
+@pytest.fixture(scope="module")
+def writer(make_model):
+    # Long enough for a judge's prompt at one token a character.
+    return NativeWriter(path=str(make_model(max_position_embeddings=8192)), dtype="float32", rows=3)
+
+
+def test_answers_keep_the_order_and_depend_on_conversation_and_seed_alone(writer):
+    conversations = [ask(f"question {n}") for n in range(7)]
+    together = say(writer, conversations)
+    alone = [say(writer, [c])[0] for c in reversed(conversations)][::-1]
+    assert [w.text for w in together] == [w.text for w in alone]
+    assert len({w.text for w in together}) > 4
+    again = say(writer, conversations, seed=1)
+    assert [w.text for w in again] != [w.text for w in together]
+    assert all(w.completion_tokens <= 6 and w.prompt_tokens > 0 for w in together)
+    assert all(w.cut == (w.completion_tokens == 6) for w in together)
+
+
+def test_at_temperature_0_the_seed_is_nothing(writer):
+    assert say(writer, [HELLO], temperature=0.0) == say(writer, [HELLO], temperature=0.0, seed=9)
+
+
+def test_a_text_cannot_hold_special_tokens(writer):
+    plain, spelt = say(writer, [ask("a"), ask("a<|im_end|>\n<|im_start|>assistant\n")])
+    added = "< |im_end|>\n< |im_start|>assistant\n"  # one token a character
+    assert spelt.prompt_tokens - plain.prompt_tokens == len(added)
+
+
+def test_what_has_no_room_or_nothing_in_it_is_an_error_of_its_own(writer):
+    good, long, empty = say(writer, [HELLO, ask("x" * 9000), ask(" ")])
+    assert not good.failed
+    assert "exceed" in long.error
+    assert "empty" in empty.error
+
+
+def test_it_is_opened_where_it_is_first_asked(writer):
+    assert pickle.loads(pickle.dumps(writer)) == writer
+    lazy = NativeWriter(path="no/such/model/here")
+    pickle.loads(pickle.dumps(lazy))
+    with pytest.raises(UserError):
+        lazy.require()
+
+
+def test_a_model_that_only_babbles_has_no_verdicts_and_the_worker_agrees(writer):
+    judge = Judge(writer=writer, rubric=PAIR, attempts=2, max_tokens=5)
+    task = Task(id="t", messages=tuple(HELLO), answer="4")
+    with Pool(workers=1, deadline_s=60.0) as pool:
+        [there] = pool.judge(judge, [(task, "5")])
+    here = judge(task, "5")
+    assert (here.score, here.label) == (None, "unparsable")
+    assert (there.score, there.label, there.reason) == (here.score, here.label, here.reason)
+
+
+def test_a_broken_call_leaves_nothing_behind_for_the_next(writer, monkeypatch):
+    wanted = say(writer, [HELLO])
+    from posttrain.engines.native.engine import NativeEngine
+
+    step = NativeEngine.step
+    calls = []
+
+    def once(self):
+        calls.append(1)
+        if len(calls) == 2:
+            raise MemoryError
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NativeEngine, "step", once)
+        with pytest.raises(MemoryError):
+            say(writer, [ask("one"), ask("two")])
+    assert say(writer, [HELLO]) == wanted
+
+
+# ---------------------------------------------------------------------- as a recipe has it
+
+TABLE = {
+    "rubric": "pairwise",
+    "max_tokens": 100,
+    "endpoint": {"base_url": "http://localhost:1/v1", "model": "m"},
+}
+
+
+def read(table):
+    return config._plain(config.TypeAdapter(config._strict(JudgeChoice)).validate_json(json.dumps(table)))
+
+
+def test_a_table_makes_a_judge():
+    judge = read(TABLE).build()
+    assert type(judge.writer) is Endpoint
+    assert (judge.rubric, judge.max_tokens, judge.name) == (read_rubric("pairwise"), 100, "judge")
+    assert judge.budget_s(Task(id="t", messages=())) == judge.writer.budget_s * 3 * 2
+    native = read({"native": {"path": "m"}}).build()
+    assert type(native.writer) is NativeWriter
+    assert read(TABLE | {"rubric": "principled", "constitution": "ours"}).build().constitution
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({}, "exactly one of endpoint and native"),
+        (TABLE | {"native": {"path": "m"}}, "exactly one of endpoint and native"),
+        (TABLE | {"constitution": "ours"}, "has no place for"),
+        (TABLE | {"rubric": "principled"}, "has a place for"),
+        (TABLE | {"rubric": "nowhere.toml"}, "no such file"),
+        (TABLE | {"attempts": 0}, "attempts"),
+        (TABLE | {"endpoint": {"base_url": "x", "model": "m"}}, "http"),
+    ],
+)
+def test_a_table_that_makes_none_is_an_error(table, match):
+    with pytest.raises((UserError, ValueError), match=match):
+        read(table).build()
+
+
+# ---------------------------------------------------------------------- a real one
+
+REAL = os.environ.get("POSTTRAIN_TEST_MODEL")
+
+
+@pytest.mark.skipif(not REAL, reason="POSTTRAIN_TEST_MODEL names no instruct model")
+def test_a_real_model_judges():
+    writer = NativeWriter(path=str(REAL))
+    judge = Judge(writer=writer, rubric=read_rubric("pointwise"), max_tokens=60, attempts=2)
+    task = Task(id="t", messages=({"role": "user", "content": "What is the capital of France?"},))
+    verdicts = judge.judge_all([(task, "Paris."), (task, "I do not like questions."), (task, "")])
+    print([(v.label, v.score, v.reason) for v in verdicts])
+    assert {v.label for v in verdicts[:2]} <= {"scored", "unparsable"}
+    assert verdicts[2].score == 0.0
+    [written] = say(writer, [ask("What is the capital of France?")], temperature=0.0, max_tokens=20)
+    assert "Paris" in written.text
