@@ -80,19 +80,18 @@ def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
 
     Raises UserError for an unknown name or option, and for what the verifier itself refuses.
     """
-    names = VERIFIERS
     path, text, tables = Path(chosen), "", {}
     if chosen.endswith(".toml"):
         text = _text(path)
         tables = {"verifier": _tables(path, text).get("verifier", {})}
         prefix = "verifier"
-    elif chosen in names:
+    elif chosen in VERIFIERS:
         tables, prefix = {"verifier": {chosen: {}}}, f"verifier.{chosen}"
     elif ":" in chosen:
         tables, prefix = {"verifier": {"function": {"function": chosen}}}, "verifier.function"
     else:
-        mend = did_you_mean(chosen, names) or f"there are {', '.join(names)}; or name a recipe or a function"
-        raise UserError(f"there is no verifier {chosen!r}", mend=mend)
+        others = f"there are {', '.join(VERIFIERS)}; or name a recipe or a function"
+        raise UserError(f"there is no verifier {chosen!r}", mend=did_you_mean(chosen, VERIFIERS) or others)
     given: dict[str, str] = {}
     for override in overrides:
         key, value = _override(override)

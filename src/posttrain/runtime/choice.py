@@ -60,8 +60,8 @@ class VerifierChoice:
 
     def build(self) -> Verifier | None:
         """The verifier, or None if none is named. UserError for a weight or place of something else."""
-        chosen: list[tuple[str, Any]] = [(n, v) for n in VERIFIERS if (v := getattr(self, n)) is not None]
-        given: list[Verifier] = [v.build() if hasattr(v, "build") else v for _, v in chosen]
+        chosen: list[Any] = [v for n in VERIFIERS if (v := getattr(self, n)) is not None]
+        given: list[Verifier] = [v.build() if hasattr(v, "build") else v for v in chosen]
         names = [v.name for v in given]
         for key, mentioned in (("weights", self.weights), ("order", self.order)):
             for name in sorted(set(mentioned) - set(names)):

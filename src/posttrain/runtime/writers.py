@@ -23,6 +23,7 @@ from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import Judge, Judging
 from posttrain.verifiers.judge.rubric import read_rubric
 from posttrain.verifiers.judge.writer import Conversation, Writer, Written
+from posttrain.verifiers.model.scorer import usable_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class NativeWriter:
         pretrained.load_config(path)
         pretrained.check_weights(path)
         pretrained.load_tokenizer(path, require_chat_template=self.chat_template is None)
-        _device(self.device)
+        usable_device(self.device)
 
     def write(
         self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
@@ -106,7 +107,9 @@ def _opened(writer: NativeWriter) -> _Open:
     chat = Chat(
         tokenizer, template=writer.chat_template, ends=frozenset(pretrained.stop_ids(path, tokenizer))
     )
-    model = pretrained.load_model(path, dtype=getattr(torch, writer.dtype), device=_device(writer.device))
+    model = pretrained.load_model(
+        path, dtype=getattr(torch, writer.dtype), device=usable_device(writer.device)
+    )
     try:
         use_layouts(model)
     except ValueError as error:
@@ -132,20 +135,6 @@ def _unmarked(conversation: Sequence[dict[str, str]], marks: Sequence[str]) -> l
             text = text.replace(mark, f"{mark[0]} {mark[1:]}")
         out.append({**message, "content": text})
     return out
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(
-            f"unknown device {name!r}", where="device", mend="auto, cpu, cuda or cuda:0"
-        ) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no GPU that PyTorch can use", where="device", mend="set it to cpu")
-    return device
 
 
 @dataclass(frozen=True, kw_only=True)

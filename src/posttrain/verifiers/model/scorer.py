@@ -96,7 +96,7 @@ class Scorer:
         local = directory(path)
         check_config(local, kind)
         self.path, self.kind, self.template = path, kind, template
-        self.device = _device(device)
+        self.device = usable_device(device)
         self.tokenizer = _tokenizer(local)
         if not template and not self.tokenizer.chat_template:
             raise UserError(
@@ -181,7 +181,8 @@ class Scorer:
         return [list(tokens) for tokens in split["input_ids"]]
 
 
-def _device(name: str) -> torch.device:
+def usable_device(name: str) -> torch.device:
+    """The device of that name, auto being the GPU if there is one; UserError if it cannot be used here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
