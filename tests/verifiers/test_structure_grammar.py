@@ -1,6 +1,7 @@
 """The verifiers of grammars, patterns and sections: limits hold, and nothing near a fit is one."""
 
 import pickle
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,25 @@ def test_the_processors_time_is_limited_again_and_again() -> None:
             max(iter(lambda: 0, 1))
     with within(5.0):
         pass
+
+
+def test_a_limit_that_falls_into_a_finaliser_is_raised_again_and_nothing_is_reported() -> None:
+    class Lingers:
+        def __del__(self) -> None:
+            end = time.thread_time() + 0.1
+            while time.thread_time() < end:
+                pass
+
+    reported: list[object] = []
+    hook, sys.unraisablehook = sys.unraisablehook, reported.append
+    try:
+        with pytest.raises(OverTimeError), within(0.05):
+            Lingers()  # dropped in here
+            max(iter(lambda: 0, 1))
+        assert sys.unraisablehook == reported.append
+    finally:
+        sys.unraisablehook = hook
+    assert not reported
 
 
 @pytest.mark.parametrize(

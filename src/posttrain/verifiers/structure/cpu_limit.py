@@ -1,6 +1,7 @@
 """A limit of processor time on a piece of Python, so that a slow response is judged and not given up."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,11 +34,20 @@ def within(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    report = sys.unraisablehook
+
+    def dropped(lost: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(lost.exc_value, OverTimeError):
+            report(lost)
+
     before = signal.signal(signal.SIGVTALRM, stop)
-    # Again and again, because Python drops what is raised inside a finaliser.
+    # Python drops, and reports, what is raised inside a finaliser or a call-back of its garbage collector:
+    # so it is raised again and again, and that one was dropped is no news.
+    sys.unraisablehook = dropped
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.signal(signal.SIGVTALRM, before)
+        sys.unraisablehook = report
