@@ -24,7 +24,8 @@ from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
 from posttrain.learner.pretrained import load_model
 from posttrain.learner.trust_region import Trust
-from posttrain.methods.table import METHODS, build
+from posttrain.methods.build import build
+from posttrain.methods.table import METHODS
 from posttrain.runtime.plan import Shape, estimate
 from posttrain.runtime.process import settle
 from posttrain.types import Batch, Trajectory

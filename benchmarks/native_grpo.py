@@ -22,7 +22,7 @@ from posttrain.envs.chat import Chat
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.learner.pretrained import load_model, load_tokenizer
-from posttrain.methods.table import build
+from posttrain.methods.build import build
 from posttrain.runtime.handover import hand_over
 from posttrain.runtime.process import settle
 from posttrain.types import Batch, Request, Sampling, Trajectory

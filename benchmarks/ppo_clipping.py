@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
-from posttrain.methods.table import build
+from posttrain.methods.build import build
 from posttrain.runtime.process import settle
 from posttrain.types import Batch, Trajectory
 

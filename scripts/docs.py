@@ -27,11 +27,15 @@ from typing import Any
 import typer.main
 
 from posttrain.cli import app
-from posttrain.math import corrections, returns, surrogate, trust
+from posttrain.math import corrections, preference, reduce, returns, reward, surrogate, trust
 from posttrain.methods import choices, policy_gradient, table
+from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.imitation import ExpertIteration, Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
+from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
 from posttrain.report.alarms import RULES
 from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, WHERE_NEEDED, Recipe
 from posttrain.truth import printed
@@ -118,17 +122,33 @@ NUMBERS = {
     "weight_floor": "The smallest π_old/π_gen that is not rejected.",
     "value_clip": "How far V may move in an update, in units of the return.",
     "gain": "How fast β follows: it changes by at most a fifth of this at a time.",
+    "target_margin": "γ: by how much β h must exceed 0 before a pair counts as right.",
+    "delta": "δ: the β h from which a pair costs nothing.",
+    "flipped": "ε: the share of labels that are held to be wrong, below ½.",
+    "alpha": "α of the divergence: near 0 the reverse KL, 1 the forward KL.",
 }
 """Meanings of the numbers that functions of math/ take, and of a Q's of the same name."""
 
 CHOSEN = {
     "psi": "What a token is credited with, and what the critic learns.",
     "value_loss": "The critic's loss.",
+    "item_loss": "What a number costs beside its label: a squared error, or a cross-entropy.",
+    "beta": "How far a judgement moves the policy: small is far.",
+    "pair_weight": "How much the pairs count.",
 }
 """Meanings of the choices that the family's page does not name."""
 
+GIVEN = {
+    "text": "documents, as they stand",
+    "answers": "conversations that are given",
+    "rankings": "answers to one question that somebody compared",
+    "labels": "answers that were judged one by one",
+    "steps": "answers of which each step was judged",
+}
+"""What `Line.learns` says, in words."""
+
 READ_BY = {
-    "critic": "methods with a critic",
+    "critic": "methods with a critic, and by reward models for their head",
     "reference": "methods that compare with a reference policy",
     "trust": "methods whose step is the trust region's",
 }
@@ -136,6 +156,16 @@ READ_BY = {
 
 STEPS = {"adamw": "AdamW", "trust_region": "natural gradient"}
 """What a line's step is called."""
+
+READERS: Mapping[type, str] = {
+    ActorCritic: "actor-critics",
+    SoftQ: "methods of a Q",
+    ExpertIteration: "expert iteration",
+    Preference: "methods of pairs of answers",
+    Unpaired: "`kto`",
+    Comparison: "reward models of comparisons",
+}
+"""Who reads a number that is not every policy gradient's."""
 
 
 # ---------------------------------------------------------------------- reading the code
@@ -212,7 +242,7 @@ def paragraphs(thing: Any) -> list[str]:
 def chosen(name: str) -> Iterator[tuple[str, Callable[..., Any], str]]:
     """(choice, function, file.function) of each choice that says something of a method."""
     method = table.METHODS[name].method
-    silent = {corrections.uncorrected}
+    silent = {corrections.uncorrected, preference.reverse_kl}
     for choice in choices.choices(method):
         function = choices.function(vars(method)[choice])
         off = choice in ("kl", "control") and choice not in choices.described(method)
@@ -249,7 +279,8 @@ def methods() -> str:
     """Every method at a glance."""
     lines = []
     for name, line in table.METHODS.items():
-        cells = [f"[`{name}`](docs/methods/{name}.md)", line.title, line.loop, *_glance(line)]
+        loop = line.loop if line.loop == "online" else f"offline, {line.learns}"
+        cells = [f"[`{name}`](docs/methods/{name}.md)", line.title, loop, *_glance(line)]
         lines.append(" | ".join([*cells, line.source]))
     return rows("method | what it is | loop | group | critic | reference KL | step | source", lines)
 
@@ -258,13 +289,20 @@ def _glance(line: table.Line) -> list[str]:
     """Least group, critic, where the reference's KL enters, step."""
     method = line.method
     group = str(choices.least_group(method)) if line.loop == "online" else "–"
-    return [group, "yes" if "value" in method.needs else "–", _reference(method), STEPS[line.step]]
+    return [group, _values(method) or "–", _reference(method), STEPS[line.step]]
+
+
+def _values(method: Method) -> str:
+    """Whether there is a critic, or a head that is itself what is learnt."""
+    return "yes" if "value" in method.needs else "a head" if "head" in method.needs else ""
 
 
 def _reference(method: Method) -> str:
     """Where a KL to the reference enters."""
     if isinstance(method, SoftQ):
         return "in Q"
+    if isinstance(method, Preference | Unpaired):
+        return "in the loss" if "logp_ref" in method.needs else "–"
     numbers = choices.numbers(method)
     places = [place for place in ("reward", "loss") if numbers.get(f"kl_in_{place}")]
     return f"in the {places[0]}" if places else "if asked" if "kl_in_loss" in numbers else "–"
@@ -275,11 +313,11 @@ def glance() -> str:
     lines = []
     for name, line in table.METHODS.items():
         method = line.method
-        given = "in the data" if isinstance(method, SoftQ) else "none: imitates"
+        given = "none: imitates" if isinstance(method, Imitation) else "in the data"
         reward = given if line.loop == "offline" else "verifier"
         old = "old policy, in the loss" if choices.numbers(method).get("kl_from_old") else ""
         old = "old policy, bounds the step" if line.step == "trust_region" else old
-        cells = [f"[`{name}`](methods/{name}.md)", "yes" if "value" in method.needs else "no", reward]
+        cells = [f"[`{name}`](methods/{name}.md)", _values(method) or "no", reward]
         where = _reference(method)
         where = where if where == "–" else f"reference, {where}"
         cells += [_samples(line), old or where, _several(line)]
@@ -303,6 +341,8 @@ def _several(line: table.Line) -> str:
         return "yes"
     if line.step == "trust_region":
         return "each within the region"
+    if not isinstance(method, PolicyGradient):
+        return "yes, near the reference" if "logp_ref" in method.needs else "nothing holds it"
     if choices.numbers(method).get("kl_from_old"):
         return "held by the penalty"
     held = {
@@ -377,7 +417,7 @@ def _method_table() -> str:
     known = " or ".join(f"`{name}`" for name in table.METHODS)
     lines = [f"`name` | {known} | required | Which line of the table of methods."]
     lines += [
-        f"`{choice}` | {_names(functions)} | its line's | {_meaning(_reader(choice), choice)}"
+        f"`{choice}` | {_names(functions)} | its line's | {_meaning(_kinds(choice)[0], choice)}"
         for choice, functions in choices.CHOICES.items()
     ]
     owned: dict[str, list[str]] = {}
@@ -385,7 +425,7 @@ def _method_table() -> str:
         for number in choices.numbers(line.method):
             owned.setdefault(number, []).append(name)
     own = [number for number in owned if number not in NUMBERS]
-    lines += [f"`{n}` | number | its line's | {_meaning(_reader(n), n)}{_only(n)}" for n in own]
+    lines += [f"`{n}` | number | its line's | {_own(n)}" for n in own]
     lines += [_number(number, means, owned.get(number, [])) for number, means in NUMBERS.items()]
     return (
         "## `[method]`\n\nIts name, and options over its published defaults. Each method's page says what "
@@ -393,20 +433,22 @@ def _method_table() -> str:
     )
 
 
-def _reader(key: str) -> type:
-    """The most general class of methods that has this field."""
-    kinds = {type(line.method) for line in table.METHODS.values() if key in vars(line.method)}
-    return min(kinds, key=lambda cls: len(cls.__mro__))
+def _kinds(key: str) -> list[type]:
+    """The most general classes of methods that have this field, in the order of the table."""
+    kinds = dict.fromkeys(type(line.method) for line in table.METHODS.values() if key in vars(line.method))
+    return [cls for cls in kinds if not any(other in cls.__mro__[1:] for other in kinds)]
 
 
-def _only(number: str) -> str:
-    """Of a number that part of the table reads: which part."""
-    cls = _reader(number)
-    if cls is SoftQ:
-        return " Read by methods of a Q."
-    if cls is ActorCritic:
-        return " Read by actor-critics."
-    return " Not read by actor-critics." if number in ActorCritic.unread else ""
+def _own(number: str) -> str:
+    """What a method's own number means to each family that has it, and which part of the table reads it."""
+    told: dict[str, list[str]] = {}
+    for cls in _kinds(number):
+        told.setdefault(_meaning(cls, number), []).append(READERS.get(cls, ""))
+    parts = []
+    for means, readers in told.items():
+        named = " and ".join(filter(None, readers))
+        parts.append(means + (f" Read by {named}." if named else ""))
+    return " ".join(parts) + (" Not read by actor-critics." if number in ActorCritic.unread else "")
 
 
 def _number(number: str, means: str, owners: list[str]) -> str:
@@ -439,7 +481,7 @@ def options(name: str) -> str:
             if key != "horizon":
                 kind = "whole number" if isinstance(value, int) else "number"
                 lines.append(f"`{key}` | {kind} | `{value:g}` | {cell(NUMBERS[key])}")
-    return rows("key | type | default | meaning", lines)
+    return rows("key | type | default | meaning", lines) if lines else "None.\n"
 
 
 def _names(functions: Mapping[str, Any]) -> str:
@@ -448,11 +490,13 @@ def _names(functions: Mapping[str, Any]) -> str:
 
 def _meaning(cls: type, key: str) -> str:
     """What a choice or an own number of a method means."""
-    told = dict(re.findall(r"^    (\w+) +(.+)$", policy_gradient.__doc__ or "", re.MULTILINE))
+    families = f"{policy_gradient.__doc__}\n{preferences.__doc__}"
+    told = dict(re.findall(r"^    (\w+) +(.+)$", families, re.MULTILINE))
     docs = said(cls)
     text = docs.get(key) or CHOSEN.get(key) or NUMBERS.get(key) or re.sub(r"\s{2,}", ": ", told[key])
-    # A Greek letter stays small: β is the name of a number.
-    return cell((text[0].upper() if text[0].isascii() else text[0]) + text[1:])
+    # A Greek letter stays small, and so does a single one: β and m are names of numbers.
+    small = not text[0].isascii() or text[1] == ":"
+    return cell((text[0] if small else text[0].upper()) + text[1:])
 
 
 def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
@@ -471,12 +515,12 @@ def facts(name: str) -> str:
     line = table.METHODS[name]
     lines = [f"name in a recipe | `{name}`", f"what it is | {line.title}", f"source | {line.source}"]
     if line.loop == "offline":
-        rewarded = isinstance(line.method, SoftQ)
+        rewarded = ", with rewards" if isinstance(line.method, SoftQ) else ""
         lines += [
-            "loop | offline: learns from conversations that are given" + ", with rewards" * rewarded,
+            f"loop | offline: learns from {GIVEN[line.learns]}{rewarded}",
             f"critic | {_critic(line.method)}",
-            f"reward model | {'none: rewards are in the data' if rewarded else 'none'}",
-            f"reference policy | {_of_reference(line.method) if rewarded else 'none'}",
+            f"reward model | {_model_of_rewards(line.method)}",
+            f"reference policy | {_of_reference(line.method)}",
             f"step | {_step(line)}",
         ]
         return rows("fact | value", lines)
@@ -496,11 +540,22 @@ def facts(name: str) -> str:
     return rows("fact | value", lines)
 
 
+def _model_of_rewards(method: Method) -> str:
+    """Whether an offline method has, or is, a model of rewards."""
+    if "head" in method.needs:
+        return "this is one"
+    if isinstance(method, Preference | Unpaired):
+        return "none: the policy's own likelihoods say what an answer is worth"
+    return "none: rewards are in the data" if isinstance(method, SoftQ) else "none"
+
+
 def _older(method: Method) -> str:
     if choices.corrects(method):
         return "made up for: `rollout.replay` is allowed"
-    mend = "`lam` is 0" if isinstance(method, SoftQ) else "`correction` is set"
-    return f"taken for its own, so `rollout.replay` is refused unless {mend}"
+    if isinstance(method, SoftQ):
+        return "taken for its own, so `rollout.replay` is refused unless `lam` is 0"
+    unless = " unless `correction` is set" if isinstance(method, PolicyGradient) else ""
+    return f"taken for its own, so `rollout.replay` is refused{unless}"
 
 
 def _moved(line: table.Line) -> str:
@@ -511,6 +566,10 @@ def _moved(line: table.Line) -> str:
         return (
             "targets are those of the policy before the first; the loss itself does not ask who drew a token"
         )
+    if isinstance(method, Preference | Unpaired):
+        return "the loss does not ask who wrote the answers; what holds the policy is the reference alone"
+    if isinstance(method, Imitation):
+        return "the answers that were kept are imitated further; nothing holds the policy"
     start = "the policy has moved after the first; "
     kind = choices.function(method.surrogate)
     if kind is surrogate.score:
@@ -521,15 +580,24 @@ def _moved(line: table.Line) -> str:
 
 
 def _critic(method: Method) -> str:
+    if "head" in method.needs:
+        return "none; its own head learns with `critic.lr` and `critic.max_grad_norm`"
     if "value" not in method.needs:
         return "none"
     return "a head on the policy's backbone, or a model of its own: `[critic]`"
 
 
 def _of_reference(method: Method) -> str:
+    start = "the start of the run, or what follows the policy: `[reference]`"
+    if isinstance(method, Unpaired):
+        return f"answers are worth their likelihood against it; {start}"
+    if isinstance(method, Preference) and "logp_ref" in method.needs:
+        return f"pairs are compared against it; {start}"
+    if not isinstance(method, PolicyGradient) and "logp_ref" not in method.needs:
+        return "none"
     if "logp_ref" not in method.needs:
         return "only with `kl_in_loss` or `kl_in_reward`"
-    return f"its KL is {_reference(method)}; the start of the run, or what follows the policy: `[reference]`"
+    return f"its KL is {_reference(method)}; {start}"
 
 
 def _step(line: table.Line) -> str:
@@ -542,20 +610,21 @@ def equations(name: str) -> str:
     """The formulas of a method's choices, in the letters of the code."""
     line = table.METHODS[name]
     method: Any = line.method
-    if isinstance(method, SoftQ):
-        lines = _equations_of_q(method)
-    elif isinstance(method, PolicyGradient):
+    if isinstance(method, PolicyGradient):
         lines = [*_equations_of_credit(method), *_equations_of_loss(method)]
     else:
-        lines = ["loss = -logp"]
-    lines += _formula("weight", method.reduction, "mask")
+        lines = _EQUATIONS[type(method)](method)
+    lines += _formula("weight", getattr(method, "reduction", _fixed(method)), _over(method))
     parts = ["loss"]
     if isinstance(method, PolicyGradient):
         parts = ["w · loss" if method.correction is not corrections.uncorrected else "loss"]
         parts += ["β KL"] if method.kl_from_old else []
         parts += [f"{method.value_weight:g} value_loss"] if isinstance(method, ActorCritic) else []
+    if isinstance(method, ExpertIteration):
+        lines += _formula("weight", method.balance, "weight, group")
     whole = f"({' + '.join(parts)})" if len(parts) > 1 else parts[0]
-    lines.append(f"L = Σ weight · {whole} over the trained tokens of a step")
+    over = "marks" if "head" in method.needs else "trained tokens"
+    lines.append(f"L = Σ weight · {whole} over the {over} of a step")
     if line.step == "trust_region":
         lines += [
             "step = argmin of gᵀΔ within ½ Δᵀ F Δ ≤ max_kl, g = ∇L, F the Fisher matrix of π",
@@ -564,7 +633,21 @@ def equations(name: str) -> str:
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
-def _formula(left: str, function: Callable[..., Any], given: str) -> list[str]:
+def _fixed(method: Method) -> Callable[..., Any]:
+    """The reduction of a method that has no choice of it: the mean over rows, or over groups."""
+    return reduce.per_group if method.unit == "group" else reduce.per_sequence
+
+
+def _over(method: Method) -> str:
+    """What the reduction sees."""
+    if method.unit == "group":
+        return "mask of answers that are in a pair, group"
+    if isinstance(method, Unpaired):
+        return "mask of answers that are no probes"
+    return "mask of kept answers" if isinstance(method, ExpertIteration) else "mask"
+
+
+def _formula(left: str, function: Callable[..., Any], given: str, slope: str = "∇logp") -> list[str]:
     """A call of a function with its numbers, and what its docstring says it is."""
     bare = choices.function(function)
     numbers = "".join(f", {k}={v:g}" for k, v in _defaults(function).items())
@@ -574,7 +657,8 @@ def _formula(left: str, function: Callable[..., Any], given: str) -> list[str]:
     name = _label(bare) if left == "value_loss" else bare.__name__
     lines = [f"{left} = {name}({given}{numbers})", f"    = {' '.join(formula.split())}"]
     lines += [f"      {other}" for other in others]
-    return lines + [f"    ∇loss = -c ∇logp with {' '.join(c.split())}" for c in coefficient]
+    coefficient = coefficient or [p for p in paragraphs(bare)[1:] if p.startswith("c = ")]
+    return lines + [f"    ∇loss = -c {slope} with {' '.join(c.split())}" for c in coefficient]
 
 
 def _equations_of_credit(method: PolicyGradient) -> list[str]:
@@ -629,16 +713,91 @@ def _equations_of_q(method: SoftQ) -> list[str]:
     ]
 
 
+def _equations_of_pairs(method: Preference) -> list[str]:
+    """From likelihoods to what an answer is worth, and from margins to losses."""
+    given = "logp, logp_ref, mask" if "logp_ref" in method.needs else "logp, mask"
+    worth, shaped = "u", method.divergence is not preference.reverse_kl
+    lines = _formula("log u" if shaped else "u", method.implicit, given)
+    if shaped:
+        lines += _formula("v", method.divergence, "log u")
+        worth = "v"
+    lines.append(f"h = {worth}_w - {worth}_l of each pair (w, l) of a group: R_w > R_l")
+    lines += _formula("loss", method.pair_loss, f"h, β={method.beta:g}", "β ∇h")
+    times = "" if method.pair_weight == 1 else f"{method.pair_weight:g} "
+    if method.sft_weight:
+        share = "" if method.sft_weight == 1 else f"{method.sft_weight:g} "
+        lines.append(f"loss = {times}loss + {share}NLL_w,  NLL_w = -(1/|y_w|) Σ_t log π(y_w,t)")
+    return [*lines, "loss of a group = the mean over its pairs, at each of its tokens"]
+
+
+def _equations_of_prospect(method: Unpaired) -> list[str]:
+    """An answer's worth beside that of answers to other questions."""
+    lines = _formula("u", preference.log_ratio, "logp, logp_ref, mask")
+    return [
+        *lines,
+        f"r = β u,  β={method.beta:g}",
+        "z = max(0, β · mean of u over the probes), of the policy before the update; no gradient",
+        *_formula("loss", preference.prospect, "r, R > 0, z"),
+        "    λ_D = desirable_weight, λ_U = undesirable_weight",
+        "loss of an answer stands at each of its tokens",
+    ]
+
+
+def _equations_of_comparison(method: Comparison) -> list[str]:
+    """From the head's numbers to margins and losses."""
+    less = f" - {method.margin:g} (R_w - R_l)" if method.margin else ""
+    lines = ["s = the head's number behind the last token of an answer"]
+    lines.append(f"h = s_w - s_l{less} of each pair (w, l) of a group: R_w > R_l")
+    lines += _formula("loss", method.pair_loss, "h, β=1", "∇h")
+    if method.centre:
+        lines.append(f"loss = loss + {method.centre:g} (s_w + s_l)²")
+    return [*lines, "loss of a group = the mean over its pairs"]
+
+
+def _equations_of_ranking(method: Ranked) -> list[str]:
+    """The likelihood of an order."""
+    lines = ["s = the head's number behind the last token of an answer"]
+    return [*lines, *_formula("loss", reward.plackett_luce, "s, R, answers of the group")]
+
+
+def _equations_of_items(method: Pointwise) -> list[str]:
+    """Numbers beside labels."""
+    mark = "each judged step" if method == table.PROCESS_REWARD else "the last token of an answer"
+    return [f"s = the head's number behind {mark}", *_formula("loss", method.item_loss, "s, R")]
+
+
+def _equations_of_imitation(method: Imitation) -> list[str]:
+    """The likelihood of what was given, or of what was kept."""
+    if not isinstance(method, ExpertIteration):
+        return ["loss = -logp"]
+    return [
+        "R = Σ_k r_k: the return of the whole answer",
+        f"accepted = answers with R ≥ {method.accept:g}",
+        *_formula("candidates", method.repeats, "tokens, mask, group, among=accepted"),
+        *_formula("kept", method.keep, "R, group, among=candidates"),
+        "loss = -logp",
+    ]
+
+
+_EQUATIONS: Mapping[type, Callable[[Any], list[str]]] = {
+    SoftQ: _equations_of_q,
+    Imitation: _equations_of_imitation,
+    ExpertIteration: _equations_of_imitation,
+    Preference: _equations_of_pairs,
+    Unpaired: _equations_of_prospect,
+    Comparison: _equations_of_comparison,
+    Ranked: _equations_of_ranking,
+    Pointwise: _equations_of_items,
+}
+
+
 def update(name: str) -> str:
     """The update as pseudocode."""
     line = table.METHODS[name]
     method: Any = line.method
     if line.loop == "offline":
-        begin = ["the next batch.batch_size conversations, as rows of a Batch"]
-        loss, end = ["logp = log π(y_t | y_<t) at the assistant's tokens", "loss = -logp"], []
-        if isinstance(method, SoftQ):
-            begin += [*_columns(line), *_prepared(method)]
-            loss, end = _losses(method), _settled(method)
+        begin = [*_NEXT[line.learns], *_columns(line), *_prepared(method)]
+        end = _settled(method)
     else:
         begin = [
             "for each of the next rollout.groups tasks:",
@@ -648,14 +807,13 @@ def update(name: str) -> str:
         if choices.corrects(method):
             begin.append("add rollout.replay groups of the last rollout.replay_lag updates")
         begin += [*_columns(line), *_prepared(method)]
-        loss = _losses(method)
         end = [*_settled(method), "hand the weights over to the sampler, and prove that they arrived"]
+    loss = _losses(line)
     by_advantage = isinstance(method, PolicyGradient) and not isinstance(method, ActorCritic)
     zero = by_advantage and not method.kl_from_old
-    weight = f"weight = {choices.function(method.reduction).__name__}(mask of the whole step)"
     step = [
-        weight + (", and 0 where A is 0" if zero else ""),
-        "for each microbatch:",
+        _weighs(method) + (", and 0 where A is 0" if zero else ""),
+        "for each microbatch" + (", of whole groups:" if method.unit == "group" else ":"),
         *(f"    {text}" for text in loss),
         "    add the gradient of Σ weight · loss",
         *_moves(line),
@@ -672,21 +830,66 @@ def update(name: str) -> str:
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
+_NEXT: Mapping[str, list[str]] = {
+    "text": ["the next batch.batch_size pieces of documents, as rows of a Batch"],
+    "answers": ["the next batch.batch_size conversations, as rows of a Batch"],
+    "rankings": [
+        "the next batch.batch_size rankings: each is a group of a Batch, each of its answers a row,",
+        "    and R what the judge gave an answer: of a pair 1 and 0, unless the data says more",
+    ],
+    "labels": [
+        "the next batch.batch_size answers, as rows of a Batch, each a group of its own with its label R",
+    ],
+    "steps": [
+        "the next batch.batch_size answers, as rows of a Batch, marked behind each judged step: R its label",
+    ],
+}
+"""What an offline update takes."""
+
+
+def _weighs(method: Any) -> str:
+    """The weights of a step's losses."""
+    if isinstance(method, Preference | Comparison | Ranked):
+        return "weight = per_group(mask of the whole step, group), and 0 on answers that are in no pair"
+    if isinstance(method, Unpaired):
+        return "weight = per_sequence(mask of the whole step without its probes)"
+    weight = f"{choices.function(method.reduction).__name__}(mask of the whole step)"
+    if isinstance(method, ExpertIteration):
+        weight = weight.replace("mask of the whole step", "mask of the step's kept answers")
+        weight = f"{choices.function(method.balance).__name__}({weight}, group)"
+    return f"weight = {weight}"
+
+
 def _columns(line: table.Line) -> list[str]:
     """What the learner fills before prepare."""
-    needs = line.method.needs
+    needs, lines = line.method.needs, []
     always = needs & {"logp_old", "value"} or line.step == "trust_region"
-    old = "logp_old, V_old = logp, V" if "value" in needs else "logp_old = logp"
-    lines = [f"{old} of these rows" + ("" if always else ", if there will be several steps")]
+    if always or line.method.anchored:
+        old = "logp_old, V_old = logp, V" if "value" in needs else "logp_old = logp"
+        lines.append(f"{old} of these rows" + ("" if always else ", if there will be several steps"))
     if "logp_ref" in needs:
-        lines.append("logp_ref = logp of these rows under the reference")
-    return lines
+        once = line.loop == "offline" and not line.method.probes
+        text = "logp_ref = logp of these rows under the reference"
+        lines.append(text + (", asked once for all updates if it never moves" if once else ""))
+    probes = "for each row a probe: its question with the next row's answer, which nobody learns"
+    return [probes, *lines] if line.method.probes else lines
 
 
 def _prepared(method: Any) -> list[str]:
     """What prepare does, over all rows."""
     if isinstance(method, SoftQ):
         return ["g = beta · (logp_old - logp_ref)", "G = soft_lambda(reward, V_old, g)"]
+    if isinstance(method, Unpaired):
+        return ["z = max(0, beta · mean of Σ_t logp_old - logp_ref over the probes)"]
+    if isinstance(method, ExpertIteration):
+        keep, repeats = (choices.function(chosen).__name__ for chosen in (method.keep, method.repeats))
+        return [
+            "R = sum of reward, row by row",
+            f"candidates = {repeats}(answers with R ≥ accept, group)",
+            f"kept = {keep}(R, group, candidates)",
+        ]
+    if not isinstance(method, PolicyGradient):
+        return []
     paid = [f"reward -= {method.kl_in_reward:g} · (logp_old - logp_ref)"] if method.kl_in_reward else []
     credit, rest = (
         choices.function(method.credit).__name__,
@@ -701,13 +904,25 @@ def _prepared(method: Any) -> list[str]:
     return [*paid, f"R = {R}(reward)", f"A = {credit}(R{base}, group), {rest}"]
 
 
-def _losses(method: Any) -> list[str]:
+def _losses(line: table.Line) -> list[str]:
     """What a microbatch computes."""
+    method: Any = line.method
+    if isinstance(method, Comparison | Ranked | Pointwise):
+        return _losses_of_a_head(line)
     both = "logp, V" if "value" in method.needs else "logp"
     seen = "log π(y_t | y_<t), V(y_<t)" if "value" in method.needs else "log π(y_t | y_<t)"
-    lines = [f"{both} = {seen} at the trained tokens"]
+    where = "trained tokens" if line.learns != "answers" or not isinstance(method, Imitation) else ""
+    where = where or ("assistant's tokens" if line.loop == "offline" else "kept answers' tokens")
+    lines = [f"{both} = {seen} at the {where}"]
+    if isinstance(method, Imitation):
+        return [*lines, "loss = -logp"]
     if isinstance(method, SoftQ):
         return [*lines, "loss = ½ (beta · (logp - logp_ref) + V - G)²"]
+    if isinstance(method, Unpaired):
+        u = "r = beta · log_ratio(logp, logp_ref), row by row"
+        return [*lines, u, "loss = prospect(r, R > 0, z, desirable_weight, undesirable_weight)"]
+    if isinstance(method, Preference):
+        return [*lines, *_losses_of_pairs(method)]
     name = {c: choices.function(vars(method)[c]).__name__ for c in choices.choices(method)}
     lines.append(f"log r = {name['ratio']}(logp, logp_old, mask)")
     lines.append(f"loss = {name['surrogate']}(log r, A)")
@@ -717,6 +932,37 @@ def _losses(method: Any) -> list[str]:
     if isinstance(method, ActorCritic):
         lines.append(f"       + value_weight · value.{name['value_loss']}(V, G, V_old)")
     return [*lines, "       [+ kl_in_loss · kl(logp, logp_ref) - entropy_bonus · entropy]"]
+
+
+def _losses_of_pairs(method: Preference) -> list[str]:
+    """What a microbatch computes of pairs."""
+    name = {c: choices.function(vars(method)[c]).__name__ for c in choices.choices(method)}
+    given = "logp, logp_ref" if "logp_ref" in method.needs else "logp"
+    worth, shaped = "u", method.divergence is not preference.reverse_kl
+    lines = [f"{'log u' if shaped else 'u'} = {name['implicit']}({given}), row by row"]
+    if shaped:
+        lines.append(f"v = {name['divergence']}(log u)")
+        worth = "v"
+    lines.append(f"h = {worth}_w - {worth}_l of each pair of a group: R_w > R_l")
+    loss = f"{name['pair_loss']}(h, beta)"
+    loss = loss if method.pair_weight == 1 else f"pair_weight · {loss}"
+    loss += " - sft_weight · mean of logp over y_w" if method.sft_weight else ""
+    return [*lines, f"loss = mean over the group's pairs of {loss}"]
+
+
+def _losses_of_a_head(line: table.Line) -> list[str]:
+    """What a microbatch computes of a reward model's numbers."""
+    method: Any = line.method
+    mark = "each judged step" if line.learns == "steps" else "the last token of each answer"
+    lines = [f"s = the head's number behind {mark}"]
+    if isinstance(method, Pointwise):
+        return [*lines, f"loss = {choices.function(method.item_loss).__name__}(s, R)"]
+    if isinstance(method, Ranked):
+        return [*lines, "loss = plackett_luce(s, R) of each group"]
+    less = " - margin · (R_w - R_l)" if method.margin else ""
+    lines.append(f"h = s_w - s_l{less} of each pair of a group: R_w > R_l")
+    loss = f"{choices.function(method.pair_loss).__name__}(h, 1)"
+    return [*lines, f"loss = mean over the group's pairs of {loss} [+ centre · (s_w + s_l)²]"]
 
 
 def _moves(line: table.Line) -> list[str]:
@@ -731,6 +977,8 @@ def _moves(line: table.Line) -> list[str]:
     moves = ["scale the gradient down to optim.max_grad_norm, and take a step of AdamW"]
     if "value" in line.method.needs:
         moves.append("the same for the critic's own weights, with critic.max_grad_norm and critic.lr")
+    if "head" in line.method.needs:
+        moves.append("the same for the head, with critic.max_grad_norm and critic.lr")
     return moves
 
 
@@ -750,12 +998,17 @@ def _settled(method: Any) -> list[str]:
 def line_of_table(name: str) -> str:
     """The statement of methods/table.py that makes the method."""
     source = inspect.getsource(table)
-    wanted = next(k for k, v in vars(table).items() if v is table.METHODS[name].method)
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id == wanted for t in node.targets
-        ):
+    wanted = next((k for k, v in vars(table).items() if v is table.METHODS[name].method), "METHODS")
+    for node in ast.walk(ast.parse(source)):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(t, ast.Name) and t.id == wanted for t in targets):
             return f"```python\n{ast.get_source_segment(source, node)}\n```\n"
+        if isinstance(node, ast.Dict) and wanted == "METHODS":
+            # It has no name of its own: its line is made in place.
+            pairs = zip(node.keys, node.values, strict=True)
+            made = next(v for k, v in pairs if isinstance(k, ast.Constant) and k.value == name)
+            first, _, rest = (ast.get_source_segment(source, made) or "").partition("\n")
+            return f"```python\n{first}\n{textwrap.dedent(rest)}\n```\n"
     raise KeyError(wanted)
 
 
@@ -765,10 +1018,20 @@ def sources(name: str) -> str:
     named = [(label, function) for _, function, label in chosen(name)]
     if isinstance(line.method, SoftQ):
         named = [("q_learning.SoftQ", SoftQ), (_label(returns.soft_lambda), returns.soft_lambda), *named]
+    elif not isinstance(line.method, PolicyGradient | Preference):
+        cls = type(line.method)
+        named = [(f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}", cls), *_BESIDE.get(cls, []), *named]
     out = [f"- `{label}`: {cell(_notes(thing))}" for label, thing in named]
     if line.step == "trust_region":
         out.append(f"- `trust`: {cell(_notes(trust))}")
     return "\n".join(out) + "\n"
+
+
+_BESIDE: Mapping[type, list[tuple[str, Callable[..., Any]]]] = {
+    Unpaired: [(_label(f), f) for f in (preference.prospect, preference.log_ratio)],
+    Ranked: [(_label(reward.plackett_luce), reward.plackett_luce)],
+}
+"""Functions that a method calls without a choice."""
 
 
 def _notes(thing: Any) -> str:

@@ -1,9 +1,11 @@
 """Commands, as they are typed, on a tiny model."""
 
 import io
+import itertools
 import json
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -175,25 +177,45 @@ def test_methods(run_cli):
     rows = json.loads(run_cli("methods", "--json").out)
     assert list(rows) == list(METHODS)
     assert rows["dapo"]["surrogate"] == "clipped(clip_low=0.2, clip_high=0.28)"
-    assert rows["sft"]["loop"] == "offline"
+    assert (rows["sft"]["loop"], rows["sft"]["learns"]) == ("offline", "answers")
+    assert rows["simpo"]["pair_loss"] == "logistic(target_margin=1)"
+    assert rows["process_reward"]["needs"] == ["head"]
     assert rows["ppo"]["psi"] == "gae(gamma=1, lam=0.95)"
     assert rows["klq"]["needs"] == ["logp_old", "logp_ref", "value"]
     assert rows["trpo"]["step"] == "trust_region"
     assert rows["pass_at_k"]["group"] == 3
 
 
-def test_the_table_of_methods_has_a_whole_line_for_each_within_110_columns(run_cli):
+def test_the_tables_of_methods_have_a_whole_line_for_each_within_110_columns(run_cli):
     shown = run_cli("methods").out.splitlines()
     assert max(map(len, shown)) <= 110
-    first = shown[: shown.index("")]
-    lines = {line.split()[0]: line for line in first}
-    assert list(lines) == ["method", *METHODS]
-    assert len(first) == 1 + len(METHODS), "a cell was folded"
+    first, second, titles = itertools.islice(parts_of(shown), 3)
+    lines = {line.split()[0]: line for line in (*first[1:], *second[1:])}
+    assert {*lines} == {*METHODS}
+    assert len(first) + len(second) == 2 + len(METHODS), "a cell was folded"
+    assert [title.split()[0] for title in titles] == [*METHODS]
     for found in ("gae batch_normalised", "by_token", "clipped(0.2, 0.2)", "per_token", "yes", "AdamW"):
         assert found in lines["ppo"]
     assert "clipped(0.0003, 0.0004)" in lines["gspo"]
     assert lines["trpo"].split()[-2:] == ["-", "natural"]
     assert lines["klq"].split() == ["klq", "-", "-", "-", "per_token", "yes", "AdamW"]
+
+
+def test_the_table_of_preferences_says_what_is_compared_and_what_it_costs(run_cli):
+    _, second, *_ = parts_of(run_cli("methods").out.splitlines())
+    assert second[0].split() == ["method", "learns", "from", "worth", "loss", "beta", "reference"]
+    lines = {line.split()[0]: line.split()[1:] for line in second[1:]}
+    assert lines["dpo"] == ["rankings", "log_ratio", "logistic(0)", "0.1", "yes"]
+    assert lines["f_dpo"] == ["rankings", "jensen_shannon", "of", "log_ratio", "logistic(0)", "0.1", "yes"]
+    assert lines["simpo"] == ["rankings", "mean_logp", "logistic(1)", "2", "-"]
+    assert lines["kto"][:2] == ["labels", "log_ratio"]
+    assert lines["online_dpo"][:3] == ["its", "own", "answers"]
+    assert lines["process_reward"] == ["steps", "a", "head", "classification", "-", "-"]
+
+
+def parts_of(lines: list[str]) -> Iterator[list[str]]:
+    """The lines between empty ones."""
+    return (list(part) for empty, part in itertools.groupby(lines, lambda line: not line) if not empty)
 
 
 def test_doctor(run_cli):

@@ -51,6 +51,45 @@ SHAPES = [
     ({"instruction": "Add.", "input": "", "output": "3"}, [user("Add.")], "3", {}),
     ({"instruction": "Add.", "output": "3"}, [user("Add.")], "3", {}),
     ({"conversations": [{"from": "human", "value": "a?"}]}, [user("a?")], None, {}),
+    (
+        {
+            "conversations": [
+                {"from": "system", "value": "s"},
+                {"from": "human", "value": "a?"},
+                {"from": "gpt", "value": "b"},
+                {"from": "observation", "value": "c"},
+                {"from": "chatgpt", "value": "d"},
+                {"from": "user", "value": "e?"},
+            ]
+        },
+        [
+            {"role": "system", "content": "s"},
+            user("a?"),
+            {"role": "assistant", "content": "b"},
+            {"role": "tool", "content": "c"},
+            {"role": "assistant", "content": "d"},
+            user("e?"),
+        ],
+        None,
+        {},
+    ),
+    ({"conversations": [user("a?")]}, [user("a?")], None, {}),
+    ({"messages": [{"from": "human", "value": "a?"}]}, [user("a?")], None, {}),
+    ({"problem": "a?", "answer": "b", "level": 5}, [user("a?")], "b", {"level": 5}),
+    ({"question": "a?", "problem": "p"}, [user("a?")], None, {"problem": "p"}),
+    (
+        {"prompt": "\n\nHuman: a?\n\nAssistant: b\n\nHuman: c?\n\nAssistant:"},
+        [user("a?"), {"role": "assistant", "content": "b"}, user("c?")],
+        None,
+        {},
+    ),
+    ({"prompt": "Human: or not?"}, [user("Human: or not?")], None, {}),
+    (
+        {"prompt": "a?", "chosen": "b", "rejected": "c", "answer": 3, "level": 1},
+        [user("a?")],
+        "3",
+        {"level": 1, "completion": "b"},
+    ),
 ]
 
 
@@ -83,6 +122,33 @@ ASSISTANT = {"role": "assistant", "content": "b"}
 def test_every_shape_becomes_a_conversation(tmp_path, record, messages):
     [conversation] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", record)))
     assert list(conversation.messages) == messages
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (GSM8K, "1 task in the form question, answer"),
+        ({"id": 1, "prompt": "a?", "level": 3}, "1 task in the form prompt"),
+        ({"instruction": "a", "input": "b", "output": "c"}, "1 task in the form instruction, input, output"),
+        ({"messages": [user("a?")], "answer": "b"}, "1 task in the form messages, answer"),
+        ({"conversations": [{"from": "human", "value": "a?"}]}, "1 task in the form conversations"),
+    ],
+)
+def test_the_form_that_was_recognised_is_said(tmp_path, record, says):
+    lines: list[str] = []
+    load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", record)), say=lines.append)
+    assert lines == [f"d.jsonl: {says}"]
+
+
+def test_the_form_is_said_in_the_names_of_the_data(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", {"q": "a?", "answer": "b"}, {"q": "c?", "answer": "d"})
+    lines: list[str] = []
+    load_tasks(Data(path=path, columns={"question": "q"}, limit=1), say=lines.append)
+    load_conversations(Data(path=path, template="Say {q}"), say=lines.append)
+    assert lines == [
+        "d.jsonl: 2 tasks in the form q (as question), answer; used of them: 1",
+        "d.jsonl: 2 conversations in the form a template, answer",
+    ]
 
 
 def test_columns_and_templates_and_system(tmp_path):
@@ -303,6 +369,7 @@ def test_a_template_that_is_filled_with_nothing_is_an_empty_prompt(tmp_path):
     [
         {"path": " "},
         {"limit": 0},
+        {"bad": "ignore"},
         {"system": " "},
         {"columns": {"promt": "x"}},
         {"template": "no field"},

@@ -6,6 +6,7 @@ import doctest
 import importlib.util
 import inspect
 import itertools
+import json
 import re
 import shlex
 import sys
@@ -27,7 +28,9 @@ from posttrain.math.reduce import weighted_sum
 from posttrain.methods.choices import CHOICES, choices, least_group, readable
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.table import METHODS
+from posttrain.pipeline import file as pipeline_file
 from posttrain.report.alarms import RULES
+from posttrain.runtime.ask import ask
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.recipe import Recipe
 from posttrain.types import Outputs, Task
@@ -38,6 +41,12 @@ README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 PAGES = [README, ARCHITECTURE, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+MADE_OF = (
+    *("returns", "psi", "credit", "ratio", "surrogate", "value_loss", "reduction"),
+    *("implicit", "divergence", "pair_loss", "item_loss", "repeats", "keep", "balance"),
+)
+"""Choices whose functions the pseudocode of an update names."""
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
@@ -166,9 +175,11 @@ def test_the_table_of_methods_is_that_of_the_code() -> None:
     for (title, loop, group, critic, reference, step, source), line in zip(
         (row[1:] for row in rows.values()), METHODS.values(), strict=True
     ):
-        assert (title, loop, source) == (line.title, line.loop, line.source)
+        learns = "" if line.loop == "online" else f", {line.learns}"
+        assert (title, loop, source) == (line.title, line.loop + learns, line.source)
         assert group == (str(least_group(line.method)) if loop == "online" else "–")
         assert (critic == "yes") == ("value" in line.method.needs)
+        assert (critic == "a head") == ("head" in line.method.needs)
         assert (reference in ("in the reward", "in the loss", "in Q")) == ("logp_ref" in line.method.needs)
         assert (reference == "if asked") == (
             "kl_in_loss" in vars(line.method) and "logp_ref" not in line.method.needs
@@ -191,6 +202,8 @@ def test_the_comparison_says_who_may_replay_and_who_has_a_critic() -> None:
     ]
     for name, row in rows.items():
         assert (row[0] == "yes") == ("value" in METHODS[name].method.needs)
+        assert (row[0] == "a head") == ("head" in METHODS[name].method.needs)
+        assert (row[1] == "verifier") == (METHODS[name].loop == "online")
     assert rows["reinforce"][4] == "nothing holds it"
 
 
@@ -205,9 +218,11 @@ def test_every_method_has_a_page_with_every_option_it_reads(name: str) -> None:
         "Options",
         "Source and deviations",
     ]
-    told = [row[0].strip("`") for row in table(text, "key")]
+    options = readable(METHODS[name].method)
+    told = [row[0].strip("`") for row in table(text, "key")] if options else []
     assert len(told) == len(set(told))
-    assert set(told) == readable(METHODS[name].method)
+    assert set(told) == options
+    assert options or "\n| key |" not in text
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -216,8 +231,9 @@ def test_the_update_of_a_page_names_what_the_method_is_made_of(name: str) -> Non
     line = METHODS[name]
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     [update] = re.findall(r"<!-- generated: update .+?<!-- end -->", text, re.DOTALL)
-    for choice in ("returns", "psi", "credit", "ratio", "surrogate", "value_loss", "reduction"):
-        if choice in choices(line.method):
+    for choice in MADE_OF:
+        default = choice == "divergence" and line.method != METHODS["f_dpo"].method
+        if choice in choices(line.method) and not default:
             chosen = vars(line.method)[choice]
             assert f"{getattr(chosen, 'func', chosen).__name__}(" in update
     assert ("V_old" in update) == ("value" in line.method.needs)
@@ -226,6 +242,10 @@ def test_the_update_of_a_page_names_what_the_method_is_made_of(name: str) -> Non
     assert ("trust.max_kl" in update) == (line.step == "trust_region")
     assert ("β · (r - 1 - log r)" in update) == bool(getattr(line.method, "kl_from_old", 0.0))
     assert ("soft_lambda" in update) == isinstance(line.method, SoftQ)
+    assert ("per_group(" in update) == (line.method.unit == "group")
+    assert ("the head's number" in update) == ("head" in line.method.needs)
+    assert ("sft_weight" in update) == bool(getattr(line.method, "sft_weight", 0.0))
+    assert ("a probe:" in update) == line.method.probes
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -233,7 +253,7 @@ def test_the_equations_of_a_page_call_functions_with_their_numbers(name: str) ->
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     [equations] = re.findall(r"<!-- generated: equations .+?<!-- end -->", text, re.DOTALL)
     method = METHODS[name].method
-    for choice in ("returns", "psi", "credit", "surrogate", "value_loss"):
+    for choice in ("returns", "psi", "credit", "surrogate", "value_loss", "pair_loss"):
         if choice in choices(method):
             for number, parameter in inspect.signature(vars(method)[choice]).parameters.items():
                 if isinstance(parameter.default, int | float):
@@ -258,6 +278,30 @@ def test_every_key_of_a_recipe_is_in_its_page() -> None:
     assert told == set(keys_of(Recipe)) | options | {"method.name"}
 
 
+RECORDS: dict[str, list[dict[str, Any]]] = {
+    "rankings": [{"prompt": "2 + 3?", "chosen": "5", "rejected": "6"}],
+    "labels": [{"prompt": "2 + 3?", "completion": str(n), "label": n % 2} for n in (5, 6)],
+    "steps": [{"prompt": "2 + 3?", "steps": ["2 + 3 = 5", "So it is 5."], "labels": [1, 1]}],
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_whole_recipe_of_a_method_s_page_is_a_recipe(name: str, tmp_path: Path) -> None:
+    """The file is read, and what it asks is checked, on a record of the kind that the method learns from."""
+    blocks = fences(ROOT / "docs" / "methods" / f"{name}.md", "toml")
+    whole = [block for block in blocks if "[model]" in block and "[method]" in block]
+    learns = METHODS[name].learns
+    assert whole or learns not in RECORDS, "the page shows no recipe"
+    records = RECORDS.get(learns, [])
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for block in whole:
+        file = tmp_path / "recipe.toml"
+        file.write_text(re.sub(r'"[\w.]+\.jsonl"', f'"{tmp_path / "data.jsonl"}"', block))
+        asked = ask(config.read(file).recipe)
+        assert asked.line is METHODS[name]
+        assert asked.train
+
+
 def test_the_first_recipe_is_explained_key_by_key() -> None:
     path = ROOT / "recipes" / "arithmetic_grpo.toml"
     text = README.read_text(encoding="utf-8")
@@ -272,7 +316,13 @@ def test_every_toml_block_sets_keys_that_exist(page: Path) -> None:
     free = ("task.env.options", "verifier.weights", "task.data.columns", "method")
     known = set(keys_of(Recipe))
     for block in fences(page, "toml"):
-        for key in leaves(tomllib.loads(block)):
+        tables = tomllib.loads(block)
+        if {"stage", "compare"} & set(tables):  # a pipeline, whose stages have recipes of their own
+            assert set(tables) <= {f.name for f in dataclasses.fields(pipeline_file.Tables)}
+            keys = {f.name for f in dataclasses.fields(pipeline_file.Stage)}
+            assert all(set(stage) <= keys for stage in tables.get("stage", ()))
+            continue
+        for key in leaves(tables):
             assert key in known or key.startswith(free), key
 
 
@@ -353,7 +403,8 @@ def test_every_command_and_option_in_the_pages_exists() -> None:
         assert {w for w in words[2:] if w.startswith("--")} <= options
         for path in (w for w in words[2:] if w.endswith(".toml")):
             overrides = [value for key, value in itertools.pairwise(words) if key == "--set"]
-            config.read(ROOT / path, overrides)
+            read = pipeline_file.read if words[1] == "pipeline" else config.read
+            read(ROOT / path, overrides)
 
 
 def test_every_target_of_make_in_the_pages_exists() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from posttrain import config
+from posttrain.pipeline import file as pipeline_file
+from posttrain.pipeline import kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src" / "posttrain"
@@ -23,14 +25,13 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
-    "cli.py": 400,  # one function a command
     "config.py": 360,  # one message for each kind of mistake
-    "learner/learner.py": 370,
+    "learner/learner.py": 420,
     "learner/pretrained.py": 600,  # one check after the other, each with its message
-    "runtime/local.py": 470,  # the one place that knows every component
-    "runtime/online.py": 380,
+    "runtime/local.py": 345,  # the one place that knows every component
+    "runtime/online.py": 330,
     "track.py": 400,  # five services of a page each
-    "types.py": 380,  # mostly docstrings
+    "types.py": 395,  # mostly docstrings
 }
 LONGER_FUNCTIONS: dict[str, int] = {}
 
@@ -198,9 +199,24 @@ def test_what_is_public_says_what_it_is(path: Path) -> None:
 
 # ---------------------------------------------------------------------- recipes
 
+EVERY = sorted((ROOT / "recipes").rglob("*.toml"))
+PIPELINES = [path for path in EVERY if "[[stage]]" in path.read_text()]
+RECIPES = [path for path in EVERY if "[method]" in path.read_text()]  # not pipelines, nor who judges
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT / "recipes")))
 def test_every_recipe_is_read(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# "), "a recipe begins with what it is"
     assert config.read(path).recipe.model.path
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda p: p.stem)
+def test_every_pipeline_is_read_with_all_that_its_stages_name(path: Path) -> None:
+    found = pipeline_file.read(path)
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    for stage in found.stages:
+        if stage.recipe:
+            assert (path.parent / stage.recipe).is_file()
+        if stage.make:
+            assert callable(kinds.function_of(found, stage))

@@ -10,23 +10,28 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from posttrain import config, show
 from posttrain.classic.__main__ import NAMES
 from posttrain.classic.__main__ import main as run_classic
 from posttrain.feedback import prefer, revise
-from posttrain.learner import checkpoint, pretrained
+from posttrain.inspection import inspect
+from posttrain.learner import pretrained
 from posttrain.listing import doctor, methods
+from posttrain.new import new
+from posttrain.pipeline.command import pipeline
 from posttrain.report import write
-from posttrain.report.record import json_lines
-from posttrain.report.watch import Watch
+from posttrain.report.pipeline import write as write_pipeline
 from posttrain.runtime import local, process
 from posttrain.runtime.ask import ask
-from posttrain.runtime.online import evaluation_metrics
+from posttrain.runtime.metrics import evaluation_metrics
+from posttrain.runtime.policy import NO_TASK, surroundings
 from posttrain.runtime.recipe import Model, Recipe
-from posttrain.runtime.rundir import RunDir
-from posttrain.toml import dump
+from posttrain.score import score
+from posttrain.steps import steps
+from posttrain.target import target_of
+from posttrain.training import otherwise, print_plan, say
+from posttrain.training import train as train_in
 from posttrain.truth import command as truth_command
 from posttrain.types import Request, RunError, Sampling, UserError
 from posttrain.verify import verify
@@ -39,10 +44,9 @@ app = typer.Typer(
     help="Reinforcement-learning post-training of language models.",
     epilog="Start with `posttrain train recipes/arithmetic_grpo.toml`, or read `posttrain methods`.",
 )
-for command in (verify, revise, prefer, methods, doctor):
+for command in (new, pipeline, verify, revise, prefer, steps, score, inspect, methods, doctor):
     app.command()(command)
 out = Console()
-err = Console(stderr=True)
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe; see recipes/.")]
 Set = Annotated[
@@ -51,11 +55,6 @@ Set = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")]
-
-
-def say(text: str) -> None:
-    """One line of what is going on, on stderr."""
-    err.print(f"[dim]{text}[/dim]", highlight=False)
 
 
 @app.command()
@@ -78,43 +77,14 @@ def train(
     if resume and run_dir is None:
         raise UserError("which run?", where="--resume", mend="name its directory with --run-dir")
     found = config.read(recipe, sets or ())
-    quietly = quiet or as_json
-    process.settle(found.recipe.run.threads)
-    directory = RunDir(run_dir or _free(recipe.stem), resume=resume)
-    try:
-        _same_recipe(found, directory.path, resume)
-        chosen = local.plan(found.recipe, pretrained.silent if quietly else say)
-        title = f"{recipe.stem}: {chosen.asked.line.title}"
-        directory.describe(dump(found.tables), title, chosen.sections())
-        if not quietly:
-            _print_plan(chosen)
-            say(f"run directory: {directory.path}")
-        last = _run(chosen, directory, resume=resume, tables=found.tables, quiet=quiet, as_json=as_json)
-    except UserError as error:
-        if not resume:
-            directory.discard()
-        raise found.locate(error) from None
-    finally:
-        directory.close()
+    path = run_dir or _free(recipe.stem)
+    if resume:
+        _same_recipe(found, path)
+    shown = (show.as_json if as_json else show.quiet) if quiet or as_json else None
+    last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown)
     result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
     if not as_json:
-        out.print(f"done: {result}  report {directory.path / 'report.html'}", highlight=False, soft_wrap=True)
-
-
-def _run(
-    chosen: local.Plan, directory: RunDir, *, resume: bool, tables: dict[str, Any], quiet: bool, as_json: bool
-) -> dict[str, float]:
-    try:
-        if quiet or as_json:
-            shown = show.as_json if as_json else show.quiet
-            return local.train(
-                chosen, directory, resume=resume, config=tables, show=shown, say=pretrained.silent
-            )
-        watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
-        with show.Terminal(err, chosen.asked.recipe.run.updates, watch) as terminal:
-            return local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
-    finally:
-        write(directory.path)
+        out.print(f"done: {result}  report {path / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 def _free(name: str) -> Path:
@@ -122,34 +92,16 @@ def _free(name: str) -> Path:
     return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
 
 
-def _same_recipe(found: config.Read, path: Path, resume: bool) -> None:
+def _same_recipe(found: config.Read, path: Path) -> None:
     """UserError if a run is resumed with a recipe that would not have made it."""
     before = path / "config.toml"
-    if not resume or not before.exists():
-        return
-    old = config.read(before).recipe
-    may_differ = ("checkpoint", "track", "eval")
-    new = replace(found.recipe, **{k: getattr(old, k) for k in may_differ})
-    new = replace(new, run=replace(new.run, updates=old.run.updates))
-    for name in vars(old):
-        if getattr(new, name) != getattr(old, name):
-            raise UserError(
-                f"[{name}] is not what the run was started with",
-                where=name,
-                mend=f"resume with {before}, or start another run",
-            )
-
-
-def _print_plan(chosen: local.Plan) -> None:
-    for name, rows in chosen.sections().items():
-        table = Table(title=name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-        for key, value in rows.items():
-            table.add_row(f"[dim]{key}[/dim]", str(value))
-        err.print(table)
-    for note in chosen.policy.notes:
-        say(f"note: {note}")
-    if chosen.memory.total > chosen.free:
-        say("note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help")
+    if before.exists() and (name := otherwise(found.recipe, config.read(before).recipe, longer=True)):
+        error = UserError(
+            f"[{name}] is not what the run was started with",
+            where=name,
+            mend=f"resume with {before}, or start another run",
+        )
+        raise found.locate(error)
 
 
 @app.command()
@@ -167,7 +119,7 @@ def validate(recipe: RecipeFile, sets: Set = None, as_json: Json = False) -> Non
     if as_json:
         typer.echo(json.dumps({"valid": True, "plan": chosen.sections(), "notes": chosen.policy.notes}))
         return
-    _print_plan(chosen)
+    print_plan(chosen)
     out.print(f"{recipe}: valid")
 
 
@@ -185,7 +137,7 @@ def evaluate(
     Of a recipe it evaluates the model that training would start from; of a run directory the newest
     whole checkpoint.
     """
-    found, recipe, adapter = _target(target, sets, model)
+    found, recipe, adapter = target_of(target, sets or (), model, say)
     process.settle(recipe.run.threads)
     try:
         asked = ask(recipe)
@@ -193,7 +145,7 @@ def evaluate(
             raise UserError("an offline recipe has no answers to judge", where="method.name")
         if not asked.held_out:
             raise UserError("there are no held-out tasks", where="eval.limit", mend="give task.held_out")
-        policy = local.surroundings(recipe, pretrained.silent if as_json else say)
+        policy = surroundings(recipe, pretrained.silent if as_json else say)
     except UserError as error:
         raise found.locate(error) from None
     rollouts = local.rollouts_of(asked, policy, local.engine_of(recipe, policy, adapter))
@@ -240,12 +192,12 @@ def sample(
     text = sys.stdin.read() if prompt == "-" else prompt
     path, adapter = target, None
     if (Path(target) / "config.toml").exists():
-        _, recipe, adapter = _target(Path(target), None, None)
+        _, recipe, adapter = target_of(Path(target), say=say)
         path = recipe.model.path
     model = Model(path=path, dtype=dtype)  # type: ignore[arg-type]
     process.settle()
-    recipe = Recipe(model=model, method={"name": "grpo"}, task=local.NO_TASK)
-    policy = local.surroundings(recipe, pretrained.silent if as_json else say)
+    recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
+    policy = surroundings(recipe, pretrained.silent if as_json else say)
     tokens = tuple(policy.chat.render([{"role": "user", "content": text}]))
     engine = local.engine_of(recipe, policy, adapter)
     try:
@@ -263,32 +215,11 @@ def sample(
                 out.rule(f"{len(answer.tokens)} tokens, {answer.stop}", style="dim")
 
 
-def _target(
-    target: Path, sets: list[str] | None, model: str | None
-) -> tuple[config.Read, Recipe, Path | None]:
-    """The recipe, with the model of the newest checkpoint if the target is a run; and its adapter, if any."""
-    is_run = target.is_dir() and (target / "config.toml").exists()
-    found = config.read(target / "config.toml" if is_run else target, sets or ())
-    recipe, adapter = found.recipe, None
-    if is_run and model is None:
-        newest, skipped = checkpoint.newest(target / "checkpoints")
-        for fault in skipped:
-            say(fault)
-        if newest is None:
-            raise UserError("has no whole checkpoint", where=str(target), mend="give --model")
-        if (newest / "adapter").exists():
-            adapter = newest / "adapter"
-        else:
-            model = str(newest / "model")
-    if model is not None:
-        recipe = replace(recipe, model=replace(recipe.model, path=model))
-    return found, recipe, adapter
-
-
 @app.command()
 def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
-    """Writes report.html of a run, finished or not: one file that works offline."""
-    out.print(str(write(run_dir)), highlight=False, soft_wrap=True)
+    """Writes report.html of a run, or pipeline.html of a pipeline, finished or not; it works offline."""
+    page = write_pipeline if (run_dir / "stages.json").exists() else write
+    out.print(str(page(run_dir)), highlight=False, soft_wrap=True)
 
 
 @app.command()

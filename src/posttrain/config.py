@@ -12,6 +12,7 @@ import re
 import tomllib
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -52,15 +53,14 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Read:
 
     Raises UserError, with file and line or the override, for anything that cannot be used as it stands.
     """
-    text = _text(path)
-    tables = _tables(path, text)
+    tables, text = document(path)
     given: dict[str, str] = {}
-    for override in overrides:
-        key, value = _override(override)
-        _put(tables, key, value, override)
-        given[key] = f"--set {override}"
+    for each in overrides:
+        key, value = override(each)
+        put(tables, key, value, each)
+        given[key] = f"--set {each}"
     where = Where(path, text, given)
-    found = Read(_parsed(Recipe, tables, where), tables, where)
+    found = Read(parsed(Recipe, tables, where), tables, where)
     try:
         _check_read(found)
     except UserError as error:
@@ -93,15 +93,21 @@ def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
         others = f"there are {', '.join(VERIFIERS)}; or name a recipe or a function"
         raise UserError(f"there is no verifier {chosen!r}", mend=did_you_mean(chosen, VERIFIERS) or others)
     given: dict[str, str] = {}
-    for override in overrides:
-        key, value = _override(override)
+    for each in overrides:
+        key, value = override(each)
         key = key if key.startswith("verifier.") else f"{prefix}.{key}"
-        _put(tables, key, value, override)
-        given[key] = f"--set {override}"
-    verifier: Verifier | None = _parsed(_Judging, tables, Where(path, text, given)).verifier.build()
+        put(tables, key, value, each)
+        given[key] = f"--set {each}"
+    verifier: Verifier | None = parsed(_Judging, tables, Where(path, text, given)).verifier.build()
     if verifier is None:
         raise UserError("it names no verifier", where=chosen, mend="add for example [verifier.number]")
     return verifier
+
+
+def document(path: Path) -> tuple[dict[str, Any], str]:
+    """The tables of a TOML file, and its text; UserError, with the line, if it cannot be read."""
+    text = _text(path)
+    return _tables(path, text), text
 
 
 def _tables(path: Path, text: str) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def _text(path: Path) -> str:
         raise UserError(f"cannot be read: {error}", where=str(path)) from None
 
 
-def _override(text: str) -> tuple[str, Any]:
+def override(text: str) -> tuple[str, Any]:
     """(key, value); no value, as in "task.data.split=", takes the key out."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -148,7 +154,8 @@ def _override(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _put(tables: dict[str, Any], key: str, value: Any, override: str) -> None:
+def put(tables: dict[str, Any], key: str, value: Any, override: str) -> None:
+    """Sets a key of the tables, or takes it out if the value is None; UserError if neither can be done."""
     *path, last = key.split(".")
     here: Any = tables
     if value is None and not _has(tables, key.split(".")):
@@ -190,12 +197,15 @@ class Where:
     def _line(self, loc: list[str]) -> int:
         """Of the key, or else of the nearest table around or below it; 0 if there is none."""
         table: list[str] = []
+        arrays: Counter[str] = Counter()
         best, best_match = 0, (0, False)
         for number, text in enumerate(self.text.splitlines(), 1):
             head = re.fullmatch(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(#.*)?", text)
             key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", text)
             if head:
-                here = table = _parts(head[1])
+                name, *rest = _parts(head[1])
+                arrays[name] += text.lstrip().startswith("[[")
+                here = table = [name, *([str(arrays[name] - 1)] if arrays[name] else []), *rest]
             elif key:
                 here = table + _parts(key[1])
             else:
@@ -212,8 +222,8 @@ def _parts(dotted: str) -> list[str]:
     return [part.strip(" \"'") for part in dotted.split(".")]
 
 
-def _parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
-    """The tables as an instance of a configuration of ours."""
+def parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
+    """The tables as an instance of a configuration of ours; UserError at the line of the first mistake."""
     try:
         text = json.dumps(_jsonable(tables, (), where))
     except RecursionError:
@@ -221,7 +231,7 @@ def _parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
     try:
         return _plain(_adapter(cls).validate_json(text))
     except ValidationError as error:
-        raise _first(error, tables, where) from None
+        raise _first(error, cls, where) from None
 
 
 def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
@@ -241,7 +251,7 @@ def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
     return value
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _adapter(cls: type) -> TypeAdapter[Any]:
     return TypeAdapter(_strict(cls))
 
@@ -276,7 +286,7 @@ def _plain(value: Any) -> Any:
     if hasattr(type(value), "__pydantic_validator__"):
         cls = type(value).__bases__[0]
         return cls(**{f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)})
-    return value
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _strict_type(hint: Any) -> Any:
@@ -284,6 +294,8 @@ def _strict_type(hint: Any) -> Any:
         return _strict(hint)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return typing.Union[tuple(_strict_type(a) for a in typing.get_args(hint))]  # noqa: UP007
+    if typing.get_origin(hint) is tuple:
+        return tuple[tuple(_strict_type(a) for a in typing.get_args(hint))]  # type: ignore[misc]
     return hint
 
 
@@ -297,7 +309,7 @@ _URGENCY = {
 """Which of several mistakes to name: an unknown key, then anything else, then a missing one."""
 
 
-def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:
+def _first(error: ValidationError, cls: type, where: Where) -> UserError:
     """The first mistake, as one line."""
     # What is there and should not be tells more than what is missing because of it.
     found = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
@@ -306,7 +318,7 @@ def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> U
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     kind, said = mistake["type"], mistake["msg"]
     if _URGENCY.get(kind) == 0:
-        known = _known(loc[:-1])
+        known = _known(cls, loc[:-1])
         mend = did_you_mean(loc[-1], known) or f"known here: {', '.join(known)}"
         return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
     if _URGENCY.get(kind) == 2:
@@ -320,10 +332,9 @@ def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> U
     return UserError(f"{shown} will not do: {said[0].lower() + said[1:]}{more}", where=where(loc))
 
 
-def _known(loc: Sequence[str]) -> list[str]:
+def _known(cls: Any, loc: Sequence[str]) -> list[str]:
     """The keys of the table at this place."""
-    cls: Any = Recipe
-    for name in loc:
+    for name in (n for n in loc if not n.isdigit()):  # but for places in an array of tables
         hint = typing.get_type_hints(cls)[name]
         cls = next((a for a in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(a)), None)
         if cls is None:
@@ -344,6 +355,6 @@ def _check_read(found: Read) -> None:
                 where=table,
                 mend="leave the table out",
             )
-    for key, why in unread(found.recipe, loop).items():
+    for key, why in unread(found.recipe, loop, line(name).learns).items():
         if _has(found.tables, key.split(".")):
             raise UserError(f"is never read: {why}", where=key, mend="leave it out")

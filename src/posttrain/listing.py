@@ -9,7 +9,8 @@ from rich.table import Table
 
 from posttrain.doctor import examine
 from posttrain.methods.choices import described, least_group, parameters
-from posttrain.methods.table import METHODS
+from posttrain.methods.table import METHODS, Line
+from posttrain.types import Method
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
 out = Console()
@@ -19,39 +20,79 @@ def methods(as_json: Json = False) -> None:
     """Prints the table of methods: what each chooses, and where it comes from."""
     if as_json:
         rows = {
-            name: {"title": m.title, "loop": m.loop, "source": m.source, "step": m.step}
+            name: {"title": m.title, "loop": m.loop, "learns": m.learns, "source": m.source, "step": m.step}
             | {"needs": sorted(m.method.needs), "group": least_group(m.method), **described(m.method)}
             for name, m in METHODS.items()
         }
         typer.echo(json.dumps(rows, indent=1))
         return
     page = out if out.is_terminal else Console(width=110)  # in a file or a pipe a line stays whole
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for head in ("method", "psi or credit", "ratio", "surrogate", "reduction", "critic", "step"):
-        table.add_column(head, overflow="fold")
+    for compares, cells, heads in (
+        (False, _rewarded, ("psi or credit", "ratio", "surrogate", "reduction", "critic", "step")),
+        (True, _compared, ("learns from", "worth", "loss", "beta", "reference")),
+    ):
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        for head in ("method", *heads):
+            table.add_column(head, overflow="fold")
+        for name, m in METHODS.items():
+            if _compares(m.method) == compares:
+                table.add_row(f"[bold]{name}[/bold]", *cells(m))
+        page.print(table)
+        page.print()
     for name, m in METHODS.items():
-        names = {key: text.partition("(")[0] for key, text in described(m.method).items()}
-        credit = [names[key] for key in ("returns", "psi", "credit") if names.get(key, "raw") != "raw"]
-        numbers = ", ".join(f"{v:g}" for v in parameters(m.method, "surrogate").values())
-        table.add_row(
-            f"[bold]{name}[/bold]",
-            " ".join(credit) or names.get("credit", "-"),
-            names.get("ratio", "-"),
-            names.get("surrogate", "-") + (f"({numbers})" if numbers else ""),
-            names["reduction"],
-            "yes" if "value" in m.method.needs else "-",
-            {"adamw": "AdamW", "trust_region": "natural"}[m.step],
-        )
-    page.print(table)
-    page.print()
-    for name, m in METHODS.items():
-        page.print(f"{name:17} {m.title}; {m.loop}; {m.source}", highlight=False)
+        loop = m.loop if m.loop == "online" else f"offline, {m.learns}"
+        page.print(f"{name:21} {m.title}; {loop}; {m.source}", highlight=False)
     typer.echo(
         "\nEach choice is a function of posttrain/math; set another in the recipe, as in\n"
         '[method] credit = "leave_one_out". Online methods sample from the policy, offline ones learn\n'
-        "from data. None needs a reward model. A KL to the reference enters with kl_in_loss or\n"
-        "kl_in_reward. --json prints every choice with its numbers."
+        "from data. None needs a reward model; the methods with a head make one. A KL to the reference\n"
+        "enters with kl_in_loss or kl_in_reward. --json prints every choice with its numbers."
     )
+
+
+def _compares(method: Method) -> bool:
+    """Whether the method is about judgements of whole answers or steps, and not about tokens."""
+    return method.unit != "token" or "head" in method.needs
+
+
+def _rewarded(line: Line) -> list[str]:
+    """What a method makes of rewards, or of given tokens."""
+    method = line.method
+    names = _names(method)
+    credit = [names[key] for key in ("returns", "psi", "credit", "keep") if names.get(key, "raw") != "raw"]
+    return [
+        " ".join(credit) or names.get("credit", "-"),
+        names.get("ratio", "-"),
+        names.get("surrogate", "-") + _numbers(method, "surrogate"),
+        names["reduction"],
+        "yes" if "value" in method.needs else "-",
+        {"adamw": "AdamW", "trust_region": "natural"}[line.step],
+    ]
+
+
+def _compared(line: Line) -> list[str]:
+    """What a method makes of judgements: an answer's worth, and what a margin or a number costs."""
+    method = line.method
+    names = _names(method)
+    worth = [names[key] for key in ("divergence", "implicit") if key in names]
+    loss = next((key for key in ("pair_loss", "item_loss") if key in names), "")
+    return [
+        line.learns if line.loop == "offline" else "its own answers",
+        "a head" if "head" in method.needs else " of ".join(worth) or "log_ratio",
+        names[loss] + _numbers(method, loss) if loss else "of its own",
+        f"{vars(method)['beta']:g}" if "beta" in vars(method) else "-",
+        "yes" if "logp_ref" in method.needs else "-",
+    ]
+
+
+def _names(method: Method) -> dict[str, str]:
+    return {key: text.partition("(")[0] for key, text in described(method).items()}
+
+
+def _numbers(method: Method, choice: str) -> str:
+    """The numbers of a choice, in brackets; nothing where it has none."""
+    found = ", ".join(f"{number:g}" for number in parameters(method, choice).values())
+    return f"({found})" if found else ""
 
 
 def doctor(as_json: Json = False) -> None:

@@ -25,6 +25,7 @@ NAMES = {
     "train": "training",
     "publish": "handing over",
     "eval": "evaluating",
+    "reference": "asking the reference",
     "checkpoint": "saving",
 }
 
@@ -120,6 +121,7 @@ def line(numbers: Mapping[str, float]) -> str:
         ("grad_norm", "grad {:.2f}"),
         ("eval/accuracy", "[bold]held-out accuracy {:.1%}[/bold]"),
         ("eval/loss", "[bold]held-out loss {:.4f}[/bold]"),
+        ("eval/rewards/accuracy", "[bold]held-out pairs in order {:.1%}[/bold]"),
         ("time/total", "{:.1f} s"),
     )
     shown = [text.format(numbers[key]) for key, text in wanted if numbers.get(key) is not None]

@@ -23,7 +23,7 @@ def dump(tables: Mapping[str, Any]) -> str:
 def _table(name: str, table: Mapping[str, Any]) -> str:
     plain = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
     nested = {k: v for k, v in table.items() if isinstance(v, Mapping)}
-    lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
+    lines = [f"{_key(k)} = {inline(v)}" for k, v in plain.items()]
     head = f"[{name}]\n" if plain or not nested else ""
     parts = ([head + "".join(f"{line}\n" for line in lines)] if head else []) + [
         _table(f"{name}.{_key(k)}", v) for k, v in nested.items()
@@ -35,15 +35,20 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _string(name)
 
 
-def _value(value: Any) -> str:
+def inline(value: Any) -> str:
+    """A value as TOML writes it within a line.
+
+    >>> inline({"a": [1, "x"]})
+    '{a = [1, "x"]}'
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
     if isinstance(value, list):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
+        return "[" + ", ".join(inline(v) for v in value) + "]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)} = {inline(v)}" for k, v in value.items()) + "}"
     return _string(value) if isinstance(value, str) else str(value)
 
 

@@ -10,13 +10,16 @@ K samples of one task (a group), V vocabulary.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 
 Message = Mapping[str, str]
 """One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}."""
+
+PROBE = -1
+"""The version of a row that only measures: an answer put to another question, which nobody learns."""
 
 PerToken = Float[torch.Tensor, "B T"]
 PerRow = Float[torch.Tensor, "B"]
@@ -349,9 +352,20 @@ class Method(Protocol):
     has nothing to say about.
     """
 
+    unit: ClassVar[str] = "token"
+    """What one loss is about: a token, a row, or a group. A row's or a group's stands at each of its tokens,
+    metrics are then means over rows or groups, and the rows of a group are never cut apart."""
+    anchored: ClassVar[bool] = False
+    """Whether a loss compares with the policy at the start of the update, once that takes several steps."""
+    probes: ClassVar[bool] = False
+    """Whether each row is to be followed by a probe: its question with another row's answer."""
+
     @property
     def needs(self) -> frozenset[str]:
-        """Columns that the learner must fill before prepare: logp_old, logp_ref, value."""
+        """Columns that the learner must fill before prepare: logp_old, logp_ref, value.
+
+        And "head", if the loss reads the number of a head whose values before the update nobody asks for.
+        """
         return frozenset()
 
     @property

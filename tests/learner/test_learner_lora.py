@@ -8,15 +8,32 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
 
 from posttrain.attention import use_layouts
 from posttrain.learner.forward import forward
 from posttrain.learner.learner import Learner, Steps
-from posttrain.learner.lora import Lora, base, parameters, save_adapter, with_saved_adapter
+from posttrain.learner.lora import (
+    Factors,
+    Lora,
+    add_adapter,
+    base,
+    merged,
+    parameters,
+    save_adapter,
+    saved_factors,
+    with_saved_adapter,
+)
 from posttrain.learner.optim import Optim
-from posttrain.methods.table import GRPO, SFT, build
-from posttrain.types import Batch, Method
+from posttrain.methods.build import build
+from posttrain.methods.table import GRPO, SFT
+from posttrain.types import Batch, Method, UserError
 
 Make = Callable[..., Any]
 KINDS = {
@@ -177,3 +194,233 @@ def test_recomputed_activations_give_the_same_adapter(kind: str, llama: Make, ro
             learner.update(rows_of(seed, dtype=torch.float32))
         ends.append(learner.tensors()["trained"])
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+# ---------------------------------------------------------------------- the formula
+
+
+def test_b_is_0_at_the_start_and_only_its_gradient_is_not(llama: Make, rows_of: Make) -> None:
+    """∇A = s Bᵀ ∇h xᵀ is exactly 0 where B is, and ∇B = s ∇h (A x)ᵀ is not."""
+    for init in ("kaiming", "gaussian"):
+        model = llama(0)
+        use_layouts(model)
+        adapted = add_adapter(model, Lora(rank=4, alpha=8, init=init), seed=1)  # type: ignore[arg-type]
+        forward(base(adapted), rows_of(seed=0, dtype=torch.float32), 1.0).logp.sum().backward()  # type: ignore[no-untyped-call]
+        trained = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
+        assert all(p.grad is None for n, p in adapted.named_parameters() if n not in trained)
+        for name, p in trained.items():
+            assert p.grad is not None
+            b = ".lora_B." in name
+            assert bool(p.any()) != b
+            assert bool(p.grad.any()) == b
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
+def test_an_adapted_layer_is_the_formula(kind: str, llama: Make, rows_of: Make) -> None:
+    """W x + (α/r) B A x; rsLoRA α/√r; DoRA scales each row of W + (α/r) B A to its magnitude."""
+    learner = taught(llama, rows_of, KINDS[kind])
+    layer = base(learner.model).model.layers[1].mlp.down_proj
+    w, a, b = layer.base_layer.weight, layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    x = torch.randn(5, w.shape[1], generator=torch.Generator().manual_seed(0))
+    whole = w + (8 / 4**0.5 if kind == "rslora" else 8 / 4) * b @ a
+    if kind == "dora":
+        m = layer.lora_magnitude_vector["default"].weight
+        whole = m[:, None] * whole / whole.norm(dim=1, keepdim=True)
+    assert float((whole - w).detach().norm()) > 0.1
+    torch.testing.assert_close(layer(x), x @ whole.T, rtol=1e-4, atol=1e-5)
+
+
+@every_kind
+def test_what_trains_is_r_times_rows_and_columns(kind: str, llama: Make) -> None:
+    lora = KINDS[kind]
+    matrices = {
+        n: m
+        for n, m in llama(0).named_modules()
+        if isinstance(m, torch.nn.Linear)
+        and n != "lm_head"
+        and (not lora.targets or n.endswith(lora.targets))
+    }
+    size = sum(lora.rank * (m.in_features + m.out_features) for m in matrices.values())
+    magnitudes = sum(m.out_features for m in matrices.values()) if lora.dora else 0
+    assert parameters(llama(0).config, lora) == size + magnitudes
+
+
+@pytest.mark.usefixtures("float64")
+@every_kind
+def test_merging_rounds_and_does_nothing_else(kind: str, llama: Make, rows_of: Make) -> None:
+    """In float64 the merged model says what the adapted one says, to 1e-9; float32 rounds both to 1e-5."""
+    lora, batch = KINDS[kind], rows_of(seed=9)
+    model = llama(0).double()
+    use_layouts(model)
+    adapted = add_adapter(model.eval(), lora, seed=0)
+    g = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, p in adapted.named_parameters():
+            if p.requires_grad and ".lora_A." not in name:
+                p += 0.5 * torch.randn(p.shape, generator=g, dtype=p.dtype)
+    plain = llama(1).double()
+    with torch.no_grad():
+        for name, weight in merged(adapted):
+            assert weight.dtype == torch.float64
+            plain.get_parameter(name).copy_(weight)
+    now, start = said(base(adapted), batch), said(llama(0).double(), batch)
+    assert float((now - start).abs().max()) > 0.5
+    torch.testing.assert_close(said(plain, batch), now, rtol=1e-9, atol=1e-9)
+
+
+def test_dora_starts_at_the_model_up_to_rounding(llama: Make, rows_of: Make) -> None:
+    """Its magnitudes are the lengths of W's rows, so each row is divided and multiplied by one number."""
+    batch = rows_of(seed=1, dtype=torch.float32)
+    learner = Learner(llama(0), SFT, lora=KINDS["dora"])
+    torch.testing.assert_close(learner.score(batch).logp, said(llama(0), batch), rtol=1e-5, atol=1e-5)
+    start = dict(llama(0).named_parameters())
+    for name, weight in learner.weights():
+        torch.testing.assert_close(weight, start[name], rtol=3e-7, atol=0)
+
+
+def test_at_full_rank_it_can_be_any_update() -> None:
+    """B = UΣ and A = Vᵀ of any ΔW."""
+    g = torch.Generator().manual_seed(0)
+    weight, update = torch.randn(6, 9, generator=g), torch.randn(6, 9, generator=g)
+    u, s, v = torch.linalg.svd(update, full_matrices=False)
+    factors = Factors(a=v, b=u * s, scale=1.0)
+    torch.testing.assert_close(factors.adapted(weight), weight + update, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(factors.singular_values(), s.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("r", [1, 4, 16])
+def test_the_size_of_an_update_grows_with_the_root_of_the_rank_unless_scaled_so(r: int) -> None:
+    """E‖BA‖² = d_out d_in r for factors of variance 1: LoRA's α/r leaves α²/r of it a number, rsLoRA's α²."""
+    out, into, alpha = 40, 60, 3.0
+    g = torch.Generator().manual_seed(r)
+    drawn = [(torch.randn(r, into, generator=g), torch.randn(out, r, generator=g)) for _ in range(200)]
+    for scale, wanted in ((alpha / r, alpha**2 / r), (alpha / r**0.5, alpha**2)):
+        squares = torch.stack(
+            [Factors(a=a, b=b, scale=scale).singular_values().square().sum() for a, b in drawn]
+        )
+        mean, error = float(squares.mean()), float(squares.std()) / len(drawn) ** 0.5
+        assert abs(mean - out * into * wanted) < 4 * error
+        assert error < 0.05 * mean
+
+
+def test_a_s_start_has_the_spread_that_is_asked_for(llama: Make) -> None:
+    """Kaiming's uniform numbers lie within 1/√columns and fill it; gaussian ones have deviation 1/rank."""
+    for init in ("kaiming", "gaussian"):
+        adapted = add_adapter(llama(0, hidden_size=64), Lora(rank=8, init=init), seed=0)  # type: ignore[arg-type]
+        a = [p for n, p in adapted.named_parameters() if ".lora_A." in n]
+        unit = torch.cat(
+            [(p * (p.shape[1] ** 0.5 if init == "kaiming" else 8)).flatten() for p in a]
+        ).detach()
+        n = len(unit)
+        assert abs(float(unit.mean())) < 5 / n**0.5
+        assert float(unit.std()) == pytest.approx(3**-0.5 if init == "kaiming" else 1, abs=5 / n**0.5)
+        assert (float(unit.abs().max()) <= 1) == (init == "kaiming")
+
+
+# ---------------------------------------------------------------------- keeping and changing
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_adapter_is_merged_bit_for_bit_as_the_sampler_had_it(
+    dtype: torch.dtype, kind: str, llama: Make, rows_of: Make, tmp_path: Path
+) -> None:
+    learner = Learner(llama(0).to(dtype), SFT, optim=Optim(lr=0.05), lora=KINDS[kind])
+    for seed in range(2):
+        learner.update(rows_of(seed, dtype=torch.float32))
+    save_adapter(learner.model, tmp_path)
+    again = dict(with_saved_adapter(llama(0).to(dtype), tmp_path).named_parameters())
+    sampled = dict(learner.weights())
+    assert again.keys() == sampled.keys()
+    for name, weight in sampled.items():
+        assert weight.dtype == again[name].dtype == dtype
+        assert torch.equal(weight, again[name]), name
+    changed = {n for n, p in llama(0).to(dtype).named_parameters() if not torch.equal(p, sampled[n])}
+    assert changed == saved_factors(tmp_path).keys()
+
+
+def test_adapters_change_places_on_one_model(llama: Make, rows_of: Make, tmp_path: Path) -> None:
+    """Each says what it said when it was trained, in any order, and without them the model is what it was."""
+    batch = rows_of(seed=9, dtype=torch.float32)
+    wanted = {}
+    for number, kind in enumerate(("lora", "rslora", "dora")):
+        learner = Learner(llama(0), SFT, optim=Optim(lr=0.05), lora=KINDS[kind], seed=number)
+        learner.update(rows_of(number, dtype=torch.float32))
+        learner.update(rows_of(number + 5, dtype=torch.float32))
+        save_adapter(learner.model, tmp_path / kind)
+        wanted[kind] = learner.score(batch).logp
+    start = said(llama(0), batch)
+    host = PeftModel.from_pretrained(llama(0), str(tmp_path / "lora"), adapter_name="lora")
+    for kind in ("rslora", "dora"):
+        host.load_adapter(str(tmp_path / kind), adapter_name=kind)
+    before = {n: p.detach().clone() for n, p in host.named_parameters() if ".base_layer." in n}
+    for kind in ("dora", "lora", "rslora", "lora", "dora"):
+        host.set_adapter(kind)
+        assert torch.equal(said(base(host), batch), wanted[kind])
+        assert min(float((wanted[kind] - v).abs().max()) for k, v in wanted.items() if k != kind) > 0.1
+        with host.disable_adapter():
+            assert torch.equal(said(base(host), batch), start)
+    assert all(torch.equal(p, before[n]) for n, p in host.named_parameters() if n in before)
+
+
+def test_an_adapter_of_another_model_is_not_merged(llama: Make, tmp_path: Path) -> None:
+    save_adapter(add_adapter(llama(0), Lora(rank=2), seed=0), tmp_path)
+    for other in (llama(0, num_hidden_layers=1), llama(0, intermediate_size=20)):
+        with pytest.raises(UserError, match="another model"):
+            with_saved_adapter(other, tmp_path)
+
+
+# ---------------------------------------------------------------------- what takes no adapter
+
+
+def test_a_target_that_names_nothing_beside_one_that_does_is_refused(llama: Make) -> None:
+    """peft adapts q_proj and says nothing of the other."""
+    with pytest.raises(ValueError, match="no matrix 'v_prj'; did you mean 'v_proj'"):
+        add_adapter(llama(0), Lora(rank=2, targets=("q_proj", "v_prj")), seed=0)
+
+
+@pytest.mark.parametrize("targets", [(), ("c_attn",)])
+def test_weights_that_lie_transposed_take_no_adapter(targets: tuple[str, ...]) -> None:
+    """GPT-2's Conv1D: DoRA's rows would be columns."""
+    sizes = {"vocab_size": 23, "n_embd": 16, "n_layer": 1, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+    with pytest.raises(ValueError, match="Conv1D"):
+        add_adapter(GPT2LMHeadModel(GPT2Config(**sizes)), Lora(rank=2, targets=targets), seed=0)
+
+
+def test_stacked_experts_take_no_adapter_but_the_matrices_beside_them_do() -> None:
+    sizes = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads, bos_token_id=None, eos_token_id=None))
+    for targets in ((), ("experts",), ("gate",)):
+        with pytest.raises(ValueError, match=r"experts|gate"):
+            add_adapter(model, Lora(rank=2, targets=targets), seed=0)
+    adapted = add_adapter(model, Lora(rank=2, targets=("q_proj", "v_proj")), seed=0)
+    names = {n for n, _ in merged(adapted)}
+    fresh = MixtralForCausalLM(model.config)
+    assert names == {n for n, _ in fresh.named_parameters()}
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_an_embedding_that_is_the_output_head_too_takes_no_adapter(target: str, llama: Make) -> None:
+    """Its adapter would move one of the two, and merging it the other as well."""
+    with pytest.raises(ValueError, match=target):
+        add_adapter(llama(0, tie_word_embeddings=True), Lora(rank=2, targets=(target,)), seed=0)
+
+
+def test_an_output_head_of_its_own_takes_one(llama: Make, rows_of: Make) -> None:
+    batch = rows_of(seed=9, dtype=torch.float32)
+    learner = taught(llama, rows_of, Lora(rank=2, targets=("lm_head",)), updates=2)
+    plain = llama(0)
+    changed = {n for n, w in learner.weights() if not torch.equal(w, plain.get_parameter(n))}
+    assert changed == {"lm_head.weight"}
+    with torch.no_grad():
+        plain.lm_head.weight.copy_(dict(learner.weights())["lm_head.weight"])
+    torch.testing.assert_close(said(plain, batch), learner.score(batch).logp, rtol=1e-5, atol=1e-5)
+
+
+def test_quantised_weights_take_no_adapter(llama: Make) -> None:
+    model = llama(0)
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+    with pytest.raises(ValueError, match=r"q_proj .* floating point"):
+        add_adapter(model, Lora(rank=2), seed=0)

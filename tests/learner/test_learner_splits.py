@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
-from posttrain.methods.table import METHODS, build
-from posttrain.types import Batch, Method
+from posttrain.methods.build import build
+from posttrain.methods.table import METHODS
+from posttrain.types import PROBE, Batch, Method
 
 EXTRAS: dict[str, Any] = {"kl_in_loss": 0.2, "kl_in_reward": 0.1, "entropy_bonus": 0.05}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
@@ -24,6 +25,13 @@ every_method = pytest.mark.parametrize("variant", list(VARIANTS))
 Make = Callable[..., Any]
 
 
+def with_probes(batch: Batch) -> Batch:
+    """The batch with two of its rows as probes, of which only methods that ask for probes know."""
+    version = batch.version.clone()
+    version[(batch.mask.any(-1)).nonzero().flatten()[1:3]] = PROBE
+    return replace(batch, version=version)
+
+
 def method_of(variant: str) -> Method:
     name, options = VARIANTS[variant]
     return build(name, options, horizon=16)
@@ -31,7 +39,7 @@ def method_of(variant: str) -> Method:
 
 def critic_of(policy: Any, method: Method) -> CriticModel | None:
     """A critic on the policy's backbone, with a head that says something, for a method that needs one."""
-    if "value" not in method.needs:
+    if not method.needs & {"value", "head"}:
         return None
     critic = CriticModel(policy)
     with torch.no_grad():
@@ -57,8 +65,11 @@ class Held:
 
     def _hold(self, loss: float) -> dict[str, float]:
         parts = [self.learner.policy, *([self.learner.values] if self.learner.values else [])]
-        grads = [m.grad for part in parts for m in part.masters.masters]
-        assert all(g is not None for g in grads)
+        masters = [m for part in parts for m in part.masters.masters]
+        # Where the head alone is read, no loss comes to the output head.
+        idle = sum(m.grad is None for m in masters)
+        assert idle == ("head" in self.learner.method.needs)
+        grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in masters]
         self.taken.append(torch.cat([g.flatten() for g in grads]))
         for part in parts:
             part.masters.zero_grad()
@@ -95,7 +106,7 @@ def test_any_budget_order_and_padding_give_the_same_gradient(
     variant: str, data: st.DataObject, llama: Make, rows_of: Make
 ) -> None:
     """Budget 1 is a row a pass, without any packing."""
-    batch = rows_of(K=4, seed=data.draw(st.integers(0, 30), label="rows"))
+    batch = with_probes(rows_of(K=4, seed=data.draw(st.integers(0, 30), label="rows")))
     held = Held(llama, method_of(variant))
     whole = held.gradient(batch)
     held.learner.microbatch_tokens = data.draw(st.sampled_from([1, 4, 9, 17, 30]), label="budget")
@@ -110,7 +121,10 @@ def test_any_budget_order_and_padding_give_the_same_gradient(
 def test_every_call_of_the_loss_sees_no_more_than_its_rows(
     variant: str, llama: Make, rows_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The steps of the test above are really cut: with budget 1 there is a pass for each trained row."""
+    """The steps of the test above are really cut: with budget 1 there is a pass for each trained row.
+
+    Or for each group, where a loss is about its rows together.
+    """
     method, seen = method_of(variant), []
     kind, real = type(method), type(method).loss
 
@@ -119,12 +133,29 @@ def test_every_call_of_the_loss_sees_no_more_than_its_rows(
         return real(self, out, batch)
 
     monkeypatch.setattr(kind, "loss", loss)
-    batch = rows_of(K=4, seed=3)
+    batch = with_probes(rows_of(K=4, seed=3))
     held = Held(llama, method, budget=1)
     held.gradient(batch)
     held.learner.carry = dict(method.start)
-    weighs = method.weight(held.learner.update(batch).batch) != 0
-    assert seen[: len(seen) // 2] == [1] * int(weighs.any(-1).sum())
+    weighs = (method.weight(held.learner.update(batch).batch) != 0).any(-1)
+    alone = [1] * int(weighs.sum())
+    together = [int((batch.group[weighs] == g).sum()) for g in dict.fromkeys(batch.group[weighs].tolist())]
+    assert seen[: len(seen) // 2] == (together if method.unit == "group" else alone)
+    assert len(together) > 1
+    assert max(together) > 1
+
+
+@every_method
+@pytest.mark.usefixtures("float64")
+def test_what_is_shown_of_a_step_does_not_depend_on_its_microbatches(
+    variant: str, llama: Make, rows_of: Make
+) -> None:
+    """Means over tokens, over answers or over groups, by what the method's losses are about."""
+    batch, seen = with_probes(rows_of(K=4, seed=3)), []
+    for budget in (4096, 1):
+        held = Held(llama, method_of(variant), budget=budget)
+        seen.append(held.learner.update(batch).metrics)
+    assert seen[0] == {key: pytest.approx(value, rel=1e-9, abs=1e-12) for key, value in seen[1].items()}
 
 
 @every_method

@@ -116,3 +116,55 @@ def test_no_token_trained_in_a_microbatch_is_a_sum_of_zero() -> None:
     assert out.item() == 0
     assert loss.grad is not None
     assert not loss.grad.any()
+
+
+# ---------------------------------------------------------------------- groups
+
+GROUPED = TRAINED.flatmap(
+    lambda rows: st.tuples(
+        st.just(rows), st.lists(st.integers(-2, 2), min_size=len(rows), max_size=len(rows))
+    )
+)
+
+
+@given(made=GROUPED)
+@settings(max_examples=60, deadline=None)
+def test_every_group_counts_the_same_and_within_it_every_token(
+    made: tuple[list[list[bool]], list[int]],
+) -> None:
+    rows, group = made
+    weight = reduce.per_group(torch.tensor(rows), torch.tensor(group))
+    tokens = {g: sum(sum(row) for row, own in zip(rows, group, strict=True) if own == g) for g in group}
+    groups = sum(n > 0 for n in tokens.values())
+    for row, own, found in zip(rows, group, weight.tolist(), strict=True):
+        wanted = [1 / (tokens[own] * groups) if on else 0.0 for on in row]
+        assert found == pytest.approx(wanted, rel=1e-6)
+    assert float(weight.sum()) == pytest.approx(1, rel=1e-5)
+
+
+@given(made=GROUPED, columns=st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_padding_and_groups_without_a_trained_token_change_no_groups_weight(
+    made: tuple[list[list[bool]], list[int]], columns: int
+) -> None:
+    rows, group = made
+    T = len(rows[0])
+    wide = [row + [False] * columns for row in rows] + [[False] * (T + columns)] * 2
+    weight = reduce.per_group(torch.tensor(wide), torch.tensor([*group, group[0], 9]))
+    assert torch.equal(weight[: len(rows), :T], reduce.per_group(torch.tensor(rows), torch.tensor(group)))
+    assert not weight[len(rows) :].any()
+    assert not weight[:, T:].any()
+
+
+def test_a_groups_weights_follow_its_rows_in_any_order() -> None:
+    g = torch.Generator().manual_seed(6)
+    mask, group = torch.rand(7, 5, generator=g) < 0.5, torch.tensor([3, -1, 3, 8, -1, 3, 8])
+    order = torch.randperm(7, generator=g)
+    assert torch.equal(reduce.per_group(mask[order], group[order]), reduce.per_group(mask, group)[order])
+
+
+def test_no_group_with_a_trained_token_weighs_nothing() -> None:
+    """As where all answers to every question were worth the same: a step without a pair is no error."""
+    weight = reduce.per_group(torch.zeros(3, 4, dtype=torch.bool), torch.tensor([0, 0, 1]))
+    assert weight.shape == (3, 4)
+    assert not weight.any()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posttrain.math import reduce
-from posttrain.types import Batch, Method, Outputs
+from posttrain.types import PROBE, Batch, Method, Outputs
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -17,7 +17,8 @@ def update() -> Callable[..., tuple[Batch, Outputs]]:
     """update(seed) -> rows of three tasks and what a model says of them.
 
     Group numbers are far apart and rows of a group do not lie together; masks have holes; row 0 is
-    full. `spread` is how far the policy has moved from its anchor.
+    full. Rows 4 and 9 are probes, which methods without probes cannot tell from the others. `spread` is how
+    far the policy has moved from its anchor.
     """
 
     def make(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batch, Outputs]:
@@ -31,6 +32,8 @@ def update() -> Callable[..., tuple[Batch, Outputs]]:
             return torch.randn(B, T, generator=g, dtype=torch.float64)
 
         logp = -normal().abs() - 0.1
+        version = torch.zeros(B, T, dtype=torch.long)
+        version[[4, 9]] = PROBE
         batch = Batch(
             tokens=torch.randint(50, (B, T), generator=g),
             mask=mask,
@@ -39,7 +42,7 @@ def update() -> Callable[..., tuple[Batch, Outputs]]:
             reward=(torch.rand(B, T, generator=g) < 0.4).double() * mask,
             logp_gen=logp + 0.2 * normal(),
             logp_policy=logp,
-            version=torch.zeros(B, T, dtype=torch.long),
+            version=version,
             logp_old=logp + spread * normal(),
             logp_ref=logp + 0.5 * normal(),
             value=normal(),

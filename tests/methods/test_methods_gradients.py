@@ -1,6 +1,7 @@
 """Each method's gradient against its paper's formula, token by token, in plain Python."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 from posttrain.math import kl, masked
+from posttrain.methods.build import build
 from posttrain.methods.policy_gradient import PolicyGradient
-from posttrain.methods.table import METHODS, build
+from posttrain.methods.preference import Preference, Unpaired
+from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
+from posttrain.methods.table import METHODS
 from posttrain.types import Batch, Outputs
 
 HORIZON = 16
@@ -142,6 +146,11 @@ def sft(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     rows = trained(batch)
     count = sum(map(len, rows.values()))
     return [(i, t, 1 / count) for i, chosen in rows.items() for t in chosen]
+
+
+def pretrain(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """The same, of every token of a text."""
+    return sft(batch, out)
 
 
 def grpo_trajectory(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
@@ -391,6 +400,23 @@ def klq(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     return [(i, t, -0.1 * e * weight[i, t]) for (i, t), e in soft_errors(batch, out, 0.95).items()]
 
 
+def expert_iteration(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """Σ_tasks 1/D Σ_kept 1/(|K_task| |o_i|) ∇log π, D tasks with answers of R ≥ 1, none said twice."""
+    kept: Rows = {}
+    said = set()
+    for i, chosen in trained(batch).items():
+        words = (int(batch.group[i]), *(int(batch.tokens[i, t]) for t in chosen))
+        if returns_of(batch)[i] >= 1 and words not in said:
+            kept[i] = chosen
+        said |= {words} if returns_of(batch)[i] >= 1 else set()
+    of_task = Counter(int(batch.group[i]) for i in kept)
+    return [
+        (i, t, 1 / len(of_task) / of_task[int(batch.group[i])] / len(chosen))
+        for i, chosen in kept.items()
+        for t in chosen
+    ]
+
+
 def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """The same with λ = 0: G_t = r_t + V_{t+1}, whoever drew the tokens."""
     weight = of_tokens(batch)
@@ -398,9 +424,9 @@ def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 PLAIN = (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, sft, grpo_trajectory, gspo_token, sapo, max_rl)
-OTHERS = (opo, pass_at_k, reinforce_to_go, reinforce_running, reinforce_pp, trpo, trpo_penalty)
+OTHERS = (opo, pass_at_k, reinforce_to_go, reinforce_running, reinforce_pp, trpo, trpo_penalty, pretrain)
 VALUED = (reinforce_critic, a2c, impala, ppo, ppo_trajectory, ppo_penalty, decoupled_ppo, klq, klq_offline)
-PAPERS = {f.__name__: f for f in (*PLAIN, *OTHERS, *VALUED)}
+PAPERS = {f.__name__: f for f in (*PLAIN, *OTHERS, *VALUED, expert_iteration)}
 
 
 def of_answers(batch: Batch) -> Tokens:
@@ -439,7 +465,9 @@ def value_gradient(name: str, batch: Batch, out: Outputs) -> tuple[Tokens, int]:
 
 
 def test_every_line_of_the_table_has_a_formula_here() -> None:
-    assert PAPERS.keys() == METHODS.keys()
+    """But preferences and reward models, which have theirs in test_methods_preference.py."""
+    others = (Preference, Unpaired, Comparison, Ranked, Pointwise)
+    assert PAPERS.keys() == {n for n, row in METHODS.items() if not isinstance(row.method, others)}
 
 
 def with_a_failed_row_and_an_older_sampler(made: tuple[Batch, Outputs]) -> tuple[Batch, Outputs]:

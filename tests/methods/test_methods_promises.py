@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.math import advantages
+from posttrain.methods.build import build
 from posttrain.methods.choices import BY_TOKEN, CHOICES, choices, least_group, names, numbers
 from posttrain.methods.policy_gradient import PolicyGradient
-from posttrain.methods.table import METHODS, build, line
+from posttrain.methods.table import METHODS, line
 from posttrain.types import Batch, Method, Outputs
 
 HORIZON = 16
@@ -40,6 +41,10 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
         "grpo": set(CHOICES),
         "ppo": {"psi", "value_loss", "credit"},
         "sft": set(CHOICES),
+        "expert_iteration": {"keep", "repeats", "balance"},
+        "dpo": set(CHOICES),
+        "reward": set(CHOICES),
+        "process_reward": set(CHOICES),
     }.items():
         for choice in (c for c in choices(METHODS[name].method) if c in only):
             for value in names(choice):
@@ -100,8 +105,8 @@ def test_every_method_learns_something_from_this_update(
     total, d_logp, d_entropy, d_value = gradients(method, batch, out)
     assert bool(total.isfinite())
     assert bool(d_logp.isfinite().all())
-    assert bool(d_value[batch.mask].any()) == ("value" in method.needs)
-    assert bool(d_logp[batch.mask].any())
+    assert bool(d_value[batch.mask].any()) == bool(method.needs & {"value", "head"})
+    assert bool(d_logp[batch.mask].any()) == ("head" not in method.needs)
     assert bool(d_entropy[batch.mask].all()) == ("entropy_bonus" in VARIANTS[variant][1])
 
 
@@ -136,6 +141,23 @@ def test_what_is_watched_reads_no_garbage_either(variant: str, update: Update) -
         assert torch.equal(seen[0][key][batch.mask], seen[1][key][batch.mask]), key
 
 
+def uncut(method: Method, batch: Batch, order: list[int]) -> list[list[int]]:
+    """Rows in this order, together where a loss is about several of them."""
+    if method.unit != "group":
+        return [[i] for i in order]
+    groups = dict.fromkeys(int(batch.group[i]) for i in order)
+    return [[i for i in order if int(batch.group[i]) == g] for g in groups]
+
+
+def test_a_group_that_is_cut_has_another_loss(update: Update, gradients: Gradients) -> None:
+    """Which is why no group is: the split above would otherwise be no condition."""
+    batch, out = update(seed=1)
+    for name in ("dpo", "reward", "reward_ranking"):
+        method = method_of(name)
+        alone = [[i] for i in range(len(batch))]
+        assert gradients(method, batch, out, alone)[0] == 0 != gradients(method, batch, out)[0]
+
+
 @every_method
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
@@ -144,10 +166,11 @@ def test_any_split_of_a_step_adds_up_to_the_same_gradient(
 ) -> None:
     batch, out = update(seed=data.draw(st.integers(0, 50), label="seed"))
     order = data.draw(st.permutations(range(len(batch))), label="order")
-    cuts = data.draw(st.sets(st.integers(1, len(batch) - 1)), label="cuts")
-    edges = [0, *sorted(cuts), len(batch)]
-    parts = [order[a:b] for a, b in pairwise(edges)]
     method = method_of(variant)
+    units = uncut(method, batch, order)
+    cuts = data.draw(st.sets(st.integers(1, len(units) - 1)), label="cuts")
+    edges = [0, *sorted(cuts), len(units)]
+    parts = [[i for unit in units[a:b] for i in unit] for a, b in pairwise(edges)]
     close(gradients(method, batch, out, parts), gradients(method, batch, out))
 
 
@@ -240,11 +263,15 @@ def test_a_task_whose_answers_are_all_alike_teaches_nothing(
     alike = torch.zeros_like(batch.reward)
     alike[:, 1] = reward  # position 1 is trained in every row
     batch = columns(replace(batch, reward=alike), torch.Tensor.float)
-    _, d_logp, *_ = gradients(build(name, {}, horizon=HORIZON), batch, columns(out, torch.Tensor.float))
+    method = build(name, {}, horizon=HORIZON)
+    _, d_logp, _, d_value = gradients(method, batch, columns(out, torch.Tensor.float))
     assert not d_logp.any()
+    assert not d_value.any()
+    if method.unit == "group":
+        assert not method.weight(batch).any()
 
 
-@pytest.mark.parametrize("name", [n for n, row in METHODS.items() if row.loop == "online"])
+@pytest.mark.parametrize("name", METHODS)
 def test_which_columns_are_asked_for(name: str, update: Update, gradients: Gradients) -> None:
     """A method gets by on the columns that it asks for; the others may be absent."""
     batch, out = update(seed=9)
@@ -268,6 +295,10 @@ def test_which_columns_are_asked_for(name: str, update: Update, gradients: Gradi
     assert line("ppo").method.needs == {"value"}
     assert line("impala").method.needs == {"value", "logp_old"}
     assert line("klq").method.needs == {"value", "logp_old", "logp_ref"}
+    assert line("dpo").method.needs == line("ipo").method.needs == {"logp_ref"}
+    assert line("simpo").method.needs == line("orpo").method.needs == frozenset()
+    assert line("kto").method.needs == {"logp_old", "logp_ref"}
+    assert line("reward").method.needs == line("process_reward").method.needs == {"head"}
 
 
 def test_every_choice_there_is_is_tried_here() -> None:

@@ -8,8 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.math import advantages, control, corrections, kl, ratios, reduce, returns, surrogate, value
+from posttrain.math import (
+    advantages,
+    control,
+    corrections,
+    kl,
+    preference,
+    ratios,
+    reduce,
+    returns,
+    reward,
+    surrogate,
+    value,
+)
 from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.build import build
 from posttrain.methods.choices import (
     BY_TOKEN,
     CHOICES,
@@ -25,8 +38,10 @@ from posttrain.methods.choices import (
 )
 from posttrain.methods.imitation import Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.methods.preference import Preference
 from posttrain.methods.q_learning import SoftQ
-from posttrain.methods.table import METHODS, build, line
+from posttrain.methods.reward_model import Comparison, Pointwise
+from posttrain.methods.table import METHODS, line
 from posttrain.types import Batch, Outputs, UserError
 
 ONLINE = [name for name, row in METHODS.items() if row.loop == "online"]
@@ -125,8 +140,39 @@ PUBLISHED: dict[str, dict[str, str | None]] = {
     "sapo": {"surrogate": "soft_gated(tau_up=1, tau_down=1.05)", "reduction": "per_sequence"},
     "max_rl": {"credit": "over_mean(eps=1e-06)"},
     "pass_at_k": {"credit": "pass_at_k(k=2)", "surrogate": "score", "reduction": "per_row"},
+    "expert_iteration": {
+        "keep": "every",
+        "repeats": "distinct",
+        "balance": "by_task",
+        "reduction": "per_sequence",
+        "accept": "1",
+    },
     "klq": {"reduction": "per_token", "beta": "0.1", "gamma": "1", "lam": "0.95"},
     "klq_offline": {"reduction": "per_token", "beta": "0.1", "gamma": "1", "lam": "0"},
+    "dpo": {
+        "implicit": "log_ratio",
+        "pair_loss": "logistic(target_margin=0)",
+        "divergence": None,
+        "beta": "0.1",
+        "pair_weight": "1",
+        "sft_weight": None,
+    },
+    "dpo_sft": {"implicit": "log_ratio", "beta": "0.1", "sft_weight": "1"},
+    "dpo_length": {"implicit": "mean_log_ratio", "beta": "5"},
+    "cdpo": {"pair_loss": "smoothed(flipped=0.1)", "beta": "0.1"},
+    "rdpo": {"pair_loss": "robust(flipped=0.1)", "beta": "0.1"},
+    "f_dpo": {"divergence": "jensen_shannon", "pair_loss": "logistic(target_margin=0)"},
+    "ipo": {"pair_loss": "squared", "beta": "0.1"},
+    "slic": {"pair_loss": "hinge(delta=1)", "implicit": "log_ratio"},
+    "simpo": {"implicit": "mean_logp", "pair_loss": "logistic(target_margin=1)", "beta": "2"},
+    "orpo": {"implicit": "log_odds", "beta": "1", "pair_weight": "0.1", "sft_weight": "1"},
+    "kto": {"beta": "0.1", "desirable_weight": "1", "undesirable_weight": "1"},
+    "reward": {"pair_loss": "logistic(target_margin=0)", "margin": None, "centre": None},
+    "reward_smoothed": {"pair_loss": "smoothed(flipped=0.1)"},
+    "reward_margin": {"pair_loss": "logistic(target_margin=0)", "margin": "1"},
+    "reward_regression": {"item_loss": "regression", "reduction": "per_row"},
+    "reward_classification": {"item_loss": "classification", "reduction": "per_row"},
+    "process_reward": {"item_loss": "classification", "reduction": "per_token"},
 }
 
 
@@ -177,7 +223,7 @@ def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str)
             continue
         method = build(name, options, horizon=16)
         assert function(getattr(method, choice)).__name__ == chosen
-        if chosen not in ("total", "uncorrected"):
+        if chosen not in ("total", "uncorrected", "reverse_kl"):
             assert described(method)[choice].split("(")[0] == chosen
         changed = {c for c in choices(method) if getattr(method, c) != getattr(published, c)}
         assert changed <= {choice, "reduction"}, "a choice changed another one"
@@ -225,10 +271,17 @@ def test_a_choice_that_a_method_lacks_is_told_what_it_reads(name: str, choice: s
 
 def test_what_each_kind_of_method_lacks() -> None:
     """Otherwise the test above could be about nothing."""
-    lacked = {name: {c for n, c in LACKED if n == name} for name in METHODS}
-    assert lacked["sft"] == lacked["klq"] == set(CHOICES) - {"reduction"}
-    assert lacked["grpo"] == lacked["trpo"] == {"psi", "value_loss"}
-    assert lacked["ppo"] == lacked["a2c"] == {"returns"}
+    has = {name: set(CHOICES) - {c for n, c in LACKED if n == name} for name in METHODS}
+    assert has["sft"] == has["klq"] == {"reduction"}
+    shared = {"credit", "ratio", "surrogate", "correction", "reduction", "kl", "control"}
+    assert has["grpo"] == has["trpo"] == shared | {"returns"}
+    assert has["ppo"] == has["a2c"] == shared | {"psi", "value_loss"}
+    assert has["dpo"] == {"implicit", "divergence", "pair_loss"}
+    assert has["simpo"] == has["orpo"] == {"implicit", "pair_loss"}  # no reference to diverge from
+    assert has["expert_iteration"] == {"keep", "repeats", "balance", "reduction"}
+    assert has["reward"] == {"pair_loss"}
+    assert has["process_reward"] == has["reward_regression"] == {"item_loss", "reduction"}
+    assert has["kto"] == has["reward_ranking"] == set()
 
 
 @pytest.mark.parametrize("reduction", ["per_token", "per_sequence", "per_row", "per_horizon"])
@@ -307,6 +360,27 @@ def test_numbers_reach_the_function_that_reads_them() -> None:
     assert (soft.beta, soft.lam, soft.gamma) == (0.5, 0.0, 1.0)
 
 
+def test_numbers_reach_the_losses_of_pairs() -> None:
+    h = torch.tensor([0.4, -3.0])
+    noisy = build("cdpo", {"flipped": 0.3, "beta": 0.7, "sft_weight": 0.2}, horizon=16)
+    assert isinstance(noisy, Preference)
+    assert (noisy.beta, noisy.sft_weight) == (0.7, 0.2)
+    assert torch.equal(noisy.pair_loss(h, 0.7), preference.smoothed(h, 0.7, flipped=0.3))
+    wide = build("simpo", {"target_margin": 0.4}, horizon=16)
+    assert isinstance(wide, Preference)
+    assert torch.equal(wide.pair_loss(h, 2.0), preference.logistic(h, 2.0, target_margin=0.4))
+    alpha = build("f_dpo", {"divergence": "alpha_divergence", "alpha": 0.25}, horizon=16)
+    assert isinstance(alpha, Preference)
+    assert torch.equal(alpha.divergence(h), preference.alpha_divergence(h, alpha=0.25))
+    judge = build("reward", {"margin": 0.5, "centre": 0.01, "pair_loss": "hinge", "delta": 2}, horizon=16)
+    assert isinstance(judge, Comparison)
+    assert (judge.margin, judge.centre) == (0.5, 0.01)
+    assert torch.equal(judge.pair_loss(h, 1.0), preference.hinge(h, 1.0, delta=2.0))
+    process = build("process_reward", {"item_loss": "regression"}, horizon=16)
+    assert isinstance(process, Pointwise)
+    assert process.item_loss is reward.regression
+
+
 def test_the_horizon_is_the_runs_own() -> None:
     for horizon in (4, 64):
         method = policy_gradient("dr_grpo", {}, horizon=horizon)
@@ -329,8 +403,10 @@ def test_naming_a_choice_that_is_already_made_keeps_its_published_numbers() -> N
 def test_building_changes_no_line_of_the_table() -> None:
     before = {name: described(row.method) for name, row in METHODS.items()}
     for name in ONLINE:
+        method = METHODS[name].method
         options = {"surrogate": "dual_clipped", "cap": 9.0, "kl_in_loss": 1.0}
-        build(name, {"lam": 0.5} if name == "klq" else options, horizon=3)
+        other = {next(iter(numbers(method)), "beta"): 0.5}
+        build(name, options if isinstance(method, PolicyGradient) else other, horizon=3)
     assert before == {name: described(row.method) for name, row in METHODS.items()}
 
 
@@ -351,7 +427,7 @@ def test_an_unknown_method_is_told_the_known_ones() -> None:
     ["nonsense", "_scaled", "_spread", "weighted_sum", "exact", "soft_lambda", "torch", "", 3, None, ["k1"]],
 )
 def test_an_unknown_choice_is_told_the_known_ones(choice: str, chosen: object) -> None:
-    name = "grpo" if choice in choices(METHODS["grpo"].method) else "ppo"
+    name = next(n for n, row in METHODS.items() if choice in choices(row.method))
     message = refused(name, {choice: chosen, "kl_in_loss": 0.1})
     assert message.startswith(f"method.{choice}: unknown {choice} {chosen!r}; one of ")
     assert all(name in message for name in names(choice))
@@ -392,6 +468,19 @@ def test_an_unknown_choice_is_told_the_known_ones(choice: str, chosen: object) -
         ("klq", "credit"),
         ("klq", "kl_in_reward"),
         ("sft", "gamma"),
+        ("dpo", "flipped"),
+        ("dpo", "delta"),
+        ("dpo", "alpha"),
+        ("dpo", "reduction"),
+        ("dpo", "unit"),
+        ("ipo", "target_margin"),
+        ("cdpo", "target_margin"),
+        ("kto", "pair_loss"),
+        ("kto", "sft_weight"),
+        ("kto", "probes"),
+        ("reward", "beta"),
+        ("reward", "implicit"),
+        ("reward_regression", "margin"),
     ],
 )
 def test_an_option_that_nothing_reads_is_told_what_is_read(name: str, key: str) -> None:
@@ -484,6 +573,18 @@ def test_bounds_that_would_cut_a_fresh_sample_and_a_temperature_of_nothing_are_e
         assert "0.001 or more" in refused("sapo", {key: 0})
 
 
+def test_numbers_of_preferences_have_their_ranges() -> None:
+    for name in ("cdpo", "rdpo", "reward_smoothed"):
+        assert refused(name, {"flipped": 0.5}).endswith("give a number, 0 or more, at most 0.499")
+    for name in ("dpo", "ipo", "simpo", "orpo", "kto"):
+        assert "1e-06 or more" in refused(name, {"beta": 0})
+    chosen = {"divergence": "alpha_divergence"}
+    for alpha in (0, 1.5):
+        assert refused("dpo", {**chosen, "alpha": alpha}).endswith("give a number, 0.001 or more, at most 1")
+    for name, key in (("dpo", "sft_weight"), ("kto", "desirable_weight"), ("reward", "margin")):
+        assert "0 or more" in refused(name, {key: -1})
+
+
 @pytest.mark.parametrize(
     "key",
     ["clip_low", "clip_high", "eps", "kl_in_loss", "kl_in_reward", "kl_from_old", "kl_target", "baseline"],
@@ -515,6 +616,8 @@ def test_every_line_describes_itself_and_every_choice_is_documented(name: str) -
     text = described(row.method)
     assert set(text) <= set(CHOICES) | set(readable(row.method))
     assert row.step in ("adamw", "trust_region")
+    assert row.learns in ("text", "answers", "rankings", "labels", "steps")
+    assert row.method.unit in ("token", "row", "group")
     for choice in CHOICES:
         for chosen in names(choice):
             assert inspect.getdoc(CHOICES[choice][chosen])
@@ -545,13 +648,15 @@ def test_a_credit_that_compares_needs_a_group() -> None:
     for name in ONLINE:
         method = METHODS[name].method
         credit = function(method.credit).__name__ if isinstance(method, PolicyGradient) else "raw"
-        wanted = 1 if credit in alone else 3 if credit == "pass_at_k" else 2
+        alike = credit in alone and method.unit != "group"
+        wanted = 1 if alike else 3 if credit == "pass_at_k" else 2
         assert least_group(method) == wanted, name
     for k in (1, 2, 5):
         assert least_group(build("pass_at_k", {"k": k}, horizon=16)) == k + 1
         assert least_group(build("rloo", {"credit": "pass_at_k", "k": k}, horizon=16)) == k + 1
     assert least_group(build("rloo", {"credit": "raw"}, horizon=16)) == 1
     assert least_group(METHODS["sft"].method) == 1
+    assert least_group(METHODS["online_dpo"].method) == 2
 
 
 @pytest.mark.parametrize("credit", CHOICES["credit"].values(), ids=CHOICES["credit"])

@@ -24,6 +24,7 @@ def without_clock(run: Path) -> list[dict]:
 
 LONGER = {"run": {"updates": 60}}
 OWN: dict[str, dict] = {
+    "expert_iteration": {"optim": {"lr": 0.003}, "run": {"updates": 40}},
     "ppo_penalty": {"steps": {"epochs": 2}},
     "trpo_penalty": {"steps": {"epochs": 2}},
     "trpo": {"optim": None, "trust": {"max_kl": 0.05}},
@@ -120,8 +121,42 @@ def documented() -> dict[str, str]:
     return {name: unit for name, unit in rows if name not in ("tensorboard", "wandb", "trackio", "mlflow")}
 
 
+def page_name(metric: str) -> str:
+    """Under which the page on metrics has it: what is counted, bounded or held out is told once."""
+    name = re.sub("^verdict/.*", "verdict/<label>", metric)
+    name = re.sub(r"^pass@\d+", "pass@<k>", name)
+    name = re.sub(r"^curriculum/bucket_\d+", "curriculum/bucket_<n>", name)
+    name = re.sub("accuracy_margin_.*", "accuracy_margin_<bounds>", name)
+    return re.sub("^eval/(?=rewards/|logp/|score/|entropy)", "", name)
+
+
+@pytest.fixture
+def judged(offline, write, tmp_path):
+    """judged(method) -> a recipe of that method, on answers that were compared, or judged one by one."""
+    asked = [{"prompt": f"{n} + 1?", "id": str(n)} for n in range(6)]
+    sides = [{"chosen": "7", "rejected": "4 or 5"}, {"chosen": "6 or 7", "rejected": "3"}]
+    records = {
+        "rankings": [a | sides[int(a["id"]) % 2] for a in asked],
+        "labels": [a | {"completion": a["id"], "label": int(a["id"]) % 2} for a in asked],
+    }
+
+    def make(method: str):
+        data = tmp_path / f"{method}.jsonl"
+        rows = records[METHODS[method].learns]
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        over = {
+            "method": {"name": method},
+            "task": {"arithmetic": None, "data": {"path": str(data)}, "held_out": {"path": str(data)}},
+            "batch": {"batch_size": 4},
+            "run": {"updates": 2},
+        }
+        return write(offline, over, method)
+
+    return make
+
+
 def test_every_metric_is_documented_and_every_documented_one_exists(
-    run_cli, online, offline, write, able, tmp_path
+    run_cli, online, offline, write, able, judged, tmp_path
 ):
     everything = {
         "model": {"path": str(able)},
@@ -139,10 +174,20 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
         },
         "controlled": {"method": {"name": "ppo_penalty"}, "steps": {"epochs": 2}},
         "running": {"method": {"name": "reinforce_running"}},
+        "band": {"curriculum": {"kind": "band"}},
+        "bandit": {
+            "curriculum": {"kind": "bandit"},
+            "task": {"arithmetic": {"high": 12}},
+        },
         "natural": {"method": {"name": "trpo"}, "optim": None},
     }
     runs = [("online", write(online, everything, "online")), ("offline", write(offline, {}, "offline"))]
     runs += [(name, write(online, plain | over, name)) for name, over in others.items()]
+    runs += [(m, judged(m)) for m in ("dpo", "kto", "reward", "reward_regression", "reward_classification")]
+    (tmp_path / "text.jsonl").write_text('{"text": "1 + 2 = 3"}\n' * 4)
+    text = {"path": [str(tmp_path / "text.jsonl")]}
+    task = {"arithmetic": None, "text": text, "held_out_text": text}
+    runs.append(("text", write(offline, {"method": {"name": "pretrain"}, "task": task}, "text")))
     seen = set()
     for name, recipe in runs:
         said = run_cli("train", recipe, "--run-dir", tmp_path / name, "--quiet")
@@ -150,10 +195,10 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
         for line in lines(tmp_path / name):
             seen |= set(line)
             for key, value in line.items():
-                unit = documented().get(re.sub("verdict/.*", "verdict/<label>", key), "")
+                unit = documented().get(page_name(key), "")
                 if unit == "0–1":
                     assert 0 <= value <= 1.0001, key
-    names = {re.sub("verdict/.*", "verdict/<label>", name) for name in seen}
+    names = {page_name(name) for name in seen}
     assert sorted(names - set(documented())) == []
     assert sorted(set(documented()) - names) == []
 

@@ -17,11 +17,12 @@ from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.pretrained import parameter_count
 from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.journal import Journal, Progress, stop_requested
-from posttrain.runtime.online import Evaluation, evaluation_metrics, is_right, rollout_metrics
+from posttrain.runtime.metrics import evaluation_metrics, is_right, rollout_metrics
+from posttrain.runtime.online import Evaluation
 from posttrain.runtime.plan import MOST_MICROBATCH, Shape, activation_bytes, estimate, free_memory, microbatch
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.select import SELECT, every, varied
+from posttrain.runtime.select import SELECT, WHY_NOT, accepted, every, selection, varied
 from posttrain.runtime.stream import Stream
 from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
 
@@ -80,13 +81,19 @@ def test_nothing_cannot_be_taken_from():
 
 def test_selection():
     failed = episode(None)
-    assert set(SELECT) == {"all", "varied"}
+    assert set(SELECT) == set(WHY_NOT) == {"all", "varied", "accepted"}
     assert every([failed, episode(0.0)])
     assert not every([failed, failed])
     assert varied([episode(0.0), episode(1.0)])
     assert not varied([episode(1.0), episode(1.0)])
     assert not varied([episode(0.5), failed]), "a failure is no reward of 0"
     assert not varied([failed, failed])
+    assert accepted([failed, episode(0.0), episode(1.0 - 1e-6)]), "as float32 adds the rewards of steps"
+    assert not accepted([failed, episode(0.9)])
+    few, failing = [episode(0.0), episode(0.5)], [failed]
+    assert [selection("accepted", least)(few) for least in (0.5, 0.6)] == [True, False]
+    assert not selection("accepted", -1.0)(failing), "a failure is no answer"
+    assert all(selection(name, 9.0) is SELECT[name] for name in ("all", "varied"))
 
 
 def test_the_error_rate_is_of_everything_seen_and_keeps_the_first_cause():

@@ -49,6 +49,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "replay": {"method": {"name": "decoupled_ppo"}, "rollout": {"replay": 2, "replay_lag": 2}},
     "trpo": {"method": {"name": "trpo"}, "optim": None},
+    "expert iteration": {
+        "method": {"name": "expert_iteration"},
+        "rollout": {"select": "accepted", "max_rounds": 3},
+        "steps": {"epochs": 2, "minibatches": 2},
+    },
+    "easiest first": {"curriculum": {"kind": "order"}, "task": {"arithmetic": {"high": 12}}},
+    "a band of tasks": {"curriculum": {"kind": "band", "keep": 0.5}},
+    "a bandit": {"curriculum": {"kind": "bandit"}, "task": {"arithmetic": {"high": 12}}},
     "klq": {"method": {"name": "klq"}},
     "sft": {},
 }

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from posttrain import truth
 from posttrain.math import advantages
+from posttrain.methods.build import build
 from posttrain.methods.choices import CHOICES
-from posttrain.methods.table import METHODS, REINFORCE, build
+from posttrain.methods.table import METHODS, REINFORCE
 from posttrain.truth import Row, exact, facts
 from posttrain.truth.elsewhere import moved
 from posttrain.truth.printed import MEANING, number, sections
@@ -206,7 +207,12 @@ def test_the_page_and_the_terminal_show_every_row(table: list[Row]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "mend"), [("grpoo", "did you mean 'grpo'?"), ("sft", "one of reinforce"), ("zzz", "one of sft")]
+    ("name", "mend"),
+    [
+        ("grpoo", "did you mean 'grpo'?"),
+        ("sft", "one of reinforce"),
+        ("zzz", f"one of {next(iter(METHODS))}"),
+    ],
 )
 def test_an_unknown_method_is_answered_with_the_nearest(name: str, mend: str) -> None:
     with pytest.raises(UserError, match=r"method|samples") as raised:

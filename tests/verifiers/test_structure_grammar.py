@@ -101,12 +101,15 @@ def test_a_limit_that_falls_into_a_finaliser_is_raised_again_and_nothing_is_repo
             while time.thread_time() < end:
                 pass
 
+    def linger_and_loop() -> None:
+        Lingers()  # dropped here
+        max(iter(lambda: 0, 1))
+
     reported: list[object] = []
     hook, sys.unraisablehook = sys.unraisablehook, reported.append
     try:
         with pytest.raises(OverTimeError), within(0.05):
-            Lingers()  # dropped in here
-            max(iter(lambda: 0, 1))
+            linger_and_loop()
         assert sys.unraisablehook == reported.append
     finally:
         sys.unraisablehook = hook

@@ -1,6 +1,22 @@
-"""Records from files and the Hub, as tasks to be answered or conversations to be learnt from."""
+"""Records from files and the Hub: tasks, conversations, text, compared answers, judged steps."""
 
-from posttrain.data.load import Conversation, Data, load_conversations, load_tasks
+from posttrain.data.gather import Data
+from posttrain.data.load import Conversation, load_conversations, load_tasks
+from posttrain.data.rankings import Ranking, load_labelled, load_rankings
 from posttrain.data.records import Record, read_hub, read_records
+from posttrain.data.steps import Stepped, load_steps
 
-__all__ = ["Conversation", "Data", "Record", "load_conversations", "load_tasks", "read_hub", "read_records"]
+__all__ = [
+    "Conversation",
+    "Data",
+    "Ranking",
+    "Record",
+    "Stepped",
+    "load_conversations",
+    "load_labelled",
+    "load_rankings",
+    "load_steps",
+    "load_tasks",
+    "read_hub",
+    "read_records",
+]

@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
     eos_token_id: int | None
     all_special_ids: list[int]
 
-    def __call__(self, text: str, *, add_special_tokens: bool) -> Any:
+    def __call__(self, text: str, *, add_special_tokens: bool, split_special_tokens: bool = False) -> Any:
         """Tokens of a text, under "input_ids"."""
         ...
 
@@ -144,6 +144,16 @@ class Chat:
             tokens += said + after
             trained += [True] * (len(said) + 1) + [False] * (len(after) - 1)
         return tokens, trained
+
+    def close(self) -> list[int]:
+        """The tokens behind the last answer of a whole conversation; eos for a model that knows no turns."""
+        return [self._eos()] if self.plain else self._tokens(self._close)
+
+    def spell(self, text: str) -> list[int]:
+        """The tokens of a text in which nothing is taken for a special token."""
+        if not text:
+            return []
+        return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
     def _eos(self) -> int:
         if self.tokenizer.eos_token_id is None:

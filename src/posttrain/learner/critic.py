@@ -4,6 +4,7 @@ The head is a linear map that starts at 0, so that the first advantages are thos
 computes and is kept in float32.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,18 +38,24 @@ class Critic:
 
 
 class CriticModel(nn.Module):
-    """V of states: a head, on a body of its own where there is one."""
+    """V of states: a head, on a body of its own where there is one.
 
-    def __init__(self, policy: PreTrainedModel, body: PreTrainedModel | None = None) -> None:
+    The head of a reward model is the same thing, read at the end of an answer; it has a bias where
+    transformers gives it one.
+    """
+
+    def __init__(
+        self, policy: PreTrainedModel, body: PreTrainedModel | None = None, *, bias: bool = True
+    ) -> None:
         super().__init__()
         below = policy if body is None else body
         weight = below.get_input_embeddings().weight
         wide = torch.promote_types(weight.dtype, torch.float32)
         size = below.config.get_text_config().hidden_size
         self.body = body
-        self.head = nn.Linear(size, 1, dtype=wide, device=weight.device)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = nn.Linear(size, 1, bias=bias, dtype=wide, device=weight.device)
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
         if body is not None:
             use_layouts(body)
             body.eval()
@@ -56,6 +63,14 @@ class CriticModel(nn.Module):
             decoder = {id(p) for p in body.get_decoder().parameters()}
             for p in body.parameters():
                 p.requires_grad_(id(p) in decoder)
+
+    @torch.no_grad()
+    def start_from(self, head: Mapping[str, torch.Tensor]) -> None:
+        """Takes over a head that was saved with a reward model; with nothing saved it stays as it is."""
+        if "score.weight" in head:
+            self.head.weight.copy_(head["score.weight"])
+        if "score.bias" in head and self.head.bias is not None:
+            self.head.bias.copy_(head["score.bias"])
 
     def forward(self, packed: Pack, hidden: Float[torch.Tensor, "M D"] | None) -> Float[torch.Tensor, "M"]:
         """V of the state before each trained token; `hidden` are the policy's states, if it shares them."""

@@ -6,20 +6,26 @@ from transformers import PreTrainedModel
 
 from posttrain.attention import output_head
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.pack import Pack, pack, trained_states
+from posttrain.learner.neftune import Noise, noisy
+from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.math import tokens
 from posttrain.types import Batch, Outputs, PerToken
 
 
 def forward(
-    model: PreTrainedModel, batch: Batch, temperature: float, critic: CriticModel | None = None
+    model: PreTrainedModel,
+    batch: Batch,
+    temperature: float,
+    critic: CriticModel | None = None,
+    noise: Noise | None = None,
 ) -> Outputs:
     """log π, entropy and V at every trained token of these rows, with gradients where they are on.
 
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
     packed = pack(batch)
-    hidden = trained_states(model, packed)
+    with noisy(model, packed, batch, noise):
+        hidden = trained_states(model, packed)
     picked, entropies = tokens.pick_from_hidden(
         hidden,
         output_head(model),
@@ -32,6 +38,29 @@ def forward(
         entropy=column(packed, batch, entropies),
         value=None if critic is None else column(packed, batch, critic(packed, hidden)),
     )
+
+
+def scored(
+    model: PreTrainedModel, batch: Batch, temperature: float, budget: int, critic: CriticModel | None = None
+) -> Outputs:
+    """The same of all rows, microbatch by microbatch, without gradients."""
+    logp, entropy, value = (torch.zeros_like(batch.reward) for _ in range(3))
+    with torch.no_grad():
+        for rows in microbatches(batch, budget):
+            out = forward(model, batch.rows(torch.tensor(rows)), temperature, critic)
+            logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
+            if out.value is not None:
+                value[rows] = out.value.to(value)
+    return Outputs(logp=logp, entropy=entropy, value=None if critic is None else value)
+
+
+def valued(model: PreTrainedModel, batch: Batch, budget: int, critic: CriticModel) -> PerToken:
+    """V at every trained token of all rows, where nobody asks for log-probabilities."""
+    out = torch.zeros_like(batch.reward)
+    with torch.no_grad():
+        for rows in microbatches(batch, budget):
+            out[rows] = values(model, batch.rows(torch.tensor(rows)), critic).to(out)
+    return out
 
 
 def values(model: PreTrainedModel, batch: Batch, critic: CriticModel) -> PerToken:

@@ -19,14 +19,15 @@ from transformers import PreTrainedModel
 
 from posttrain.attention import use_layouts
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.forward import forward, values
+from posttrain.learner.forward import forward, scored, valued
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
+from posttrain.learner.neftune import of_step
 from posttrain.learner.optim import Optim, Trained, learning_rate
 from posttrain.learner.pack import microbatches
 from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.trust_region import Region, Trust, flat, natural_step
 from posttrain.math import diagnose, kl, masked, reduce
-from posttrain.types import Batch, Method, Outputs, PerToken, RunError, Trajectory
+from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError, Trajectory
 from posttrain.weights import Named
 
 
@@ -44,11 +45,15 @@ class Steps:
     """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0 takes them all."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass: about a third slower, far less memory."""
+    neftune_alpha: float = 0.0
+    """Uniform noise of this size on the embeddings of what is learnt from (NEFTune, 5 is usual); 0: none."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "minibatches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if self.neftune_alpha < 0:
+            raise ValueError(f"neftune_alpha must be 0 (off) or more, not {self.neftune_alpha}")
         if self.target_kl < 0:
             raise ValueError(f"target_kl must be 0 (off) or more, not {self.target_kl}")
         if self.microbatch_tokens < 0:
@@ -73,9 +78,9 @@ class Learner:
     """A model, a method and an optimiser.
 
     The reference policy, where the method needs one, is `reference`, or the model without its
-    adapter. With `trust` a step is the natural gradient within a bound of the KL, and AdamW moves
-    nothing. Nothing here draws random numbers but the dealing of groups to minibatches, which
-    depends on (seed, update, epoch) alone.
+    adapter, or nobody here if batches bring what it says (`brings_reference`). With `trust` a step is
+    the natural gradient within a bound of the KL, and AdamW moves nothing. Nothing here draws random
+    numbers but the dealing of groups to minibatches, which depends on (seed, update, epoch) alone.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Learner:
         steps: Steps = Steps(),
         lora: Lora = Lora(),  # noqa: B008 - frozen
         reference: PreTrainedModel | None = None,
+        brings_reference: bool = False,
         refresh: Reference = Reference(),  # noqa: B008 - frozen
         critic: CriticModel | None = None,
         critic_optim: Optim = Optim(),  # noqa: B008 - frozen
@@ -104,7 +110,7 @@ class Learner:
             for body in (b for b in bodies if b is not None):
                 _compute_again(body)
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
-        self.reference, self.lora = reference, lora
+        self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps = method, steps
         self.temperature, self.total_steps, self.seed = temperature, total_steps, seed
         self.microbatch_tokens = steps.microbatch_tokens or microbatch_tokens
@@ -126,10 +132,11 @@ class Learner:
     def _check(self) -> None:
         """ValueError for parts that do not fit one another."""
         needs = self.method.needs
-        if "logp_ref" in needs and self.reference is None and not self.lora.rank:
+        held = self.reference is not None or self.lora.rank or self._brings_reference
+        if "logp_ref" in needs and not held:
             raise ValueError("the method compares with a reference policy and none was given")
-        if ("value" in needs) != (self.critic is not None):
-            raise ValueError("a method that needs values is given a critic, and no other method is")
+        if bool(needs & {"value", "head"}) != (self.critic is not None):
+            raise ValueError("a method that needs values or a head is given a critic, and no other method is")
         if self.trust and self.critic is not None:
             raise ValueError("a trust region moves the policy alone, and takes no critic")
         if self.trust and (self.steps.gradient_checkpointing or self.compute_dtype == torch.bfloat16):
@@ -139,32 +146,19 @@ class Learner:
 
     def score(self, batch: Batch) -> Outputs:
         """The model's log-probability and entropy, and the critic's value, at every trained token."""
-        return self._score(base(self.model), batch, self.critic)
+        return scored(base(self.model), batch, self.temperature, self.microbatch_tokens, self.critic)
 
     def score_reference(self, batch: Batch) -> Outputs:
         """The same under the reference policy."""
         if self.reference is not None:
-            return self._score(self.reference, batch)
+            return scored(self.reference, batch, self.temperature, self.microbatch_tokens)
         with without_adapter(self.model):
-            return self._score(base(self.model), batch)
+            return scored(base(self.model), batch, self.temperature, self.microbatch_tokens)
 
-    def _score(self, model: PreTrainedModel, batch: Batch, critic: CriticModel | None = None) -> Outputs:
-        logp, entropy, value = (torch.zeros_like(batch.reward) for _ in range(3))
-        with torch.no_grad():
-            for rows in microbatches(batch, self.microbatch_tokens):
-                out = forward(model, batch.rows(torch.tensor(rows)), self.temperature, critic)
-                logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
-                if out.value is not None:
-                    value[rows] = out.value.to(value)
-        return Outputs(logp=logp, entropy=entropy, value=None if critic is None else value)
-
-    def _values(self, batch: Batch, critic: CriticModel) -> PerToken:
-        """The critic's alone, where nobody asks for log-probabilities: a pass without the output head."""
-        out = torch.zeros_like(batch.reward)
-        with torch.no_grad():
-            for rows in microbatches(batch, self.microbatch_tokens):
-                out[rows] = values(base(self.model), batch.rows(torch.tensor(rows)), critic).to(out)
-        return out
+    def read(self, batch: Batch) -> PerToken:
+        """The head's number at every trained token, without a gradient and without the output head."""
+        assert self.critic is not None
+        return valued(base(self.model), batch, self.microbatch_tokens, self.critic)
 
     def weights(self) -> Named:
         """The weights as a sampler wants them: adapters merged, names as in the plain model."""
@@ -200,23 +194,22 @@ class Learner:
         Raises RunError when a loss or gradient is not finite (nothing has moved in that step), and
         ValueError when no token is trained.
         """
-        needs, several = self.method.needs, self.steps.epochs * self.steps.minibatches > 1
-        if several or "logp_old" in needs:
-            scored = self.score(batch)
-            batch = replace(batch, logp_old=scored.logp, value=scored.value)
-        elif self.critic is not None:
-            batch = replace(batch, value=self._values(batch, self.critic))
-        if "logp_ref" in needs:
-            batch = replace(batch, logp_ref=self.score_reference(batch).logp)
+        several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
+        batch = self._filled(batch, steps[0][1])
         batch = self.method.prepare(replace(batch, carry=self.carry))
         seen = Outputs(logp=torch.zeros_like(batch.reward), entropy=torch.zeros_like(batch.reward))
         computed = torch.zeros(len(batch), dtype=torch.bool)
         logs: list[dict[str, float]] = []
-        for epoch, rows in self._minibatches(batch):
+        for epoch, rows in steps:
             if self.steps.target_kl and logs and logs[-1].get("kl/old", 0.0) > self.steps.target_kl:
                 break
-            out, done, metrics = self.step(batch.rows(rows))
+            part = batch.rows(rows)
+            if unscored := not logs and self._skips_first(batch):
+                part = replace(part, logp_old=None)
+            out, done, metrics = self.step(part)
             logs.append(metrics)
+            if unscored and batch.logp_old is not None:
+                batch.logp_old[rows] = out.logp
             if epoch == 0:
                 seen.logp[rows], seen.entropy[rows], computed[rows] = out.logp, out.entropy, done
         self.carry = dict(self.method.settle(batch, logs[-1]))
@@ -237,22 +230,77 @@ class Learner:
         metrics |= _mismatch(batch.rows(fresh), seen.logp[fresh])
         return Update(batch, seen.logp, seen.entropy, computed, metrics)
 
+    def _filled(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:
+        """The batch with the columns that the method needs and that it does not bring with it."""
+        needs = self.method.needs
+        if self._skips_first(batch):
+            # The first step starts at the anchor: what it finds is the anchor of its rows.
+            others = torch.ones(len(batch), dtype=torch.bool)
+            others[first] = False
+            old = torch.full_like(batch.reward, torch.nan)
+            if bool(batch.mask[others].any()):
+                old[others] = self.score(batch.rows(others.nonzero().flatten())).logp.to(old)
+            batch = replace(batch, logp_old=old)
+        elif self._anchors or "logp_old" in needs:
+            scored = self.score(batch)
+            batch = replace(batch, logp_old=scored.logp, value=scored.value)
+        elif "value" in needs and self.critic is not None:
+            batch = replace(batch, value=self.read(batch))
+        if "logp_ref" in needs and batch.logp_ref is None:
+            batch = replace(batch, logp_ref=self.score_reference(batch).logp)
+        return batch
+
+    @property
+    def _anchors(self) -> bool:
+        """Whether an update has steps that start away from its anchor, and losses that ask for it."""
+        return self.method.anchored and self.steps.epochs * self.steps.minibatches > 1
+
+    def _skips_first(self, batch: Batch) -> bool:
+        """Whether the rows of an update's first step go without being scored before it."""
+        return self._anchors and not self.method.needs & {"logp_old", "value"}
+
     def step(self, batch: Batch) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
         """One optimiser step on these rows: (what the model said before it, of which rows, metrics).
 
         Rows whose every weight is 0 are not computed; a step without any other leaves the weights alone.
         """
         weight = self.method.weight(batch)
+        out, weighs, metrics = self._seen(batch, weight, learns=True)
+        old = batch if batch.logp_old is not None else replace(batch, logp_old=out.logp)
+        total = metrics["loss"]
+        metrics |= self._move_within(old, weight, total) if self.trust else self._move(total)
+        return out, weighs, metrics
+
+    def assess(self, batch: Batch) -> dict[str, float]:
+        """The method's loss and metrics on rows that it does not learn from, as one step's would be."""
+        if "logp_old" in self.method.needs and batch.logp_old is None:
+            batch = replace(batch, logp_old=self.score(batch).logp)
+        if "logp_ref" in self.method.needs and batch.logp_ref is None:
+            batch = replace(batch, logp_ref=self.score_reference(batch).logp)
+        batch = self.method.prepare(replace(batch, carry=self.carry))
+        with torch.no_grad():
+            return self._seen(batch, self.method.weight(batch), learns=False)[2]
+
+    def _seen(
+        self, batch: Batch, weight: PerToken, *, learns: bool
+    ) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
+        """What the model says of these rows, of which, and metrics; if it learns, gradients are summed."""
         weighs = (weight != 0).any(-1)
         weighed = replace(batch, mask=batch.mask & weighs[:, None])
         logp, entropy = torch.zeros_like(batch.reward), torch.zeros_like(batch.reward)
-        total, count = 0.0, int(weighed.mask.sum())
-        sums: dict[str, float] = {}
-        for rows in microbatches(weighed, self.microbatch_tokens):
+        total, sums = 0.0, dict[str, float]()
+        # Where a loss is one number for several tokens, a mean over tokens would count long answers more.
+        share = masked.fill(weight if self.method.unit != "token" else weighed.mask.float(), weighed.mask)
+        count = float(share.sum())
+        # Before the rows are cut: the length that the noise is scaled by is that of a whole group.
+        alpha = self.steps.neftune_alpha if learns else 0.0
+        noise = of_step(batch, alpha, seed=self.seed, step=self.step_count)
+        for rows in microbatches(weighed, self.microbatch_tokens, whole=self.method.unit == "group"):
             part = batch.rows(torch.tensor(rows))
-            out = forward(base(self.model), part, self.temperature, self.critic)
+            out = forward(base(self.model), part, self.temperature, self.critic, noise)
             loss = reduce.weighted_sum(self.method.loss(out, part), weight[rows].to(out.logp), part.mask)
-            loss.backward()  # type: ignore[no-untyped-call]
+            if learns:
+                loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
             out = Outputs(
                 logp=out.logp.detach(),
@@ -260,11 +308,11 @@ class Learner:
                 value=None if out.value is None else out.value.detach(),
             )
             logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
-            for key, value in {"entropy": out.entropy, **self.method.watch(out, part)}.items():
-                sums[key] = sums.get(key, 0.0) + float(masked.row_sum(value, part.mask).sum())
+            seen = {} if "head" in self.method.needs else {"entropy": out.entropy}
+            for key, value in (seen | self.method.watch(out, part)).items():
+                by = share[rows].to(value)
+                sums[key] = sums.get(key, 0.0) + float(masked.row_sum(by * value, part.mask).sum())
         metrics = {key: value / count for key, value in sums.items()} | {"loss": total}
-        old = batch if batch.logp_old is not None else replace(batch, logp_old=logp)
-        metrics |= self._move_within(old, weight, total) if self.trust else self._move(total)
         return Outputs(logp=logp, entropy=entropy), weighs, metrics
 
     def _move(self, loss: float) -> dict[str, float]:
@@ -310,7 +358,8 @@ class Learner:
     def _minibatches(self, batch: Batch) -> Iterator[tuple[int, Int[torch.Tensor, "n"]]]:
         """(epoch, row numbers) of each step: whole groups, dealt at random when there are several."""
         # A group that trains nothing is dealt to nobody: a step of such groups alone would be an error.
-        trains = batch.mask.any(-1)
+        # And a probe is measured before the first step.
+        trains = batch.mask.any(-1) & (batch.version != PROBE).all(-1)
         groups = torch.unique(batch.group[trains])
         for epoch in range(self.steps.epochs):
             if self.steps.minibatches == 1:

@@ -2,19 +2,29 @@
 
 The only file that imports peft. The sampler is given the merged weights; what is saved is an
 ordinary peft adapter.
+
+Source: LoRA, Hu et al. 2021, arXiv:2106.09685, eq. 3. rsLoRA (α/√r for α/r), Kalajdzievski 2023,
+arXiv:2312.03732. DoRA, Liu et al. 2024, arXiv:2402.09353, eq. 5.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.utils import load_peft_weights
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from posttrain.nearest import did_you_mean
+from posttrain.types import UserError
 
 ADAPTER = "default"
 
@@ -31,6 +41,8 @@ class Lora:
     """Names of the matrices to adapt (q_proj, v_proj ...); empty: every linear layer but the output head."""
     rslora: bool = False
     dora: bool = False
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    """What A is drawn from: uniform within ±1/√(columns), or a normal with deviation 1/rank. B is 0."""
 
     def __post_init__(self) -> None:
         if self.rank < 0:
@@ -39,11 +51,52 @@ class Lora:
             raise ValueError(f"alpha must be above 0, not {self.alpha}")
 
 
+@dataclass(frozen=True)
+class Factors:
+    """One matrix's adapter.
+
+    >>> f = Factors(a=torch.tensor([[1.0, 0.0]]), b=torch.tensor([[0.0], [2.0]]), scale=0.5)
+    >>> f.adapted(torch.eye(2))
+    tensor([[1., 0.],
+            [1., 1.]])
+    """
+
+    a: Float[torch.Tensor, "r n"]
+    b: Float[torch.Tensor, "m r"]
+    scale: float
+    """α/r, or α/√r."""
+    magnitude: Float[torch.Tensor, "m"] | None = None
+    """DoRA's, one number a row."""
+
+    def adapted(self, weight: Float[torch.Tensor, "m n"]) -> Float[torch.Tensor, "m n"]:
+        """W + s B A; with a magnitude m, each row of that scaled to m's length. In float32 at least."""
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        out = wide + (self.b @ self.a * self.scale).to(wide)
+        if self.magnitude is not None:
+            out = out * (self.magnitude.to(wide) / out.norm(dim=1))[:, None]
+        return out
+
+    def singular_values(self) -> Float[torch.Tensor, "r"]:
+        """Those of s B A, largest first, in float64; without ever making the product.
+
+        B = Q R and Aᵀ = P S leave the singular values of s R Sᵀ, which is r × r.
+
+        >>> Factors(a=torch.tensor([[3.0, 4.0]]), b=torch.tensor([[0.0], [2.0]]), scale=0.5).singular_values()
+        tensor([5.], dtype=torch.float64)
+        """
+        r = torch.linalg.qr(self.b.double()).R
+        s = torch.linalg.qr(self.a.double().T).R
+        found: torch.Tensor = torch.linalg.svdvals(r @ s.T) * self.scale
+        return found
+
+
 def add_adapter(model: PreTrainedModel, config: Lora, seed: int) -> PeftModel:
     """The model with a fresh adapter as its only trainable weights.
 
-    Raises ValueError when a target names no matrix of the model.
+    Raises ValueError when a target names no matrix of the model, and for matrices whose adapter could
+    not be merged: they would be trained and then sampled without it.
     """
+    _check_targets(model, config.targets)
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
@@ -51,12 +104,45 @@ def add_adapter(model: PreTrainedModel, config: Lora, seed: int) -> PeftModel:
         target_modules=list(config.targets) or "all-linear",
         use_rslora=config.rslora,
         use_dora=config.dora,
+        init_lora_weights="gaussian" if config.init == "gaussian" else True,
         task_type="CAUSAL_LM",
     )
     # A's random start comes from the global generator: seeded here, and put back after.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return get_peft_model(model, lora)
+
+
+def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
+    """ValueError for a target that is not there, and for a matrix whose adapter could not be merged.
+
+    peft adapts what it finds, and says nothing of a target that it did not find, of weights that lie
+    transposed, of experts in one tensor, or of an output head that is the embedding too.
+    """
+    modules = dict(model.named_modules())
+    chosen: dict[str, nn.Module] = {}
+    for target in targets:
+        found = {n: m for n, m in modules.items() if n == target or n.endswith(f".{target}")}
+        if not found:
+            near = did_you_mean(target, {n.rpartition(".")[2] for n, m in modules.items() if _adaptable(m)})
+            raise ValueError(f"the model has no matrix {target!r}" + (f"; {near}" if near else ""))
+        chosen |= found
+    if not targets:
+        chosen = {n: m for n, m in modules.items() if isinstance(m, nn.Linear | Conv1D)}
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 2:
+                raise ValueError(f"{name} is no matrix but a stack of them; name the targets beside it")
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    for name, module in chosen.items():
+        if not _adaptable(module):
+            kind = type(module).__name__
+            raise ValueError(f"{name} ({kind}) is no linear layer in floating point, and takes no adapter")
+        if targets and module is head and head.weight is embedding.weight:
+            raise ValueError(f"{name} is the embedding too, which its adapter would not reach")
+
+
+def _adaptable(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) and module.weight.is_floating_point()
 
 
 def parameters(config: Any, lora: Lora) -> int:
@@ -81,20 +167,21 @@ def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in base.named_parameters():
         owner, _, kind = name.rpartition(".base_layer.")
         if owner in adapted:
-            yield f"{owner}.{kind}", _merged_weight(adapted[owner]) if kind == "weight" else parameter
+            if kind == "weight":
+                parameter = _factors(adapted[owner]).adapted(parameter).to(parameter.dtype)
+            yield f"{owner}.{kind}", parameter
         elif not any(name.startswith(f"{a}.lora_") for a in adapted):
             yield name, parameter
 
 
-def _merged_weight(layer: LoraLayer) -> torch.Tensor:
-    weight = layer.get_base_layer().weight
-    delta = layer.get_delta_weight(ADAPTER)
-    out = weight.float() + delta.float()
-    if layer.use_dora.get(ADAPTER):
-        magnitude = layer.lora_magnitude_vector[ADAPTER].weight.float()
-        out = out * (magnitude / out.norm(dim=1))[:, None]
-    result: torch.Tensor = out.to(weight.dtype)
-    return result
+def _factors(layer: LoraLayer) -> Factors:
+    magnitudes = layer.lora_magnitude_vector
+    return Factors(
+        a=layer.lora_A[ADAPTER].weight,
+        b=layer.lora_B[ADAPTER].weight,
+        scale=layer.scaling[ADAPTER],
+        magnitude=magnitudes[ADAPTER].weight if ADAPTER in magnitudes else None,
+    )
 
 
 def save_adapter(model: PeftModel, out: Path) -> None:
@@ -102,10 +189,40 @@ def save_adapter(model: PeftModel, out: Path) -> None:
     model.save_pretrained(str(out), safe_serialization=True)
 
 
+def saved_factors(folder: Path, device: torch.device | str = "cpu") -> dict[str, Factors]:
+    """What save_adapter wrote, by the name of the weight that each changes."""
+    config = LoraConfig.from_pretrained(str(folder))
+    tensors = load_peft_weights(str(folder), device=str(device))
+    over = math.sqrt(config.r) if config.use_rslora else config.r
+    out = {}
+    for key in (k for k in tensors if k.endswith(".lora_A.weight")):
+        owner = key.removesuffix(".lora_A.weight")
+        out[f"{owner.removeprefix('base_model.model.')}.weight"] = Factors(
+            a=tensors[key],
+            b=tensors[f"{owner}.lora_B.weight"],
+            scale=config.lora_alpha / over,
+            magnitude=tensors.get(f"{owner}.lora_magnitude_vector"),
+        )
+    return out
+
+
+@torch.no_grad()
 def with_saved_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The model with the adapter that save_adapter wrote merged into its weights."""
-    loaded: PreTrainedModel = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-    return loaded
+    """The model with the adapter that save_adapter wrote merged into its weights, bit for bit as by `merged`.
+
+    Raises UserError when the adapter is of another model.
+    """
+    weights = dict(model.named_parameters())
+    for name, factors in saved_factors(folder, model.device).items():
+        fits = name in weights and weights[name].shape == (len(factors.b), factors.a.shape[1])
+        if not fits:
+            raise UserError(
+                f"this adapter is of another model: it changes {name}, which this one lacks or has otherwise",
+                where=str(folder),
+                mend="take the model that it was trained on",
+            )
+        weights[name].copy_(factors.adapted(weights[name]))
+    return model
 
 
 def base(model: nn.Module) -> PreTrainedModel:

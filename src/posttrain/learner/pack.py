@@ -217,11 +217,11 @@ def _shared(batch: Batch, rows: Sequence[int], inputs: dict[int, list[int]]) -> 
     return limit
 
 
-def microbatches(batch: Batch, budget: int) -> list[list[int]]:
+def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list[int]]:
     """Rows cut into microbatches of at most `budget` packed tokens each, in order, by family.
 
-    A family larger than the budget is split, and its prompt is then computed once per part. A
-    single row larger than the budget is a microbatch by itself.
+    A family larger than the budget is split, and its prompt is then computed once per part; with `whole`
+    no family is. A single row, or a whole family, larger than the budget is a microbatch by itself.
 
     >>> from posttrain.types import Batch, Trajectory
     >>> def row(n):
@@ -237,6 +237,14 @@ def microbatches(batch: Batch, budget: int) -> list[list[int]]:
         inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for i in rows}
         P = _shared(batch, rows, inputs)
         opened = False
+        if whole:
+            cost = P + sum(len(inputs[i]) - P for i in rows)
+            if current and used + cost > budget:
+                out.append(current)
+                current, used = [], 0
+            current += rows
+            used += cost
+            continue
         for i in rows:
             cost = len(inputs[i]) - (P if opened else 0)
             if current and used + cost > budget:

@@ -47,6 +47,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from posttrain.learner.heads import is_reward_model
 from posttrain.types import RunError, UserError
 
 KEY = "model.path"
@@ -309,8 +310,10 @@ def convert(gguf: Path, out: Path) -> None:
     save_pretrained(model, tokenizer, out)
 
 
-def load_config(path: Path) -> PretrainedConfig:
+def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
     """The configuration of the model at `path`, known to be a decoder-only language model.
+
+    With `scores` it may also be a reward model, whose decoder is then what is meant.
 
     Raises UserError where config.json is missing, not JSON, of an unknown or another kind of model.
     """
@@ -322,6 +325,7 @@ def load_config(path: Path) -> PretrainedConfig:
         raise UserError("has no model_type", where=where, mend="is it the config.json of a model?")
     names = raw.get("architectures") or []
     decoder = not names or any(n.endswith(("ForCausalLM", "LMHeadModel")) for n in names)
+    decoder = decoder or (scores and is_reward_model(names))
     if raw.get("is_encoder_decoder") or not decoder:
         what = names[0] if names else raw["model_type"]
         raise UserError(
@@ -412,7 +416,7 @@ def load_tokenizer(
             where=where,
             mend="name it in tokenizer_config.json",
         )
-    needed, rows = max(tokenizer.get_vocab().values()) + 1, load_config(path).vocab_size
+    needed, rows = max(tokenizer.get_vocab().values()) + 1, load_config(path, scores=True).vocab_size
     if needed > rows:
         raise UserError(
             f"has a tokenizer of {needed} tokens and an embedding of {rows}",
@@ -472,16 +476,22 @@ def stop_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 
 def load_model(
-    path: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", init_seed: int | None = None
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    init_seed: int | None = None,
+    scores: bool = False,
 ) -> PreTrainedModel:
     """The model at `path`, in evaluation mode, every weight known to be there and finite.
 
     init_seed: draw the weights of config.json at random from this seed instead of reading them.
+    scores: it may be a reward model, and its output head missing, as nobody will ask for tokens.
 
     Raises UserError for all that load_config and check_weights refuse, for weights that do not fit
     the configuration, and for a NaN or an infinity, with the name of the first tensor.
     """
-    config = load_config(path)
+    config = load_config(path, scores=scores)
     if init_seed is not None:
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(init_seed)
@@ -508,9 +518,10 @@ def load_model(
             where=str(path),
             mend="does config.json belong to these weights?",
         )
-    if info["missing_keys"]:  # transformers would go on with random numbers
+    missing = set(info["missing_keys"]) - ({"lm_head.weight"} if scores else set())
+    if missing:  # transformers would go on with random numbers
         raise UserError(
-            f"lacks the weights of {len(info['missing_keys'])} tensors, first {min(info['missing_keys'])}",
+            f"lacks the weights of {len(missing)} tensors, first {min(missing)}",
             where=str(path),
             mend="does config.json belong to these weights?",
         )

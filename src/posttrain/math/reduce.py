@@ -6,9 +6,9 @@ outside it. What "mean" means is thereby chosen once, and no split of the step c
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
-from posttrain.math.masked import fill
+from posttrain.math.masked import fill, group_mean, group_size
 
 PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]
@@ -78,6 +78,26 @@ def per_row(mask: Mask) -> PerToken:
             [0.5000, 0.0000, 0.0000]])
     """
     return _checked(mask).float() / mask.any(-1).sum()
+
+
+def per_group(mask: Mask, group: Int[torch.Tensor, "B"]) -> PerToken:
+    """1 / (trained tokens of the group · groups with one): every group counts the same.
+
+    0 everywhere where no group has one.
+
+    For losses that are one number a group, such as a pair's, and stand at each of its tokens.
+
+    Source: DPO, arXiv:2305.18290, eq. 7: the mean over pairs.
+
+    >>> per_group(torch.tensor([[True, True], [True, True], [True, False]]), torch.tensor([4, 4, 7]))
+    tensor([[0.1250, 0.1250],
+            [0.1250, 0.1250],
+            [0.5000, 0.0000]])
+    """
+    length = mask.sum(-1)
+    total = group_mean(length.double(), group) * group_size(group)
+    groups = len(torch.unique(group[length > 0]))
+    return mask.float() / (total.clamp(min=1).float() * max(groups, 1))[:, None]
 
 
 def weighted_sum(loss: PerToken, weight: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:

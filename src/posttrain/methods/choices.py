@@ -7,7 +7,20 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from posttrain.math import advantages, control, corrections, kl, ratios, reduce, returns, surrogate, value
+from posttrain.math import (
+    advantages,
+    control,
+    corrections,
+    kl,
+    preference,
+    ratios,
+    reduce,
+    returns,
+    reward,
+    selection,
+    surrogate,
+    value,
+)
 from posttrain.types import Method
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -23,19 +36,39 @@ def _public(module: ModuleType, leave_out: tuple[str, ...] = ()) -> Functions:
     }
 
 
-PSI: Functions = {
-    f.__name__: f for f in (returns.monte_carlo, returns.td, returns.n_step, returns.gae, returns.vtrace)
-}
+def _named(*functions: Callable[..., Any]) -> Functions:
+    return {f.__name__: f for f in functions}
+
+
+PSI = _named(returns.monte_carlo, returns.td, returns.n_step, returns.gae, returns.vtrace)
 
 CHOICES: Mapping[str, Functions] = {
-    "returns": {f.__name__: f for f in (returns.total, returns.total_by_token, returns.to_go)},
+    "returns": _named(returns.total, returns.total_by_token, returns.to_go),
     "psi": PSI,
     "credit": _public(advantages),
     "ratio": _public(ratios),
     "surrogate": _public(surrogate),
     "correction": _public(corrections),
     "value_loss": _public(value),
-    "reduction": _public(reduce, ("weighted_sum",)),
+    "implicit": _named(
+        preference.log_ratio, preference.mean_log_ratio, preference.mean_logp, preference.log_odds
+    ),
+    "divergence": _named(
+        preference.reverse_kl, preference.forward_kl, preference.jensen_shannon, preference.alpha_divergence
+    ),
+    "pair_loss": _named(
+        preference.logistic,
+        preference.squared,
+        preference.hinge,
+        preference.exponential,
+        preference.smoothed,
+        preference.robust,
+    ),
+    "item_loss": _named(reward.regression, reward.classification),
+    "keep": _named(selection.every, selection.best),
+    "repeats": _named(selection.distinct, selection.counted),
+    "balance": _named(selection.unbalanced, selection.by_task),
+    "reduction": _public(reduce, ("weighted_sum", "per_group")),
     "kl": _public(kl, ("exact",)),
     "control": _public(control),
 }
@@ -65,14 +98,14 @@ def names(choice: str) -> list[str]:
 
 
 def least_group(method: Method) -> int:
-    """The fewest episodes of a task that the method's credit can say anything of.
+    """The fewest episodes of a task that the method can say anything of.
 
-    pass_at_k needs one more than its k, what compares within a group 2, anything else 1.
+    pass_at_k needs one more than its k, what compares within a group or its answers 2, anything else 1.
     """
     credit = getattr(method, "credit", advantages.raw)
     if function(credit) is advantages.pass_at_k:
         return int(parameters(method, "credit")["k"]) + 1
-    return 2 if function(credit) in WITHIN_GROUP else 1
+    return 2 if function(credit) in WITHIN_GROUP or method.unit == "group" else 1
 
 
 def corrects(method: Method) -> bool:
@@ -110,7 +143,7 @@ def _shown(method: Method, choice: str) -> bool:
     """Whether a choice says anything: not an estimator without a penalty, nor a default that does nothing."""
     if choice in ("kl", "control"):
         return bool(numbers(method)["kl_in_loss" if choice == "kl" else "kl_target"])
-    return vars(method)[choice] not in (returns.total, corrections.uncorrected)
+    return vars(method)[choice] not in (returns.total, corrections.uncorrected, preference.reverse_kl)
 
 
 def choices(method: Method) -> list[str]:

@@ -1,8 +1,11 @@
-"""Imitation: make the marked tokens likely. Supervised fine-tuning is its first member."""
+"""Imitation: make the marked tokens likely. Given answers are imitated, or the policy's own best ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
+
+from posttrain.math import masked, selection
 from posttrain.types import Batch, Method, Outputs, PerToken
 
 
@@ -23,3 +26,50 @@ class Imitation(Method):
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """-log π(y_t), token by token."""
         return -out.logp
+
+
+@dataclass(frozen=True)
+class ExpertIteration(Imitation):
+    """Σ weight · (-log π(y_t)) over the policy's own answers that were kept: sample, choose, imitate, repeat.
+
+    Accepted are answers whose return is at least `accept`; `repeats` says what becomes of equal ones of a
+    task, and `keep` chooses among the rest. The advantage says which: 1 for a kept answer, 0 for any other.
+    Rejection sampling is a single update of it, with a large rollout.groups and several epochs.
+
+    Source: Anthony et al. 2017, arXiv:1705.08439; for language models STaR, arXiv:2203.14465, and ReST,
+    arXiv:2308.08998; seed 002.
+    """
+
+    keep: Callable[..., selection.Rows]
+    """Which of the accepted answers are imitated."""
+    balance: Callable[..., PerToken]
+    """What tasks weigh against one another."""
+    accept: float = 1.0
+    """The least return of an answer that is imitated."""
+    repeats: Callable[..., selection.Rows] = selection.distinct
+    """Whether equal answers to a task are imitated once or as often as they were given."""
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with an advantage of 1 on the answers that are kept and 0 on the others.
+
+        Raises ValueError where no row has a trained token.
+        """
+        rows = batch.mask.any(-1)
+        if not bool(rows.any()):
+            raise ValueError("nothing to train on: no token of this update was sampled by the policy")
+        R = masked.row_sum(batch.reward, batch.mask)
+        accepted = rows & selection.accepted(R, self.accept)
+        candidates = self.repeats(batch.tokens, batch.mask, batch.group, accepted)
+        kept = self.keep(R, batch.group, candidates).to(batch.reward)
+        return replace(batch, advantage=masked.fill(kept[:, None].expand_as(batch.reward), batch.mask))
+
+    def weight(self, batch: Batch) -> PerToken:
+        """The balanced reduction of the kept answers; 0 throughout where the step has none.
+
+        A step of none leaves the weights alone: that nobody was right is no error.
+        """
+        assert batch.advantage is not None
+        kept = batch.mask & (batch.advantage > 0)
+        if not bool(kept.any()):
+            return torch.zeros_like(kept, dtype=torch.float32)
+        return self.balance(self.reduction(kept), batch.group)

@@ -74,6 +74,7 @@ class PolicyGradient(Method):
 
     unread: ClassVar[frozenset[str]] = frozenset()
     """Fields that a member of the family has and does not read."""
+    anchored: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[str]:

@@ -3,28 +3,29 @@
 This dict is the registry: to add a method, add a line.
 """
 
-import math
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from posttrain.math import advantages, control, corrections, ratios, reduce, returns, surrogate, value
-from posttrain.methods.actor_critic import ActorCritic
-from posttrain.methods.choices import (
-    BY_TOKEN,
-    CHOICES,
-    choices,
-    function,
-    names,
-    numbers,
-    parameters,
-    readable,
+from posttrain.math import (
+    advantages,
+    control,
+    corrections,
+    preference,
+    ratios,
+    reduce,
+    returns,
+    reward,
+    selection,
+    surrogate,
+    value,
 )
-from posttrain.methods.imitation import Imitation
+from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.imitation import ExpertIteration, Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
+from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
+from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
 from posttrain.types import Method, UserError
 
 GRPO = PolicyGradient(advantages.normalised, ratios.by_token, surrogate.clipped, reduce.per_sequence)
@@ -78,6 +79,31 @@ TRPO_PENALTY = replace(TRPO, kl_from_old=1.0)
 KLQ = SoftQ(reduce.per_token)
 KLQ_OFFLINE = replace(KLQ, lam=0.0)
 SFT = Imitation(reduce.per_token)
+EXPERT = ExpertIteration(reduce.per_sequence, selection.every, selection.by_task)
+
+DPO = Preference(preference.log_ratio, preference.logistic)
+DPO_SFT = replace(DPO, sft_weight=1.0)
+DPO_LENGTH = replace(DPO, implicit=preference.mean_log_ratio, beta=5.0)
+CDPO = replace(DPO, pair_loss=preference.smoothed)
+RDPO = replace(DPO, pair_loss=preference.robust)
+F_DPO = replace(DPO, divergence=preference.jensen_shannon)
+IPO = replace(DPO, pair_loss=preference.squared)
+SLIC = replace(DPO, pair_loss=preference.hinge)
+SIMPO = replace(
+    DPO,
+    implicit=preference.mean_logp,
+    pair_loss=partial(preference.logistic, target_margin=1.0),
+    beta=2.0,
+)
+ORPO = replace(DPO, implicit=preference.log_odds, beta=1.0, pair_weight=0.1, sft_weight=1.0)
+KTO = Unpaired()
+
+REWARD = Comparison(preference.logistic)
+REWARD_SMOOTHED = replace(REWARD, pair_loss=preference.smoothed)
+REWARD_MARGIN = replace(REWARD, margin=1.0)
+REWARD_REGRESSION = Pointwise(reward.regression, reduce.per_row)
+REWARD_CLASSIFICATION = replace(REWARD_REGRESSION, item_loss=reward.classification)
+PROCESS_REWARD = replace(REWARD_CLASSIFICATION, reduction=reduce.per_token)
 
 
 @dataclass(frozen=True)
@@ -89,11 +115,14 @@ class Line:
     source: str
     loop: str = "online"
     """online (samples from the policy) or offline (learns from a dataset)."""
+    learns: str = "answers"
+    """What an offline method learns from: text, answers, rankings, labels, steps."""
     step: str = "adamw"
     """adamw, or trust_region: the natural gradient under a bound of the KL."""
 
 
 METHODS: Mapping[str, Line] = {
+    "pretrain": Line(SFT, "next-token prediction on text", "seed 000", "offline", "text"),
     "sft": Line(SFT, "supervised fine-tuning", "seed 002, eq. 2.2", loop="offline"),
     "reinforce": Line(REINFORCE, "REINFORCE, no baseline", "Williams 1992"),
     "reinforce_to_go": Line(TO_GO, "REINFORCE, a token earns what comes after it", "seed 004"),
@@ -124,123 +153,49 @@ METHODS: Mapping[str, Line] = {
     "sapo": Line(SAPO, "GRPO with soft gates for clipping", "arXiv:2511.20347"),
     "max_rl": Line(MAX_RL, "GRPO over the mean: the likelihood of success", "arXiv:2602.02710"),
     "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),
+    "expert_iteration": Line(
+        EXPERT, "imitation of the policy's own answers that were accepted", "arXiv:2308.08998"
+    ),
     "klq": Line(KLQ, "KL-regularised Q-learning on tokens", "arXiv:2508.17000"),
     "klq_offline": Line(
         KLQ_OFFLINE, "the same from answers that have a reward", "arXiv:1702.08892", "offline"
     ),
+    "dpo": Line(DPO, "direct preference optimisation", "arXiv:2305.18290", "offline", "rankings"),
+    "dpo_sft": Line(
+        DPO_SFT, "DPO that also imitates the preferred answer", "arXiv:2404.19733", "offline", "rankings"
+    ),
+    "dpo_length": Line(
+        DPO_LENGTH, "DPO by token, so that length pays nothing", "arXiv:2411.15124", "offline", "rankings"
+    ),
+    "cdpo": Line(CDPO, "conservative DPO: some labels are wrong", "Mitchell 2023", "offline", "rankings"),
+    "rdpo": Line(RDPO, "robust DPO: unbiased under wrong labels", "arXiv:2403.00409", "offline", "rankings"),
+    "f_dpo": Line(F_DPO, "DPO under another divergence", "arXiv:2309.16240", "offline", "rankings"),
+    "ipo": Line(IPO, "DPO with a finite best margin", "arXiv:2310.12036", "offline", "rankings"),
+    "slic": Line(SLIC, "DPO with a hinge", "arXiv:2305.10425", "offline", "rankings"),
+    "simpo": Line(SIMPO, "mean likelihoods, no reference", "arXiv:2405.14734", "offline", "rankings"),
+    "orpo": Line(ORPO, "SFT with an odds ratio, no reference", "arXiv:2403.07691", "offline", "rankings"),
+    "kto": Line(KTO, "answers told good or bad, unpaired", "arXiv:2402.01306", "offline", "labels"),
+    "online_dpo": Line(DPO, "DPO on pairs of the policy's own answers", "arXiv:2402.04792"),
+    "reward": Line(REWARD, "reward model, Bradley-Terry", "arXiv:2203.02155", "offline", "rankings"),
+    "reward_smoothed": Line(
+        REWARD_SMOOTHED, "reward model, some labels are wrong", "arXiv:2203.02155", "offline", "rankings"
+    ),
+    "reward_margin": Line(
+        REWARD_MARGIN, "reward model that learns how much better", "arXiv:2307.09288", "offline", "rankings"
+    ),
+    "reward_ranking": Line(
+        Ranked(), "reward model of whole rankings, Plackett-Luce", "Plackett 1975", "offline", "rankings"
+    ),
+    "reward_regression": Line(
+        REWARD_REGRESSION, "reward model of scores", "arXiv:2406.08673", "offline", "labels"
+    ),
+    "reward_classification": Line(
+        REWARD_CLASSIFICATION, "reward model of right and wrong", "arXiv:2110.14168", "offline", "labels"
+    ),
+    "process_reward": Line(
+        PROCESS_REWARD, "reward model of each step", "arXiv:2305.20050", "offline", "steps"
+    ),
 }
-
-LEAST: Mapping[str, float] = {
-    "cap": 1.0,
-    "weight_cap": 1.0,
-    "tau_up": 1e-3,
-    "tau_down": 1e-3,
-    "rho_cap": 1e-3,
-    "beta": 1e-6,
-    "entropy_bonus": -math.inf,
-    "baseline": -math.inf,
-    "k": 1,
-    "n": 1,
-}
-"""The smallest value of a number, where it is not 0. A cap below 1 would cut a fresh sample's ratio, 1; a τ
-is divided by; with a ρ or a β of 0 there is nothing to learn."""
-
-MOST: Mapping[str, float] = {
-    "gamma": 1.0,
-    "lam": 1.0,
-    "running_baseline": 0.9999,
-    "running_scale": 0.9999,
-    "weight_floor": 1.0,
-}
-"""The largest value of a number that has one."""
-
-
-def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
-    """The named method with these options over its published defaults.
-
-    Options are the fields of its dataclass, the names of other functions for its choices, and
-    the numbers of the function chosen (clip_low, cap, eps ...). An option that nothing would
-    read is an error, and so is a value that is not a number in range. A choice set to what the
-    method has already keeps its published numbers. horizon is the most tokens an answer may
-    have (for reduce.per_horizon).
-
-    Raises UserError for an unknown method, choice or option, and for a bad value.
-
-    >>> build("grpo", {"credit": "centred", "clip_high": 0.3}, horizon=64).credit.__name__
-    'centred'
-    """
-    method = line(name).method
-    for key, chosen in options.items():
-        if key in choices(method):
-            if chosen not in names(key):
-                raise UserError(
-                    f"unknown {key} {chosen!r}", where=f"method.{key}", mend=f"one of {', '.join(names(key))}"
-                )
-            if CHOICES[key][chosen] is not function(getattr(method, key)):
-                method = _with(method, key, CHOICES[key][chosen])
-    for key, given in options.items():
-        if key in choices(method):
-            continue
-        if key not in readable(method):
-            raise UserError(
-                f"{name} does not read {key!r}",
-                where=f"method.{key}",
-                mend=f"it reads {', '.join(sorted(readable(method)))}",
-            )
-        if key in numbers(method):
-            method = _with(method, key, _checked(key, given, float))
-        else:
-            owner = next(c for c in choices(method) if key in parameters(method, c))
-            number = _checked(key, given, type(parameters(method, owner)[key]))
-            method = _with(method, owner, partial(getattr(method, owner), **{key: number}))
-    for key, what, mend in _contradictions(method, options):
-        raise UserError(what, where=f"method.{key}", mend=mend)
-    if "horizon" in parameters(method, "reduction"):
-        method = _with(method, "reduction", partial(vars(method)["reduction"], horizon=horizon))
-    if (buffer := getattr(method, "overlong_buffer", 0.0)) > horizon:
-        raise UserError(
-            f"overlong_buffer is {buffer:g}, and the longest answer has {horizon} tokens",
-            where="method.overlong_buffer",
-            mend="give fewer",
-        )
-    if getattr(method, "overlong_buffer", 0.0):
-        method = _with(method, "horizon", horizon)
-    return method
-
-
-def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(key, what is wrong, mend) of options that exclude one another, or that nothing reads as others are."""
-    found = numbers(method)
-    if "kl" in options and not found["kl_in_loss"]:
-        yield "kl", "nothing reads kl while kl_in_loss is 0", "set method.kl_in_loss, or leave method.kl out"
-    if not isinstance(method, PolicyGradient):
-        return
-    if "control" in options and not method.kl_target:
-        yield "control", "nothing reads control while kl_target is 0", "set method.kl_target too"
-    if method.kl_target and bool(method.kl_in_reward) == bool(method.kl_from_old):
-        what = "two penalties could follow" if method.kl_in_reward else "no penalty follows"
-        yield "kl_target", f"{what} the target", "set one of method.kl_in_reward and method.kl_from_old"
-    off_policy = isinstance(method, ActorCritic) and method.off_policy
-    if off_policy and method.correction is not corrections.uncorrected:
-        yield (
-            "correction",
-            "vtrace weighs its advantages already",
-            "leave correction out, or take another psi",
-        )
-    if (method.baseline or method.running_baseline) and function(method.credit) is not advantages.raw:
-        key = "baseline" if method.baseline else "running_baseline"
-        yield (
-            key,
-            f"{function(method.credit).__name__} has a baseline of its own",
-            "set method.credit to 'raw'",
-        )
-    by_token = isinstance(method, ActorCritic) or function(method.returns) is not returns.total
-    if by_token and function(method.credit) not in BY_TOKEN:
-        yield (
-            "credit",
-            f"{function(method.credit).__name__} compares whole answers, and here each token is credited",
-            f"take {', '.join(f.__name__ for f in BY_TOKEN)}",
-        )
 
 
 def line(name: str) -> Line:
@@ -248,23 +203,3 @@ def line(name: str) -> Line:
     if name not in METHODS:
         raise UserError(f"unknown method {name!r}", where="method.name", mend=f"one of {', '.join(METHODS)}")
     return METHODS[name]
-
-
-def _checked(key: str, given: Any, kind: type) -> float | int:
-    least, most = LEAST.get(key, 0.0), MOST.get(key, sys.float_info.max)
-    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    if (
-        is_number
-        and given >= least
-        and -sys.float_info.max <= given <= most
-        and (kind is float or given == int(given))
-    ):
-        return float(given) if kind is float else int(given)
-    wanted = "a number" if kind is float else "a whole number"
-    wanted += f", {least:g} or more" if least > -math.inf else ""
-    wanted += f", at most {most:g}" if key in MOST else ""
-    raise UserError(f"{key} is {given!r}", where=f"method.{key}", mend=f"give {wanted}")
-
-
-def _with(method: Method, key: str, chosen: Any) -> Method:
-    return replace(method, **{key: chosen})  # type: ignore[type-var]

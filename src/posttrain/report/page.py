@@ -64,11 +64,11 @@ def page(record: Record) -> str:
     """The HTML of a run's report."""
     held, notes = steps(record.samples)
     summary = _summary(record, held, notes)
-    script = "(() => {\n'use strict';\n" + "\n".join(_part(name) for name in SCRIPTS) + "\n})();\n"
-    guard, style = _part("guard.js"), _part("style.css")
-    blocks = [_block("run", json_text(summary)), *(_block(step.id, step.packed) for step in held)]
+    script = "(() => {\n'use strict';\n" + "\n".join(part(name) for name in SCRIPTS) + "\n})();\n"
+    guard, style = part("guard.js"), part("style.css")
+    blocks = [block("run", json_text(summary)), *(block(step.id, step.packed) for step in held)]
     parts = {
-        "policy": _content_policy([guard, script], style),
+        "policy": content_policy([guard, script], style),
         "title": html.escape("".join(c if c.isprintable() else " " for c in record.title)),
         "guard": f"<script>{guard}</script>",
         "style": f"<style>{style}</style>",
@@ -76,18 +76,22 @@ def page(record: Record) -> str:
         "script": f"<script>{script}</script>",
     }
     # One pass over the template alone: what is put in is not searched for slots again.
-    return SLOT.sub(lambda slot: parts[slot[1]], _part("page.html"))
+    return SLOT.sub(lambda slot: parts[slot[1]], part("page.html"))
 
 
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """A file of the page."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _block(name: str, content: str) -> str:
+def block(name: str, content: str) -> str:
+    """JSON as an element that the page's scripts read."""
     return f'<script type="application/json" id="{name}">{content}</script>'
 
 
-def _content_policy(scripts: list[str], style: str) -> str:
+def content_policy(scripts: list[str], style: str) -> str:
+    """The policy that admits these scripts and this style, and loads nothing."""
+
     def digest(source: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() + "'"
 

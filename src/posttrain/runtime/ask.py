@@ -1,19 +1,24 @@
 """What a recipe asks, checked as far as it can be without a model: the method, the tasks and who judges."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data import load_conversations, load_tasks
+from posttrain.data import Ranking, load_conversations, load_labelled, load_rankings, load_steps, load_tasks
 from posttrain.envs.guess import guess_tasks
 from posttrain.envs.maze import layout_tasks, maze_tasks
 from posttrain.envs.protocol import Env
 from posttrain.envs.tasks.arithmetic import arithmetic
 from posttrain.envs.tasks.coq_exercises import coq_exercises
+from posttrain.math import reward
+from posttrain.methods.build import build
 from posttrain.methods.choices import corrects, least_group
 from posttrain.methods.policy_gradient import PolicyGradient
-from posttrain.methods.table import Line, build, line
+from posttrain.methods.preference import Unpaired
+from posttrain.methods.reward_model import Pointwise
+from posttrain.methods.table import Line, line
+from posttrain.runtime.curriculum import supply
 from posttrain.runtime.recipe import Recipe
 from posttrain.types import Method, Task, UserError
 from posttrain.verifiers.pool import Pool
@@ -29,7 +34,7 @@ class Asked:
     line: Line
     method: Method
     train: Sequence[Any]
-    """Tasks, or conversations for an offline method."""
+    """Tasks, or what an offline method learns: conversations, rankings, labelled answers or steps."""
     held_out: Sequence[Any]
     verifier: Verifier | None
     env: Env | None
@@ -40,8 +45,10 @@ class Asked:
         return self.line.loop == "online"
 
 
-def ask(recipe: Recipe) -> Asked:
+def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked:
     """The method, tasks and judge of a recipe, each checked as far as it can be without a model.
+
+    `say` is told in which form records were recognised.
 
     Raises UserError for an impossible combination, and for the first fault of the data.
     """
@@ -52,10 +59,15 @@ def ask(recipe: Recipe) -> Asked:
     turns = getattr(env, "max_turns", 1) if env else 1
     method = build(str(recipe.method["name"]), options, horizon=sampling.max_new_tokens * turns)
     _check_parts(recipe, found, method)
+    if found.loop == "online" and task.text is not None:
+        raise UserError(
+            f"{recipe.method['name']} answers tasks, and plain text asks nothing", where="task.text"
+        )
     verifier = recipe.verifier.build() if found.loop == "online" else None
     if found.loop == "online":
         _check_online(recipe, method, verifier, env)
         train, held_out = _tasks(recipe)
+        supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
         if verifier is not None:
             verifier.require()
             judging = recipe.rollout
@@ -72,10 +84,18 @@ def ask(recipe: Recipe) -> Asked:
             where="steps.minibatches",
             mend="give at most batch.batch_size",
         )
-    train, held_out = _conversations(recipe)
+    records, kept = _records(recipe, found, say)
+    if method.probes and recipe.batch.batch_size < 2:
+        raise UserError(
+            f"{recipe.method['name']} compares with answers to other questions, and a batch of 1 has none",
+            where="batch.batch_size",
+            mend="give 2 or more",
+        )
     if "value" in method.needs:
-        _check_rewards(str(recipe.method["name"]), train)
-    return Asked(recipe, found, method, train, held_out, None, None)
+        _check_rewards(str(recipe.method["name"]), records)
+    if found.learns == "labels":
+        _check_labels(str(recipe.method["name"]), method, (*records, *kept))
+    return Asked(recipe, found, method, records, kept, None, None)
 
 
 def _check_rewards(name: str, conversations: Sequence[Any]) -> None:
@@ -93,11 +113,31 @@ def _check_rewards(name: str, conversations: Sequence[Any]) -> None:
             )
 
 
+def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None:
+    """UserError for a label that is no probability, and for answers that are all wanted, or none of them."""
+    if isinstance(method, Pointwise) and method.item_loss is reward.classification:
+        for each in answers:
+            if not 0 <= each.scores[0] <= 1:
+                raise UserError(
+                    f"{name} learns right and wrong, and the label of {each.id!r} is {each.scores[0]:g}",
+                    where=each.source,
+                    mend="give a label from 0 to 1, or take method.name = 'reward_regression'",
+                )
+    wanted = {each.scores[0] > 0 for each in answers}
+    if isinstance(method, Unpaired) and len(wanted) == 1:
+        said = "above 0, so all are wanted" if True in wanted else "0 or less, so none is wanted"
+        raise UserError(
+            f"{name} tells good answers from bad ones, and all labels are {said}",
+            where="task.data",
+            mend="give true or false, or numbers on both sides of 0",
+        )
+
+
 def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
     """UserError for a part that this method does not have, or cannot be given."""
     name = recipe.method["name"]
     read = {
-        "critic": "value" in method.needs,
+        "critic": bool(method.needs & {"value", "head"}),
         "reference": "logp_ref" in method.needs,
         "trust": found.step == "trust_region",
         "optim": found.step == "adamw",
@@ -106,6 +146,12 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
         # Given at all, were it with the very defaults: a table of one's own is another object.
         if not reads and getattr(recipe, table) is not getattr(Recipe, table):
             raise UserError(f"[{table}] is never read by {name}", where=table, mend="leave the table out")
+    if "head" in method.needs and recipe.critic.kind == "own":
+        raise UserError(
+            f"{name} trains the model that its head is on",
+            where="critic.kind",
+            mend="leave it out; model.path says which model becomes the reward model",
+        )
     if found.step == "trust_region":
         if recipe.model.dtype != "float32":
             raise UserError(
@@ -202,13 +248,32 @@ def _tasks(recipe: Recipe) -> tuple[list[Task], list[Task]]:
     return games[: n.train], games[n.train :][:limit]
 
 
-def _conversations(recipe: Recipe) -> tuple[list[Any], list[Any]]:
+def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """What an offline method learns from, and what it is evaluated on."""
     choice = recipe.task
-    if choice.data is None:
+    if (choice.text is None) != (found.learns != "text"):
+        what = f"{recipe.method['name']} learns from {found.learns}"
+        what += ", and there is no text" if choice.text is None else ", and not from plain text"
+        raise UserError(
+            what, where="task", mend="give task.text" if choice.text is None else "give task.data"
+        )
+    if choice.text is not None:
+        return [choice.text], [choice.held_out_text] if choice.held_out_text and recipe.eval.limit else []
+    if choice.data is None and found.learns == "answers":
         train, held_out = _tasks(recipe)
         return [_answered(t) for t in train], [_answered(t) for t in held_out]
-    held = load_conversations(choice.held_out)[: recipe.eval.limit] if choice.held_out is not None else []
-    return load_conversations(choice.data), held
+    if choice.data is None:
+        what = f"{recipe.method['name']} learns from {found.learns}, and these tasks have none"
+        raise UserError(what, where="task", mend="give task.data")
+    loaders: Mapping[str, Callable[..., Sequence[Any]]] = {
+        "answers": load_conversations,
+        "rankings": load_rankings,
+        "labels": load_labelled,
+        "steps": load_steps,
+    }
+    load = loaders[found.learns]
+    held = load(choice.held_out, say=say)[: recipe.eval.limit] if choice.held_out is not None else []
+    return load(choice.data, say=say), held
 
 
 def _answered(task: Task) -> Task:

@@ -9,50 +9,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from posttrain.attention import use_layouts
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.envs.protocol import Start, guarded_start
-from posttrain.envs.tasks.arithmetic import Arithmetic
-from posttrain.learner import checkpoint, lora, pretrained
-from posttrain.learner.critic import CriticModel
+from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
 from posttrain.methods.choices import described, least_group
 from posttrain.runtime import saving
 from posttrain.runtime.ask import Asked, ask
+from posttrain.runtime.critics import critic_of, critic_shape, head_class
+from posttrain.runtime.curriculum import Supply, supply
+from posttrain.runtime.dataset import bytes_of, groups_of, needs_copy, reference_of, scores_once
 from posttrain.runtime.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.plan import Memory, Shape, estimate, free_memory, gib, microbatch
-from posttrain.runtime.recipe import Recipe, TaskChoice
+from posttrain.runtime.policy import Policy, Say, surroundings, weights_of
+from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rollout import Rollouts
+from posttrain.runtime.rows import Group
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.stream import Stream
 from posttrain.track import check_sinks, open_tracker
-from posttrain.types import Trajectory, UserError
-
-NO_TASK = TaskChoice(arithmetic=Arithmetic())
-"""For uses of a model that ask it no tasks."""
-
-Say = Callable[[str], None]
-"""Told, in one line, what takes time or is worth knowing."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A model's surroundings: everything of it but its weights."""
-
-    path: Path
-    tokenizer: Any
-    chat: Chat
-    config: Any
-    dtype: torch.dtype
-    device: torch.device
-    context: int
-    notes: list[str]
+from posttrain.types import UserError
 
 
 @dataclass(frozen=True)
@@ -61,9 +40,9 @@ class Plan:
 
     asked: Asked
     policy: Policy
-    rows: Sequence[Trajectory]
-    """Rows of an offline method."""
-    held_out_rows: Sequence[Trajectory]
+    groups: Sequence[Group]
+    """Rows of an offline method: one, or the answers to one question."""
+    held_out_groups: Sequence[Group]
     longest_prompt: int
     microbatch_tokens: int
     memory: Memory
@@ -103,9 +82,10 @@ class Plan:
             }
         else:
             out = {
-                "rows an update": recipe.batch.batch_size,
-                "rows": f"{len(self.rows):,} to train on, {len(self.held_out_rows):,} held out",
-                "longest row": f"{self.longest_prompt} tokens",
+                f"{self.asked.line.learns} an update": recipe.batch.batch_size,
+                self.asked.line.learns: f"{len(self.groups):,} to train on, "
+                f"{len(self.held_out_groups):,} held out",
+                "longest": f"{self.longest_prompt} tokens",
             }
         return out | {
             "optimiser steps": f"{recipe.run.updates} updates × {recipe.steps.epochs} epochs × "
@@ -117,63 +97,28 @@ class Plan:
 # ---------------------------------------------------------------------- before its weights
 
 
-def surroundings(recipe: Recipe, say: Say) -> Policy:
-    """The tokenizer, template and configuration of the recipe's model, checked; UserError names the fault."""
-    path = pretrained.resolve(recipe.model.path, say=say)
-    config = pretrained.load_config(path)
-    template = recipe.model.chat_template
-    tokenizer = pretrained.load_tokenizer(path, require_chat_template=template is None)
-    chat = Chat(tokenizer, template=template, ends=frozenset(pretrained.stop_ids(path, tokenizer)))
-    return Policy(
-        path=path,
-        tokenizer=tokenizer,
-        chat=chat,
-        config=config,
-        dtype=getattr(torch, recipe.model.dtype),
-        device=_device(recipe.model.device),
-        context=int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20)),
-        notes=pretrained.tokenizer_notes(tokenizer),
-    )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError(name)
-    except RuntimeError:
-        raise UserError(
-            f"unknown device {name!r}", where="model.device", mend="auto, cpu, cuda or cuda:0"
-        ) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no GPU that PyTorch can use", where="model.device", mend="set it to auto")
-    return device
-
-
 def plan(recipe: Recipe, say: Say) -> Plan:
     """Everything that is decided before weights are read: what `posttrain validate` checks and prints."""
     check_sinks(recipe.track.sinks)
-    asked = ask(recipe)
+    asked = ask(recipe, say)
     policy = surroundings(recipe, say)
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     shape = Shape.of(policy.config, parameters, trained)
-    rows: list[Trajectory] = []
-    held_out: list[Trajectory] = []
+    groups: Sequence[Group] = []
+    held_out: Sequence[Group] = []
     if asked.online:
         longest = _check_prompts(asked, policy)
     else:
-        rows = _supervised(asked.train, policy, recipe, say)
-        held_out = _supervised(asked.held_out, policy, recipe, say)
-        longest = max(len(r.tokens) for r in rows)
+        groups, held_out, longest = groups_of(asked, policy, say)
+        if head_class(policy.config, asked) is not None:
+            heads.saved_head(policy.path)
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": "logp_ref" in asked.method.needs and not recipe.lora.rank,
+        "reference": needs_copy(asked),
         "reference_follows": bool(recipe.reference.refresh_every),
-        "critic": _critic_shape(asked, policy, say),
+        "critic": critic_shape(asked, policy, say),
         "natural": asked.line.step == "trust_region",
     }
     if asked.online:
@@ -183,19 +128,10 @@ def plan(recipe: Recipe, say: Say) -> Plan:
         }
     free = free_memory(policy.device)
     tokens = recipe.steps.microbatch_tokens or microbatch(shape, free=free, **needs)
+    if asked.method.unit == "group" and not asked.online:
+        tokens = max(tokens, longest)  # no group is ever cut
     memory = estimate(shape, microbatch_tokens=tokens, **needs)
-    return Plan(asked, policy, rows, held_out, longest, tokens, memory, free, parameters, trained)
-
-
-def _critic_shape(asked: Asked, policy: Policy, say: Say) -> Shape | None:
-    """The sizes of a critic's own model, all of it trained; None where there is none."""
-    critic = asked.recipe.critic
-    if "value" not in asked.method.needs or critic.kind == "shared":
-        return None
-    path = _critic_path(asked.recipe, policy, say) if critic.path else policy.path
-    config = pretrained.load_config(path)
-    parameters = pretrained.parameter_count(config)
-    return Shape.of(config, parameters, parameters)
+    return Plan(asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained)
 
 
 def _adapter_size(policy: Policy, recipe: Recipe) -> int:
@@ -236,53 +172,12 @@ def _check_prompts(asked: Asked, policy: Policy) -> int:
     return longest
 
 
-def _supervised(conversations: Sequence[Any], policy: Policy, recipe: Recipe, say: Say) -> list[Trajectory]:
-    """Conversations as rows; those longer than the limit are cut, and left out if nothing trained remains."""
-    bound = min(recipe.batch.max_length or policy.context, policy.context)
-    rows, cut, lost = [], 0, 0
-    for conversation in conversations:
-        try:
-            tokens, trained = policy.chat.render_supervised(conversation.messages)
-        except UserError as error:
-            raise UserError(f"{conversation.id!r}: {error}", where=conversation.source) from None
-        cut += len(tokens) > bound
-        tokens, trained = tokens[:bound], trained[:bound]
-        if not any(trained):
-            lost += 1
-            continue
-        zero, reward = [0.0] * len(tokens), [0.0] * len(tokens)
-        last = len(trained) - 1 - trained[::-1].index(True)
-        reward[last] = getattr(conversation, "reward", None) or 0.0
-        rows.append(
-            Trajectory(
-                tokens=tokens,
-                sampled=trained,
-                logp_gen=zero,
-                logp_policy=zero,
-                version=[0] * len(tokens),
-                reward=reward,
-            )
-        )
-    if cut:
-        say(f"{cut} of {len(conversations)} conversations are longer than {bound} tokens and were cut there")
-    if lost:
-        say(f"{lost} of them had nothing left to train on and are left out")
-    if conversations and not rows:
-        raise UserError(
-            f"all {len(conversations)} conversations were filtered out: none has a trained token within "
-            f"{bound} tokens",
-            where="batch.max_length",
-            mend="raise it",
-        )
-    return rows
-
-
 # ---------------------------------------------------------------------- with its weights
 
 
 def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> NativeEngine:
     """A native engine with its own copy of the model's weights, a saved adapter merged in if one is named."""
-    model = _weights(recipe, policy)
+    model = weights_of(recipe, policy)
     return NativeEngine(
         lora.with_saved_adapter(model, adapter) if adapter else model,
         decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
@@ -290,20 +185,6 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
         config=recipe.engine,
         context=policy.context,
     )
-
-
-def _weights(recipe: Recipe, policy: Policy) -> Any:
-    seed = recipe.run.seed if recipe.model.random_init else None
-    model = pretrained.load_model(policy.path, dtype=policy.dtype, device=policy.device, init_seed=seed)
-    return _with_layouts(model, "model.path")
-
-
-def _with_layouts(model: Any, where: str) -> Any:
-    try:
-        use_layouts(model)
-    except ValueError as error:
-        raise UserError(str(error), where=where, mend="take a Llama, Qwen, Gemma or Mistral") from None
-    return model
 
 
 def rollouts_of(asked: Asked, policy: Policy, engine: NativeEngine) -> Rollouts:
@@ -354,38 +235,58 @@ def train(
         resume_after=progress.update if found else (-1 if resume else None),
     )
     journal = Journal(track, progress, show)
-    replay = Replay(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
-    replay.restore(state.get("replay", []))
+    tasks, replay = _sources(asked, state)
 
     def save() -> None:
         saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
-        saved["replay"] = replay.state()
+        saved |= {"replay": replay.state(), "curriculum": tasks.state() if tasks else {}}
         root, keep = run_dir.checkpoints, recipe.checkpoint.keep
-        saving.save(root, progress.update, learner, policy.tokenizer, saved, keep=keep)
+        head = head_class(policy.config, asked)
+        saving.save(root, progress.update, learner, policy.tokenizer, saved, keep=keep, head=head)
 
     try:
         with stop_recorded(run_dir.path):
-            if asked.online:
-                return _run_online(chosen, run_dir, learner, journal, replay, save)
+            if tasks:
+                return _run_online(chosen, run_dir, learner, tasks, journal, replay, save)
+            held_out = chosen.held_out_groups[: recipe.eval.limit]
+            file = run_dir.path / "reference.safetensors"
             return OfflineRun(
                 learner=learner,
-                stream=Stream(chosen.rows, seed=recipe.run.seed),
+                stream=Stream(chosen.groups, seed=recipe.run.seed),
                 settings=recipe.batch,
-                held_out=chosen.held_out_rows[: recipe.eval.limit],
+                held_out=held_out,
+                held_out_bytes=bytes_of(chosen.held_out_groups, recipe.eval.limit),
                 journal=journal,
                 save=save,
                 updates=recipe.run.updates,
                 save_every=recipe.checkpoint.every,
                 evaluate_every=recipe.eval.every,
+                reference=reference_of(
+                    asked, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
+                ),
+                compares=asked.line.learns not in ("text", "answers"),
             ).run()
     finally:
         track.close()
+
+
+def _sources(asked: Asked, state: Mapping[str, Any]) -> tuple[Supply | None, Replay]:
+    """Where tasks and older groups come from, as far as a checkpoint had come; offline there are no tasks."""
+    recipe = asked.recipe
+    replay = Replay(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
+    replay.restore(state.get("replay", []))
+    if not asked.online:
+        return None, replay
+    tasks = supply(recipe.curriculum, asked.train, seed=recipe.run.seed)
+    tasks.restore(state.get("curriculum", {}))
+    return tasks, replay
 
 
 def _run_online(
     chosen: Plan,
     run_dir: RunDir,
     learner: Learner,
+    tasks: Supply,
     journal: Journal,
     replay: Replay,
     save: Callable[[], None],
@@ -397,7 +298,7 @@ def _run_online(
             learner=learner,
             engine=rollouts.engine,
             rollouts=rollouts,
-            stream=Stream(asked.train, seed=recipe.run.seed),
+            stream=tasks,
             sampling=recipe.sampling,
             settings=recipe.rollout,
             evaluation=recipe.eval,
@@ -411,6 +312,7 @@ def _run_online(
             canary=policy.chat.render(asked.train[0].messages)[-24:],
             replay=replay,
             least_group=least_group(asked.method),
+            accept=getattr(asked.method, "accept", recipe.eval.right),
         ).run()
     finally:
         rollouts.close()
@@ -418,17 +320,17 @@ def _run_online(
 
 def _learner(chosen: Plan, state: Mapping[str, Any]) -> Learner:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
-    needs_copy = "logp_ref" in asked.method.needs and not recipe.lora.rank
-    model = _weights(recipe, policy)
+    model = weights_of(recipe, policy)
     return Learner(
         model,
         asked.method,
         optim=recipe.optim,
         steps=recipe.steps,
         lora=recipe.lora,
-        reference=_weights(recipe, policy) if needs_copy else None,
+        reference=weights_of(recipe, policy) if needs_copy(asked) else None,
+        brings_reference=scores_once(asked),
         refresh=recipe.reference,
-        critic=_critic(chosen, model) if "value" in asked.method.needs else None,
+        critic=critic_of(asked, policy, model) if asked.method.needs & {"value", "head"} else None,
         critic_optim=replace(recipe.optim, lr=recipe.critic.lr, max_grad_norm=recipe.critic.max_grad_norm),
         trust=recipe.trust if asked.line.step == "trust_region" else None,
         temperature=recipe.sampling.temperature if asked.online else 1.0,
@@ -437,29 +339,3 @@ def _learner(chosen: Plan, state: Mapping[str, Any]) -> Learner:
         microbatch_tokens=state.get("microbatch_tokens", chosen.microbatch_tokens),
         seed=recipe.run.seed,
     )
-
-
-def _critic(chosen: Plan, model: Any) -> CriticModel:
-    """The critic that the recipe asks for, on the policy's backbone or on its own."""
-    recipe, policy = chosen.asked.recipe, chosen.policy
-    if recipe.critic.kind == "shared":
-        return CriticModel(model)
-    if not recipe.critic.path:
-        return CriticModel(model, _weights(recipe, policy))
-    path = _critic_path(recipe, policy, pretrained.silent)
-    body = pretrained.load_model(path, dtype=policy.dtype, device=policy.device)
-    return CriticModel(model, _with_layouts(body, "critic.path"))
-
-
-def _critic_path(recipe: Recipe, policy: Policy, say: Say) -> Path:
-    """The directory of an own critic's model; UserError if there is none, or its vocabulary is another."""
-    try:
-        path = pretrained.resolve(recipe.critic.path, say=say)
-        config = pretrained.load_config(path)
-    except UserError as error:
-        where, mend = (text.replace("model.path", "critic.path") for text in (error.where, error.mend))
-        raise UserError(error.what, where=where, mend=mend) from None
-    if config.get_text_config().vocab_size != policy.config.get_text_config().vocab_size:
-        what = "the critic's model has another vocabulary than the policy's"
-        raise UserError(what, where="critic.path", mend="take a model with the same tokenizer")
-    return path

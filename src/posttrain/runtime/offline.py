@@ -1,18 +1,27 @@
-"""The offline loop: rows of a dataset → update, until the last one.
+"""The offline loop: groups of rows of a dataset → update, until the last one.
 
-take      consumes the next rows of the epoch's order; waits for nothing
-update    one update is `batch_size` rows; the learner cuts it as its memory asks
+take      consumes the next groups of the epoch's order; waits for nothing
+update    one update is `batch_size` groups; the learner cuts it as its memory asks
+
+A group is a row by itself, or the answers to one question that a method compares.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
+from jaxtyping import Int
+
+from posttrain.data.corpus import bits_per_byte
 from posttrain.learner.learner import Learner
 from posttrain.math import masked
 from posttrain.runtime.journal import Journal, stop_requested
+from posttrain.runtime.judged import agreement
+from posttrain.runtime.rows import Group, numbered, with_probes
+from posttrain.runtime.scored import Scored
 from posttrain.runtime.stream import Stream
-from posttrain.types import Batch, RunError, Trajectory
+from posttrain.types import PROBE, Batch, RunError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +29,19 @@ class Dataset:
     """What one update of the offline loop is made of."""
 
     batch_size: int = 32
-    """Conversations in an update."""
+    """Conversations, rankings or answers in an update."""
     max_length: int = 0
     """Tokens after which a conversation is cut; 0: the model's context."""
+    separator: str = "\n\n"
+    """What stands behind each step of an answer, for methods that learn steps."""
 
     def __post_init__(self) -> None:
         if self.max_length < 0:
             raise ValueError(f"max_length must be 0 (the model's context) or more, not {self.max_length}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {self.batch_size}")
+        if not self.separator:
+            raise ValueError("separator must not be empty")
 
 
 @dataclass
@@ -36,14 +49,20 @@ class OfflineRun:
     """The parts that the offline loop drives; made by runtime.local."""
 
     learner: Learner
-    stream: Stream[Trajectory]
+    stream: Stream[Group]
     settings: Dataset
-    held_out: Sequence[Trajectory]
+    held_out: Sequence[Group]
     journal: Journal
     save: Callable[[], None]
     updates: int
     save_every: int
     evaluate_every: int
+    reference: Scored | None = None
+    """The reference's log-probabilities, where they were computed once and for all."""
+    compares: bool = False
+    """Whether held-out rows are judged by the method's own loss: rewards and preferences, not likelihoods."""
+    held_out_bytes: float = 0.0
+    """Of the text that the held-out rows predict; 0 where they are no text."""
 
     def __post_init__(self) -> None:
         self.stream.taken = self.journal.progress.taken
@@ -59,16 +78,7 @@ class OfflineRun:
                 last = self._evaluate()
                 self._log(last)
             while progress.update < self.updates:
-                rows = [self.stream.take()[1] for _ in range(self.settings.batch_size)]
-                with self.journal.timed("train"):
-                    update = self.learner.update(Batch.of(rows, list(range(len(rows)))))
-                progress.update, progress.taken = progress.update + 1, self.stream.taken
-                trained = int(update.batch.mask.sum())
-                progress.tokens += trained
-                metrics = update.metrics | {
-                    "length/mean": trained / len(rows),
-                    "speed/train_tokens": trained / self.journal.phases["train"],
-                }
+                metrics = self._one_update()
                 final = progress.update == self.updates
                 due = self.evaluate_every and progress.update % self.evaluate_every == 0
                 if self.held_out and (final or due):
@@ -85,12 +95,50 @@ class OfflineRun:
                     )
         return last
 
+    def _one_update(self) -> dict[str, float]:
+        progress = self.journal.progress
+        groups = [self.stream.take()[1] for _ in range(self.settings.batch_size)]
+        batch = self._batch(with_probes(groups) if self.learner.method.probes else groups)
+        with self.journal.timed("train"):
+            update = self.learner.update(batch)
+        progress.update, progress.taken = progress.update + 1, self.stream.taken
+        lengths = self._lengths(update.batch)
+        tokens = int(lengths.sum())
+        progress.tokens += tokens
+        return update.metrics | {
+            "length/mean": tokens / len(lengths),
+            "speed/train_tokens": tokens / self.journal.phases["train"],
+        }
+
+    def _lengths(self, batch: Batch) -> Int[torch.Tensor, "n"]:
+        """Trained tokens of each row, or all of them where a head is read; probes are not counted."""
+        rows = ~(batch.version == PROBE).any(-1)
+        reads_head = "head" in self.learner.method.needs
+        return (batch.length - 1 if reads_head else batch.mask.sum(-1))[rows]
+
+    def _batch(self, groups: Sequence[Group]) -> Batch:
+        rows, group = numbered(groups)
+        batch = Batch.of(rows, group)
+        return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
+
     def _evaluate(self) -> dict[str, float]:
-        """Mean negative log-likelihood of the held-out rows' trained tokens, in nats, and its exponential."""
+        """On held-out rows: their likelihood, or how well the method's own judgements agree with theirs."""
         with self.journal.timed("eval"):
-            batch = Batch.of(list(self.held_out), list(range(len(self.held_out))))
+            batch = self._batch(with_probes(self.held_out) if self.learner.method.probes else self.held_out)
+            if self.compares:
+                found = {f"eval/{key}": value for key, value in self.learner.assess(batch).items()}
+                if "head" in self.learner.method.needs:
+                    lengths = [len(row.tokens) for group in self.held_out for row in group]
+                    found |= {
+                        f"eval/{key}": value
+                        for key, value in agreement(batch, self.learner.read(batch), lengths).items()
+                    }
+                return found
             loss = -float(masked.mean(self.learner.score(batch).logp, batch.mask))
-        return {"eval/loss": loss, "eval/perplexity": math.exp(min(loss, 700.0))}
+        found = {"eval/loss": loss, "eval/perplexity": math.exp(min(loss, 700.0))}
+        if self.held_out_bytes:
+            found["eval/bits_per_byte"] = bits_per_byte(loss * int(batch.mask.sum()), self.held_out_bytes)
+        return found
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.journal.log(self.learner.step_count, self.learner.update_count, metrics)

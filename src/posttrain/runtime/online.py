@@ -10,9 +10,6 @@ Everything that decides what happens next is in `Progress` and the learner, so a
 killed and resumed from a checkpoint makes the very numbers of one that was not.
 """
 
-import math
-import statistics
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,15 +18,16 @@ import torch
 
 from posttrain.engines.protocol import Engine
 from posttrain.learner.learner import Learner, Update
+from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.hacking import auditors_of, hacking_metrics
 from posttrain.runtime.handover import hand_over
 from posttrain.runtime.journal import Journal, Progress, stop_requested
+from posttrain.runtime.metrics import evaluation_metrics, rollout_metrics, success_rate
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.select import SELECT
-from posttrain.runtime.stream import Stream
+from posttrain.runtime.select import SELECT, WHY_NOT, selection
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 
 
@@ -42,7 +40,8 @@ class Rollout:
     group_size: int = 8
     """Episodes of each task (K, or G)."""
     select: str = "all"
-    """all, or varied: only groups whose rewards differ, with new tasks drawn for those dropped."""
+    """all; varied: only groups whose rewards differ; or accepted: only those with an answer worth imitating.
+    New tasks are drawn for groups that are dropped."""
     max_rounds: int = 4
     """How often new tasks are drawn before an update goes on with the groups it has."""
     replay: int = 0
@@ -97,7 +96,7 @@ class OnlineRun:
     learner: Learner
     engine: Engine
     rollouts: Rollouts
-    stream: Stream[Task]
+    stream: Supply
     sampling: Sampling
     settings: Rollout
     evaluation: Evaluation
@@ -113,6 +112,8 @@ class OnlineRun:
     replay: Replay
     least_group: int = 1
     """Judged episodes that a group must have for its credit to be defined."""
+    accept: float = 1.0
+    """The least reward of an answer worth imitating, for settings.select = "accepted"."""
 
     def __post_init__(self) -> None:
         self._errors = ErrorRate(self.settings.max_error_rate)
@@ -165,6 +166,9 @@ class OnlineRun:
         metrics = rollout_metrics([*kept, *dropped], self.learner.update_count, self.evaluation.right)
         metrics |= hacking_metrics([*kept, *dropped], self._auditors)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
+        metrics |= self.stream.observe(
+            [(g[0].task, success_rate(g, self.evaluation.right)) for g in (*kept, *dropped)]
+        )
         self._count_failures([e for g in (*kept, *dropped) for e in g], metrics)
         if not kept:
             self._nothing_kept()
@@ -175,6 +179,7 @@ class OnlineRun:
         metrics |= again
         with self.journal.timed("train"):
             update = self.learner.update(batch)
+        metrics["select/trained"] = float(update.computed.double().mean())
         self.progress.tokens += int(update.batch.mask.sum())
         with self.journal.timed("publish"):
             self._publish()
@@ -202,7 +207,7 @@ class OnlineRun:
 
     def _collect(self) -> tuple[list[list[Episode]], list[list[Episode]]]:
         """(kept, dropped) groups, each in the order in which they were admitted."""
-        keep, wanted = SELECT[self.settings.select], self.settings.groups
+        keep, wanted = selection(self.settings.select, self.accept), self.settings.groups
         kept: list[list[Episode]] = []
         dropped: list[list[Episode]] = []
         for _ in range(self.settings.max_rounds if self.settings.select != "all" else 1):
@@ -236,7 +241,7 @@ class OnlineRun:
         if self.progress.empty >= 3:
             raise RunError(
                 f"no group was kept in {self.progress.empty} updates in a row: with rollout.select "
-                f"{self.settings.select!r} every group's rewards were equal, or none could be judged; "
+                f"{self.settings.select!r} {WHY_NOT[self.settings.select]}, or none could be judged; "
                 "make the tasks easier or harder, or set rollout.select to 'all'"
             )
 
@@ -316,63 +321,6 @@ class OnlineRun:
             "stop": episode.stop,
             "turns": episode.turns,
         }
-
-
-def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: float) -> dict[str, float]:
-    """Rewards, lengths, lags and verdicts of an update's groups. Episodes that failed are only counted."""
-    episodes = [e for group in groups for e in group]
-    judged = [e for e in episodes if not e.verdict.failed]
-    out = verdict_shares(episodes)
-    if not judged:
-        return out
-    rewards = [e.trajectory.total_reward for e in judged]
-    lengths = [sum(e.trajectory.sampled) for e in judged]
-    lags = [
-        version - v
-        for e in judged
-        for v, s in zip(e.trajectory.version, e.trajectory.sampled, strict=True)
-        if s
-    ]
-    of_group = [[e.trajectory.total_reward for e in group if not e.verdict.failed] for group in groups]
-    return out | {
-        "reward/mean": statistics.fmean(rewards),
-        "reward/std": statistics.pstdev(rewards),
-        "reward/group_std": statistics.fmean(statistics.pstdev(rewards) for rewards in of_group if rewards),
-        "accuracy": statistics.fmean(is_right(e, right) for e in judged),
-        "length/mean": statistics.fmean(lengths),
-        "length/max": float(max(lengths)),
-        "length/clipped": sum(e.stop == "length" for e in judged) / len(judged),
-        "length/total": float(sum(lengths)),
-        "lag/mean": statistics.fmean(lags),
-        "lag/max": float(max(lags)),
-    }
-
-
-def evaluation_metrics(episodes: Sequence[Episode], right: float) -> dict[str, float]:
-    """Accuracy, reward and length on held-out tasks; NaN where nothing could be judged."""
-    judged = [e for e in episodes if not e.verdict.failed]
-    rewards = [e.trajectory.total_reward for e in judged]
-    lengths = [float(sum(e.trajectory.sampled)) for e in judged]
-    mean = statistics.fmean if judged else lambda values: math.nan
-    return {
-        "eval/accuracy": mean([float(is_right(e, right)) for e in judged]),
-        "eval/reward": mean(rewards),
-        "eval/length": mean(lengths),
-        "eval/errors": (len(episodes) - len(judged)) / max(len(episodes), 1),
-    }
-
-
-def is_right(episode: Episode, least: float) -> bool:
-    """Whether the verdict's label says so; where it says neither, whether the reward is at least `least`."""
-    if episode.verdict.label in ("right", "wrong", "no_answer"):
-        return episode.verdict.label == "right"
-    return episode.trajectory.total_reward >= least
-
-
-def verdict_shares(episodes: Sequence[Episode]) -> dict[str, float]:
-    """verdict/<label>: the share of episodes of each class."""
-    counts = Counter(e.verdict.label for e in episodes)
-    return {f"verdict/{label}": n / len(episodes) for label, n in sorted(counts.items())}
 
 
 def _rounded(values: Sequence[float] | torch.Tensor) -> list[float]:

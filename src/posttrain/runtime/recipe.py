@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from posttrain.data import Data
+from posttrain.data.corpus import Text
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.envs.guess import Guess
 from posttrain.envs.maze import Maze, laid_out
@@ -25,6 +26,7 @@ from posttrain.learner.optim import Optim
 from posttrain.learner.reference import Reference
 from posttrain.learner.trust_region import Trust
 from posttrain.runtime.choice import VerifierChoice
+from posttrain.runtime.curriculum import READ_BY, Curriculum
 from posttrain.runtime.offline import Dataset
 from posttrain.runtime.online import Evaluation, Rollout
 from posttrain.types import Sampling
@@ -87,13 +89,17 @@ class Games:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """What is asked: exactly one of arithmetic, coq, data, guess and maze; env plays the tasks of data."""
+    """What is asked or learnt: exactly one of arithmetic, coq, data, guess, maze and text. env plays data."""
 
     arithmetic: Arithmetic | None = None
     coq: CoqExercises | None = None
     data: Data | None = None
     held_out: Data | None = None
     """Records that are only evaluated on, beside data."""
+    text: Text | None = None
+    """Documents, to be learnt as they stand."""
+    held_out_text: Text | None = None
+    """Documents that are only evaluated on, beside text."""
     guess: Guess | None = None
     maze: Maze | None = None
     maze_size: int = 4
@@ -104,10 +110,13 @@ class TaskChoice:
     env: UserEnv | None = None
 
     def __post_init__(self) -> None:
-        given = [n for n in ("arithmetic", "coq", "data", "guess", "maze") if getattr(self, n) is not None]
+        kinds = ("arithmetic", "coq", "data", "guess", "maze", "text")
+        given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) if given else "none"
-            raise ValueError(f"give exactly one of arithmetic, coq, data, guess and maze, not {said}")
+            raise ValueError(f"give exactly one of {', '.join(kinds)}, not {said}")
+        if self.held_out_text is not None and self.text is None:
+            raise ValueError("held_out_text is read beside text only")
         if self.held_out is not None and self.data is None:
             raise ValueError("held_out is read beside data only")
         if self.maze_layout:
@@ -149,7 +158,7 @@ class Tracking:
 
 WHERE_NEEDED = ("critic", "reference", "trust")
 """Tables that only some methods read."""
-ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout")
+ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "curriculum")
 OFFLINE_ONLY = ("batch",)
 
 
@@ -167,6 +176,7 @@ class Recipe:
     sampling: Sampling = Sampling()
     engine: NativeConfig = NativeConfig()
     rollout: Rollout = Rollout()
+    curriculum: Curriculum = Curriculum()
     batch: Dataset = Dataset()
     steps: Steps = Steps()
     optim: Optim = Optim()
@@ -178,7 +188,7 @@ class Recipe:
     track: Tracking = Tracking()
 
 
-def unread(recipe: Recipe, loop: str) -> dict[str, str]:
+def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]:
     """Keys that nothing reads under the recipe's other choices, each with the reason.
 
     >>> recipe = Recipe(model=Model(path="m"), method={}, task=TaskChoice(guess=Guess()))
@@ -196,6 +206,9 @@ def unread(recipe: Recipe, loop: str) -> dict[str, str]:
         keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
     if not recipe.rollout.replay:
         keys["rollout.replay_lag"] = "rollout.replay is 0"
+    kind = recipe.curriculum.kind
+    beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY[kind]}
+    keys |= {f"curriculum.{name}": f"curriculum.kind is {kind!r}" for name in sorted(beside)}
     if not recipe.reference.refresh_every:
         keys["reference.keep"] = "reference.refresh_every is 0"
     if recipe.steps.epochs * recipe.steps.minibatches == 1:
@@ -204,6 +217,10 @@ def unread(recipe: Recipe, loop: str) -> dict[str, str]:
         keys["rollout.max_rounds"] = "rollout.select is 'all', which drops no group"
     if recipe.optim.schedule == "constant":
         keys["optim.min_lr_ratio"] = "optim.schedule is 'constant'"
+    if learns != "steps":
+        keys["batch.separator"] = "only methods of steps read it"
+    if loop == "online":
+        keys["steps.neftune_alpha"] = "an online method learns from what the policy said without noise"
     if loop == "offline":
         keys |= dict.fromkeys(("eval.temperature", "eval.right"), "an offline method samples nothing")
     if not recipe.eval.limit:

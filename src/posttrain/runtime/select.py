@@ -1,7 +1,9 @@
 """Which groups an update learns from: functions from a finished group to keep or drop."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from posttrain.math.selection import SLACK
 from posttrain.types import Episode
 
 Select = Callable[[Sequence[Episode]], bool]
@@ -20,4 +22,21 @@ def varied(group: Sequence[Episode]) -> bool:
     return len({e.trajectory.total_reward for e in group if not e.verdict.failed}) > 1
 
 
-SELECT: Mapping[str, Select] = {"all": every, "varied": varied}
+def accepted(group: Sequence[Episode], least: float = 1.0) -> bool:
+    """Keeps a group with an answer whose reward is at least this: one without has nothing to imitate."""
+    return any(e.trajectory.total_reward >= least - SLACK for e in group if not e.verdict.failed)
+
+
+SELECT: Mapping[str, Select] = {"all": every, "varied": varied, "accepted": accepted}
+
+WHY_NOT: Mapping[str, str] = {
+    "all": "every group is kept that has enough verdicts",
+    "varied": "every group's rewards were equal",
+    "accepted": "no answer was good enough to be imitated",
+}
+"""Why a run may be left without a group, for the message that ends it."""
+
+
+def selection(name: str, accept: float) -> Select:
+    """The selection of this name; `accept` is the least reward of an answer that is worth imitating."""
+    return partial(accepted, least=accept) if name == "accepted" else SELECT[name]

@@ -31,6 +31,12 @@ MEANING: Mapping[str, str] = {
     "π* moved": "KL of π* ∝ π_ref exp(R/β) with this reward from the one with R, β = 0.3",
     "update": "|E[update]|, over that of a random policy and critic",
     "KL(π ‖ π*)": "over whole answers",
+    "KL(π ‖ π_IPO)": "over whole answers",
+    "pull": "what β ∇h of the pair is multiplied by",
+    "margin": "β h, h = log π/π_ref of the best answer less that of the worst",
+    "most": "the gain of the π exp(R/β) that is as far in KL, more than which no policy has",
+    "KL": "of the best of n from the policy, in nats",
+    "bound": "log n − (n − 1)/n",
     "gradient error": "|E[∇estimate] − ∇KL| / |∇KL|, KL over whole answers",
 }
 """What each quantity is."""

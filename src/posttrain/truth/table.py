@@ -14,8 +14,10 @@ from jaxtyping import Float
 
 from posttrain.math import kl, returns
 from posttrain.methods.actor_critic import ActorCritic
+from posttrain.methods.build import build
+from posttrain.methods.preference import Preference
 from posttrain.methods.q_learning import SoftQ
-from posttrain.methods.table import LEARNED, METHODS, REINFORCE, build, line
+from posttrain.methods.table import LEARNED, METHODS, REINFORCE, line
 from posttrain.truth import exact, facts
 from posttrain.truth.row import ALIGNED, Gradient, Row, error, sine, verdict
 from posttrain.truth.world import World, short
@@ -33,6 +35,7 @@ REASONS: Mapping[str, str] = {
     "batch_normalised": "a deviation made of the rewards that it divides is no baseline",
     "over_mean": "dividing by the mean follows ∇log J and not ∇J",
     "pass_at_k": "it follows the best of k answers and not their mean",
+    "every": "the mean over kept answers follows ∇log of the chance to be kept, and not ∇J",
     "per_token": "the number of tokens that it divides by is itself drawn",
     "per_sequence": "1/length makes a token of a short answer weigh more",
     "per_horizon": "it divides by the longest answer there may be, a constant",
@@ -55,6 +58,9 @@ BECAUSE: Mapping[str, str] = {
 }
 """Why a method that is not bent is not, by the name of its psi or credit."""
 
+TOLD = "it is told which answer is better and not by how much"
+"""Why a method that learns from pairs is biased."""
+
 
 def measured(names: Mapping[str, Method]) -> Iterator[Row]:
     """Error, sine and variance of each of these methods, with groups of four."""
@@ -75,7 +81,7 @@ def measured(names: Mapping[str, Method]) -> Iterator[Row]:
 
 def target(world: World, method: Method) -> Gradient:
     """The gradient that the method says it estimates: of J, less its KL, plus its entropy bonus."""
-    if isinstance(method, SoftQ):
+    if isinstance(method, SoftQ | Preference):
         return exact.regularised_gradient(world, method.beta)
     beta = sum(getattr(method, key, 0.0) for key in ("kl_in_reward", "kl_in_loss"))
     return exact.regularised_gradient(world, beta, getattr(method, "entropy_bonus", 0.0))
@@ -99,6 +105,8 @@ class _Blame:
 
     def sentence(self, method: Method) -> str:
         """Why the method is biased, or why it is not."""
+        if isinstance(method, Preference):
+            return TOLD
         reasons = [REASONS.get(name, f"{name} weighs tokens otherwise") for name in self.choices(method)]
         if reasons:
             return "; ".join(dict.fromkeys(reasons))
@@ -114,6 +122,7 @@ class _Blame:
         for key in ("returns", "psi", "credit"):
             if key in made and self.bend(LEARNED if key == "psi" else REINFORCE, {key: made[key]}):
                 guilty.append(_name(made[key]))
+        guilty += [_name(made[key]) for key in ("keep",) if key in made]
         paid: Choice = {key: made[key] for key in ("returns", "credit") if key in made}
         if self.turn(REINFORCE, paid) and not self.turn(REINFORCE, {"credit": made["credit"]}):
             guilty.append(_name(made["returns"]))

@@ -1,0 +1,43 @@
+"""HH-RLHF as three files of pairs without a common prompt: train, held_out, and gold for a second judge."""
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.data import read_records
+
+TURN = "\n\nAssistant:"
+
+
+def pairs(directory: Path, path: str, subset: str, longest: int, held_out: int, gold: float = 0.4) -> None:
+    """Writes the pairs of a file, or of a data set of the Hub, of at most `longest` characters a side.
+
+    `gold` is the share of those that are not held out which the second reward model learns from.
+    """
+    by_prompt: dict[str, dict[str, str]] = {}
+    for row in _rows(path, subset):
+        chosen, rejected = str(row["chosen"]), str(row["rejected"])
+        if max(len(chosen), len(rejected)) <= longest:
+            prompt = chosen.rpartition(TURN)[0]
+            by_prompt.setdefault(prompt, {"chosen": chosen, "rejected": rejected})
+    found = [by_prompt[prompt] for prompt in sorted(by_prompt)]
+    random.Random(0).shuffle(found)
+    if len(found) <= 2 * held_out:
+        raise ValueError(
+            f"{len(found)} pairs of at most {longest} characters are too few to hold {held_out} out"
+        )
+    cut = held_out + round(gold * (len(found) - held_out))
+    for name, part in (("held_out", found[:held_out]), ("gold", found[held_out:cut]), ("train", found[cut:])):
+        text = "".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in part)
+        (directory / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def _rows(path: str, subset: str) -> Iterable[Mapping[str, Any]]:
+    if Path(path).expanduser().exists():
+        return (record.fields for record in read_records(path))
+    import datasets  # takes a second, and only the Hub needs it
+
+    # Its parts are folders of one data set.
+    return datasets.load_dataset(path, data_dir=subset, split="train")  # type: ignore[no-any-return]

@@ -1,0 +1,190 @@
+"""The fields of one record under the names that this package knows them by."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.data.records import Record
+from posttrain.nearest import did_you_mean
+from posttrain.types import UserError
+
+PROMPTS = ("messages", "prompt", "question", "problem", "instruction", "conversations")
+BESIDE = (*PROMPTS[1:], "messages")
+"""Prompts of answers that have a field of their own; `messages` often holds such an answer too."""
+PAIR = ("chosen", "rejected")
+SCORES_OF_PAIR = (
+    ("score_chosen", "chosen_score", "chosen_rating"),
+    ("score_rejected", "rejected_score", "rejected_rating"),
+)
+RANKED = ("responses", "completions", "answers", "generations")
+SCORES = ("scores", "ratings")
+RANKS = ("ranks",)
+LABELLED = ("completion", "response", "output", "answer")
+WORTH = ("label", "score", "reward", "rating")
+STEPS = ("steps", "labels")
+NAMES = tuple(
+    dict.fromkeys(
+        name
+        for names in (
+            (*PROMPTS, "answer", "completion", "input", "output", "id"),
+            (*PAIR, *SCORES_OF_PAIR[0], *SCORES_OF_PAIR[1], "margin"),
+            (*RANKED, *SCORES, *RANKS, *LABELLED, *WORTH, *STEPS),
+        )
+        for name in names
+    )
+)
+_KINDS: dict[type, str] = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+class Fields:
+    """Fields of a record by their standard names, remembering which of them were used.
+
+    `columns` maps standard names to columns of the data.
+
+    >>> fields = Fields(Record({"problem": "1 + 1?", "id": 7}, "d.jsonl:1"), {"question": "problem"})
+    >>> fields.text("question"), fields.form
+    ('1 + 1?', 'problem (as question)')
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        columns: Mapping[str, str],
+        template: str | None = None,
+        system: str | None = None,
+    ) -> None:
+        self.record, self.columns = record, columns
+        self.template, self.system = template, system
+        self.source = record.source
+        self.used: set[str] = set()
+        for name, column in columns.items():
+            if column not in record.fields:
+                hint = did_you_mean(column, record.fields) or f"it has {self.names}"
+                raise self.fault(f"there is no field {column!r} (for {name})", hint)
+
+    @property
+    def names(self) -> str:
+        """The columns that the record has, for a message of one line."""
+        return ", ".join(" ".join(column.split()) for column in self.record.fields) or "no fields"
+
+    @property
+    def form(self) -> str:
+        """What was read, for a person: the columns, each with its standard name if that is another."""
+        used = sorted((NAMES.index(name), name) for name in self.used if name != "id")
+        columns = [(name, self.column(name)) for _, name in used]
+        named = [column if column == name else f"{column} (as {name})" for name, column in columns]
+        return ", ".join((["a template"] if self.template is not None else []) + named)
+
+    @property
+    def rest(self) -> dict[str, Any]:
+        """Columns that were not read."""
+        read = set(map(self.column, self.used))
+        return {key: value for key, value in self.record.fields.items() if key not in read}
+
+    def fault(self, what: str, mend: str = "") -> UserError:
+        """An error at the record's line."""
+        return UserError(what, where=self.source, mend=mend)
+
+    def missing(self, what: str, *names: str) -> UserError:
+        """The error that none of these names is there, with the misspelt one if there is one."""
+        free = [column for column in self.record.fields if column not in NAMES]
+        near = next((f"{column!r}: {hint}" for column in free if (hint := did_you_mean(column, names))), "")
+        return self.fault(f"{what}; it has {self.names}", near)
+
+    def column(self, name: str) -> str:
+        """What the data calls it."""
+        return self.columns.get(name, name)
+
+    def has(self, name: str) -> bool:
+        """Whether the record has it, be it null."""
+        return self.column(name) in self.record.fields
+
+    def first(self, *names: str) -> str | None:
+        """The first of these that the record has."""
+        return next(filter(self.has, names), None)
+
+    def given(self, *names: str) -> str | None:
+        """The first of these that the record has and that is not null."""
+        return next(
+            (n for n in names if self.has(n) and self.record.fields[self.column(n)] is not None), None
+        )
+
+    def raw(self, name: str) -> Any:
+        """A field as it stands."""
+        self.used.add(name)
+        return self.record.fields[self.column(name)]
+
+    def text(self, name: str) -> str:
+        """A field that must be text and not blank."""
+        return self.checked_text(self.raw(name), self.column(name))
+
+    def checked_text(self, value: Any, what: str) -> str:
+        """The value, which must be text and not blank."""
+        if not isinstance(value, str):
+            raise self.fault(f"{what} is {kind(value)}, not text")
+        if not value.strip():
+            raise self.fault(f"{what} is empty")
+        return value
+
+    def number(self, name: str) -> float:
+        """A field that must be a finite number."""
+        return self.checked_number(self.raw(name), self.column(name))
+
+    def checked_number(self, value: Any, what: str) -> float:
+        """The value, which must be a finite number."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.fault(f"{what} is {kind(value)}, not a number")
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        if not math.isfinite(found):
+            raise self.fault(f"{what} is not finite")
+        return found
+
+    def items(self, name: str) -> list[Any]:
+        """A field that must be a list with something in it."""
+        value, column = self.raw(name), self.column(name)
+        if not isinstance(value, list):
+            raise self.fault(f"{column} is {kind(value)}, not a list")
+        if not value:
+            raise self.fault(f"{column} is empty")
+        return value
+
+    def answer(self, name: str) -> str | None:
+        """A field that may be missing, null, text, or a number, which becomes text."""
+        if not self.has(name):
+            return None
+        value = self.raw(name)
+        if value is None or isinstance(value, str):
+            return value
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return str(value)
+        raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number")
+
+    def id(self) -> str:
+        """The record's own id, or else its place."""
+        if not self.has("id"):
+            return self.source
+        value = self.raw("id")
+        if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+            raise self.fault(f"id is {kind(value)}, not text or a whole number")
+        return str(value)
+
+
+def kind(value: Any) -> str:
+    """What a value is, as a person says it.
+
+    >>> kind([1]), kind(True), kind(None)
+    ('a list', 'a boolean', 'null')
+    """
+    if value is None or value == "":
+        return "null" if value is None else "empty"
+    return _KINDS.get(type(value), type(value).__name__)

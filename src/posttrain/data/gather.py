@@ -1,0 +1,168 @@
+"""Which records are read, and what is said of them."""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol, TypeVar
+
+from posttrain.data.fields import NAMES, PROMPTS, Fields
+from posttrain.data.records import Record, read_records
+from posttrain.data.template import placeholders
+from posttrain.nearest import did_you_mean
+from posttrain.types import UserError
+
+Say = Callable[[str], None]
+"""Takes one line for the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which records to read, and how they become prompts.
+
+    >>> Data(path="openai/gsm8k", subset="main", split="test", limit=200).path
+    'openai/gsm8k'
+    """
+
+    path: str
+    """A file (JSONL, a JSON array, Parquet; also gzipped), or a data set of the Hub as owner/name."""
+    split: str | None = None
+    """Of a data set of the Hub; train if not given."""
+    subset: str | None = None
+    """Of a data set of the Hub, which calls it a configuration."""
+    limit: int | None = None
+    """Use only the first records, after shuffling."""
+    seed: int | None = None
+    """Shuffles the records; not given leaves them in order."""
+    bootstrap: int | None = None
+    """Draws the chosen records anew with replacement, from this seed: another one for each model of an
+    ensemble."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Columns of the data that are called otherwise: {"question": "problem"}."""
+    system: str | None = None
+    """A system message put before every conversation."""
+    template: str | None = None
+    """The prompt, with fields of the record in braces: "What is {a} + {b}?"."""
+    bad: Literal["error", "skip"] = "error"
+    """A record that cannot be used stops the run, or is left out and counted."""
+
+    def __post_init__(self) -> None:
+        if not self.path.strip():
+            raise ValueError("path must not be empty")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit must be 1 or more, not {self.limit}")
+        if self.system is not None and not self.system.strip():
+            raise ValueError("system must not be blank; leave it out")
+        if self.bad not in ("error", "skip"):
+            raise ValueError(f"bad must be error or skip, not {self.bad!r}")
+        for name in self.columns:
+            if name not in NAMES:
+                hint = did_you_mean(name, NAMES) or f"known are {', '.join(NAMES)}"
+                raise ValueError(f"columns has no place for {name!r}; {hint}")
+        if self.template is not None:
+            placeholders(self.template)
+            if any(name in PROMPTS for name in self.columns):
+                raise ValueError("template makes the prompt, so columns must not name another")
+
+
+class Form(NamedTuple):
+    """What a record was recognised as."""
+
+    noun: str
+    """In the singular; the plural has an s."""
+    fields: str
+    """The fields it was made of."""
+
+
+class Item(Protocol):
+    """Something with an id, made of a record."""
+
+    @property
+    def id(self) -> str:
+        """Unique in its set."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """The record's "file:line"."""
+        ...
+
+
+T = TypeVar("T", bound=Item)
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
+def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say: Say) -> list[T]:
+    """What the chosen records become, in their order; `shape` makes the items of one of them.
+
+    The forms found are said in one line, and what was skipped in another. UserError at the first record
+    that is at fault, and if all are; ids are compared among all records, chosen or not.
+    """
+    records = read_records(data.path, split=data.split, subset=data.subset)
+    found: list[Sequence[T]] = []
+    forms: Counter[Form] = Counter()
+    faults: list[UserError] = []
+    seen: dict[str, str] = {}
+    for record in records:
+        try:
+            form, items = _one(record, data, shape, seen)
+        except UserError as fault:
+            if data.bad == "error":
+                raise
+            faults.append(fault)
+            continue
+        found.append(items)
+        forms[form] += 1
+    if not found:
+        first = faults[0]
+        raise UserError(
+            f"none of its {len(records)} records can be used; the first: {first.what}",
+            where=first.where,
+            mend=first.mend,
+        )
+    if data.seed is not None:
+        random.Random(data.seed).shuffle(found)
+    chosen = found[: data.limit]
+    if data.bootstrap is not None:
+        chosen = random.Random(data.bootstrap).choices(chosen, k=len(chosen))
+    file = records[0].source.rpartition(":")[0]
+    some = f"; used of them: {len(chosen)}" if len(chosen) < len(found) else ""
+    say(f"{file}: {'; '.join(_counted(form, n) for form, n in forms.most_common())}{some}")
+    if faults:
+        say(f"{file}: {len(faults)} of {len(records)} records skipped: {_summary(faults)}")
+    return [item for items in chosen for item in items]
+
+
+def _one(
+    record: Record,
+    data: Data,
+    shape: Callable[[Fields], tuple[Form, Sequence[T]]],
+    seen: dict[str, str],
+) -> tuple[Form, Sequence[T]]:
+    form, items = shape(Fields(record, data.columns, data.template, data.system))
+    for item in items:
+        if item.id in seen:
+            raise UserError(f"id {item.id!r} is that of {seen[item.id]} too", where=record.source)
+    seen.update((item.id, record.source) for item in items)
+    return form, items
+
+
+def _counted(form: Form, number: int) -> str:
+    return f"{number} {form.noun}{'' if number == 1 else 's'} in the form {form.fields}"
+
+
+def _summary(faults: Sequence[UserError]) -> str:
+    """Each kind of fault with its number and its first place, the most frequent first.
+
+    Of what is wrong the numbers and quotations, and what follows a colon, are particulars of one record.
+    """
+    kinds: dict[str, list[str]] = {}
+    for fault in faults:
+        general = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", fault.what)
+        kinds.setdefault(re.split(r"[:;] ", general)[0], []).append(fault.where)
+    ordered = sorted(kinds.items(), key=lambda entry: -len(entry[1]))
+    return ", ".join(f"{len(places)} × {what} (first {places[0]})" for what, places in ordered)

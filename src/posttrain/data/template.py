@@ -1,0 +1,42 @@
+"""Prompts made of a record's fields: "What is {a} + {b}?"."""
+
+import string
+
+from posttrain.data.records import Record
+from posttrain.nearest import did_you_mean
+from posttrain.types import UserError
+
+
+def filled(template: str, record: Record) -> str:
+    """The template with the record's fields in its braces; UserError if one is missing or null.
+
+    >>> filled("What is {a} + {b}?", Record({"a": 1, "b": 2}, "d.jsonl:1"))
+    'What is 1 + 2?'
+    """
+    for name in placeholders(template):
+        if name not in record.fields:
+            hint = did_you_mean(name, record.fields) or f"it has {', '.join(record.fields) or 'none'}"
+            raise UserError(f"there is no field {name!r} for the template", where=record.source, mend=hint)
+        if record.fields[name] is None:
+            raise UserError(f"{name!r}, which the template wants, is null", where=record.source)
+    try:
+        prompt = template.format_map(record.fields)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"the template cannot be filled in: {error}", where=record.source) from None
+    if not prompt.strip():
+        raise UserError("the prompt is empty", where=record.source)
+    return prompt
+
+
+def placeholders(template: str) -> list[str]:
+    """The names in a template's braces; ValueError if it has none, or others than plain names."""
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ValueError(f"the template {template!r} cannot be filled in: {error}") from None
+    if not names:
+        raise ValueError(f"the template {template!r} has no {{field}}, so every prompt would be the same")
+    for name in names:
+        if not name or name.isdigit() or any(c in name for c in ".["):
+            raise ValueError(f"the template names {{{name}}}, where the name of a field belongs")
+    return names

@@ -1,0 +1,144 @@
+"""Conversations in the ways that records write them: lists of messages, and transcripts in one text."""
+
+import re
+from typing import Any
+
+from posttrain.data.fields import Fields, kind
+from posttrain.data.template import filled
+from posttrain.nearest import did_you_mean
+from posttrain.types import Message
+
+ROLES = ("system", "user", "assistant", "tool")
+_SPEAKERS = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}
+_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
+_OPEN_END = re.compile(r"\n\nAssistant:\s*\Z")
+
+
+def asked(fields: Fields, *names: str) -> tuple[Message, ...] | None:
+    """The conversation that a template makes, or else the first of these fields; None if it has none."""
+    if fields.template is not None:
+        return ({"role": "user", "content": filled(fields.template, fields.record)},)
+    name = fields.first(*names)
+    return None if name is None else conversation(fields, name)
+
+
+def conversation(fields: Fields, name: str) -> tuple[Message, ...]:
+    """A field as messages: a list of them as it stands, a text as what the user says.
+
+    A text that begins with Human: and ends with an open Assistant: is a transcript. To `instruction`
+    belongs `input`, after a blank line.
+    """
+    column = fields.column(name)
+    if name in ("messages", "conversations") or isinstance(fields.record.fields[column], list):
+        return said(fields, fields.raw(name), column, "from" if name == "conversations" else "role")
+    text = fields.text(name)
+    if is_transcript(text) and _OPEN_END.search(text):
+        return transcript(fields, _OPEN_END.sub("", text), column)
+    if name == "instruction" and fields.has("input"):
+        extra = fields.raw("input")
+        if extra is not None and not isinstance(extra, str):
+            raise fields.fault(f"input is {kind(extra)}, not text")
+        text = f"{text}\n\n{extra}" if extra and extra.strip() else text
+    return ({"role": "user", "content": text},)
+
+
+def with_system(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The conversation behind the system message of the config, if there is one."""
+    if fields.system is None:
+        return messages
+    if messages[0]["role"] == "system":
+        raise fields.fault(
+            "the conversation has a system message, and the config gives another",
+            "leave system out of the config",
+        )
+    return ({"role": "system", "content": fields.system}, *messages)
+
+
+def answerable(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The prompt, if somebody other than the assistant has the last word in it; UserError if not."""
+    end = messages[-1]["role"]
+    if end not in ("user", "tool"):
+        raise fields.fault(f"the prompt ends with the {end}, which leaves nothing to answer")
+    return messages
+
+
+def said(fields: Fields, turns: Any, field: str, who: str) -> tuple[Message, ...]:
+    """The messages of a list of turns, each of which says who spoke and what.
+
+    `who` is role (beside content) or from (beside value); the other is taken if the first turn has that
+    one alone.
+    """
+    if not isinstance(turns, list):
+        raise fields.fault(f"{field} is {kind(turns)}, not a list of messages")
+    if not turns:
+        raise fields.fault(f"{field} is empty")
+    other = "role" if who == "from" else "from"
+    if isinstance(turns[0], dict) and who not in turns[0] and other in turns[0]:
+        who = other
+    what = "value" if who == "from" else "content"
+    messages = []
+    for number, turn in enumerate(turns, start=1):
+        place = f"message {number} of {field}"
+        if not isinstance(turn, dict):
+            raise fields.fault(f"{place} is {kind(turn)}, not an object")
+        for key in (who, what):
+            if key not in turn:
+                raise fields.fault(f"{place} has no {key!r}", did_you_mean(key, turn))
+            if not isinstance(turn[key], str):
+                raise fields.fault(f"{key} of {place} is {kind(turn[key])}, not text")
+        messages.append({"role": _role(fields, turn[who], place, who), "content": turn[what]})
+        if not turn[what].strip():
+            raise fields.fault(f"{place} is empty")
+        extra = [key for key, value in turn.items() if key not in (who, what) and value is not None]
+        if extra:
+            raise fields.fault(f"{place} has {extra[0]!r}, which is not understood")
+        if messages[-1]["role"] == "system" and number > 1:
+            raise fields.fault(f"{place} is a system message, which must come first")
+    return tuple(messages)
+
+
+def _role(fields: Fields, name: str, place: str, who: str) -> str:
+    known = _SPEAKERS if who == "from" else {role: role for role in ROLES}
+    if name not in known:
+        hint = did_you_mean(name, known) or f"it must be one of {', '.join(known)}"
+        raise fields.fault(f"{who} of {place} is {name!r}", hint)
+    return known[name]
+
+
+def is_transcript(text: str) -> bool:
+    """Whether a text begins as Human: ... does.
+
+    >>> is_transcript("\\n\\nHuman: Hello\\n\\nAssistant: Hi"), is_transcript("Is Human: a word?")
+    (True, False)
+    """
+    return text.lstrip().startswith("Human:")
+
+
+def transcript(fields: Fields, text: str, field: str) -> tuple[Message, ...]:
+    """The turns of a text of Human: and Assistant: paragraphs, each without the white space around it.
+
+    UserError if it begins otherwise, if a turn is empty, or if somebody speaks twice in a row.
+    """
+    before, *parts = _TURN.split(text)
+    if before or not parts or parts[0] != "Human":
+        raise fields.fault(f"{field} does not begin with Human:")
+    roles = ["user" if speaker == "Human" else "assistant" for speaker in parts[::2]]
+    turns = [turn.strip() for turn in parts[1::2]]
+    for number, turn in enumerate(turns, start=1):
+        if not turn:
+            raise fields.fault(f"turn {number} of {field}, by the {roles[number - 1]}, is empty")
+        if roles[number - 2 : number - 1] == [roles[number - 1]]:
+            raise fields.fault(f"in {field} the {roles[number - 1]} speaks twice in a row: turn {number}")
+    return tuple({"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True))

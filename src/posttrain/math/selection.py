@@ -1,0 +1,149 @@
+"""Which answers are imitated, and what they weigh against one another.
+
+Expert iteration samples answers, keeps the good ones and makes them likelier. Its choices are
+
+    accepted              the answer is good enough          a bound on its return
+    distinct, counted     it is said once, or often          within its task
+    every, best           which of those are kept
+    unbalanced, by_task   what the kept ones weigh           rescales the weights of a reduction
+
+None of them depends on the order of the rows, but that of two equal answers one is taken; which one
+changes no gradient. `coverage` is what sampling more would find: pass@k.
+"""
+
+from math import comb
+
+import torch
+from jaxtyping import Bool, Float, Int
+
+from posttrain.math.masked import group_mean, group_size
+
+PerToken = Float[torch.Tensor, "B T"]
+PerRow = Float[torch.Tensor, "B"]
+Rows = Bool[torch.Tensor, "B"]
+Mask = Bool[torch.Tensor, "B T"]
+Group = Int[torch.Tensor, "B"]
+
+SLACK = 1e-5
+"""How far below the bound a return may lie: the rewards of steps, added in float32, may fall short of it."""
+
+
+def accepted(returns: PerRow, accept: float) -> Rows:
+    """R_i ≥ accept, within SLACK.
+
+    >>> accepted(torch.tensor([1.0, 0.2, 0.9999999]), 1.0)
+    tensor([ True, False,  True])
+    """
+    return returns >= accept - SLACK
+
+
+def distinct(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: Rows) -> Rows:
+    """The rows of `among`, but for those whose trained tokens an earlier one of the same group has.
+
+    Repeated, the policy tends to all right answers alike, and stays as diverse as they are. Where answers
+    are so short that most are equal, a rare right one counts as much as the usual one, which loses by it.
+
+    Source: RFT, arXiv:2308.01825, which compares equations where this compares tokens.
+
+    >>> distinct(torch.tensor([[7, 3], [7, 3], [7, 4]]), torch.tensor([[False, True]] * 3),
+    ...          torch.tensor([0, 0, 0]), torch.tensor([True, True, True]))
+    tensor([ True, False,  True])
+    """
+    seen: set[tuple[int, ...]] = set()
+    out = torch.zeros_like(among)
+    for i in among.nonzero().flatten().tolist():
+        said = (int(group[i]), *tokens[i, mask[i]].tolist())
+        out[i] = said not in seen
+        seen.add(said)
+    return out
+
+
+def counted(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: Rows) -> Rows:
+    """Every row of `among`: an answer counts as often as it was given.
+
+    Repeated, the policy tends to its own answers given that they are right, and soon to the likeliest alone.
+
+    >>> counted(torch.tensor([[7], [7]]), torch.tensor([[True]] * 2), torch.tensor([0, 0]),
+    ...         torch.tensor([True, True]))
+    tensor([True, True])
+    """
+    return among
+
+
+def every(returns: PerRow, group: Group, among: Rows) -> Rows:
+    """Every row of `among`.
+
+    Source: rejection sampling as in STaR, arXiv:2203.14465, and ReST, arXiv:2308.08998.
+
+    >>> every(torch.tensor([1.0, 3.0]), torch.tensor([0, 0]), torch.tensor([True, True]))
+    tensor([True, True])
+    """
+    return among
+
+
+def best(returns: PerRow, group: Group, among: Rows) -> Rows:
+    """The rows of `among` with the highest return of their group: best of n.
+
+    Equally good ones are all kept. With by_task they share one weight, so what is trained is the mean over
+    ways to choose one of them; with rewards of 0 and 1 that is what `every` does.
+
+    Source: RAFT, arXiv:2304.06767, which takes one of them.
+
+    >>> best(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([0, 0, 5]), torch.tensor([True, True, True]))
+    tensor([False,  True,  True])
+    """
+    _, index = torch.unique(group, return_inverse=True)
+    value = torch.where(among, returns, -torch.inf)
+    top = value.new_full((int(index.max()) + 1,), -torch.inf).scatter_reduce(0, index, value, "amax")
+    return among & (value == top[index])
+
+
+def unbalanced(weight: PerToken, group: Group) -> PerToken:
+    """The weights as they are: a task counts by how many of its answers are kept.
+
+    With every and counted, and groups that grow, the step is along Σ_tasks ∇p, p the chance that an answer
+    is accepted: tasks that are easy or half learnt weigh most.
+
+    >>> unbalanced(torch.tensor([[0.5], [0.5]]), torch.tensor([0, 1]))
+    tensor([[0.5000],
+            [0.5000]])
+    """
+    return weight
+
+
+def by_task(weight: PerToken, group: Group) -> PerToken:
+    """w Σw / (Σ_{its group} w · tasks with a weight): every task with a kept answer counts the same.
+
+    With every and counted the expected step is along Σ ∇log p over the tasks that have a kept answer, p the
+    chance that an answer is accepted: the rarer, the more one that is found counts.
+
+    Source: the end that the bound on answers a problem serves in ReST-EM, arXiv:2312.06585.
+
+    >>> by_task(torch.tensor([[0.25], [0.25], [0.5], [0.0]]), torch.tensor([0, 0, 1, 2]))
+    tensor([[0.2500],
+            [0.2500],
+            [0.5000],
+            [0.0000]])
+    """
+    of_row = weight.double().sum(-1)
+    of_task = group_mean(of_row, group) * group_size(group)
+    tasks = len(torch.unique(group[of_row > 0]))
+    share = torch.where(of_task > 0, of_row.sum() / (of_task * max(tasks, 1)), torch.zeros_like(of_task))
+    return weight * share.to(weight)[:, None]
+
+
+def coverage(right: int, sampled: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): how likely k of n answers hold one of the c that are right.
+
+    Unbiased for pass@k, the chance that one of k fresh answers is right.
+
+    Raises ValueError for k > n, of which n answers say nothing.
+
+    Source: arXiv:2107.03374, eq. 1.
+
+    >>> coverage(1, 4, 1), coverage(1, 4, 2), coverage(1, 4, 4)
+    (0.25, 0.5, 1.0)
+    """
+    if not 0 <= right <= sampled or not 1 <= k <= sampled:
+        raise ValueError(f"there is no pass@{k} of {right} right answers of {sampled}")
+    return 1 - comb(sampled - right, k) / comb(sampled, k)

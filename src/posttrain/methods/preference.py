@@ -1,0 +1,202 @@
+"""The preference family: answers to one question compared with one another, or each told good or bad.
+
+    implicit     what an answer is worth to the policy    a log-ratio, its mean, log-odds ...
+    divergence   from what penalty on the policy          f'(π/π_ref); the reverse KL in DPO
+    pair_loss    what a margin costs                      logistic, squared, hinge ...
+
+A row's worth to whoever judged is its total reward; in a group the answers of more reward are preferred to
+those of less. A loss is one number a group, the mean over its pairs, and stands at each of its tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+
+from posttrain.math import masked, preference, reduce
+from posttrain.types import PROBE, Batch, Method, Outputs, PerRow, PerToken
+
+PairLoss = Callable[..., Float[torch.Tensor, "..."]]
+Pairs = Bool[torch.Tensor, "B B"]
+
+
+@dataclass(frozen=True)
+class Preference(Method):
+    """mean over groups of the mean over pairs (w, l) of pair_weight · pair_loss(h, β) + sft_weight · NLL(w).
+
+    h = f'(u_w) - f'(u_l), u the implicit worth; NLL(w) = -(1/|w|) Σ_t log π(w_t).
+    """
+
+    implicit: Callable[..., PerRow]
+    pair_loss: PairLoss
+    divergence: Callable[..., PerRow] = preference.reverse_kl
+    beta: float = 0.1
+    """How far a preference moves the policy: small is far."""
+    pair_weight: float = 1.0
+    sft_weight: float = 0.0
+    """How much the preferred answer's negative log-likelihood counts beside."""
+
+    unit: ClassVar[str] = "group"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The reference's log-probabilities, unless the implicit worth has none."""
+        return frozenset() if self.unread else frozenset({"logp_ref"})
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """The divergence, where the implicit worth has no reference to diverge from."""
+        free = self.implicit in (preference.mean_logp, preference.log_odds)
+        return frozenset({"divergence"}) if free else frozenset()
+
+    def weight(self, batch: Batch) -> PerToken:
+        """1/(groups · tokens of the group) on answers that are in a pair."""
+        return by_group(batch)
+
+    def loss(self, out: Outputs, batch: Batch) -> PerToken:
+        """The group's loss, at each of its tokens."""
+        pairs = better(batch)
+        h = _margins(self._implicit(out, batch))
+        each = self.pair_weight * self.pair_loss(h, self.beta)
+        if self.sft_weight:
+            each = each - self.sft_weight * masked.row_mean(out.logp, batch.mask)[:, None]
+        return spread(preference.over_pairs(each, pairs, batch.group), batch)
+
+    def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
+        """Implicit rewards β f'(u) of both sides, how often their order is right, and both likelihoods."""
+        reward = self.beta * self._implicit(out, batch).detach()
+        logp = masked.row_mean(out.logp.detach(), batch.mask)
+        return compared_means(reward, batch, "rewards") | {
+            f"logp/{side}": value for side, value in _sides(logp, batch).items()
+        }
+
+    def _implicit(self, out: Outputs, batch: Batch) -> PerRow:
+        worth = self.implicit(out.logp, batch.logp_ref, batch.mask)
+        return worth if self.unread else self.divergence(worth)
+
+
+@dataclass(frozen=True)
+class Unpaired(Method):
+    """mean over answers of λ_D (1 - σ(β u - z)) if wanted, of λ_U (1 - σ(z - β u)) if not; u the log-ratio.
+
+    An answer is wanted if its reward is positive. z = max(0, β · mean log-ratio of the probes): answers put
+    to questions that are not theirs, which measure the policy's KL to the reference and are not trained.
+
+    Source: KTO, arXiv:2402.01306, eq. 8.
+    """
+
+    beta: float = 0.1
+    desirable_weight: float = 1.0
+    """λ_D, of wanted answers; λ_D times their number should be 1 to 4/3 times λ_U times the others'."""
+    undesirable_weight: float = 1.0
+    """λ_U, of unwanted ones."""
+
+    unit: ClassVar[str] = "row"
+    probes: ClassVar[bool] = True
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The reference's log-probabilities, and the policy's before the update, which the probes compare."""
+        return frozenset({"logp_old", "logp_ref"})
+
+    @property
+    def start(self) -> Mapping[str, float]:
+        """No KL yet."""
+        return {"kl": 0.0}
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with the KL of its probes, in nats an answer, at least 0."""
+        assert batch.logp_old is not None
+        assert batch.logp_ref is not None
+        rows = _is_probe(batch) & batch.mask.any(-1)
+        gap = preference.log_ratio(batch.logp_old, batch.logp_ref, batch.mask)[rows]
+        measured = max(0.0, float(gap.mean())) if len(gap) else 0.0
+        return replace(batch, carry={**batch.carry, "kl": measured})
+
+    def weight(self, batch: Batch) -> PerToken:
+        """1/(answers · tokens of the answer); 0 on probes."""
+        mask = batch.mask & ~_is_probe(batch)[:, None]
+        # A step dealt only probes has nothing to learn; one without any token is an error.
+        only_probes = bool(batch.mask.any()) and not bool(mask.any())
+        return mask.float() if only_probes else reduce.per_sequence(mask)
+
+    def loss(self, out: Outputs, batch: Batch) -> PerToken:
+        """The answer's loss, at each of its tokens."""
+        each = preference.prospect(
+            self.beta * self._log_ratio(out, batch),
+            _worth(batch) > 0,
+            self.beta * batch.carry["kl"],
+            self.desirable_weight,
+            self.undesirable_weight,
+        )
+        return spread(each, batch)
+
+    def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
+        """Implicit rewards, with the sign of what was wanted, and how often that is positive."""
+        over = self.beta * (self._log_ratio(out, batch).detach() - batch.carry["kl"])
+        sign = torch.where(_worth(batch) > 0, 1.0, -1.0).to(over)
+        right = (sign * over > 0).to(over)
+        return {
+            "rewards/margin": spread(sign * over, batch),
+            "rewards/accuracy": spread(right, batch),
+        }
+
+    def _log_ratio(self, out: Outputs, batch: Batch) -> PerRow:
+        assert batch.logp_ref is not None
+        return preference.log_ratio(out.logp, batch.logp_ref, batch.mask)
+
+
+def better(batch: Batch) -> Pairs:
+    """Which row is preferred to which: [i, j] where both answer the same question and i has more reward."""
+    return preference.better(_worth(batch), batch.group, batch.mask.any(-1))
+
+
+def by_group(batch: Batch) -> PerToken:
+    """1/(groups · tokens of the group) on answers that are in a pair; 0 throughout where none is.
+
+    Raises ValueError when no token is trained.
+    """
+    if not bool(batch.mask.any()):
+        raise ValueError("nothing to train on: no answer of this step has a trained token")
+    pairs = better(batch)
+    return reduce.per_group(batch.mask & (pairs | pairs.T).any(-1)[:, None], batch.group)
+
+
+def spread(each: PerRow, batch: Batch) -> PerToken:
+    """A number of each row at each of its trained tokens."""
+    return masked.fill(each[:, None].expand(batch.mask.shape), batch.mask)
+
+
+def compared_means(reward: PerRow, batch: Batch, name: str) -> dict[str, PerToken]:
+    """name/chosen, /rejected, /margin and /accuracy: means over each group's pairs, at each of its tokens."""
+    sides = _sides(reward, batch)
+    h = _margins(reward)
+    # A tie is half right: a model that says the same of every answer has an accuracy of one half.
+    right = (h > 0).to(h) + 0.5 * (h == 0).to(h)
+    means = {
+        key: spread(preference.over_pairs(value, better(batch), batch.group), batch)
+        for key, value in {"margin": h, "accuracy": right}.items()
+    }
+    return {f"{name}/{key}": value for key, value in (sides | means).items()}
+
+
+def _sides(each: PerRow, batch: Batch) -> dict[str, PerToken]:
+    """A number of each row, as the mean over pairs of the preferred answer's and of the other's."""
+    n = len(each)
+    both = {"chosen": each[:, None].expand(n, n), "rejected": each[None, :].expand(n, n)}
+    pairs = better(batch)
+    return {k: spread(preference.over_pairs(v, pairs, batch.group), batch) for k, v in both.items()}
+
+
+def _margins(each: PerRow) -> Float[torch.Tensor, "B B"]:
+    return each[:, None] - each[None, :]
+
+
+def _worth(batch: Batch) -> PerRow:
+    return masked.row_sum(batch.reward, batch.mask)
+
+
+def _is_probe(batch: Batch) -> Bool[torch.Tensor, "B"]:
+    return ((batch.version == PROBE) & batch.mask).any(-1)

@@ -1,0 +1,138 @@
+"""Everything of a pipeline that can be checked before its first stage trains.
+
+A stage whose inputs another one will make is planned with what they will be made of: the model that an
+earlier stage starts from stands in for the one that it makes, whose tokenizer and shape are the same.
+What has no such stand-in, data and reward models to be made, is checked when it is there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from posttrain import config
+from posttrain.learner.pretrained import resolve, silent
+from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, Stage, filled, flat, taken
+from posttrain.pipeline.kinds import function_of, words_of
+from posttrain.pipeline.record import Place, check_unchanged, placed, reading
+from posttrain.runtime import local
+from posttrain.runtime.ask import ask
+from posttrain.runtime.choice import VerifierChoice
+from posttrain.runtime.compare import Compare
+from posttrain.runtime.policy import Say
+from posttrain.runtime.recipe import Recipe
+from posttrain.types import UserError
+from posttrain.verifiers.combine.penalties import Repetition
+
+ANY = VerifierChoice(repetition=Repetition())
+"""In place of a verifier that cannot be made yet: one that asks nothing of a task."""
+STOOD_IN = ("model", "critic")
+"""Tables in which the model that a stage starts from may stand in for the one that it makes."""
+
+
+def check(
+    pipeline: Pipeline, where: list[Place], finished: Mapping[str, Mapping[str, str]], say: Say
+) -> None:
+    """UserError with the first thing for which a stage, or the comparison, could not run as it is.
+
+    `finished` holds what each finished stage has made; nothing of those is checked but that they are still
+    asked the same.
+    """
+    made = {key: path for each in finished.values() for key, path in each.items()}
+    origins: dict[str, str] = {}
+    for place in where:
+        stage = place.stage
+        if stage.kind == "recipe" and stage.name not in finished:
+            origins |= _check_recipe(pipeline, stage, {**origins, **made}, made, say)
+        elif stage.kind == "new":
+            words_of(pipeline, stage, made)
+        elif stage.kind == "make":
+            function_of(pipeline, stage)
+        check_unchanged(pipeline, place, finished=stage.name in finished)
+        begun = [p.stage.name for p in where[place.number :] if p.directory.exists()]
+        if begun and stage.name not in finished:
+            raise UserError(
+                f"stage {stage.name!r} is not finished, and {begun[0]!r} after it has begun with what it was",
+                where=pipeline.at(stage),
+                mend=f"make it and what follows anew: --from {stage.name}",
+            )
+    if pipeline.compare is not None:
+        _check_compare(pipeline, {**origins, **made}, made, say)
+
+
+def _check_recipe(
+    pipeline: Pipeline, stage: Stage, known: Mapping[str, str], made: Mapping[str, str], say: Say
+) -> dict[str, str]:
+    """The model that the stage starts from, under its name, if it is known."""
+    found = reading(pipeline, stage, known)
+    waits = _waits(flat(stage.set), made)
+    if waits - {*STOOD_IN, "verifier"}:
+        return {}
+    recipe = found.recipe
+    if "verifier" in waits:
+        recipe = replace(recipe, verifier=ANY)
+    try:
+        if _unknown(recipe.model.path) or _unknown(recipe.critic.path):
+            ask(recipe)
+            return {}
+        resolve(recipe.model.path, say=say)
+        local.plan(recipe, silent)  # what it finds in the data is said when the stage begins
+    except UserError as error:
+        raise placed(pipeline, stage, found.locate(error)) from None
+    return {stage.name: recipe.model.path}
+
+
+def _waits(given: Mapping[str, object], made: Mapping[str, str]) -> set[str]:
+    """The tables in which something is taken that is not made yet."""
+    return {
+        key.split(".")[0]
+        for key, name, suffix in taken(given)
+        if f"{name}{'.' * bool(suffix)}{suffix}" not in made
+    }
+
+
+def _unknown(path: str) -> bool:
+    return TAKEN.search(path) is not None
+
+
+def comparison(pipeline: Pipeline, made: Mapping[str, str]) -> Compare:
+    """The comparison with {NAME} filled in; UserError with the line of what it cannot be."""
+    tables = {COMPARE: filled(pipeline.compare, made)}
+    compare: Compare = config.parsed(Compare, tables[COMPARE], _Within(pipeline.where))
+    return compare
+
+
+class _Within(config.Where):
+    """Finds keys of [compare] in the pipeline's file."""
+
+    def __init__(self, where: config.Where) -> None:
+        super().__init__(where.path, where.text, where.given)
+
+    def __call__(self, loc: Sequence[str]) -> str:
+        return super().__call__([COMPARE, *loc])
+
+
+def _check_compare(pipeline: Pipeline, known: Mapping[str, str], made: Mapping[str, str], say: Say) -> None:
+    compare = comparison(pipeline, known)
+    waits = _waits(pipeline.compare or {}, made)
+    if "verifier" in waits:
+        compare = replace(compare, verifier=ANY)
+    if waits - {"verifier", "base"}:
+        return
+    models = [compare.base] if compare.base else []
+    models += [known[name] for name in compare.stages if name in known]
+    try:
+        for model in dict.fromkeys(models):
+            resolve(model, say=say)
+            local.plan(compare.recipe(model), silent)
+        if not models:
+            ask(compare.recipe("unknown"))
+    except UserError as error:
+        raise located(pipeline, error) from None
+
+
+def located(pipeline: Pipeline, error: UserError) -> UserError:
+    """An error of the comparison, with the line of the pipeline's file if it names a key."""
+    key = error.where.split(".")
+    if key[0] not in Recipe.__dataclass_fields__:
+        return error
+    own = {"task": key[1:], "model": ["stages"]}.get(key[0], key)
+    return UserError(error.what, where=pipeline.where([COMPARE, *own]), mend=error.mend)

@@ -1,0 +1,70 @@
+"""`posttrain pipeline`: stages that take what earlier ones made, from a file to one report."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from posttrain.learner.pretrained import silent
+from posttrain.nearest import did_you_mean
+from posttrain.pipeline import file, stages
+from posttrain.pipeline.record import held
+from posttrain.training import say
+from posttrain.types import UserError
+
+out = Console()
+
+
+def pipeline(
+    path: Annotated[Path, typer.Argument(metavar="PIPELINE.toml", help="The stages; see recipes/rlhf.toml.")],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="STAGE.A.B=C", help="Overrides a key: --set sft.optim.lr=1e-5"),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Where everything is left; by default runs/NAME-001, -002 ..."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on in --dir: finished stages are passed over.")
+    ] = False,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="STAGE", help="Go on in --dir, this stage and all after it anew."),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")] = False,
+) -> None:
+    """Runs stages that each name a recipe and take what earlier ones made; leaves one pipeline.html.
+
+    All stages are checked before the first one trains. Ctrl-C or SIGTERM finishes the update, saves and
+    stops; --resume goes on at the very update. With --from what was there is moved aside and kept.
+
+    Example: `posttrain pipeline recipes/rlhf.toml --dir runs/rlhf --set sft.run.updates=20`
+    """
+    going_on = resume or begin is not None
+    if going_on and directory is None:
+        which = "--resume" if resume else "--from"
+        raise UserError("which pipeline?", where=which, mend="name its directory with --dir")
+    found = file.read(path, sets or ())
+    names = [stage.name for stage in found.stages]
+    if begin is not None and begin not in names:
+        mend = did_you_mean(begin, names) or f"there are {', '.join(names)}"
+        raise UserError(f"there is no stage {begin!r}", where="--from", mend=mend)
+    root = directory or _free(path.stem)
+    news = stages.News(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
+    with held(root, resume=going_on):
+        page = stages.run(found, root, news, begin=begin or "")
+    if as_json:
+        typer.echo(json.dumps({"state": "done", "report": str(page)}))
+    else:
+        out.print(f"done: {', '.join(names)}  report {page}", highlight=False, soft_wrap=True)
+
+
+def _free(name: str) -> Path:
+    """The first directory runs/NAME-001, -002 ... that is not taken."""
+    return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())

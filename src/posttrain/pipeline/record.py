@@ -1,0 +1,218 @@
+"""A pipeline's directory: for each stage what it was asked, and what it has made so far.
+
+01-sft.toml    what stage sft was asked, {NAME} left in          stages.json    what the pipeline is
+01-sft/        its run directory, its model or its data          compare/       answers of the policies
+pipeline.html, pipeline.json    the report                       compare.json   what came out
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from posttrain import config
+from posttrain.learner import checkpoint, lora, pretrained
+from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, flat, taken
+from posttrain.runtime.policy import surroundings, weights_of
+from posttrain.toml import dump, inline
+from posttrain.training import otherwise
+from posttrain.types import UserError
+
+LOCK = ".lock"
+_RECORD = re.compile(r"(\d\d)-(.+)\.toml")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage's things lie."""
+
+    root: Path
+    number: int
+    """From 1."""
+    stage: Stage
+
+    @property
+    def directory(self) -> Path:
+        """Its run directory, its model or its data."""
+        return self.root / f"{self.number:02d}-{self.stage.name}"
+
+    @property
+    def record(self) -> Path:
+        """What it was asked when it began."""
+        return self.root / f"{self.number:02d}-{self.stage.name}.toml"
+
+
+def places(pipeline: Pipeline, root: Path) -> list[Place]:
+    """The place of each stage, in their order."""
+    return [Place(root, number, stage) for number, stage in enumerate(pipeline.stages, start=1)]
+
+
+@contextmanager
+def held(root: Path, *, resume: bool) -> Iterator[None]:
+    """Keeps the directory for this process; UserError if it is in use, or used and not resumed."""
+    if root.exists() and not root.is_dir():
+        raise UserError("is a file", where=str(root), mend="give another --dir")
+    if resume and not (root / "stages.json").exists():
+        raise UserError(
+            "there is no pipeline to resume here", where=str(root), mend="leave --resume out to start one"
+        )
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / LOCK)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            "another pipeline is using this directory", where=str(root), mend="give another --dir"
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot be written to: {error.strerror}", where=str(root)) from error
+    try:
+        if not resume and any(not p.name.startswith(".") for p in root.iterdir()):
+            raise UserError(
+                "already holds something", where=str(root), mend="go on with --resume, or give another --dir"
+            )
+        yield
+    finally:
+        lock.release()
+        if not resume and not any(p.name != LOCK for p in root.iterdir()):  # refused before it began
+            (root / LOCK).unlink(missing_ok=True)
+            root.rmdir()
+
+
+def put(file: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
+    fresh = file.with_name(f".{file.name}.tmp")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(file)
+
+
+# ---------------------------------------------------------------------- what a stage is asked
+
+
+def reading(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> config.Read:
+    """The recipe of a stage, with what it is given on top; {NAME} that is not in `made` is left in.
+
+    Raises UserError with the line of the recipe, or of the pipeline where that is what is wrong.
+    """
+    path = pipeline.path.parent / stage.recipe
+    sets = [
+        f"{key}={'' if value == TAKEN_OUT else inline(value)}"
+        for key, value in filled(flat(stage.set), made).items()
+    ]
+    try:
+        return config.read(path, sets)
+    except UserError as error:
+        if error.where == str(path):  # of the file as a whole
+            at = pipeline.at(stage, "recipe")
+            raise UserError(f"{error.what}: {path}", where=at, mend=error.mend) from None
+        raise placed(pipeline, stage, error) from None
+
+
+def placed(pipeline: Pipeline, stage: Stage, error: UserError) -> UserError:
+    """The error of a stage's recipe, with the line of the pipeline if that is where the key was set."""
+    if not error.where.startswith("--set "):
+        return error
+    key = error.where.removeprefix("--set ").partition("=")[0]
+    return UserError(
+        error.what, where=f"{pipeline.at(stage, 'set', *key.split('.'))}: {key}", mend=error.mend
+    )
+
+
+def asked(pipeline: Pipeline, stage: Stage) -> dict[str, Any]:
+    """What a stage is asked, as the tables that are kept of it."""
+    if stage.kind == "recipe":
+        return reading(pipeline, stage, {}).tables
+    if stage.kind == "new":
+        return {"new": dict(stage.new)}
+    return {"make": {"function": stage.make, "options": dict(stage.options)}}
+
+
+def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None:
+    """UserError if a stage that began is now asked something else; one that goes on may be made longer."""
+    stage = place.stage
+    for file in place.root.glob(f"{place.number:02d}-*.toml"):
+        if (match := _RECORD.fullmatch(file.name)) and match[2] != stage.name:
+            raise UserError(
+                f"stage {place.number} of {place.root} is {match[2]!r}",
+                where=pipeline.at(stage, "name"),
+                mend="put it back, or start in another directory",
+            )
+    if not place.record.exists() or not place.directory.exists():
+        return
+    if stage.kind == "recipe":
+        now, before = reading(pipeline, stage, {}), config.read(place.record)
+        name = otherwise(now.recipe, before.recipe, longer=not finished)
+        what, where = f"[{name}] is not what it was made with", now.where([name])
+    else:
+        name = "" if place.record.read_text() == dump(asked(pipeline, stage)) else stage.kind
+        what, where = "its options are not what it was made with", pipeline.at(stage, stage.kind)
+    if name:
+        how = "finished" if finished else "under way"
+        mend = f"put it back (it is in {place.record}), or make it and what follows anew: --from {stage.name}"
+        raise UserError(f"stage {stage.name!r} is {how}, and {what}", where=where, mend=mend)
+
+
+# ---------------------------------------------------------------------- what a stage has made
+
+
+def newest(place: Place, updates: int) -> Path | None:
+    """The checkpoint after the last update of a recipe's run; None while there is none."""
+    found, _ = checkpoint.newest(place.directory / "checkpoints")
+    if found is None or checkpoint.read_state(found)["progress"]["update"] < updates:
+        return None
+    return found
+
+
+def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[str, str]:
+    """What {NAME} and {NAME.run} of this stage are; empty while it is not finished."""
+    name, directory = place.stage.name, place.directory
+    if place.stage.kind != "recipe":
+        return {name: str(directory)} if directory.is_dir() else {}
+    if not (directory / "config.toml").exists():
+        return {}
+    found = newest(place, reading(pipeline, place.stage, made).recipe.run.updates)
+    if found is None:
+        return {}
+    model = found / "model"
+    if not model.is_dir():
+        model = directory / "merged"
+        if not model.is_dir() and wanted(pipeline, name):
+            merge(config.read(directory / "config.toml"), found / "adapter", model)
+    return {name: str(model), f"{name}.run": str(directory)}
+
+
+def wanted(pipeline: Pipeline, name: str) -> bool:
+    """Whether the model that a stage makes is taken by another one, or compared."""
+    given = [*(stage.given for stage in pipeline.stages), pipeline.compare or {}]
+    compared = (pipeline.compare or {}).get("stages", ())
+    return name in compared or any(n == name and not suffix for g in given for _, n, suffix in taken(g))
+
+
+def merge(found: config.Read, adapter: Path, out: Path) -> None:
+    """Writes the model with its adapter merged, in float32: at its run's dtype it is what was sampled."""
+    recipe = found.recipe
+    policy = surroundings(recipe, pretrained.silent)
+    model = weights_of(recipe, policy).float()
+    fresh = out.with_name(f".{out.name}.tmp")
+    pretrained.save_pretrained(lora.with_saved_adapter(model, adapter), policy.tokenizer, fresh)
+    fresh.replace(out)
+
+
+def describe(pipeline: Pipeline, root: Path) -> None:
+    """Writes stages.json: what the pipeline is, for its report."""
+    stages = [
+        {
+            "name": place.stage.name,
+            "kind": place.stage.kind,
+            "directory": place.directory.name,
+            "says": place.stage.recipe or place.stage.make or "posttrain new",
+            "takes": list(dict.fromkeys(name for _, name, _ in taken(place.stage.given))),
+        }
+        for place in places(pipeline, root)
+    ]
+    put(root / "stages.json", json.dumps({"title": pipeline.title, "stages": stages}, indent=1))

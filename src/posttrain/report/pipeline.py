@@ -1,0 +1,176 @@
+"""The report of a pipeline: what each stage changed, and its policies against one another.
+
+A pure function of the pipeline's directory: stages.json names the stages, each run directory says what its
+stage did, compare.json how the policies stand. What is not there yet is left out.
+"""
+
+import html
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.report.headline import count, duration, figure, percent
+from posttrain.report.page import SLOT, block, content_policy, part
+from posttrain.report.record import Metrics, Row, file_text, number, read, text
+from posttrain.report.rollouts import json_text
+from posttrain.types import UserError
+
+SCRIPTS = ("dom.js", "scale.js", "plane.js", "pipeline.js")
+STYLES = ("style.css", "pipeline.css")
+WHILE_TRAINING = ("reward/mean", "loss", "kl/ref")
+"""Curves of which the first and the last value are told where a run was not evaluated."""
+WINDOW = 5
+"""Updates that are averaged for these."""
+
+
+def write(root: Path) -> Path:
+    """The path of the page, pipeline.html; the same numbers go to pipeline.json beside it.
+
+    Raises UserError if the directory holds no pipeline, or cannot be written to.
+    """
+    found = summary(root)
+    out = root / "pipeline.html"
+    try:
+        for path, content in ((root / "pipeline.json", json.dumps(found, indent=1)), (out, page(found))):
+            draft = path.with_name(f".{path.name}.tmp")
+            draft.write_bytes(content.encode("utf-8", "replace"))
+            draft.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write the report: {error.strerror}", where=str(out)) from None
+    return out
+
+
+def summary(root: Path) -> dict[str, Any]:
+    """What the directory says: title, stages, comparison (None while there is none), notes."""
+    told, notes = _json(root / "stages.json")
+    if told is None:
+        raise UserError(
+            "this is no pipeline's directory: it holds no stages.json",
+            where=str(root),
+            mend="give the directory that `posttrain pipeline` wrote",
+        )
+    compare, not_read = _json(root / "compare.json")
+    if (root / "compare.json").exists():
+        notes += not_read
+    stages = [_stage(root, each) for each in told.get("stages", []) if isinstance(each, dict)]
+    return {
+        "name": root.resolve().name,
+        "title": text(told.get("title")) or root.resolve().name,
+        "stages": stages,
+        "compare": compare,
+        "notes": notes,
+    }
+
+
+def _json(file: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    content, notes = file_text(file)
+    if notes:
+        return None, notes
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        return None, [f"{file.name} is no JSON object, so it was left out."]
+    return found, []
+
+
+def _stage(root: Path, told: Row) -> dict[str, Any]:
+    """One stage: what it is, how far it is, and what it changed."""
+    directory = root / text(told.get("directory"))
+    out: dict[str, Any] = {key: text(told.get(key)) for key in ("name", "kind", "directory", "says")}
+    out["takes"] = [text(name) for name in told.get("takes") or []]
+    if told.get("kind") != "recipe":
+        files = sorted(f for f in directory.rglob("*") if f.is_file()) if directory.is_dir() else []
+        out["files"] = [[str(f.relative_to(directory)), f.stat().st_size] for f in files]
+        return out | {"state": "finished" if files else "waiting"}
+    if not (directory / "config.toml").exists():
+        return out | {"state": "waiting"}
+    record = read(directory)
+    metrics = record.metrics
+    wanted = _updates(record.config)
+    done = metrics.updates[-1] if metrics.updates else 0
+    return out | {
+        "state": "finished" if wanted and done >= wanted else "stopped" if record.stopped else "under way",
+        "title": record.title,
+        "stopped": record.stopped,
+        "report": f"{directory.name}/report.html" if (directory / "report.html").exists() else "",
+        "updates": done,
+        "of": wanted,
+        "tokens": _last(metrics, "tokens"),
+        "seconds": _last(metrics, "seconds"),
+        "changed": _changes(metrics),
+    }
+
+
+def _updates(config: str) -> int:
+    """The updates that a run was asked for; 0 if its config does not say."""
+    try:
+        found = tomllib.loads(config).get("run", {}).get("updates", 100)
+    except tomllib.TOMLDecodeError:
+        return 0
+    return found if isinstance(found, int) else 0
+
+
+def _last(metrics: Metrics, name: str) -> float | None:
+    points = metrics.points(name)
+    return points[-1][1] if points else None
+
+
+def _changes(metrics: Metrics) -> list[dict[str, Any]]:
+    """First and last value of what was measured on held-out data, then of what training itself shows."""
+    out = []
+    for name in sorted(n for n in metrics.series if n.startswith("eval/")):
+        points = metrics.points(name)
+        if points:
+            out.append({"name": name, "first": points[0][1], "last": points[-1][1], "updates": len(points)})
+    for name in WHILE_TRAINING:
+        values = [y for _, y in metrics.points(name)]
+        if values:
+            first, last = values[:WINDOW], values[-WINDOW:]
+            change = {"first": sum(first) / len(first), "last": sum(last) / len(last)}
+            out.append({"name": name, **change, "updates": len(values)})
+    return out
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The HTML of a pipeline's report: one file that loads nothing."""
+    script = "(() => {\n'use strict';\n" + "\n".join(part(name) for name in SCRIPTS) + "\n})();\n"
+    guard, style = part("guard.js"), "\n".join(part(name) for name in STYLES)
+    parts = {
+        "policy": content_policy([guard, script], style),
+        "title": html.escape("".join(c if c.isprintable() else " " for c in str(found["title"]))),
+        "guard": f"<script>{guard}</script>",
+        "style": f"<style>{style}</style>",
+        "data": block("pipeline", json_text({**found, "headline": headline(found)})),
+        "script": f"<script>{script}</script>",
+    }
+    return SLOT.sub(lambda slot: parts[slot[1]], part("pipeline.html"))
+
+
+def headline(found: Mapping[str, Any]) -> list[list[str]]:
+    """The tiles at the top, each (label, value, remark): the best policy, then what it all took."""
+    tiles = []
+    runs = [s for s in found["stages"] if s["kind"] == "recipe"]
+    compare = found["compare"]
+    scored = [p for p in compare["policies"] if p["score"]] if compare else []
+    if scored:
+        best = max(scored, key=lambda p: p["score"]["mean"])
+        first = scored[0]["score"]["mean"]
+        remark = f"{best['name']}; {scored[0]['name']} has {figure(first)}"
+        tiles.append(["Best mean score", figure(best["score"]["mean"]), remark])
+        won = next((w for w in compare["wins"] if w["of"] == best["name"]), None)
+        if won and won["rate"] is not None:
+            tiles.append(["Its win rate", percent(won["rate"]), f"over {won['over']}"])
+    ended = sum(s["state"] == "finished" for s in found["stages"])
+    tiles.append(["Stages", f"{ended} of {len(found['stages'])}", "finished"])
+    for label, key, shown in (("Time", "seconds", duration), ("Tokens trained", "tokens", count)):
+        values = [v for s in runs if (v := number(s.get(key))) is not None]
+        if values:
+            tiles.append([label, shown(sum(values)), "all stages"])
+    return tiles

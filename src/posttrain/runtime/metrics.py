@@ -1,0 +1,97 @@
+"""What is said of episodes: rewards, lengths, verdicts, coverage and age, in the names of docs/metrics.md."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+from posttrain.math.selection import coverage
+from posttrain.types import Episode
+
+
+def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: float) -> dict[str, float]:
+    """Rewards, lengths, lags and verdicts of an update's groups. Episodes that failed are only counted."""
+    episodes = [e for group in groups for e in group]
+    judged = [e for e in episodes if not e.verdict.failed]
+    out = verdict_shares(episodes)
+    if not judged:
+        return out
+    rewards = [e.trajectory.total_reward for e in judged]
+    lengths = [sum(e.trajectory.sampled) for e in judged]
+    lags = [
+        version - v
+        for e in judged
+        for v, s in zip(e.trajectory.version, e.trajectory.sampled, strict=True)
+        if s
+    ]
+    by_group = [kept for group in groups if (kept := [e for e in group if not e.verdict.failed])]
+    spreads = [statistics.pstdev(e.trajectory.total_reward for e in group) for group in by_group]
+    return (
+        out
+        | {
+            "reward/mean": statistics.fmean(rewards),
+            "reward/std": statistics.pstdev(rewards),
+            "reward/group_std": statistics.fmean(spreads),
+            "accuracy": statistics.fmean(is_right(e, right) for e in judged),
+            "distinct": statistics.fmean(len({_said(e) for e in group}) / len(group) for group in by_group),
+            "length/mean": statistics.fmean(lengths),
+            "length/max": float(max(lengths)),
+            "length/clipped": sum(e.stop == "length" for e in judged) / len(judged),
+            "length/total": float(sum(lengths)),
+            "lag/mean": statistics.fmean(lags),
+            "lag/max": float(max(lags)),
+        }
+        | pass_at_powers(by_group, right)
+    )
+
+
+def pass_at_powers(groups: Sequence[Sequence[Episode]], right: float) -> dict[str, float]:
+    """pass@1, pass@2, pass@4 ... up to the largest group, each the mean over groups that are large enough.
+
+    Failed episodes must be left out: a group is then smaller, and its estimate as unbiased as the others'.
+    """
+    counts = [(sum(is_right(e, right) for e in group), len(group)) for group in groups]
+    out, k = {}, 1
+    while found := [coverage(c, n, k) for c, n in counts if n >= k]:
+        out[f"pass@{k}"] = statistics.fmean(found)
+        k *= 2
+    return out
+
+
+def evaluation_metrics(episodes: Sequence[Episode], right: float) -> dict[str, float]:
+    """Accuracy, reward and length on held-out tasks; NaN where nothing could be judged."""
+    judged = [e for e in episodes if not e.verdict.failed]
+    rewards = [e.trajectory.total_reward for e in judged]
+    lengths = [float(sum(e.trajectory.sampled)) for e in judged]
+    mean = statistics.fmean if judged else lambda values: math.nan
+    return {
+        "eval/accuracy": mean([float(is_right(e, right)) for e in judged]),
+        "eval/reward": mean(rewards),
+        "eval/length": mean(lengths),
+        "eval/errors": (len(episodes) - len(judged)) / max(len(episodes), 1),
+    }
+
+
+def success_rate(group: Sequence[Episode], right: float) -> float | None:
+    """The share of right answers among those that could be judged; None if none could."""
+    judged = [is_right(e, right) for e in group if not e.verdict.failed]
+    return statistics.fmean(judged) if judged else None
+
+
+def is_right(episode: Episode, least: float) -> bool:
+    """Whether the verdict's label says so; where it says neither, whether the reward is at least `least`."""
+    if episode.verdict.label in ("right", "wrong", "no_answer"):
+        return episode.verdict.label == "right"
+    return episode.trajectory.total_reward >= least
+
+
+def verdict_shares(episodes: Sequence[Episode]) -> dict[str, float]:
+    """verdict/<label>: the share of episodes of each class."""
+    counts = Counter(e.verdict.label for e in episodes)
+    return {f"verdict/{label}": n / len(episodes) for label, n in sorted(counts.items())}
+
+
+def _said(episode: Episode) -> tuple[int, ...]:
+    """The tokens that the policy chose."""
+    t = episode.trajectory
+    return tuple(token for token, chosen in zip(t.tokens, t.sampled, strict=True) if chosen)

@@ -1,0 +1,214 @@
+"""Records of a data set as rows that an offline method learns from, in groups.
+
+answers    a conversation is a row; what assistants say is trained
+rankings   a question is a group, each of its answers a row whose reward is what it was worth
+labels     an answer is a row, and its label the reward
+steps      an answer is a row with a mark, and a label, behind each of its steps
+
+A method that reads a head needs no token trained but places marked: its row ends in one token more, which is
+never fed, so that the state "before" it is that of the last real one (learner/pack.py).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from posttrain.data import Ranking, Stepped
+from posttrain.envs.chat import Chat
+from posttrain.types import PROBE, Message, Trajectory, UserError
+
+Group = tuple[Trajectory, ...]
+Say = Callable[[str], None]
+NOBODY = 0
+"""The token behind the end of a row that a head reads. It is never fed, so any will do."""
+
+
+@dataclass(frozen=True)
+class Shaper:
+    """Turns records into groups of rows of at most `bound` tokens, and counts what it cut or left out."""
+
+    chat: Chat
+    bound: int
+    marks: bool
+    """Whether a head is read at the end of each answer, in place of the answer's tokens being trained."""
+    separator: str = "\n\n"
+
+    def groups(self, records: Sequence[Any], learns: str, say: Say) -> list[Group]:
+        """The groups of all records.
+
+        What is longer than the bound is cut there, or left out if a head reads its end, or if nothing
+        trained remains of it. Raises UserError if nothing is left, and for a record that has no tokens.
+        """
+        make: dict[str, Callable[[Any, Counter[str]], Group]] = {
+            "answers": self._conversation,
+            "rankings": self._ranking,
+            "labels": self._ranking,
+            "steps": self._steps,
+        }
+        if learns == "steps":
+            self._between()
+        counts: Counter[str] = Counter()
+        made = []
+        for record in records:
+            try:
+                made.append(make[learns](record, counts))
+            except UserError as error:
+                raise UserError(f"{record.id!r}: {error}", where=record.source) from None
+        kept = [group for group in made if group]
+        for what, number in counts.items():
+            say(f"{number} of {len(records)} {_NAMES[learns]} {what.format(bound=self.bound)}")
+        if records and not kept:
+            raise UserError(
+                f"all {len(records)} {_NAMES[learns]} were filtered out: none has a trained token within "
+                f"{self.bound} tokens",
+                where="batch.max_length",
+                mend="raise it",
+            )
+        return kept
+
+    def _conversation(self, record: Any, counts: Counter[str]) -> Group:
+        tokens, trained = self.chat.render_supervised(record.messages)
+        if any(trained[self.bound :]):
+            counts["are longer than {bound} tokens and were cut there"] += 1
+        tokens, trained = tokens[: self.bound], trained[: self.bound]
+        if not any(trained):
+            counts["had nothing left to train on and are left out"] += 1
+            return ()
+        return (row(tokens, trained, getattr(record, "reward", None) or 0.0),)
+
+    def _ranking(self, record: Ranking, counts: Counter[str]) -> Group:
+        if self.marks:
+            return self._judged(record, counts)
+        sides = [self._answer(record.messages, answer) for answer in record.answers]
+        if any(any(trained[self.bound :]) for _, trained in sides):
+            counts["are longer than {bound} tokens and were cut there"] += 1
+        cut = [(tokens[: self.bound], trained[: self.bound]) for tokens, trained in sides]
+        if not all(any(trained) for _, trained in cut):
+            counts["had an answer with nothing left to train on and are left out"] += 1
+            return ()
+        if len({tuple(tokens) for tokens, _ in cut}) < len(cut):
+            counts["have answers that no longer differ once they are cut and are left out"] += 1
+            return ()
+        return tuple(row(*side, score) for side, score in zip(cut, record.scores, strict=True))
+
+    def _answer(self, messages: Sequence[Message], answer: str) -> tuple[list[int], list[bool]]:
+        """The tokens of a question with this answer at its end, and whether each is of that answer.
+
+        The question is what a policy is shown that is asked it, and what earlier turns say is part of it.
+        """
+        said = {"role": "assistant", "content": answer}
+        tokens, trained = self.chat.render_supervised([*messages, said])
+        end = len(trained) - 1 - trained[::-1].index(True)
+        first = max(t + 1 for t in range(end) if not trained[t])
+        question = self.chat.render(messages)
+        mine = [False] * len(question) + [True] * (end + 1 - first) + [False] * (len(tokens) - end - 1)
+        return [*question, *tokens[first:]], mine
+
+    def _judged(self, record: Ranking, counts: Counter[str]) -> Group:
+        """The answers as a verifier sees them: in what they say nothing is taken for a special token."""
+        question, close = self.chat.render(record.messages), self.chat.close()
+        sides = [[*question, *self.chat.spell(answer), *close] for answer in record.answers]
+        if any(len(tokens) > self.bound for tokens in sides):
+            counts["have an answer that ends beyond {bound} tokens and are left out"] += 1
+            return ()
+        return tuple(marked(t, {len(t): s}) for t, s in zip(sides, record.scores, strict=True))
+
+    def _steps(self, record: Stepped, counts: Counter[str]) -> Group:
+        tokens, between = self.chat.render(record.messages), self._between()
+        labels: dict[int, float] = {}
+        for step, label in zip(record.steps, record.labels, strict=True):
+            # A separator within a step parts it for a verifier too: what is judged is its end.
+            for part in step.split(self.separator):
+                if part.strip():
+                    tokens = [*tokens, *self.chat.spell(part), *between]
+            if label is not None:
+                labels[len(tokens)] = label
+        if len(tokens) > self.bound:
+            counts["are longer than {bound} tokens and lose the steps beyond"] += 1
+        labels = {at: label for at, label in labels.items() if at <= self.bound}
+        if not labels:
+            counts["have no labelled step within {bound} tokens and are left out"] += 1
+            return ()
+        return (marked(tokens[: max(labels)], labels),)
+
+    def _between(self) -> list[int]:
+        tokens = self.chat.spell(self.separator)
+        if not tokens:
+            what = f"the tokenizer has no token for the separator {self.separator!r}"
+            raise UserError(what, where="batch.separator", mend="give another one")
+        return tokens
+
+
+_NAMES = {"answers": "conversations", "rankings": "rankings", "labels": "answers", "steps": "answers"}
+
+
+def row(tokens: list[int], trained: list[bool], reward: float) -> Trajectory:
+    """A row that was given and not sampled, its reward at the last trained token."""
+    earned = [0.0] * len(tokens)
+    earned[len(trained) - 1 - trained[::-1].index(True)] = float(reward)
+    return _given(tokens, trained, earned)
+
+
+def marked(tokens: list[int], labels: dict[int, float]) -> Trajectory:
+    """A row whose head is read before each of these positions, which carry what it should say.
+
+    >>> r = marked([7, 8, 9], {3: 1.0})
+    >>> r.tokens, r.sampled, r.reward
+    ([7, 8, 9, 0], [False, False, False, True], [0.0, 0.0, 0.0, 1.0])
+    """
+    whole = [*tokens, NOBODY]
+    return _given(
+        whole, [t in labels for t in range(len(whole))], [labels.get(t, 0.0) for t in range(len(whole))]
+    )
+
+
+def with_probes(groups: Sequence[Group]) -> list[Group]:
+    """The groups, and behind them each one's question with the next one's answer, which nobody learns.
+
+    A probe is cut where the longer of the two ends, so that what bounds the rows bounds it too.
+    """
+    answers = [r for group in groups for r in group]
+    probes: list[Group] = []
+    for asked, said in zip(answers, [*answers[1:], answers[0]], strict=True):
+        start, behind = asked.prompt_length, said.prompt_length
+        bound = max(len(asked.tokens), len(said.tokens))
+        tokens = [*asked.tokens[:start], *said.tokens[behind:]][:bound]
+        trained = [*asked.sampled[:start], *said.sampled[behind:]][:bound]
+        probes.append((_given(tokens, trained, [0.0] * len(tokens), PROBE),))
+    return [*groups, *probes]
+
+
+class Singles(Sequence[Group]):
+    """Each row of a sequence as a group of its own, made when it is taken."""
+
+    def __init__(self, rows: Sequence[Trajectory]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, i: int) -> Group: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Group]: ...
+    def __getitem__(self, i: int | slice) -> Group | Sequence[Group]:
+        return Singles(self.rows[i]) if isinstance(i, slice) else (self.rows[i],)
+
+
+def numbered(groups: Iterable[Group]) -> tuple[list[Trajectory], list[int]]:
+    """The rows of the groups, and for each the number of its group."""
+    pairs = [(each, number) for number, group in enumerate(groups) for each in group]
+    return [each for each, _ in pairs], [number for _, number in pairs]
+
+
+def _given(tokens: list[int], trained: list[bool], reward: list[float], version: int = 0) -> Trajectory:
+    zero = [0.0] * len(tokens)
+    return Trajectory(
+        tokens=tokens,
+        sampled=trained,
+        logp_gen=zero,
+        logp_policy=zero,
+        version=[version] * len(tokens),
+        reward=reward,
+    )

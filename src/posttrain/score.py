@@ -1,0 +1,173 @@
+"""`posttrain score`: what a trained policy thinks of answers, by its own likelihoods.
+
+A policy that was trained on preferences is a reward model too: up to a constant of the prompt, the reward
+for which it is the best policy under a KL to its reference is
+
+    r(x, y) = β (log π(y | x) - log π_ref(y | x)).
+
+Source: DPO, arXiv:2305.18290, eq. 5.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from posttrain.data import Data, Ranking, load_labelled, load_rankings
+from posttrain.learner import lora, pretrained
+from posttrain.learner.forward import scored
+from posttrain.learner.learner import Learner
+from posttrain.math import preference
+from posttrain.methods.preference import better
+from posttrain.methods.table import METHODS
+from posttrain.runtime import process
+from posttrain.runtime.judged import agreement, calibration_curve, correlation
+from posttrain.runtime.policy import NO_TASK, Policy, Say, surroundings
+from posttrain.runtime.recipe import Model, Recipe
+from posttrain.runtime.rows import Group, Shaper, numbered
+from posttrain.target import is_run, target_of
+from posttrain.types import Batch, PerRow, Task, UserError
+from posttrain.verifiers.model.verifier import RewardModel
+
+AT_ONCE, PACKED = 16, 2048
+out, err = Console(), Console(stderr=True)
+
+
+def score(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint."),
+    ],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Pairs, rankings, or answers with a label.")],
+    reference: Annotated[
+        str | None, typer.Option(help="The model it was trained from; of a run, its recipe's.")
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(help="β of the implicit reward; of a run, its recipe's; else 0.1.")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="A reward model to compare with; several are an ensemble's mean.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first records.")] = None,
+    max_length: Annotated[int, typer.Option(min=0, help="Tokens of an answer; 0: the model's context.")] = 0,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line for each answer.")] = False,
+) -> None:
+    """Scores answers by a policy's implicit reward β log π/π_ref, and compares it with a reward model's.
+
+    Prints how often the order of scores is that of the data, by margin and length, and with --against the
+    same of the reward model and how far the two agree.
+    """
+    if dtype not in ("bfloat16", "float32"):
+        raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
+    process.settle()
+    path, adapter, start, usual = _policy(target)
+    if (reference or start) is None:
+        what = "log π/π_ref needs the model that the policy was trained from"
+        raise UserError(what, where="--reference", mend="name it, or score a run directory")
+    say = pretrained.silent if as_json else _say
+    rankings = _read(data, limit, say)
+    model = Model(path=path, dtype=dtype)  # type: ignore[arg-type]
+    recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
+    policy = surroundings(recipe, say)
+    bound = min(max_length or policy.context, policy.context)
+    shaper = Shaper(policy.chat, bound, marks=False)
+    pairs = [(r, g) for r in rankings for g in shaper.groups([r], "rankings", pretrained.silent)]
+    groups = [g for _, g in pairs]
+    logp = _logp(recipe, policy, groups, adapter)
+    origin = replace(recipe, model=replace(model, path=str(reference or start)))
+    logp_ref = _logp(origin, surroundings(origin, pretrained.silent), groups, None)
+    implicit = (usual if beta is None else beta) * (logp - logp_ref)
+    explicit = _explicit([r for r, _ in pairs], against) if against else None
+    if as_json:
+        for line in _lines([r for r, _ in pairs], implicit, explicit):
+            typer.echo(json.dumps(line))
+        return
+    _print(groups, implicit, explicit)
+
+
+def _policy(target: str) -> tuple[str, Path | None, str | None, float]:
+    """(model, adapter, the model it was trained from, β) of what the command line names."""
+    if not is_run(Path(target)):
+        return target, None, None, 0.1
+    found, recipe, adapter = target_of(Path(target))
+    published = getattr(METHODS[str(recipe.method["name"])].method, "beta", 0.1)
+    beta = float(recipe.method.get("beta", published))
+    return recipe.model.path, adapter, found.recipe.model.path, beta
+
+
+def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
+    """Rankings of two answers or more, or else answers by themselves."""
+    chosen = Data(path=str(data), limit=limit)
+    try:
+        return load_rankings(chosen, say=say)
+    except UserError as error:
+        try:
+            return load_labelled(chosen, say=say)
+        except UserError:
+            raise error from None
+
+
+def _logp(recipe: Recipe, policy: Policy, groups: Sequence[Group], adapter: Path | None) -> PerRow:
+    """log π(y | x) of every row, summed over its tokens."""
+    model = pretrained.load_model(policy.path, dtype=policy.dtype, device=policy.device)
+    model = lora.with_saved_adapter(model, adapter) if adapter else model
+    learner = Learner(model, METHODS["sft"].method, microbatch_tokens=PACKED)
+    found = []
+    for start in range(0, len(groups), AT_ONCE):
+        batch = Batch.of(*numbered(groups[start : start + AT_ONCE]))
+        logp = scored(learner.model, batch, 1.0, PACKED).logp
+        found.append(preference.log_ratio(logp.double(), torch.zeros_like(logp).double(), batch.mask))
+    return torch.cat(found)
+
+
+def _explicit(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:
+    judge = RewardModel(paths=tuple(paths))
+    judge.require()
+    pairs = [(Task(id=r.id, messages=r.messages, source=r.source), a) for r in rankings for a in r.answers]
+    found = [v.score if v.score is not None else float("nan") for v in judge.judge_all(pairs)]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _lines(rankings: Sequence[Ranking], implicit: PerRow, explicit: PerRow | None) -> list[dict[str, Any]]:
+    out, at = [], 0
+    for ranking in rankings:
+        for number, worth in enumerate(ranking.scores):
+            line = {"id": ranking.id, "answer": number, "worth": worth, "implicit": float(implicit[at])}
+            out.append(line | ({} if explicit is None else {"explicit": float(explicit[at])}))
+            at += 1
+    return out
+
+
+def _print(groups: Sequence[Group], implicit: PerRow, explicit: PerRow | None) -> None:
+    rows, group = numbered(groups)
+    batch = Batch.of(rows, group)
+    lengths = [len(row.tokens) for row in rows]
+    out.print(f"answers {len(rows)}  mean implicit reward {float(implicit.mean()):.4f}", highlight=False)
+    pairs = better(batch).nonzero().T
+    for name, each in (("implicit", implicit), ("explicit", explicit)):
+        if each is not None:
+            for key, value in agreement(batch, _at_end(each, batch), lengths).items():
+                out.print(f"{name + '/' + key:34} {value:.4f}", highlight=False)
+            margin = each[pairs[0]] - each[pairs[1]]
+            for sure, right, share in calibration_curve(margin.abs().sigmoid(), (margin > 0).double()):
+                line = f"{name}/calibration: of {sure:.2f} sure, right {right:.2f} ({share:.0%} of the pairs)"
+                out.print(line, highlight=False)
+    if explicit is not None:
+        gap = [each[pairs[0]] - each[pairs[1]] for each in (implicit, explicit)]
+        out.print(f"{'agreement of margins':34} {correlation(*gap):.4f}", highlight=False)
+
+
+def _at_end(each: PerRow, batch: Batch) -> torch.Tensor:
+    """A number of each row at its last trained token."""
+    last = (batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True)) & batch.mask
+    return last * each[:, None]
+
+
+def _say(text: str) -> None:
+    err.print(f"[dim]{text}[/dim]", highlight=False)

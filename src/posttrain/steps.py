@@ -1,0 +1,85 @@
+"""`posttrain steps`: labels for the steps of a policy's own answers, for a process reward model."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from posttrain.learner import pretrained
+from posttrain.runtime import local, process
+from posttrain.runtime.ask import Asked, ask
+from posttrain.runtime.policy import Policy, surroundings
+from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.step_labels import Labelling, step_labels
+from posttrain.target import target_of
+from posttrain.types import UserError
+from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.protocol import Verifier
+
+
+def steps(
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="Whose model answers, which tasks, who judges."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A JSONL file, which must not be there yet.")],
+    solutions: Annotated[int, typer.Option(min=1, help="Answers drawn to each task.")] = 1,
+    rollouts: Annotated[int, typer.Option(min=1, help="Continuations of each beginning of one.")] = 8,
+    budget: Annotated[int, typer.Option(min=0, help="Continuations in all; 0: no bound.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Only the first tasks; 0 takes all.")] = 0,
+    separator: Annotated[str, typer.Option(help="Between steps; \\n is a newline.")] = "\\n\\n",
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Overrides a key of the recipe.")
+    ] = None,
+) -> None:
+    """Labels each step of a policy's answers by how often the policy, going on from there, ends right.
+
+    Each line is a record for the method process_reward: prompt, steps, labels (success rates), rollouts.
+    """
+    if out.exists():
+        raise UserError("is there already", where=str(out), mend="name another file, or remove it")
+    between = separator.replace("\\n", "\n")
+    how = Labelling(solutions=solutions, rollouts=rollouts, budget=budget, separator=between)
+    found, recipe, adapter = target_of(target, sets or ())
+    process.settle(recipe.run.threads)
+    console = Console(stderr=True)
+    try:
+        asked, verifier, policy = _asked(recipe)
+    except UserError as error:
+        raise found.locate(error) from None
+    judging, counts, begun = recipe.rollout, [0, 0], out.with_name(out.name + ".tmp")
+    with (
+        Pool(workers=judging.workers, deadline_s=judging.deadline_s, memory_mb=judging.memory_mb) as pool,
+        Progress(console=console, disable=not console.is_terminal, transient=True) as bar,
+        begun.open("w", encoding="utf-8") as file,
+    ):
+        line = bar.add_task("continuations", total=budget or None)
+        for record in step_labels(
+            asked.train[: limit or None],
+            local.engine_of(recipe, policy, adapter),
+            policy.chat,
+            verifier,
+            pool,
+            recipe.sampling,
+            how,
+            context=min(policy.context, recipe.engine.cache_tokens),
+            seed=recipe.run.seed,
+            seen=lambda spent: bar.update(line, completed=spent),
+        ):
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            counts[0] += 1
+            counts[1] += len(record["steps"])
+    begun.replace(out)
+    console.print(f"{counts[0]} answers with {counts[1]} steps: {out}", highlight=False)
+
+
+def _asked(recipe: Recipe) -> tuple[Asked, Verifier, Policy]:
+    """What the recipe asks, who judges, and its model; UserError if nobody could."""
+    asked = ask(recipe)
+    if not asked.online or asked.verifier is None:
+        what = "steps are judged by where they lead, and this recipe has no verifier that could"
+        raise UserError(what, where="verifier", mend="take the recipe of an online method")
+    return asked, asked.verifier, surroundings(recipe, pretrained.silent)

@@ -1,0 +1,53 @@
+"""What a command line names: a recipe, or a run whose newest checkpoint is meant."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from posttrain import config
+from posttrain.learner import checkpoint
+from posttrain.runtime.recipe import Recipe
+from posttrain.types import UserError
+
+
+class Target(NamedTuple):
+    """A recipe whose model is the one that is meant, and the adapter on top of it."""
+
+    found: config.Read
+    recipe: Recipe
+    adapter: Path | None
+
+
+def target_of(
+    target: Path,
+    sets: Sequence[str] = (),
+    model: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Target:
+    """The recipe, with the model of the newest checkpoint if the target is a run; and its adapter, if any.
+
+    A `model` named besides takes the place of both. `say` is told of checkpoints that were passed over.
+
+    Raises UserError for a run without a whole checkpoint.
+    """
+    found = config.read(target / "config.toml" if is_run(target) else target, sets)
+    recipe, adapter = found.recipe, None
+    if is_run(target) and model is None:
+        newest, skipped = checkpoint.newest(target / "checkpoints")
+        for fault in skipped:
+            say(fault)
+        if newest is None:
+            raise UserError("has no whole checkpoint", where=str(target), mend="give --model")
+        if (newest / "adapter").exists():
+            adapter = newest / "adapter"
+        else:
+            model = str(newest / "model")
+    if model is not None:
+        recipe = replace(recipe, model=replace(recipe.model, path=model))
+    return Target(found, recipe, adapter)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is a run's."""
+    return path.is_dir() and (path / "config.toml").exists()

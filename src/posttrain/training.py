@@ -1,0 +1,97 @@
+"""A recipe that was read, run to its end: what `posttrain train` and each stage of a pipeline do."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from posttrain import config, show
+from posttrain.learner.pretrained import silent
+from posttrain.report import write
+from posttrain.report.record import json_lines
+from posttrain.report.watch import Watch
+from posttrain.runtime import local, process
+from posttrain.runtime.journal import Show
+from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.rundir import RunDir
+from posttrain.toml import dump
+from posttrain.types import UserError
+
+err = Console(stderr=True)
+
+MAY_DIFFER = ("checkpoint", "track", "eval")
+"""Tables that a run may be resumed with otherwise than it was started: no weight depends on them."""
+
+
+def say(text: str) -> None:
+    """One line of what is going on, on stderr."""
+    err.print(f"[dim]{text}[/dim]", highlight=False)
+
+
+def train(
+    found: config.Read, path: Path, *, title: str, resume: bool, shown: Show | None = None
+) -> dict[str, float]:
+    """The metrics of the last evaluation of a run in this directory, which is then left with its report.
+
+    The plan, and a line an update, go to the terminal; or to `shown` alone, if it is given.
+    Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
+    """
+    process.settle(found.recipe.run.threads)
+    directory = RunDir(path, resume=resume)
+    try:
+        chosen = local.plan(found.recipe, silent if shown else say)
+        directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
+        if shown is None:
+            print_plan(chosen)
+            say(f"run directory: {directory.path}")
+        return _run(chosen, directory, resume=resume, tables=found.tables, shown=shown)
+    except UserError as error:
+        if not resume:
+            directory.discard()
+        raise found.locate(error) from None
+    finally:
+        directory.close()
+
+
+def _run(
+    chosen: local.Plan,
+    directory: RunDir,
+    *,
+    resume: bool,
+    tables: Mapping[str, object],
+    shown: Show | None,
+) -> dict[str, float]:
+    try:
+        if shown:
+            return local.train(chosen, directory, resume=resume, config=tables, show=shown, say=silent)
+        watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
+        with show.Terminal(err, chosen.asked.recipe.run.updates, watch) as terminal:
+            return local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
+    finally:
+        write(directory.path)
+
+
+def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
+    """The first table in which a recipe differs from the one that a run was started with; empty if none does.
+
+    `longer`: it may have another number of updates.
+    """
+    same = replace(now, **{name: getattr(before, name) for name in MAY_DIFFER})
+    if longer:
+        same = replace(same, run=replace(same.run, updates=before.run.updates))
+    return next((name for name in vars(before) if getattr(same, name) != getattr(before, name)), "")
+
+
+def print_plan(chosen: local.Plan) -> None:
+    """Prints what a run will do and need, and what is worth knowing of it."""
+    for name, rows in chosen.sections().items():
+        table = Table(title=name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        for key, value in rows.items():
+            table.add_row(f"[dim]{key}[/dim]", str(value))
+        err.print(table)
+    for note in chosen.policy.notes:
+        say(f"note: {note}")
+    if chosen.memory.total > chosen.free:
+        say("note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help")

@@ -1,0 +1,246 @@
+"""The page of a pipeline: the numbers of its stages and policies, whatever is there, in one file."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from posttrain.report.pipeline import headline, summary, write
+from posttrain.types import UserError
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="NO CHROMIUM ON PATH: the report is not checked as a picture. "
+    "Install it with: apt-get install --no-install-recommends chromium fonts-dejavu",
+)
+EVIL = "</script><img src=x onerror=alert(1)>\u202e{{x}}"
+
+
+def mean(value: float, error: float) -> dict[str, float]:
+    return {"mean": value, "error": error}
+
+
+def policy(name: str, score: float, kl: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "score": mean(score, 0.1),
+        "kl": mean(kl, 0.2),
+        "length": mean(40.0, 1.5),
+        "cut": 0.25,
+        "judged": 9,
+        "failed": 1,
+        "labels": {"scored": 9, "raised": 1},
+    }
+
+
+def win(of: str, over: str, rate: float) -> dict[str, Any]:
+    return {"of": of, "over": over, "rate": rate, "low": rate - 0.1, "high": rate + 0.1} | {
+        "won": 5, "tied": 1, "lost": 3, "left_out": 1
+    }  # fmt: skip
+
+
+COMPARE = {
+    "judge": "model",
+    "temperature": 1.0,
+    "max_new_tokens": 64,
+    "prompts": 10,
+    "samples": 1,
+    "first": "sft",
+    "policies": [policy("sft", 0.5, 0.0), policy("ppo", 1.75, 6.5), policy("dpo", 1.25, 2.5)],
+    "wins": [win("ppo", "sft", 0.625), win("dpo", "sft", 0.5), win("dpo", "ppo", 0.375)],
+    "examples": [
+        {
+            "task": "t1",
+            "prompt": f"Why? {EVIL}",
+            "answers": [
+                {
+                    "policy": name,
+                    "text": f"{name} says {EVIL}",
+                    "score": score,
+                    "label": "x",
+                    "stop": "eos",
+                    "kl": 0.0,
+                }
+                for name, score in (("sft", 0.1), ("ppo", None), ("dpo", 0.3))
+            ],
+        }
+    ],
+    "notes": ["A note on it."],
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A pipeline's directory: data made, sft finished, ppo stopped, dpo waiting."""
+    out = tmp_path / "pipe"
+    names = (
+        ("data", "make", []),
+        ("sft", "recipe", ["data"]),
+        ("ppo", "recipe", ["sft"]),
+        ("dpo", "recipe", ["sft"]),
+    )
+    stages = [
+        {"name": n, "kind": k, "directory": f"{i:02d}-{n}", "says": f"parts/{n}.toml", "takes": t}
+        for i, (n, k, t) in enumerate(names, start=1)
+    ]
+    (out / "01-data").mkdir(parents=True)
+    (out / "stages.json").write_text(json.dumps({"title": f"From pairs {EVIL}", "stages": stages}))
+    (out / "01-data" / "pairs.jsonl").write_text("x" * 1234)
+    for directory, updates in (("02-sft", 4), ("03-ppo", 2)):
+        run = out / directory
+        run.mkdir()
+        (run / "config.toml").write_text("[run]\nupdates = 4\n")
+        (run / "code.txt").write_text("posttrain")
+        (run / "plan.json").write_text(json.dumps({"title": directory, "sections": []}))
+        (run / "report.html").write_text("a page")
+        rows = [
+            {"update": u, "seconds": 10.0 * u, "tokens": 100 * u, "loss": 4.0 - u, "eval/loss": 2.0 / (1 + u)}
+            for u in range(updates + 1)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (out / "03-ppo" / "stopped.txt").write_text("the disk is full\n")
+    return out
+
+
+@pytest.fixture
+def compared(root: Path) -> Path:
+    """The same with a comparison."""
+    (root / "compare.json").write_text(json.dumps(COMPARE))
+    return root
+
+
+def test_it_holds_what_each_stage_did(root):
+    found = summary(root)
+    data, sft, ppo, dpo = found["stages"]
+    assert data["files"] == [["pairs.jsonl", 1234]]
+    assert [s["state"] for s in found["stages"]] == ["finished", "finished", "stopped", "waiting"]
+    assert (sft["updates"], sft["of"], sft["tokens"], sft["seconds"]) == (4, 4, 400.0, 40.0)
+    assert sft["takes"] == ["data"]
+    assert sft["report"] == "02-sft/report.html"
+    assert {"name": "eval/loss", "first": 2.0, "last": 0.4, "updates": 5} in sft["changed"]
+    # While training, means over five updates at each end.
+    assert {"name": "loss", "first": 2.0, "last": 2.0, "updates": 5} in sft["changed"]
+    assert ppo["stopped"] == "the disk is full"
+    assert found["compare"] is None
+    assert "updates" not in dpo
+
+
+def test_the_json_beside_the_page_and_the_data_in_it_are_the_same(compared):
+    page = write(compared).read_text()
+    kept = json.loads((compared / "pipeline.json").read_text())
+    [held] = re.findall(r'<script type="application/json" id="pipeline">(.*?)</script>', page, re.DOTALL)
+    inside = json.loads(held)
+    assert {k: v for k, v in inside.items() if k != "headline"} == kept
+    assert kept["compare"] == COMPARE
+    assert kept["stages"] == summary(compared)["stages"]
+
+
+def test_the_headline_is_the_best_policy_and_what_it_all_took(compared):
+    tiles = {name: (value, remark) for name, value, remark in headline(summary(compared))}
+    assert tiles["Best mean score"] == ("1.75", "ppo; sft has 0.5")
+    assert tiles["Its win rate"] == ("62.5%", "over sft")
+    assert tiles["Stages"] == ("2 of 4", "finished")
+    assert tiles["Time"] == ("1 min 0 s", "all stages")
+    assert tiles["Tokens trained"] == ("600", "all stages")
+
+
+def test_equal_directories_give_equal_pages(compared):
+    first = write(compared).read_bytes()
+    assert write(compared).read_bytes() == first
+
+
+def test_the_page_loads_nothing_and_no_text_leaves_its_data(compared):
+    page = write(compared).read_text()
+    assert "default-src 'none'" in page
+    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", page)
+    assert "<img" not in page
+
+
+def test_half_written_files_are_noted_and_not_fatal(compared):
+    (compared / "compare.json").write_text('{"judge": ')
+    (compared / "02-sft" / "metrics.jsonl").write_text('{"update": 1, "loss": 2.0}\n{"upd')
+    found = summary(compared)
+    assert found["compare"] is None
+    assert found["notes"] == ["compare.json is no JSON object, so it was left out."]
+    assert found["stages"][1]["updates"] == 1
+    assert write(compared).exists()
+
+
+def test_a_directory_without_a_pipeline_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no pipeline's directory"):
+        write(tmp_path)
+
+
+# ---------------------------------------------------------------------- in a browser
+
+
+def chromium(profile: Path, *arguments: str) -> str:
+    """What headless Chromium prints."""
+    assert CHROMIUM
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+    ]
+    quiet = ["--no-first-run", "--disable-background-networking", "--virtual-time-budget=3000"]
+    command = [CHROMIUM, *flags, *quiet, f"--user-data-dir={profile}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=True)
+    return done.stdout
+
+
+@pytest.fixture
+def shown(compared: Path) -> Callable[[], str]:
+    """shown() -> the document that a browser makes of the page."""
+
+    def dump() -> str:
+        return chromium(compared.parent / "profile", "--dump-dom", write(compared).as_uri())
+
+    return dump
+
+
+@needs_browser
+def test_the_page_draws_itself_and_shows_the_numbers(shown):
+    dom = shown()
+    root = re.search(r"<html[^>]*>", dom)
+    assert root
+    assert 'data-ready="true"' in root[0]
+    assert "data-error" not in root[0]
+    text = unescape(re.sub(r"<script.*?</script>|<style.*?</style>", "", dom, flags=re.DOTALL))
+    for fragment in ("1.75 ± 0.1", "6.5 ± 0.2", "62.5%", "52.5% – 72.5%", "5 / 1 / 3", "the disk is full"):
+        assert fragment in text, fragment
+    assert "⟨U+202E⟩" in text  # what would turn the line around is shown by name
+    assert dom.count('class="point"') == 3
+    assert 'href="02-sft/report.html"' in dom
+    assert "<img" not in dom.split('id="pipeline"')[0]
+
+
+@needs_browser
+@pytest.mark.parametrize(("scheme", "number"), [("dark", 0), ("light", 1)])
+def test_the_page_is_a_picture_in_light_and_dark(compared, tmp_path, scheme, number):
+    shot = tmp_path / "shot.png"
+    chromium(
+        tmp_path / "profile",
+        f"--blink-settings=preferredColorScheme={number}",
+        "--window-size=1280,1500",
+        f"--screenshot={shot}",
+        write(compared).as_uri(),
+    )
+    pixels = matplotlib.image.imread(shot)[:, :, :3]
+    brightness = float(np.median(pixels))
+    assert brightness > 0.9 if scheme == "light" else brightness < 0.15
+    # Every tenth of the page shows something, and the points bring colours that text has not.
+    for part in np.array_split(pixels[:1300], 10):
+        assert part.std() > 0.01
+    spread = pixels.max(-1) - pixels.min(-1)
+    assert (spread > 0.4).sum() > 200

