@@ -62,7 +62,8 @@ def test_another_process_deals_the_same() -> None:
 import torch
 from types import SimpleNamespace
 from posttrain.learner.learner import Learner, Steps
-batch = SimpleNamespace(group=torch.arange(24) // 2, mask=torch.ones(24, 3, dtype=torch.bool))
+mask = torch.ones(24, 3, dtype=torch.bool)
+batch = SimpleNamespace(group=torch.arange(24) // 2, mask=mask, version=torch.zeros(24, 3))
 learner = SimpleNamespace(steps=Steps(epochs=4, minibatches=5), seed=1234567890123, update_count=41)
 parts = [part.tolist() for epoch, part in Learner._minibatches(learner, batch) if epoch == 3]
 """

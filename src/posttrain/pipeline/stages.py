@@ -95,9 +95,8 @@ def run(pipeline: Pipeline, root: Path, news: News, *, begin: str = "") -> Path:
             made |= finished[name]
             news.stage(name, "finished")
             write(root)
-            if (
-                place.stage.kind != "recipe"
-            ):  # there may now be the data that later stages could not be checked on
+            if place.stage.kind != "recipe":
+                # There may now be the data that later stages could not be checked on.
                 check(pipeline, where, finished, news.say)
         if pipeline.compare is not None:
             _compare(pipeline, root, made, news)
