@@ -13,6 +13,9 @@ from posttrain.verifiers.judge.judge import Judge, Judging
 from posttrain.verifiers.judge.preferences import write_preferences
 from posttrain.verifiers.judge.revisions import Revising, write_revisions
 
+LEAST = 10
+"""Records without which a stage is not worth training."""
+
 
 def prompts(directory: Path, path: str, count: int, held_out: int) -> None:
     """The first prompts of one turn in a file or data set; two thirds for SFT, the rest for RL."""
@@ -30,7 +33,7 @@ def revised(directory: Path, judge: str, prompts: str, rounds: int = 1) -> None:
     found, every = _judge(judge), directory / "rounds.jsonl"
     assert found.constitution is not None
     how = Revising(rounds=rounds, max_tokens=found.max_tokens, temperature=found.temperature, seed=found.seed)
-    write_revisions(found.writer, found.constitution, _records(prompts), every, how)
+    _check(write_revisions(found.writer, found.constitution, _records(prompts), every, how), "revised")
     last = {record["prompt"]: record for record in _records(str(every))}
     answered = ({"prompt": p, "completion": record["revision"]} for p, record in last.items())
     _write(directory / "revised.jsonl", answered)
@@ -49,13 +52,24 @@ def preferred(directory: Path, judge: str, answers: str) -> None:
     """Which of two answers the judge prefers, in both orders; a fifth of the pairs is held out."""
     found, whole = _judge(judge), directory / "preferred.jsonl"
     how = Judging(**{name: getattr(found, name) for name in Judging.__dataclass_fields__})
-    write_preferences(
+    counts = write_preferences(
         found.writer, found.rubric, _records(answers), whole, constitution=found.constitution, how=how
     )
+    _check(counts, "better")
     pairs = _records(str(whole))
     cut = len(pairs) // 5
     _write(directory / "held_out.jsonl", pairs[:cut])
     _write(directory / "train.jsonl", pairs[cut:])
+
+
+def _check(counts: Mapping[str, int], useful: str) -> None:
+    """UserError if too little came of it to go on, with what came of the rest."""
+    if counts[useful] < LEAST:
+        rest = ", ".join(f"{count} {label}" for label, count in counts.items())
+        raise UserError(
+            f"the judge left {counts[useful]} of use, and {LEAST} are the least: {rest}",
+            mend="take a better judge, a larger verifier.judge.max_tokens, or more prompts",
+        )
 
 
 def _judge(path: str) -> Judge:

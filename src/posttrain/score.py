@@ -23,7 +23,9 @@ from posttrain.learner import lora, pretrained
 from posttrain.learner.forward import scored
 from posttrain.learner.learner import Learner
 from posttrain.math import preference
-from posttrain.methods.preference import better
+from posttrain.methods.build import build
+from posttrain.methods.choices import function
+from posttrain.methods.preference import Preference, better
 from posttrain.methods.table import METHODS
 from posttrain.runtime import process
 from posttrain.runtime.judged import agreement, calibration_curve, correlation
@@ -66,18 +68,22 @@ def score(
     if dtype not in ("bfloat16", "float32"):
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     process.settle()
-    path, adapter, start, usual = _policy(target)
+    path, adapter, start, usual, template = _policy(target)
     if (reference or start) is None:
         what = "log π/π_ref needs the model that the policy was trained from"
         raise UserError(what, where="--reference", mend="name it, or score a run directory")
     say = pretrained.silent if as_json else _say
     rankings = _read(data, limit, say)
-    model = Model(path=path, dtype=dtype)  # type: ignore[arg-type]
+    model = Model(path=path, dtype=dtype, chat_template=template)  # type: ignore[arg-type]
     recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
     policy = surroundings(recipe, say)
     bound = min(max_length or policy.context, policy.context)
     shaper = Shaper(policy.chat, bound, marks=False)
-    pairs = [(r, g) for r in rankings for g in shaper.groups([r], "rankings", pretrained.silent)]
+    try:
+        pairs = shaper.each(rankings, "rankings", say)
+    except UserError as error:
+        where = error.where.replace("batch.max_length", "--max-length")
+        raise UserError(error.what, where=where, mend=error.mend) from None
     groups = [g for _, g in pairs]
     logp = _logp(recipe, policy, groups, adapter)
     origin = replace(recipe, model=replace(model, path=str(reference or start)))
@@ -91,14 +97,24 @@ def score(
     _print(groups, implicit, explicit)
 
 
-def _policy(target: str) -> tuple[str, Path | None, str | None, float]:
-    """(model, adapter, the model it was trained from, β) of what the command line names."""
+def _policy(target: str) -> tuple[str, Path | None, str | None, float, str | None]:
+    """(model, adapter, the model it was trained from, β, chat template) of what the command line names."""
     if not is_run(Path(target)):
-        return target, None, None, 0.1
+        return target, None, None, 0.1, None
     found, recipe, adapter = target_of(Path(target))
     published = getattr(METHODS[str(recipe.method["name"])].method, "beta", 0.1)
     beta = float(recipe.method.get("beta", published))
-    return recipe.model.path, adapter, found.recipe.model.path, beta
+    method = build(
+        str(recipe.method["name"]), {k: v for k, v in recipe.method.items() if k != "name"}, horizon=1
+    )
+    usual = (preference.log_ratio, preference.reverse_kl)
+    if isinstance(method, Preference) and (method.implicit, function(method.divergence)) != usual:
+        raise UserError(
+            f"a run of {recipe.method['name']} has another implicit reward than β log π/π_ref",
+            where=target,
+            mend="score the model of its checkpoint, with --reference and --beta",
+        )
+    return recipe.model.path, adapter, found.recipe.model.path, beta, recipe.model.chat_template
 
 
 def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
@@ -138,8 +154,15 @@ def _lines(rankings: Sequence[Ranking], implicit: PerRow, explicit: PerRow | Non
     out, at = [], 0
     for ranking in rankings:
         for number, worth in enumerate(ranking.scores):
-            line = {"id": ranking.id, "answer": number, "worth": worth, "implicit": float(implicit[at])}
-            out.append(line | ({} if explicit is None else {"explicit": float(explicit[at])}))
+            line: dict[str, Any] = {
+                "id": ranking.id,
+                "answer": number,
+                "worth": worth,
+                "implicit": float(implicit[at]),
+            }
+            if explicit is not None:
+                line["explicit"] = float(explicit[at]) if bool(explicit[at].isfinite()) else None
+            out.append(line)
             at += 1
     return out
 
@@ -150,6 +173,10 @@ def _print(groups: Sequence[Group], implicit: PerRow, explicit: PerRow | None) -
     lengths = [len(row.tokens) for row in rows]
     out.print(f"answers {len(rows)}  mean implicit reward {float(implicit.mean()):.4f}", highlight=False)
     pairs = better(batch).nonzero().T
+    if explicit is not None and not bool(explicit.isfinite().all()):
+        unscored = int((~explicit.isfinite()).sum())
+        out.print(f"the reward model has no score for {unscored} answers, so it is not compared")
+        explicit = None
     for name, each in (("implicit", implicit), ("explicit", explicit)):
         if each is not None:
             for key, value in agreement(batch, _at_end(each, batch), lengths).items():

@@ -28,7 +28,9 @@ def steps(
     out: Annotated[Path, typer.Option("--out", "-o", help="A JSONL file, which must not be there yet.")],
     solutions: Annotated[int, typer.Option(min=1, help="Answers drawn to each task.")] = 1,
     rollouts: Annotated[int, typer.Option(min=1, help="Continuations of each beginning of one.")] = 8,
-    budget: Annotated[int, typer.Option(min=0, help="Continuations in all; 0: no bound.")] = 0,
+    budget: Annotated[
+        int, typer.Option(min=0, help="Continuations after which no further task is begun; 0: no bound.")
+    ] = 0,
     limit: Annotated[int, typer.Option(min=0, help="Only the first tasks; 0 takes all.")] = 0,
     separator: Annotated[str, typer.Option(help="Between steps; \\n is a newline.")] = "\\n\\n",
     sets: Annotated[
@@ -42,15 +44,24 @@ def steps(
     if out.exists():
         raise UserError("is there already", where=str(out), mend="name another file, or remove it")
     between = separator.replace("\\n", "\n")
-    how = Labelling(solutions=solutions, rollouts=rollouts, budget=budget, separator=between)
+    if not between:
+        raise UserError("is empty", where="--separator", mend="give what stands between steps")
     found, recipe, adapter = target_of(target, sets or ())
+    how = Labelling(
+        solutions=solutions, rollouts=rollouts, budget=budget, separator=between, right=recipe.eval.right
+    )
     process.settle(recipe.run.threads)
-    console = Console(stderr=True)
     try:
         asked, verifier, policy = _asked(recipe)
     except UserError as error:
         raise found.locate(error) from None
-    judging, counts, begun = recipe.rollout, [0, 0], out.with_name(out.name + ".tmp")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    console, judging, counts, begun = (
+        Console(stderr=True),
+        recipe.rollout,
+        [0, 0],
+        out.with_name(out.name + ".tmp"),
+    )
     with (
         Pool(workers=judging.workers, deadline_s=judging.deadline_s, memory_mb=judging.memory_mb) as pool,
         Progress(console=console, disable=not console.is_terminal, transient=True) as bar,

@@ -132,7 +132,7 @@ def test_prefixes_are_the_rows_of_a_process_model(policy: tuple[Recipe, Policy])
 
 
 def test_blank_steps_are_none() -> None:
-    assert split_steps("\n\n one \n\n\n\ntwo", "\n\n") == ["one", "two"]
+    assert split_steps("\n\n one \n\n\n\ntwo", "\n\n") == [" one ", "two"]
     assert split_steps("  ", "\n\n") == []
 
 

@@ -123,7 +123,7 @@ class Line:
 
 METHODS: Mapping[str, Line] = {
     "pretrain": Line(SFT, "next-token prediction on text", "seed 000", "offline", "text"),
-    "sft": Line(SFT, "supervised fine-tuning", "seed 002, eq. 2.2", loop="offline"),
+    "sft": Line(SFT, "supervised fine-tuning", "seed 000", loop="offline"),
     "reinforce": Line(REINFORCE, "REINFORCE, no baseline", "Williams 1992"),
     "reinforce_to_go": Line(TO_GO, "REINFORCE, a token earns what comes after it", "seed 004"),
     "reinforce_running": Line(RUNNING, "REINFORCE, running average as baseline", "Williams 1992"),

@@ -66,7 +66,7 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
     verifier = recipe.verifier.build() if found.loop == "online" else None
     if found.loop == "online":
         _check_online(recipe, method, verifier, env)
-        train, held_out = _tasks(recipe)
+        train, held_out = _tasks(recipe, say)
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
         if verifier is not None:
             verifier.require()
@@ -226,7 +226,7 @@ def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env
         )
 
 
-def _tasks(recipe: Recipe) -> tuple[list[Task], list[Task]]:
+def _tasks(recipe: Recipe, say: Callable[[str], None]) -> tuple[list[Task], list[Task]]:
     choice, limit = recipe.task, recipe.eval.limit
     if choice.arithmetic is not None:
         spec = choice.arithmetic
@@ -235,9 +235,12 @@ def _tasks(recipe: Recipe) -> tuple[list[Task], list[Task]]:
     if choice.coq is not None:
         held = coq_exercises("held_out", choice.coq)[:limit] if limit and choice.coq.held_out else []
         return coq_exercises("train", choice.coq), held
+    if choice.data is not None and choice.data.bootstrap is not None:
+        what = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
+        raise UserError(what, where="task.data.bootstrap", mend="leave it out")
     if choice.data is not None:
-        held = load_tasks(choice.held_out)[:limit] if choice.held_out is not None and limit else []
-        return load_tasks(choice.data), held
+        held = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
+        return load_tasks(choice.data, say=say), held
     n, seed = choice.games, recipe.run.seed
     if choice.guess is not None:
         games = guess_tasks(n.train + n.held_out, high=choice.guess.high, seed=seed)
@@ -260,7 +263,7 @@ def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[S
     if choice.text is not None:
         return [choice.text], [choice.held_out_text] if choice.held_out_text and recipe.eval.limit else []
     if choice.data is None and found.learns == "answers":
-        train, held_out = _tasks(recipe)
+        train, held_out = _tasks(recipe, say)
         return [_answered(t) for t in train], [_answered(t) for t in held_out]
     if choice.data is None:
         what = f"{recipe.method['name']} learns from {found.learns}, and these tasks have none"

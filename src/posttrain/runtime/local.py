@@ -128,8 +128,9 @@ def plan(recipe: Recipe, say: Say) -> Plan:
         }
     free = free_memory(policy.device)
     tokens = recipe.steps.microbatch_tokens or microbatch(shape, free=free, **needs)
-    if asked.method.unit == "group" and not asked.online:
-        tokens = max(tokens, longest)  # no group is ever cut
+    if asked.method.unit == "group":  # no group is ever cut
+        answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if asked.online else 0
+        tokens = max(tokens, longest + answers)
     memory = estimate(shape, microbatch_tokens=tokens, **needs)
     return Plan(asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained)
 

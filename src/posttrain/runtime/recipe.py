@@ -37,7 +37,7 @@ class Run:
     """How long, and from which seed."""
 
     updates: int = 100
-    """Updates in all; one trains on rollout.groups × rollout.group_size episodes, or data.batch_size rows."""
+    """Updates in all; one is rollout.groups × rollout.group_size episodes, or batch.batch_size records."""
     seed: int = 0
     """Of the order of tasks, every draw and the start of adapters."""
     threads: int = 0

@@ -35,7 +35,11 @@ class Shaper:
     separator: str = "\n\n"
 
     def groups(self, records: Sequence[Any], learns: str, say: Say) -> list[Group]:
-        """The groups of all records.
+        """The groups of all records; see each."""
+        return [group for _, group in self.each(records, learns, say)]
+
+    def each(self, records: Sequence[Any], learns: str, say: Say) -> list[tuple[Any, Group]]:
+        """The records that are of use, and the group of each.
 
         What is longer than the bound is cut there, or left out if a head reads its end, or if nothing
         trained remains of it. Raises UserError if nothing is left, and for a record that has no tokens.
@@ -55,7 +59,7 @@ class Shaper:
                 made.append(make[learns](record, counts))
             except UserError as error:
                 raise UserError(f"{record.id!r}: {error}", where=record.source) from None
-        kept = [group for group in made if group]
+        kept = [(record, group) for record, group in zip(records, made, strict=True) if group]
         for what, number in counts.items():
             say(f"{number} of {len(records)} {_NAMES[learns]} {what.format(bound=self.bound)}")
         if records and not kept:

@@ -62,7 +62,7 @@ def split_steps(text: str, separator: str) -> list[str]:
     >>> split_steps("2 + 2 = 4\\n\\n\\n\\nso 4\\n\\n", "\\n\\n")
     ['2 + 2 = 4', 'so 4']
     """
-    return [step.strip() for step in text.split(separator) if step.strip()]
+    return [step for step in text.split(separator) if step.strip()]
 
 
 def prefixes(task: Task, solution: int, steps: Sequence[str], chat: Chat, separator: str) -> list[Prefix]:
