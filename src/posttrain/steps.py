@@ -1,8 +1,9 @@
 """`posttrain steps`: labels for the steps of a policy's own answers, for a process reward model."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -55,20 +56,13 @@ def steps(
         asked, verifier, policy = _asked(recipe)
     except UserError as error:
         raise found.locate(error) from None
-    out.parent.mkdir(parents=True, exist_ok=True)
-    console, judging, counts, begun = (
-        Console(stderr=True),
-        recipe.rollout,
-        [0, 0],
-        out.with_name(out.name + ".tmp"),
-    )
+    judging, console = recipe.rollout, Console(stderr=True)
     with (
         Pool(workers=judging.workers, deadline_s=judging.deadline_s, memory_mb=judging.memory_mb) as pool,
         Progress(console=console, disable=not console.is_terminal, transient=True) as bar,
-        begun.open("w", encoding="utf-8") as file,
     ):
         line = bar.add_task("continuations", total=budget or None)
-        for record in step_labels(
+        records = step_labels(
             asked.train[: limit or None],
             local.engine_of(recipe, policy, adapter),
             policy.chat,
@@ -79,12 +73,21 @@ def steps(
             context=min(policy.context, recipe.engine.cache_tokens),
             seed=recipe.run.seed,
             seen=lambda spent: bar.update(line, completed=spent),
-        ):
+        )
+        answers, labelled = _written(records, out)
+    console.print(f"{answers} answers with {labelled} steps: {out}", highlight=False)
+
+
+def _written(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, int]:
+    """How many records were written, and the steps in them; the file is there when it is whole."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    begun, answers, labelled = out.with_name(out.name + ".tmp"), 0, 0
+    with begun.open("w", encoding="utf-8") as file:
+        for record in records:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            counts[0] += 1
-            counts[1] += len(record["steps"])
+            answers, labelled = answers + 1, labelled + len(record["steps"])
     begun.replace(out)
-    console.print(f"{counts[0]} answers with {counts[1]} steps: {out}", highlight=False)
+    return answers, labelled
 
 
 def _asked(recipe: Recipe) -> tuple[Asked, Verifier, Policy]:
