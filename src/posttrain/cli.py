@@ -30,7 +30,7 @@ from posttrain.runtime.recipe import Model, Recipe
 from posttrain.score import score
 from posttrain.steps import steps
 from posttrain.target import target_of
-from posttrain.training import otherwise, print_plan, say
+from posttrain.training import free_directory, otherwise, print_plan, say
 from posttrain.training import train as train_in
 from posttrain.truth import command as truth_command
 from posttrain.types import Request, RunError, Sampling, UserError
@@ -77,7 +77,7 @@ def train(
     if resume and run_dir is None:
         raise UserError("which run?", where="--resume", mend="name its directory with --run-dir")
     found = config.read(recipe, sets or ())
-    path = run_dir or _free(recipe.stem)
+    path = run_dir or free_directory(recipe.stem)
     if resume:
         _same_recipe(found, path)
     shown = (show.as_json if as_json else show.quiet) if quiet or as_json else None
@@ -85,11 +85,6 @@ def train(
     result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
     if not as_json:
         out.print(f"done: {result}  report {path / 'report.html'}", highlight=False, soft_wrap=True)
-
-
-def _free(name: str) -> Path:
-    """The first directory runs/NAME-001, -002 ... that is not taken."""
-    return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
 
 
 def _same_recipe(found: config.Read, path: Path) -> None:

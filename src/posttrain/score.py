@@ -18,6 +18,7 @@ import torch
 import typer
 from rich.console import Console
 
+from posttrain import training
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import lora, pretrained
 from posttrain.learner.forward import scored
@@ -37,7 +38,7 @@ from posttrain.types import Batch, PerRow, Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 
 AT_ONCE, PACKED = 16, 2048
-out, err = Console(), Console(stderr=True)
+out = Console()
 
 
 def score(
@@ -72,7 +73,7 @@ def score(
     if (reference or start) is None:
         what = "log π/π_ref needs the model that the policy was trained from"
         raise UserError(what, where="--reference", mend="name it, or score a run directory")
-    say = pretrained.silent if as_json else _say
+    say = pretrained.silent if as_json else training.say
     rankings = _read(data, limit, say)
     model = Model(path=path, dtype=dtype, chat_template=template)  # type: ignore[arg-type]
     recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
@@ -194,7 +195,3 @@ def _at_end(each: PerRow, batch: Batch) -> torch.Tensor:
     """A number of each row at its last trained token."""
     last = (batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True)) & batch.mask
     return last * each[:, None]
-
-
-def _say(text: str) -> None:
-    err.print(f"[dim]{text}[/dim]", highlight=False)

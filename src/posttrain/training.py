@@ -30,6 +30,11 @@ def say(text: str) -> None:
     err.print(f"[dim]{text}[/dim]", highlight=False)
 
 
+def free_directory(name: str) -> Path:
+    """The first directory runs/NAME-001, -002 ... that is not taken."""
+    return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
+
+
 def train(
     found: config.Read, path: Path, *, title: str, resume: bool, shown: Show | None = None
 ) -> dict[str, float]:

@@ -205,3 +205,10 @@ def test_a_batch_with_nothing_to_train_is_an_error(variant: str, llama: Make, ro
     with pytest.raises(ValueError, match="nothing to train on"):
         learner.update(replace(batch, mask=torch.zeros_like(batch.mask)))
     assert learner.step_count == 0
+
+
+def test_and_it_is_one_where_steps_are_dealt(llama: Make, rows_of: Make) -> None:
+    batch = rows_of(K=4, seed=6, dtype=torch.float32)
+    learner = Learner(llama(0), method_of("grpo"), steps=Steps(minibatches=2))
+    with pytest.raises(ValueError, match="nothing to train on"):
+        learner.update(replace(batch, mask=torch.zeros_like(batch.mask)))

@@ -367,7 +367,7 @@ class Learner:
                 continue
             generator = torch.Generator().manual_seed(hash((self.seed, self.update_count, epoch)) % 2**63)
             order = torch.randperm(len(groups), generator=generator)
-            for part in order.tensor_split(min(self.steps.minibatches, len(groups))):
+            for part in order.tensor_split(max(1, min(self.steps.minibatches, len(groups)))):
                 yield epoch, (torch.isin(batch.group, groups[part]) & trains).nonzero().flatten()
 
     # ------------------------------------------------------------------ keeping

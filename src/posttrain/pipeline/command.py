@@ -11,7 +11,7 @@ from posttrain.learner.pretrained import silent
 from posttrain.nearest import did_you_mean
 from posttrain.pipeline import file, stages
 from posttrain.pipeline.record import held
-from posttrain.training import say
+from posttrain.training import free_directory, say
 from posttrain.types import UserError
 
 out = Console()
@@ -55,7 +55,7 @@ def pipeline(
     if begin is not None and begin not in names:
         mend = did_you_mean(begin, names) or f"there are {', '.join(names)}"
         raise UserError(f"there is no stage {begin!r}", where="--from", mend=mend)
-    root = directory or _free(path.stem)
+    root = directory or free_directory(path.stem)
     news = stages.News(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
     with held(root, resume=going_on):
         page = stages.run(found, root, news, begin=begin or "")
@@ -63,8 +63,3 @@ def pipeline(
         typer.echo(json.dumps({"state": "done", "report": str(page)}))
     else:
         out.print(f"done: {', '.join(names)}  report {page}", highlight=False, soft_wrap=True)
-
-
-def _free(name: str) -> Path:
-    """The first directory runs/NAME-001, -002 ... that is not taken."""
-    return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
