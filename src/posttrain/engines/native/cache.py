@@ -19,6 +19,8 @@ class Cache:
         """rows: the most there may be; tokens: bound on rows × columns, and on the prompts kept apart."""
         self.most_rows, self.tokens = rows, tokens
         self.rows = self.columns = 0
+        self.moves = 0
+        """How often the rows have been given other memory."""
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.prompts: dict[Prompt, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -29,6 +31,7 @@ class Cache:
             return
         self.columns = min(-(-columns // 64) * 64, self.tokens // rows)
         self.rows = min(self.most_rows, self.tokens // self.columns)
+        self.moves += 1
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 new = old.new_zeros(self.rows, old.shape[1], self.columns, old.shape[3])
@@ -100,10 +103,9 @@ class PromptLayout:
 class TokenLayout:
     """One new token for each running sequence, seeing all that its row holds."""
 
-    def __init__(self, cache: Cache, lengths: torch.Tensor) -> None:
-        """lengths: tokens already in each row, which is also the new token's position."""
-        self.cache, self.lengths = cache, lengths
-        self.columns = int(lengths.max()) + 1
+    def __init__(self, cache: Cache, lengths: torch.Tensor, columns: int) -> None:
+        """lengths: tokens already in each row, the new one's position; columns: more than any of them."""
+        self.cache, self.lengths, self.columns = cache, lengths, columns
         self.row = torch.arange(len(lengths), device=lengths.device)
         self._masks: dict[int | None, torch.Tensor] = {}
 

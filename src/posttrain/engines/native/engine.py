@@ -33,6 +33,9 @@ class NativeConfig:
     cache_tokens: int = 1 << 17
     """Tokens whose keys and values are kept: rows × the longest prompt with its answer. Prompts that
     samples still wait for may take as much again."""
+    cuda_graphs: bool = True
+    """On a GPU, a decoding step is recorded once for each shape and replayed as one launch; false saves the
+    memory that recordings hold."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cache_tokens < 1:
@@ -58,7 +61,9 @@ class NativeEngine:
         config: NativeConfig = NativeConfig(),
         context: int = 1 << 20,
     ) -> None:
-        self.runner = Runner(model, rows=config.rows, cache_tokens=config.cache_tokens)
+        self.runner = Runner(
+            model, rows=config.rows, cache_tokens=config.cache_tokens, recorded=config.cuda_graphs
+        )
         self.scheduler = Scheduler(config.rows, config.cache_tokens)
         self.decode, self.stop_tokens, self.context = decode, frozenset(stop_tokens), context
         self.version = 0

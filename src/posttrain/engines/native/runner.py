@@ -1,12 +1,13 @@
 """The model at work: a pass over prompts, and a pass over one new token a row."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.attention import hidden_states, output_head, use_layouts
 from posttrain.engines.native.cache import Cache, Prompt, PromptLayout, TokenLayout
+from posttrain.engines.native.recorded import CudaGraphs, Recorded
 from posttrain.weights import Named, combined, fingerprint
 
 PASS = 8192
@@ -41,7 +42,10 @@ class PackedLinear(nn.Module):
 class Runner:
     """A model of its own, with the cache that its passes read and write."""
 
-    def __init__(self, model: PreTrainedModel, *, rows: int, cache_tokens: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, rows: int, cache_tokens: int, recorded: bool = True
+    ) -> None:
+        """recorded: on a GPU, decoding steps are CUDA graphs."""
         use_layouts(model)
         self.model = model.eval().requires_grad_(False)
         self.cache = Cache(rows, cache_tokens)
@@ -54,6 +58,9 @@ class Runner:
             self._pack(rows)
         self._plain = dict(model.named_parameters())
         self._head = output_head(model)
+        self._recorded: Recorded | None = None
+        if recorded and self.device.type == "cuda":
+            self._recorded = Recorded(self._step, self.cache, self.device, CudaGraphs())
 
     def _pack(self, rows: int) -> None:
         """Replaces every linear layer; a weight that an embedding shares is kept for look-ups too."""
@@ -112,12 +119,16 @@ class Runner:
     @torch.no_grad()
     def decode(self, tokens: list[int], lengths: list[int]) -> Float[torch.Tensor, "B V"]:
         """Logits of the token after each row's newest one, which is written to the cache at its length."""
-        position = torch.tensor(lengths, device=self.device)
-        layout = TokenLayout(self.cache, position)
-        hidden = hidden_states(
-            self.model, torch.tensor(tokens, device=self.device)[:, None], position[:, None], layout
-        )
-        return self._head(hidden[:, 0])
+        if self._recorded is not None:
+            return self._recorded(tokens, lengths)
+        newest, position = (torch.tensor(x, device=self.device) for x in (tokens, lengths))
+        return self._step(newest, position, max(lengths) + 1)
+
+    def _step(
+        self, tokens: Int[torch.Tensor, "B"], lengths: Int[torch.Tensor, "B"], columns: int
+    ) -> Float[torch.Tensor, "B V"]:
+        layout = TokenLayout(self.cache, lengths, columns)
+        return self._head(hidden_states(self.model, tokens[:, None], lengths[:, None], layout)[:, 0])
 
 
 def _passes(prompts: list[Prompt]) -> list[list[Prompt]]:

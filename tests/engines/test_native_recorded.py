@@ -1,0 +1,141 @@
+"""Decoding in recorded steps of fixed shape.
+
+A CUDA graph cannot be made without a GPU. What stands between it and an answer can be tested anywhere: the
+padding to a few shapes, the inputs at one place, what ends a recording, and that a step never waits for the
+device, which is what a recording refuses.
+"""
+
+import copy
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from posttrain.engines.native.cache import Cache, TokenLayout
+from posttrain.engines.native.engine import NativeEngine
+from posttrain.engines.native.recorded import CudaGraphs, Recorded
+from posttrain.types import Request, Sampling
+
+
+class Recorder:
+    """Replays a step by running it again on the same inputs, as a graph would; counts what it recorded."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def __call__(self, step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        self.recorded += 1
+        step()  # a recording runs its step before the first replay: that must leave no trace
+        return step
+
+
+def record(engine: NativeEngine, record: Callable) -> Recorded:
+    """Makes this engine decode in recorded steps."""
+    runner = engine.runner
+    runner._recorded = Recorded(runner._step, runner.cache, runner.device, record)
+    return runner._recorded
+
+
+def traffic(lab, seed: int, n: int = 30, longest: int = 40) -> list[Request]:
+    """Requests of many lengths, several samples of a prompt among them."""
+    draw = random.Random(seed)
+    print("seed", seed)
+    return [
+        Request(
+            prompt=lab.prompt_of(draw.choice([1, 2, 7, 30, longest]), i // 3),
+            sampling=Sampling(max_new_tokens=draw.randint(1, 12), temperature=draw.choice([0.0, 0.7, 1.0])),
+            sample=i,
+        )
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize("family", ["smollm", "gemma2", "qwen3"])
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_recorded_steps_draw_the_same_answers(lab, family: str, rows: int) -> None:
+    model = lab.tiny(family, torch.float64)
+    requests = traffic(lab, rows)
+    plain, recorded = lab.engine_of(model, rows=rows), lab.engine_of(model, rows=rows)
+    record(recorded, Recorder())
+    for want, got in zip(lab.answers(plain, requests), lab.answers(recorded, requests), strict=True):
+        assert got.tokens == want.tokens
+        torch.testing.assert_close(got.logp_gen, want.logp_gen)
+
+
+def test_few_shapes_are_recorded_and_each_once(lab) -> None:
+    engine, recorder = lab.engine_of(lab.tiny("smollm"), rows=16), Recorder()
+    record(engine, recorder)
+    engine.runner.cache.reserve(16, 200)
+    lab.answers(engine, traffic(lab, 0, n=120))
+    assert recorder.recorded <= 5  # 1, 2, 4, 8 and 16 rows
+
+
+def test_a_recording_ends_when_the_cache_moves(lab) -> None:
+    """A graph would go on to read the memory that the rows have left."""
+    model = lab.tiny("smollm", torch.float64)
+    engine, recorder = lab.engine_of(model, rows=4), Recorder()
+    recorded = record(engine, recorder)
+    short = [Request(prompt=lab.prompt_of(5, 0), sampling=Sampling(max_new_tokens=4))]
+    lab.answers(engine, short)
+    [before] = recorded._replays.values()
+    engine.runner.cache.reserve(4, 500)
+    lab.answers(engine, short)
+    assert recorder.recorded == 2
+    assert before not in recorded._replays.values()
+
+
+def test_rows_that_nobody_uses_do_not_reach_the_others(lab) -> None:
+    """Three rows run as four: the fourth row's old keys, even broken ones, must change nothing."""
+    engine = lab.engine_of(lab.tiny("smollm", torch.float64), rows=4)
+    record(engine, Recorder())
+    requests = [
+        Request(prompt=lab.prompt_of(9, i), sampling=Sampling(max_new_tokens=6, temperature=0.0))
+        for i in range(3)
+    ]
+    want = lab.answers(engine, requests)
+    for store in (engine.runner.cache.keys, engine.runner.cache.values):
+        for tensor in store.values():
+            tensor[3] = torch.nan
+    assert [a.tokens for a in lab.answers(engine, requests)] == [a.tokens for a in want]
+
+
+@pytest.mark.parametrize("family", ["smollm", "llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral"])
+def test_a_step_never_waits_for_the_device(lab, family: str) -> None:
+    """With tensors that have a shape and no numbers, a step that reads a number back cannot run."""
+    engine = lab.engine_of(lab.tiny(family, torch.float64), rows=4)
+    lab.answers(engine, [Request(prompt=lab.prompt_of(9, 0), sampling=Sampling(max_new_tokens=2))])
+    runner = engine.runner
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tokens, lengths = torch.zeros(4, dtype=torch.long), torch.zeros(4, dtype=torch.long)
+        with torch.no_grad():
+            assert runner._step(tokens, lengths, 16).shape == (4, runner.vocabulary)
+        with pytest.raises(DataDependentOutputException):
+            TokenLayout(Cache(4, 64), lengths, int(lengths.max()) + 1)
+
+
+def test_a_model_that_cannot_be_recorded_is_decoded_all_the_same(lab) -> None:
+    def refuse(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model = lab.tiny("smollm", torch.float64)
+    engine = lab.engine_of(model, rows=4)
+    record(engine, refuse)
+    requests = traffic(lab, 3, n=9)
+    with pytest.warns(UserWarning, match="not recorded on this model.*capturing") as said:
+        got = lab.answers(engine, requests)
+    assert len(said) == 1
+    assert [a.tokens for a in got] == [a.tokens for a in lab.answers(lab.engine_of(model), requests)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_graphs_draw_the_same_answers(lab) -> None:
+    model = copy.deepcopy(lab.tiny("smollm")).to("cuda")
+    requests = traffic(lab, 4)
+    engine = lab.engine_of(model, rows=8)
+    assert isinstance(engine.runner._recorded.record, CudaGraphs)
+    plain = lab.engine_of(model, rows=8, cuda_graphs=False)
+    assert [a.tokens for a in lab.answers(engine, requests)] == [
+        a.tokens for a in lab.answers(plain, requests)
+    ]
