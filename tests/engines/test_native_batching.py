@@ -140,6 +140,7 @@ def test_a_group_runs_its_prompt_once_even_if_it_does_not_fit_the_rows(lab, rows
 def assert_nothing_is_kept(engine: NativeEngine) -> None:
     assert not engine.busy
     assert engine.runner.cache.prompts == {}
+    assert engine.runner.cache.latest == ((), {})
     assert engine._first_logits == {}
     assert not engine._wanted
 
@@ -153,13 +154,66 @@ def test_many_prompts_run_in_passes_of_bounded_size(lab, monkeypatch: pytest.Mon
     ]
     engine = lab.engine_of(model, rows=64)
     read, seen = engine.runner._read, []
-    engine.runner._read = lambda prompts, layout: (
-        seen.append([len(p) for p in prompts]),
-        read(prompts, layout),
-    )[1]
+    engine.runner._read = lambda layout: (seen.append([len(p) for p in layout.parts]), read(layout))[1]
     got = lab.answers(engine, requests)
     assert seen == [[9, 11], [1], [30], [20], [5]]  # the last four prompts are one and the same
     assert [a.tokens for a in got] == [lab.slow_answer(model, r) for r in requests]
+
+
+def greeted(lab, system: int, rests: list[int], limit: int = 6) -> list[Request]:
+    """One request for each rest, whose prompts all begin with the same `system` tokens."""
+    return [
+        Request(
+            prompt=lab.prompt_of(system, 99) + lab.prompt_of(n, i),
+            sampling=Sampling(max_new_tokens=limit + i % 3),
+            task=str(i),
+        )
+        for i, n in enumerate(rests)
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+@pytest.mark.parametrize("family", ["smollm", "qwen2", "gemma2", "gemma3", "mistral"])
+def test_a_common_beginning_runs_once_and_answers_are_as_alone(lab, family: str, rows: int) -> None:
+    """Also where it is longer than a layer's window, and where prompts come one after the other."""
+    model = lab.tiny(family, torch.float64)
+    requests = greeted(lab, 12, [4, 1, 9, 2, 2, 7, 1, 3])
+    engine = lab.engine_of(model, rows=rows)
+    read, fed = engine.runner._read, []
+    engine.runner._read = lambda layout: (fed.extend(map(len, layout.parts)), read(layout))[1]
+    got = lab.answers(engine, requests)
+    assert sum(fed) == 12 + sum(len(r.prompt) - 12 for r in requests)
+    for request, answer in zip(requests, got, strict=True):
+        assert answer.tokens == lab.slow_answer(model, request)
+        lab.assert_logps(model, request, answer, 1e-5)  # draws are made in float32
+    assert_nothing_is_kept(engine)
+
+
+def test_another_beginning_takes_the_place_of_the_last(lab) -> None:
+    model = lab.tiny("smollm", torch.float64)
+    first, second = greeted(lab, 12, [4, 2, 3]), greeted(lab, 15, [2, 5, 1])
+    engine = lab.engine_of(model, rows=2)
+    got = lab.answers(engine, [*first, *second, *first])
+    assert [a.tokens for a in got] == [lab.slow_answer(model, r) for r in [*first, *second, *first]]
+
+
+def test_a_short_beginning_is_not_set_apart(lab) -> None:
+    """A first token that all prompts have must not put long prompts under a mask."""
+    engine = lab.engine_of(lab.tiny("smollm"), rows=8)
+    read, fed = engine.runner._read, []
+    engine.runner._read = lambda layout: (fed.extend(map(len, layout.parts)), read(layout))[1]
+    lab.answers(engine, greeted(lab, 1, [30, 30, 30]))
+    assert fed == [31, 31, 31]
+
+
+def test_the_same_requests_give_the_same_bits_whatever_was_asked_before(lab) -> None:
+    """Bits of a prompt hang on how it was split: a beginning kept from earlier answers would show."""
+    model = lab.tiny("smollm")
+    requests = greeted(lab, 12, [4, 1, 9, 2])
+    used = lab.engine_of(model, rows=2)
+    lab.answers(used, greeted(lab, 12, [3, 5]))
+    fresh = lab.answers(lab.engine_of(model, rows=2), requests)
+    assert [a.logp_gen for a in lab.answers(used, requests)] == [a.logp_gen for a in fresh]
 
 
 def test_cache_memory_stays_within_its_bound(lab) -> None:

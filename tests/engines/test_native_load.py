@@ -101,6 +101,22 @@ def test_samples_that_wait_while_weights_change_use_the_new_ones_for_the_prompt_
     assert engine.runner.cache.prompts == engine._first_logits == {}
 
 
+def test_a_beginning_that_the_old_weights_computed_is_not_shared_with_new_prompts(lab) -> None:
+    old, new = lab.tiny("smollm"), lab.tiny("smollm", seed=1)
+    system = lab.prompt_of(12, 0)
+    requests = [
+        Request(prompt=(*system, k, 5), sampling=Sampling(max_new_tokens=6), sample=k) for k in range(4)
+    ]
+    engine = lab.engine_of(old, rows=1)
+    tickets = [engine.submit(r) for r in requests]
+    done = dict(engine.step())
+    engine.load(weights(new), 1)
+    while engine.busy:
+        done.update(engine.step())
+    late = [done[t].tokens for t in tickets[1:]]
+    assert late == [a.tokens for a in lab.answers(lab.engine_of(new), requests[1:])]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("family", ["smollm", "qwen3", "gemma2"])
 def test_a_changed_embedding_changes_the_tied_head_as_well(lab, family: str, dtype: torch.dtype) -> None:

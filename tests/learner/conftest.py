@@ -74,11 +74,12 @@ def llama() -> Callable[..., LlamaForCausalLM]:
 
 
 def make_rows(
-    seed: int, *, groups: int = 3, K: int = 3, turns: int = 2, idle: bool = True
+    seed: int, *, groups: int = 3, K: int = 3, turns: int = 2, idle: bool = True, system: int = 0
 ) -> tuple[list[Trajectory], list[int]]:
     """Groups with a shared prompt and K answers each, of several turns, shuffled; and their numbers.
 
-    Some answers are a single token; one row trains nothing; one group's prompts differ half way.
+    Some answers are a single token; one row trains nothing; one group's prompts differ half way. All prompts
+    begin with the same `system` tokens.
     """
     g = torch.Generator().manual_seed(seed)
 
@@ -90,11 +91,12 @@ def make_rows(
 
     rows = []
     for number in range(groups):
-        prompt = words(draw(1, 6))
+        prompt = [(7 * t) % VOCABULARY for t in range(system)] + words(draw(1, 6))
         for k in range(K):
             tokens, sampled = list(prompt), [False] * len(prompt)
             if number == 1 and k == 1 and len(prompt) > 1:
-                tokens[len(prompt) // 2] = (tokens[len(prompt) // 2] + 1) % VOCABULARY
+                half = (system + len(prompt)) // 2
+                tokens[half] = (tokens[half] + 1) % VOCABULARY
             for turn in range(draw(1, turns + 1)):
                 reply, n = draw(1, 4) if turn else 0, draw(1, 5)
                 tokens += words(reply + n)

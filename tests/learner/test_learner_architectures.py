@@ -99,12 +99,14 @@ def build(name: str) -> Any:
     return plain, ours
 
 
+@pytest.mark.parametrize("system", [0, 9])
 @pytest.mark.parametrize("whole", [512, 0], ids=["under a mask", "branch by branch"])
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.usefixtures("float64")
 def test_every_row_is_as_it_would_be_alone(
     name: str,
     whole: int,
+    system: int,
     rows_of: Callable[..., Batch],
     by_hand: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     flat_gradient: Callable[..., torch.Tensor],
@@ -113,7 +115,8 @@ def test_every_row_is_as_it_would_be_alone(
     """Log-probabilities, entropies and the gradients of both, at a temperature."""
     monkeypatch.setattr(pack, "WHOLE_FAMILY", whole)
     plain, ours = build(name)
-    batch, temperature = rows_of(seed=2, turns=3), 0.8
+    batch, temperature = rows_of(seed=2, turns=3, system=system), 0.8
+    assert bool(pack.pack(batch).stem) == bool(system)
     g = torch.Generator().manual_seed(1)
     c, d = (torch.randn(batch.mask.shape, generator=g, dtype=torch.float64) for _ in range(2))
     seen = []

@@ -26,8 +26,8 @@ def row(tokens: list[int], sampled: list[int]) -> Trajectory:
 
 
 def branch_of(packed: Pack) -> list[tuple[int, int]]:
-    """For each packed token: its family, and its branch in it (-1 for the prompt)."""
-    out = []
+    """For each packed token: its family, and its branch in it (-1 for the prompt); the stem's are all -1."""
+    out = [(-1, -1)] * packed.stem
     for number, family in enumerate(packed.families):
         assert family.start == len(out)
         out += [(number, -1)] * family.prefix
@@ -41,7 +41,11 @@ def context(packed: Pack, index: int) -> list[int]:
     """The tokens that a packed token sees, in the order of their positions, itself last."""
     owner = branch_of(packed)
     family, branch = owner[index]
-    seen = [j for j in range(index + 1) if owner[j][0] == family and owner[j][1] in (-1, branch)]
+    seen = [
+        j
+        for j in range(index + 1)
+        if owner[j] == (-1, -1) or (owner[j][0] == family and owner[j][1] in (-1, branch))
+    ]
     assert [int(packed.positions[j]) for j in seen] == list(range(len(seen)))
     return [int(packed.tokens[j]) for j in seen]
 
@@ -50,8 +54,9 @@ def context(packed: Pack, index: int) -> list[int]:
 def batches(draw: st.DrawFn) -> Batch:
     """Groups in any order, prompts that agree in part, and any mask that spares the first token."""
     rows, numbers = [], []
+    system = draw(st.lists(st.integers(0, 2), max_size=4))
     for number in range(draw(st.integers(1, 3))):
-        prompt = draw(st.lists(st.integers(0, 2), min_size=1, max_size=5))
+        prompt = system + draw(st.lists(st.integers(0, 2), min_size=1, max_size=5))
         for _ in range(draw(st.integers(1, 4))):
             tokens = prompt + draw(st.lists(st.integers(0, 2), max_size=5))
             if draw(st.integers(0, 5)) == 0:
@@ -84,7 +89,8 @@ def test_every_trained_token_is_predicted_from_exactly_what_came_before_it(batch
 @given(batches())
 @settings(max_examples=100, deadline=None)
 def test_nothing_is_fed_that_nothing_is_predicted_from(batch: Batch) -> None:
-    """Of each family: one prompt, and what every row has between it and its last trained token."""
+    """The stem once; of each family the rest of its prompt, and what every row has between it and its last
+    trained token."""
     if not batch.mask.any():
         return
     packed = pack(batch)
@@ -92,7 +98,8 @@ def test_nothing_is_fed_that_nothing_is_predicted_from(batch: Batch) -> None:
     fed = sum(int(batch.mask[i].nonzero().max()) for i in rows)
     families = {int(batch.group[i]) for i in rows}
     assert len(packed.families) == len(families)
-    saved = sum(f.prefix * (len(f.branches) - 1) for f in packed.families if f.branches)
+    saved = sum((packed.stem + f.prefix) * (len(f.branches) - 1) for f in packed.families if f.branches)
+    saved += packed.stem * (len(families) - 1)
     assert len(packed.tokens) == fed - saved == packed.families[-1].stop
 
 
@@ -126,6 +133,28 @@ def test_a_later_turn_is_not_shared_even_where_rows_agree() -> None:
     """The prompt ends before anything sampled: two rows that drew the same token are still two rows."""
     packed = pack(Batch.of([row([1, 2, 2, 7], [1, 3]), row([1, 2, 2, 8], [1, 3])], [0, 0]))
     assert packed.families == [Family(0, 1, (2, 2))]
+
+
+def test_what_all_prompts_begin_with_is_computed_once() -> None:
+    asked = [row([4] * 6 + [i, 9, 9], [7, 8]) for i in (1, 1, 2, 3)]
+    packed = pack(Batch.of(asked, [0, 0, 1, 2]))
+    assert packed.tokens.tolist() == [4] * 6 + [1, 9, 9] + [2, 9] + [3, 9]
+    assert packed.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 7, 6, 7]
+    assert packed.families == [Family(6, 1, (1, 1)), Family(9, 2, ()), Family(11, 2, ())]
+    assert pack(Batch.of(asked, [0, 0, 1, 2]), stem=False).stem == 0
+
+
+def test_prompts_of_other_groups_that_are_the_very_same_feed_nothing_of_their_own() -> None:
+    packed = pack(Batch.of([row([4, 4, 4, t], [3]) for t in (1, 2, 3)], [0, 1, 2]))
+    assert packed.tokens.tolist() == [4, 4, 4]
+    assert packed.source.tolist() == [2, 2, 2]
+    assert [f.stop - f.start for f in packed.families] == [0, 0, 0]
+
+
+def test_a_beginning_that_saves_little_is_not_set_apart() -> None:
+    """Documents that share the token they begin with, and nothing else, stay plainly causal."""
+    packed = pack(Batch.of([row([4, i, *range(20)], list(range(1, 22))) for i in range(3)], [0, 1, 2]))
+    assert packed.stem == 0
 
 
 def test_rows_that_train_nothing_cost_nothing(rows_of: Callable[..., Batch]) -> None:

@@ -105,8 +105,9 @@ def padded(batch: Batch, columns: int) -> Batch:
 def test_any_budget_order_and_padding_give_the_same_gradient(
     variant: str, data: st.DataObject, llama: Make, rows_of: Make
 ) -> None:
-    """Budget 1 is a row a pass, without any packing."""
-    batch = with_probes(rows_of(K=4, seed=data.draw(st.integers(0, 30), label="rows")))
+    """Budget 1 is a row a pass, without any packing; half of the batches have a system message."""
+    rows, system = data.draw(st.integers(0, 30), label="rows"), data.draw(st.sampled_from([0, 8]))
+    batch = with_probes(rows_of(K=4, seed=rows, system=system))
     held = Held(llama, method_of(variant))
     whole = held.gradient(batch)
     held.learner.microbatch_tokens = data.draw(st.sampled_from([1, 4, 9, 17, 30]), label="budget")

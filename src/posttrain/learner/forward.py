@@ -23,7 +23,8 @@ def forward(
 
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
-    packed = pack(batch)
+    # The noise of a prompt is its group's own, so that groups have no beginning in common.
+    packed = pack(batch, stem=noise is None)
     with noisy(model, packed, batch, noise):
         hidden = trained_states(model, packed)
     picked, entropies = tokens.pick_from_hidden(

@@ -1,10 +1,12 @@
-"""Rows laid end to end, without padding and without computing a shared prompt twice.
+"""Rows laid end to end, without padding and without computing a shared beginning twice.
 
 Rows of one group begin with the same prompt. A *family* is that prompt, once, followed by the
 rest of each row; a token of a rest sees the prompt and what comes before it in its own rest, at
-the positions it would have alone. So the model's work is the number of *different* tokens, and
-every row's result is what it would be by itself. This is the only place that knows that the
-distribution of token t is read off the token before it.
+the positions it would have alone. Prompts of different groups often begin alike as well (a system
+message, worked examples): that beginning, the *stem*, stands once before all families, and every
+token sees it. So the model's work is the number of *different* tokens, and every row's result is
+what it would be by itself. This is the only place that knows that the distribution of token t is
+read off the token before it.
 
     row 0: P P P a b        packed   P P P a d        b and e are only predicted,
     row 1: P P P d e        position 0 1 2 3 3        never fed
@@ -17,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from transformers import PreTrainedModel
 
-from posttrain.attention import Heads, hidden_states, masked_attention
+from posttrain.attention import WORTH, Heads, common, hidden_states, masked_attention
 from posttrain.types import Batch
 
 WHOLE_FAMILY = 512
@@ -30,7 +32,7 @@ class Family:
 
     start: int
     prefix: int
-    """Tokens of the shared prompt."""
+    """Tokens of the shared prompt, after the stem."""
     branches: tuple[int, ...]
     """Tokens of each rest, in order; together with the prefix they fill [start, stop)."""
 
@@ -64,6 +66,8 @@ class Pack:
     target: Int[torch.Tensor, "M"]
     row: Int[torch.Tensor, "M"]
     column: Int[torch.Tensor, "M"]
+    stem: int = 0
+    """Tokens before the first family, which all families begin with."""
     _masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
 
     def attend(
@@ -77,42 +81,52 @@ class Pack:
         window: int | None,
         softcap: float | None,
     ) -> Heads:
-        """Attention within each family (see attention.Layout)."""
+        """Attention within each family and to the stem (see attention.Layout)."""
         parts = []
-        for number, family in enumerate(self.families):
+        stem = Family(0, self.stem, ())
+        for number, family in enumerate([stem, *self.families] if self.stem else self.families):
+            if family.start == family.stop:
+                continue  # all that its rows are fed is the stem
             span = slice(family.start, family.stop)
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
-            T = family.stop - family.start
-            if T <= WHOLE_FAMILY or not family.branches:
-                mask = self._mask(number, window, q.device)
+            seen = self.stem if family is not stem else 0
+            if seen:
+                k, v = (torch.cat([x[:, :, :seen], y], dim=2) for x, y in ((key, k), (value, v)))
+            if k.shape[2] <= WHOLE_FAMILY or not family.branches:
+                mask = self._mask(number, family, seen, window, q.device)
                 parts.append(
                     masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None)
                 )
                 continue
-            parts.extend(_by_branch(family, q, k, v, scale=scale, window=window, softcap=softcap))
+            parts.extend(_by_branch(family, seen, q, k, v, scale=scale, window=window, softcap=softcap))
         return torch.cat(parts, dim=2)
 
-    def _mask(self, number: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    def _mask(
+        self, number: int, family: Family, seen: int, window: int | None, device: torch.device
+    ) -> torch.Tensor | None:
         """Who sees whom in a family; None for plainly causal. The same for every layer, so made once."""
         if (number, window) not in self._masks:
-            family = self.families[number]
             position = self.positions[family.start : family.stop]
-            plain = not family.branches and (window is None or window >= len(position))
-            self._masks[number, window] = None if plain else _family_mask(family, position, window).to(device)
+            plain = not family.branches and not seen and (window is None or window >= len(position))
+            mask = None if plain else _family_mask(family, seen, position, window).to(device)
+            self._masks[number, window] = mask
         return self._masks[number, window]
 
 
-def _family_mask(family: Family, position: torch.Tensor, window: int | None) -> torch.Tensor:
+def _family_mask(family: Family, seen: int, position: torch.Tensor, window: int | None) -> torch.Tensor:
+    """[tokens of the family, tokens of the stem that it sees and of the family]."""
     branch = torch.repeat_interleave(
-        torch.arange(len(family.branches) + 1), torch.tensor([family.prefix, *family.branches])
+        torch.arange(len(family.branches) + 1), torch.tensor([seen + family.prefix, *family.branches])
     ).to(position.device)
-    same = (branch[:, None] == branch[None, :]) | (branch[None, :] == 0)
-    ago = position[:, None] - position[None, :]
-    return same & (ago >= 0) & (ago < (window or len(position) + 1))
+    before = torch.cat([torch.arange(seen).to(position), position])
+    same = (branch[seen:, None] == branch[None, :]) | (branch[None, :] == 0)
+    ago = position[:, None] - before[None, :]
+    return same & (ago >= 0) & (ago < (window or len(before) + 1))
 
 
 def _by_branch(
     family: Family,
+    seen: int,
     query: Heads,
     key: Heads,
     value: Heads,
@@ -121,14 +135,14 @@ def _by_branch(
     window: int | None,
     softcap: float | None,
 ) -> list[Heads]:
-    """Attention of the prefix and of each branch (over prefix and branch), in order."""
-    P, device = family.prefix, query.device
+    """Attention of the prefix and of each branch (over stem, prefix and branch), in order."""
+    P, device = seen + family.prefix, query.device
     ends = torch.tensor([P, *family.branches]).cumsum(0).tolist()
     out = []
-    for start, stop in zip([0, *ends[:-1]], ends, strict=True):
+    for start, stop in zip([seen, *ends[:-1]], ends, strict=True):
         if start == stop:
             continue
-        if start == 0:
+        if stop == P:
             k, v = key[:, :, :stop], value[:, :, :stop]
         else:
             k, v = (torch.cat([x[:, :, :P], x[:, :, start:stop]], dim=2) for x in (key, value))
@@ -136,42 +150,47 @@ def _by_branch(
         plain = n == total and (window is None or window >= total)
         ago = torch.arange(total - n, total, device=device)[:, None] - torch.arange(total, device=device)
         mask = None if plain else (ago >= 0) & (ago < (window or total + 1))
-        q = query[:, :, start:stop]
+        q = query[:, :, start - seen : stop - seen]
         out.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=plain))
     return out
 
 
-def pack(batch: Batch) -> Pack:
+def pack(batch: Batch, *, stem: bool = True) -> Pack:
     """The trained rows of the batch, packed; rows that train nothing take no part.
 
+    With `stem` what all families begin with stands once before them, where that saves enough.
     Raises ValueError if no row has a trained token after its first position.
     """
-    tokens: list[int] = []
-    positions: list[int] = []
+    inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for rows in _families(batch) for i in rows}
+    shared = [(rows, _shared(batch, rows, inputs)) for rows in _families(batch)]
+    S = _stem(shared, inputs) if stem else 0
+    tokens: list[int] = inputs[shared[0][0][0]][:S] if S else []
+    positions: list[int] = list(range(S))
     families: list[Family] = []
     source: list[int] = []
     where: list[tuple[int, int]] = []
-    for rows in _families(batch):
-        inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for i in rows}
-        P = _shared(batch, rows, inputs)
+    for rows, P in shared:
         start = len(tokens)
-        tokens += inputs[rows[0]][:P]
-        positions += range(P)
+        tokens += inputs[rows[0]][S:P]
+        positions += range(S, P)
         branches = []
         for i in rows:
             rest = inputs[i][P:]
-            first = len(tokens) - P
+            # Where token 0 of this row would stand if it did not share the stem, or the prompt.
+            prompt, first = start - S, len(tokens) - P
             tokens += rest
             positions += range(P, P + len(rest))
             branches.append(len(rest))
             for t in batch.mask[i].nonzero().flatten().tolist():
                 if t == 0:
                     continue  # nothing comes before the first token to predict it
-                source.append(start + t - 1 if t - 1 < P else first + t - 1)
+                source.append(t - 1 + (0 if t - 1 < S else prompt if t - 1 < P else first))
                 where.append((i, t))
         # A row by itself is a prompt with one branch, and plainly causal.
         alone = len(rows) == 1
-        families.append(Family(start, P + branches[0], ()) if alone else Family(start, P, tuple(branches)))
+        families.append(
+            Family(start, P - S + branches[0], ()) if alone else Family(start, P - S, tuple(branches))
+        )
     if not where:
         raise ValueError("nothing to train on: no row has a trained token with a token before it")
     row, column = torch.tensor(where, dtype=torch.long).T
@@ -183,7 +202,15 @@ def pack(batch: Batch) -> Pack:
         target=batch.tokens[row, column],
         row=row,
         column=column,
+        stem=S,
     )
+
+
+def _stem(shared: Sequence[tuple[list[int], int]], inputs: dict[int, list[int]]) -> int:
+    """Length of the beginning that all prompts share; 0 where that saves too little."""
+    S = common([inputs[rows[0]][:P] for rows, P in shared])
+    fed = sum(P + sum(len(inputs[i]) - P for i in rows) for rows, P in shared)
+    return S if S * (len(shared) - 1) * WORTH >= fed else 0
 
 
 def trained_states(model: PreTrainedModel, packed: Pack) -> Float[torch.Tensor, "M D"]:
@@ -209,12 +236,7 @@ def _families(batch: Batch) -> list[list[int]]:
 
 def _shared(batch: Batch, rows: Sequence[int], inputs: dict[int, list[int]]) -> int:
     """Length of the rows' common beginning, ending before anything sampled."""
-    limit = min(min(len(inputs[i]), int(batch.mask[i].nonzero().min())) for i in rows)
-    first = inputs[rows[0]]
-    for t in range(limit):
-        if any(inputs[i][t] != first[t] for i in rows):
-            return t
-    return limit
+    return common([inputs[i][: int(batch.mask[i].nonzero().min())] for i in rows])
 
 
 def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list[int]]:

@@ -10,6 +10,8 @@ import torch
 from posttrain.attention import Heads, masked_attention
 
 Prompt = tuple[int, ...]
+Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of one prompt, [key heads, tokens, head size], by layer."""
 
 
 class Cache:
@@ -23,7 +25,9 @@ class Cache:
         """How often the rows have been given other memory."""
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
-        self.prompts: dict[Prompt, dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
+        self.prompts: dict[Prompt, Layers] = {}
+        self.latest: tuple[Prompt, Layers] = ((), {})
+        """The prompt that ran last: the next ones may begin as it does."""
 
     def reserve(self, rows: int, columns: int) -> None:
         """Makes room for this many rows of this many columns, keeping what the rows hold."""
@@ -67,10 +71,22 @@ class Cache:
 
 
 class PromptLayout:
-    """Several prompts end to end, each seeing only itself; their keys and values go to the cache."""
+    """Several prompts end to end, each seeing only itself; their keys and values go to the cache.
 
-    def __init__(self, cache: Cache, prompts: list[Prompt]) -> None:
-        self.cache, self.prompts = cache, prompts
+    What all of them begin with, the stem, is not run for each: it stands once before them, or is
+    taken from the prompt that ran last.
+    """
+
+    def __init__(
+        self, cache: Cache, prompts: list[Prompt], stem: int = 0, held: Layers | None = None
+    ) -> None:
+        """stem: its length, less than any prompt's; held: of a prompt that begins with it, if one has run."""
+        self.cache, self.prompts, self.stem, self.held = cache, prompts, stem, held
+        own = 0 if held else stem
+        self.parts = [tuple(prompts[0][:own])] * bool(own) + [p[stem:] for p in prompts]
+        """What is run, in order."""
+        self.starts = [0] * bool(own) + [stem] * len(prompts)
+        """The position of each part's first token."""
         for prompt in prompts:
             cache.prompts[prompt] = {}
 
@@ -86,18 +102,25 @@ class PromptLayout:
         softcap: float | None,
     ) -> Heads:
         """Causal attention within each prompt (see attention.Layout)."""
-        parts, start = [], 0
-        for prompt in self.prompts:
-            T = len(prompt)
-            q, k, v = (x[:, :, start : start + T] for x in (query, key, value))
-            start += T
-            self.cache.prompts[prompt][layer] = (k[0].clone(), v[0].clone())
+        sizes = [len(part) for part in self.parts]
+        queries, keys, values = (torch.split(x, sizes, dim=2) for x in (query, key, value))
+        before = () if self.held is None else tuple(x[None, :, : self.stem] for x in self.held[layer])
+        out = []
+        for q, k, v, start in zip(queries, keys, values, self.starts, strict=True):
+            if start:
+                k, v = (torch.cat([x, y], dim=2) for x, y in zip(before, (k, v), strict=True))
+            T = start + q.shape[2]
             mask = None
-            if window is not None and window < T:
-                ago = torch.arange(T, device=q.device)[:, None] - torch.arange(T, device=q.device)
-                mask = (ago >= 0) & (ago < window)
-            parts.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None))
-        return torch.cat(parts, dim=2)
+            if start or (window is not None and window < T):
+                ago = torch.arange(start, T, device=q.device)[:, None] - torch.arange(T, device=q.device)
+                mask = (ago >= 0) & (ago < (window or T))
+            out.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None))
+            if not start and self.stem:
+                before = (k, v)
+            else:
+                prompt = self.prompts[len(out) - 1 - (len(sizes) - len(self.prompts))]
+                self.cache.prompts[prompt][layer] = (k[0].clone(), v[0].clone())
+        return torch.cat(out, dim=2)
 
 
 class TokenLayout:

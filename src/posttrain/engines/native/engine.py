@@ -6,6 +6,7 @@
 
 Samples of one prompt share its prefill: the prompt runs once, its keys and values are copied
 into the row of each sample when that sample starts, and are dropped when none is left waiting.
+A beginning that prompts share (a system message) runs once for all of them.
 """
 
 from collections import Counter
@@ -119,12 +120,15 @@ class NativeEngine:
         """The answers that ended in one more token for each running sequence."""
         done = self._start(self.scheduler.admit())
         running = self.scheduler.running
-        if not running:
-            return done
-        logits = self.runner.decode(
-            [s.tokens[-1] for s in running], [len(s.request.prompt) + len(s.tokens) - 1 for s in running]
-        )
-        return done + self._extend(list(running), logits)
+        if running:
+            logits = self.runner.decode(
+                [s.tokens[-1] for s in running], [len(s.request.prompt) + len(s.tokens) - 1 for s in running]
+            )
+            done += self._extend(list(running), logits)
+        if not self.busy:
+            # Not even the last bits of an answer may hang on what was asked before: exact resume rests on it.
+            self.runner.forget()
+        return done
 
     def _start(self, started: list[Sequence]) -> list[tuple[int, Completion]]:
         """Runs the prompts that are new, puts each sequence in its row and draws its first token."""

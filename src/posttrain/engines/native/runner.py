@@ -5,8 +5,8 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.attention import hidden_states, output_head, use_layouts
-from posttrain.engines.native.cache import Cache, Prompt, PromptLayout, TokenLayout
+from posttrain.attention import WORTH, common, hidden_states, output_head, use_layouts
+from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, TokenLayout
 from posttrain.engines.native.recorded import CudaGraphs, Recorded
 from posttrain.weights import Named, combined, fingerprint
 
@@ -92,6 +92,7 @@ class Runner:
                 packed.pack(value)
             prints.append(fingerprint(name, value))
             missing.remove(name)
+        self.forget()
         if missing:
             raise KeyError(f"the weights handed over lack {min(missing)}")
         return combined(prints)
@@ -101,20 +102,42 @@ class Runner:
         """Logits of the token after each prompt; the prompts' keys and values are in the cache."""
         logits = []
         for part in _passes(prompts):
-            hidden = self._read(part, PromptLayout(self.cache, part))
-            last = torch.tensor([len(p) for p in part], device=self.device).cumsum(0) - 1
-            logits.append(self._head(hidden[last]))
+            layout = PromptLayout(self.cache, part, *self._stem(part))
+            hidden = self._read(layout)
+            ends = torch.tensor([len(p) for p in layout.parts], device=self.device).cumsum(0)
+            logits.append(self._head(hidden[ends[-len(part) :] - 1]))
+            self.cache.latest = (part[-1], self.cache.prompts[part[-1]])
         return torch.cat(logits)
+
+    def forget(self) -> None:
+        """Prompts to come share nothing with those that have run."""
+        self.cache.latest = ((), {})
+
+    def _stem(self, prompts: list[Prompt]) -> tuple[int, Layers | None]:
+        """How many tokens these prompts begin with, and their keys and values if the latest began so too."""
+        latest, layers = self.cache.latest
+        # The last token of a prompt always runs: the first answer token is read off it.
+        most = min(map(len, prompts)) - 1
+        held, new = min(common([latest, *prompts]), most), min(common(prompts), most)
+        saved = max(held * len(prompts), new * (len(prompts) - 1))
+        if not saved or saved * WORTH < sum(map(len, prompts)):
+            return 0, None
+        return (held, layers) if saved == held * len(prompts) else (new, None)
 
     @torch.no_grad()
     def score(self, tokens: Prompt) -> Float[torch.Tensor, "T V"]:
         """Logits at every position of a prompt; the cache is left as it was."""
-        return self._head(self._read([tokens], PromptLayout(Cache(0, 0), [tokens])))
+        return self._head(self._read(PromptLayout(Cache(0, 0), [tokens])))
 
-    def _read(self, prompts: list[Prompt], layout: PromptLayout) -> Float[torch.Tensor, "N D"]:
-        tokens = torch.tensor([[t for p in prompts for t in p]], device=self.device)
-        positions = torch.tensor([[i for p in prompts for i in range(len(p))]], device=self.device)
-        return hidden_states(self.model, tokens, positions, layout)[0]
+    def _read(self, layout: PromptLayout) -> Float[torch.Tensor, "N D"]:
+        tokens = [t for part in layout.parts for t in part]
+        positions = [
+            start + i
+            for start, part in zip(layout.starts, layout.parts, strict=True)
+            for i in range(len(part))
+        ]
+        fed, at = (torch.tensor([x], device=self.device) for x in (tokens, positions))
+        return hidden_states(self.model, fed, at, layout)[0]
 
     @torch.no_grad()
     def decode(self, tokens: list[int], lengths: list[int]) -> Float[torch.Tensor, "B V"]:
