@@ -141,6 +141,23 @@ def use_layouts(model: PreTrainedModel) -> None:
     model.set_attn_implementation(NAME)
 
 
+def context_of(config: Any) -> int:
+    """The most tokens that a sequence of this model may come to.
+
+    Rotations of the kinds dynamic and longrope change for *all* tokens once one of them lies beyond the
+    length that they were made for. What a row says would then hang on how long the others of its pass are,
+    so for such models that length is the bound.
+    """
+    text = config.get_text_config()
+    most = int(getattr(text, "max_position_embeddings", 1 << 20))
+    rope = getattr(text, "rope_parameters", None) or {}
+    # One rotation for the whole model, or one for each kind of layer.
+    for kind in [rope, *(x for x in rope.values() if isinstance(x, dict))]:
+        if kind.get("rope_type") in ("dynamic", "longrope"):
+            most = min(most, int(kind.get("original_max_position_embeddings") or most))
+    return most
+
+
 def hidden_states(
     model: PreTrainedModel,
     tokens: Int[torch.Tensor, "R T"],

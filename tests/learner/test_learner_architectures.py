@@ -33,7 +33,7 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from posttrain.attention import use_layouts
+from posttrain.attention import context_of, hidden_states, use_layouts
 from posttrain.learner import pack
 from posttrain.learner.forward import forward
 from posttrain.types import Batch
@@ -130,3 +130,41 @@ def test_every_row_is_as_it_would_be_alone(
     assert float(seen[0][2].norm()) > 1
     for wanted, got in zip(*seen, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def rotated(kind: str) -> LlamaForCausalLM:
+    """A Llama for 16 tokens that is stretched to 64 by a rotation that changes with the longest position."""
+    rope: dict[str, Any] = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 16}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0, 1.0], "long_factor": [2.0, 3.0]}
+    torch.manual_seed(0)
+    sizes = SHAPE | {"max_position_embeddings": 64 if kind == "longrope" else 16}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters={"rope_theta": 10000.0, **rope})).double()
+    use_layouts(model)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rotation_that_hangs_on_the_longest_row_bounds_the_context(kind: str) -> None:
+    """Within the bound a row is what it would be alone; beyond it one long row changes the short ones."""
+    assert context_of(rotated(kind).config) == 16
+    for longest, same in ((16, True), (40, False)):
+        one, both = states(rotated(kind), [5]), states(rotated(kind), [5, longest])
+        assert torch.allclose(one, both[:5]) == same
+
+
+def states(model: LlamaForCausalLM, sizes: list[int]) -> torch.Tensor:
+    """Hidden states of documents of these sizes, end to end."""
+    tokens = torch.arange(sum(sizes)) % SHAPE["vocab_size"]
+    positions = torch.cat([torch.arange(n) for n in sizes])
+    families = [pack.Family(sum(sizes[:i]), n, ()) for i, n in enumerate(sizes)]
+    none = torch.empty(0, dtype=torch.long)
+    layout = pack.Pack(tokens, positions, families, none, none, none, none)
+    with torch.no_grad():
+        return hidden_states(model, tokens[None], positions[None], layout)[0]
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_other_models_may_use_all_their_positions(name: str) -> None:
+    config, _, special = MODELS[name]
+    assert context_of(config(**{k: v for k, v in (SHAPE | special).items() if v is not None})) == 64

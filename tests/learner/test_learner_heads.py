@@ -29,7 +29,8 @@ from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
-from posttrain.learner.pretrained import load_config, load_model, quiet
+from posttrain.learner.pretrained import load_config, load_model
+from posttrain.loading import quiet
 from posttrain.methods.table import PPO, PROCESS_REWARD, REWARD
 from posttrain.runtime import saving
 from posttrain.runtime.rows import Group, Shaper, numbered

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from peft.tuners.lora import Linear
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -228,6 +229,34 @@ def test_an_adapted_layer_is_the_formula(kind: str, llama: Make, rows_of: Make) 
         whole = m[:, None] * whole / whole.norm(dim=1, keepdim=True)
     assert float((whole - w).detach().norm()) > 0.1
     torch.testing.assert_close(layer(x), x @ whole.T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_adapted_layer_computes_as_peft_s_own_and_keeps_its_input_once(
+    dtype: torch.dtype, llama: Make, rows_of: Make
+) -> None:
+    learner = taught(llama, rows_of, KINDS["lora"])
+    layer = base(learner.model).model.layers[0].mlp.gate_proj.to(dtype)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 7, layer.in_features, generator=g).to(dtype).requires_grad_(True)
+    d = torch.randn(2, 7, layer.out_features, generator=g).to(dtype)
+    wanted = [x, layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        out = layer(x)
+    found = [out, *torch.autograd.grad(out, wanted, d)]
+    slow = Linear.forward(layer, x)
+    same = [slow, *torch.autograd.grad(slow, wanted, d)]
+    rough = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {}
+    for a, b in zip(found, same, strict=True):
+        torch.testing.assert_close(a, b, **rough)
+    of_input = [t for t in kept.values() if t.shape[-1] == layer.in_features and t.numel() == x.numel()]
+    assert [t.data_ptr() for t in of_input] == [x.data_ptr()]
 
 
 @every_kind

@@ -38,12 +38,12 @@ from posttrain.learner.pretrained import (
     load_model,
     load_tokenizer,
     parameter_count,
-    quiet,
     resolve,
     save_pretrained,
     stop_ids,
     tokenizer_notes,
 )
+from posttrain.loading import quiet
 from posttrain.types import RunError, UserError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

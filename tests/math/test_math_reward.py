@@ -48,20 +48,20 @@ def test_classification_is_the_cross_entropy_and_its_slope_the_gap(s: float, tar
 
 def test_a_share_of_successes_is_learnt_as_the_mean_of_its_labels() -> None:
     """The slope over seven labels of which two are 1 is that of the one label 2/7."""
-    s = torch.full((7,), 0.3, dtype=torch.float64, requires_grad=True)
-    labels = torch.tensor([1.0, 0, 0, 1, 0, 0, 0]).double()
+    s = torch.full((1, 7), 0.3, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([[1.0, 0, 0, 1, 0, 0, 0]]).double()
     each = torch.autograd.grad(reward.classification(s, labels).mean(), s)[0].sum()
     one = torch.autograd.grad(reward.classification(s, torch.full_like(s, 2 / 7)).mean(), s)[0].sum()
     torch.testing.assert_close(each, one)
-    best = torch.tensor([math.log(2 / 5)], dtype=torch.float64, requires_grad=True)
-    loss = reward.classification(best.expand(7), labels).mean()
+    best = torch.tensor([[math.log(2 / 5)]], dtype=torch.float64, requires_grad=True)
+    loss = reward.classification(best.expand(1, 7), labels).mean()
     assert float(torch.autograd.grad(loss, best)[0]) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("loss", [reward.regression, reward.classification])
 def test_extreme_scores_are_finite(loss: Callable[..., torch.Tensor]) -> None:
-    s = torch.tensor([-1e4, 1e4], requires_grad=True)
-    found = loss(s, torch.tensor([1.0, 0.0]))
+    s = torch.tensor([[-1e4, 1e4]], requires_grad=True)
+    found = loss(s, torch.tensor([[1.0, 0.0]]))
     assert bool(found.isfinite().all())
     assert bool(torch.autograd.grad(found.sum(), s)[0].isfinite().all())
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import Linear, LoraLayer
 from peft.utils import load_peft_weights
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -110,7 +110,30 @@ def add_adapter(model: PreTrainedModel, config: Lora, seed: int) -> PeftModel:
     # A's random start comes from the global generator: seeded here, and put back after.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, lora)
+        adapted = get_peft_model(model, lora)
+    for module in adapted.modules():
+        if type(module) is Linear and not config.dora:
+            module.__class__ = _Adapted
+    return adapted
+
+
+class _Adapted(Linear):  # type: ignore[misc]
+    """peft's layer, whose update is added onto W x where that lies, in the type that the layer computes in.
+
+    peft makes three more tensors of the output's size for each layer, and a float32 copy of its input that
+    the backward pass keeps: that is half of the memory of a microbatch, as measured on SmolLM2-135M.
+    """
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """W x + s B (A x)."""
+        if self.disable_adapters or self.merged:
+            plain: torch.Tensor = super().forward(x, *args, **kwargs)
+            return plain
+        a, b = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight
+        out: torch.Tensor = self.base_layer(x)
+        low = nn.functional.linear(x, a.to(x.dtype)).flatten(0, -2)
+        out.view(-1, out.shape[-1]).addmm_(low, b.to(x.dtype).T, alpha=self.scaling[ADAPTER])
+        return out
 
 
 def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ def overlong(length: Int[torch.Tensor, "B"], horizon: int, buffer: float) -> Per
 
     Source: soft overlong punishment, DAPO, arXiv:2503.14476, eq. 13.
 
-    >>> overlong(torch.tensor([60, 80, 95, 100]), horizon=100, buffer=20)
+    >>> overlong(torch.tensor([60, 80, 95, 100]), horizon=100, buffer=20.0)
     tensor([-0.0000, -0.0000, -0.7500, -1.0000])
     """
     return -((length - (horizon - buffer)) / buffer).clamp(0, 1)
