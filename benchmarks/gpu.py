@@ -55,9 +55,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument(
-        "--tiny", action="store_true", help="a small model, to try the script out"
-    )
+    parser.add_argument("--tiny", action="store_true", help="a small model, to try the script out")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peak-tflops", type=float, default=0.0, help="of the device in bf16, for its share")
     parser.add_argument("--out", type=Path, required=True)

@@ -95,7 +95,8 @@ def one_step(
     while engine.busy:
         for ticket, answer in engine.step():
             number, prompt, task = tickets[ticket]
-            score = reward(answer.text, task.answer)
+            # Groups that agree are not computed; for the memory of a full step none may.
+            score = float(ticket % 2) if options.memory else reward(answer.text, task.answer)
             blank = [0.0] * len(prompt)
             rows.append(
                 Trajectory(
@@ -126,7 +127,7 @@ def one_step(
         "reward": sum(rewards) / len(rewards),
         "mean_length": sum(lengths) / len(lengths),
         "grad_norm": update.metrics["grad_norm"],
-        "entropy": update.metrics["entropy"],
+        "entropy": update.metrics.get("entropy"),  # not computed where no group has two rewards
     }
     if options.memory:
         out |= {

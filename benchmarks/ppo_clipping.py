@@ -9,6 +9,7 @@ epochs of 4 steps.
 """
 
 import argparse
+import copy
 import json
 import statistics
 from pathlib import Path
@@ -108,7 +109,9 @@ def sampled(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([rows, LENGTH] tokens drawn one after the other, their log-probabilities)."""
     # A model that the learner packs attends through a layout; drawing goes through a plain copy.
-    plain = LlamaForCausalLM(model.config)
+    plain = LlamaForCausalLM(
+        copy.deepcopy(model.config)
+    )  # a shared one would change the model's attention too
     plain.load_state_dict(model.state_dict())
     plain.set_attn_implementation("sdpa")
     tokens = (LETTERS + asked)[:, None].repeat(1, 2)

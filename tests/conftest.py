@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posttrain import cli
-from posttrain.learner.pretrained import quiet, save_pretrained
+from posttrain.learner.pretrained import save_pretrained
+from posttrain.loading import quiet
 from posttrain.toml import dump
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from posttrain.learner.pretrained import quiet, save_pretrained
+from posttrain.learner.pretrained import save_pretrained
+from posttrain.loading import quiet
 
 Tables = dict[str, Any]
 Records = list[dict[str, Any]]
@@ -83,6 +84,16 @@ DATA: dict[str, tuple[str, Records, Fragments]] = {
         "reward_margin",
         [{**PAIR, "score_chosen": 1, "score_rejected": 2}],
         ("data.jsonl:1", "score_chosen is less than score_rejected: 1 and 2"),
+    ),
+    "pairs without a margin": (
+        "reward_margin",
+        [{**PAIR, "margin": 2}, {**PAIR, "id": "bare"}],
+        ("data.jsonl:2", "of 'bare' only the order is known", "or take method.name = 'reward'"),
+    ),
+    "ranks for a margin": (
+        "reward_margin",
+        [{"prompt": "a", "responses": ["5", "6", "7"], "ranks": [1, 2, 3]}],
+        ("data.jsonl:1", "only the order is known", "give each record scores or a margin"),
     ),
     "a score that is no number": (
         "reward_regression",

@@ -115,6 +115,23 @@ def test_an_adapter_is_saved_as_peft_has_it_and_evaluated_merged(run_cli, online
     assert run_cli("sample", run, "2+2=", "--temperature", "0", "--dtype", "float32").code == 0
 
 
+@pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 4}}], ids=["whole", "adapter"])
+def test_a_run_that_began_with_new_weights_is_evaluated_and_asked_as_it_ended(
+    run_cli, online, write, able, tmp_path, lora
+):
+    run = tmp_path / "run"
+    over = {"model": {"path": str(able), "random_init": True, "chat_template": "none"}, "optim": {"lr": 0.02}}
+    assert run_cli("train", write(online, over | lora), "--run-dir", run, "--quiet").code == 0
+    after = run_cli("eval", run, "--json").json
+    last = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
+    assert after == {k: last[k] for k in after}
+    if lora:  # whole weights are saved with the template; an adapter's is the recipe's
+        words = ("sample", run, "2+2=", "--temperature", 1, "--dtype", "float32", "--json")
+        plainly, settings = run_cli(*words).out, run / "config.toml"
+        settings.write_text(settings.read_text().replace('chat_template = "none"', ""))
+        assert run_cli(*words).out != plainly
+
+
 def test_eval_of_a_run_is_its_last_evaluation_and_of_a_recipe_its_first(run_cli, trained, tmp_path):
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     after = run_cli("eval", trained, "--json").json

@@ -279,7 +279,7 @@ def test_every_key_of_a_recipe_is_in_its_page() -> None:
 
 
 RECORDS: dict[str, list[dict[str, Any]]] = {
-    "rankings": [{"prompt": "2 + 3?", "chosen": "5", "rejected": "6"}],
+    "rankings": [{"prompt": "2 + 3?", "chosen": "5", "rejected": "6", "margin": 1.0}],
     "labels": [{"prompt": "2 + 3?", "completion": str(n), "label": n % 2} for n in (5, 6)],
     "steps": [{"prompt": "2 + 3?", "steps": ["2 + 3 = 5", "So it is 5."], "labels": [1, 1]}],
 }

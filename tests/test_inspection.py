@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from posttrain.learner import checkpoint
-from posttrain.learner.pretrained import quiet
+from posttrain.loading import quiet
 from posttrain.math.spectrum import effective_rank, energy_rank, participation_rank, stable_rank
 from posttrain.toml import dump
 

@@ -404,6 +404,84 @@ def test_from_makes_a_stage_and_all_after_it_anew_and_keeps_what_was_there(pipe,
     assert (root / "before-001" / "03-grpo.toml").exists()
 
 
+WRONG = {
+    "a value": (("--set", "grpo.rollout.groups=0"), "grpo", "groups must be 1 or more"),
+    "no such file": (
+        ("--set", "grpo.task.data.path=no.jsonl", "--set", "grpo.task.arithmetic="),
+        "grpo",
+        "no.jsonl",
+    ),
+    "of the comparison": (("--set", "compare.sampling.max_new_tokens=4000"), "grpo", "the model's context"),
+    "a stage before": (("--set", "sft.optim.lr=0.5"), "reward", "stage 'sft' is finished, and [optim]"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_mistake_beside_from_moves_nothing(fault, finished, run_cli):
+    path, root = finished
+    words, stage, wanted = WRONG[fault]
+    before = {f: f.stat().st_mtime_ns for f in root.rglob("*") if f.is_file() and f.name != ".lock"}
+    said = run_cli("pipeline", path, "--dir", root, "--from", stage, *words)
+    assert said.code == 2
+    assert wanted in said.err
+    assert {f: f.stat().st_mtime_ns for f in before if f.exists()} == before
+    assert not list(root.glob("before-*"))
+
+
+def test_a_stage_of_another_name_in_its_place_moves_nothing(pipe, tmp_path, run_cli):
+    root = tmp_path / "run"
+    without_reward_model(pipe)
+    assert run_cli("pipeline", pipe, "--dir", root, "--quiet").code == 0
+    pipe.write_text(pipe.read_text().replace('name = "reward"', 'name = "judge"'))
+    said = run_cli("pipeline", pipe, "--dir", root, "--from", "judge")
+    assert said.code == 2
+    assert "stage 2 of" in said.err
+    assert (root / "03-grpo" / "config.toml").exists()
+
+
+TAKES_IT = """
+[[stage]]
+name = "more"
+recipe = "parts/sft.toml"
+set = { "model.path" = "{sft}", "task.arithmetic" = "", "task.data.path" = "{data}/sums.jsonl" }
+"""
+ROUND = "{% for m in messages %}({{ m['content'] }}){% endfor %}{% if add_generation_prompt %}({% endif %}"
+
+
+def test_an_adapter_is_merged_after_its_directory_was_moved(from_nothing, tmp_path, run_cli):
+    """The run's own config.toml names the model where it lay then."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    adapted = ["--quiet", "--set", "sft.lora.rank=2"]
+    assert run_cli("pipeline", from_nothing, "--dir", here, *adapted).code == 0
+    assert not (here / "03-sft" / "merged").exists()
+    here.rename(there)
+    from_nothing.write_text(from_nothing.read_text() + TAKES_IT)
+    said = run_cli("pipeline", from_nothing, "--dir", there, "--resume", *adapted)
+    assert said.code == 0, said.err
+    assert tables(there / "04-more" / "config.toml")["model"]["path"] == str(there / "03-sft" / "merged")
+
+
+@pytest.mark.parametrize("more", [(), ("--set", "sft.lora.rank=2")], ids=["whole", "lora"])
+def test_a_stage_takes_a_model_with_the_template_that_it_was_trained_under(
+    more, pipe, make_model, tmp_path, run_cli
+):
+    """The model that stands in before it is made has none of its own."""
+    bare = make_model()
+    (bare / "chat_template.jinja").unlink()
+    without_reward_model(pipe)
+    root, words = tmp_path / "run", ["--set", f"sft.model.path={bare}", *more]
+    said = run_cli("pipeline", pipe, "--dir", root, "--quiet", *words)
+    assert said.code == 2
+    assert "without chat template" in said.err
+    said = run_cli(
+        "pipeline", pipe, "--dir", root, "--quiet", *words, "--set", f"sft.model.chat_template={ROUND}"
+    )
+    assert said.code == 0, said.err
+    assert "chat_template" not in tables(root / "03-grpo" / "config.toml")["model"]
+    rows = lines(root / "03-grpo" / "samples" / "000001.jsonl")
+    assert all(re.fullmatch(r"\(\d\+\d=\)\(", row["prompt"]) for row in rows), rows[0]
+
+
 def test_a_stage_may_not_be_made_longer_under_what_was_made_of_it(finished, run_cli):
     path, root = finished
     said = run_cli("pipeline", path, "--dir", root, "--resume", "--set", "sft.run.updates=3")

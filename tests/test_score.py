@@ -100,3 +100,41 @@ def test_data_without_answers_is_one_line(run_cli: Callable[..., Any], tiny: Pat
     said = run_cli("score", tiny, file, "--reference", tiny)
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert "none.jsonl:1" in said.err
+
+
+START: dict[str, dict[str, Any]] = {
+    "rounded": {"model": {"dtype": "bfloat16"}},
+    "an adapter": {"model": {"dtype": "bfloat16"}, "lora": {"rank": 2}},
+    "drawn at random": {
+        "model": {"dtype": "bfloat16", "random_init": True},
+        "run": {"updates": 1, "seed": 3},
+    },
+    "in full": {"model": {"dtype": "float32"}},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("start", START)
+def test_a_policy_that_learnt_nothing_has_an_implicit_reward_of_exactly_0(
+    run_cli: Callable[..., Any],
+    pairs: Path,
+    offline: dict[str, Any],
+    write: Callable[..., Path],
+    tmp_path: Path,
+    start: str,
+    dtype: str,
+) -> None:
+    """Training in bfloat16 begins with rounded weights, and so does the reference that is scored against."""
+    over = {
+        "method": {"name": "dpo"},
+        "task": {"arithmetic": None, "data": {"path": str(pairs)}},
+        "batch": {"batch_size": 2},
+        "run": {"updates": 1},
+        "optim": {"lr": 0.0},
+    }
+    run = tmp_path / "run"
+    said = run_cli("train", write(offline, over | START[start]), "--run-dir", run, "--quiet")
+    assert said.code == 0, said.err
+    said = run_cli("score", run, pairs, "--json", "--dtype", dtype)
+    assert said.code == 0, said.err
+    assert [json.loads(line)["implicit"] for line in said.out.splitlines()] == [0.0] * 4

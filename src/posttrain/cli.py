@@ -185,11 +185,11 @@ def sample(
     if dtype not in ("bfloat16", "float32"):
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     text = sys.stdin.read() if prompt == "-" else prompt
-    path, adapter = target, None
+    model, adapter = Model(path=target), None
     if (Path(target) / "config.toml").exists():
         _, recipe, adapter = target_of(Path(target), say=say)
-        path = recipe.model.path
-    model = Model(path=path, dtype=dtype)  # type: ignore[arg-type]
+        model = recipe.model
+    model = replace(model, dtype=dtype, device="auto")  # type: ignore[arg-type]
     process.settle()
     recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
     policy = surroundings(recipe, pretrained.silent if as_json else say)

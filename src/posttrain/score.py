@@ -22,7 +22,6 @@ from posttrain import training
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import lora, pretrained
 from posttrain.learner.forward import scored
-from posttrain.learner.learner import Learner
 from posttrain.math import preference
 from posttrain.methods.build import build
 from posttrain.methods.choices import function
@@ -30,7 +29,7 @@ from posttrain.methods.preference import Preference, better
 from posttrain.methods.table import METHODS
 from posttrain.runtime import process
 from posttrain.runtime.judged import agreement, calibration_curve, correlation
-from posttrain.runtime.policy import NO_TASK, Policy, Say, surroundings
+from posttrain.runtime.policy import NO_TASK, Policy, Say, surroundings, weights_of
 from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rows import Group, Shaper, numbered
 from posttrain.target import is_run, target_of
@@ -69,15 +68,14 @@ def score(
     if dtype not in ("bfloat16", "float32"):
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     process.settle()
-    path, adapter, start, usual, template = _policy(target)
-    if (reference or start) is None:
+    chosen, adapter, start, usual = _policy(target, dtype)
+    origin = replace(chosen, model=replace(chosen.model, path=reference)) if reference else start
+    if origin is None:
         what = "log π/π_ref needs the model that the policy was trained from"
         raise UserError(what, where="--reference", mend="name it, or score a run directory")
     say = pretrained.silent if as_json else training.say
     rankings = _read(data, limit, say)
-    model = Model(path=path, dtype=dtype, chat_template=template)  # type: ignore[arg-type]
-    recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
-    policy = surroundings(recipe, say)
+    policy = surroundings(chosen, say)
     bound = min(max_length or policy.context, policy.context)
     shaper = Shaper(policy.chat, bound, marks=False)
     try:
@@ -86,10 +84,8 @@ def score(
         where = error.where.replace("batch.max_length", "--max-length")
         raise UserError(error.what, where=where, mend=error.mend) from None
     groups = [g for _, g in pairs]
-    logp = _logp(recipe, policy, groups, adapter)
-    origin = replace(recipe, model=replace(model, path=str(reference or start)))
-    logp_ref = _logp(origin, surroundings(origin, pretrained.silent), groups, None)
-    implicit = (usual if beta is None else beta) * (logp - logp_ref)
+    logp = _logp(start if adapter and start else chosen, policy, groups, adapter)
+    implicit = (usual if beta is None else beta) * (logp - _logp(origin, policy, groups))
     explicit = _explicit([r for r, _ in pairs], against) if against else None
     if as_json:
         for line in _lines([r for r, _ in pairs], implicit, explicit):
@@ -98,10 +94,12 @@ def score(
     _print(groups, implicit, explicit)
 
 
-def _policy(target: str) -> tuple[str, Path | None, str | None, float, str | None]:
-    """(model, adapter, the model it was trained from, β, chat template) of what the command line names."""
+def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None, float]:
+    """(recipe of its model, adapter, recipe that it was trained by, β) of what the command line names."""
+    model = Model(path=target, dtype=dtype)  # type: ignore[arg-type]
+    chosen = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
     if not is_run(Path(target)):
-        return target, None, None, 0.1, None
+        return chosen, None, None, 0.1
     found, recipe, adapter = target_of(Path(target))
     published = getattr(METHODS[str(recipe.method["name"])].method, "beta", 0.1)
     beta = float(recipe.method.get("beta", published))
@@ -115,7 +113,8 @@ def _policy(target: str) -> tuple[str, Path | None, str | None, float, str | Non
             where=target,
             mend="score the model of its checkpoint, with --reference and --beta",
         )
-    return recipe.model.path, adapter, found.recipe.model.path, beta, recipe.model.chat_template
+    model = replace(model, path=recipe.model.path, chat_template=recipe.model.chat_template)
+    return replace(chosen, model=model), adapter, found.recipe, beta
 
 
 def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
@@ -130,15 +129,20 @@ def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
             raise error from None
 
 
-def _logp(recipe: Recipe, policy: Policy, groups: Sequence[Group], adapter: Path | None) -> PerRow:
-    """log π(y | x) of every row, summed over its tokens."""
-    model = pretrained.load_model(policy.path, dtype=policy.dtype, device=policy.device)
+def _logp(recipe: Recipe, policy: Policy, groups: Sequence[Group], adapter: Path | None = None) -> PerRow:
+    """log π(y | x) of every row, summed over its tokens, of what the recipe's training begins with.
+
+    Its weights are first rounded to the recipe's dtype, as the masters were, and then to the policy's.
+    """
+    path, wide = pretrained.resolve(recipe.model.path), policy.dtype == torch.float32
+    first = getattr(torch, recipe.model.dtype) if wide else policy.dtype
+    model = weights_of(recipe, replace(policy, path=path, dtype=first))
+    model = model.float() if wide else model
     model = lora.with_saved_adapter(model, adapter) if adapter else model
-    learner = Learner(model, METHODS["sft"].method, microbatch_tokens=PACKED)
     found = []
     for start in range(0, len(groups), AT_ONCE):
         batch = Batch.of(*numbered(groups[start : start + AT_ONCE]))
-        logp = scored(learner.model, batch, 1.0, PACKED).logp
+        logp = scored(model, batch, 1.0, PACKED).logp
         found.append(preference.log_ratio(logp.double(), torch.zeros_like(logp).double(), batch.mask))
     return torch.cat(found)
 

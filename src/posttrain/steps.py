@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from posttrain.learner import pretrained
+from posttrain.learner.pretrained import silent
 from posttrain.runtime import local, process
 from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.policy import Policy, surroundings
@@ -53,7 +54,7 @@ def steps(
     )
     process.settle(recipe.run.threads)
     try:
-        asked, verifier, policy = _asked(recipe)
+        asked, verifier, policy = _asked(recipe, limit or None)
     except UserError as error:
         raise found.locate(error) from None
     judging, console = recipe.rollout, Console(stderr=True)
@@ -63,7 +64,7 @@ def steps(
     ):
         line = bar.add_task("continuations", total=budget or None)
         records = step_labels(
-            asked.train[: limit or None],
+            asked.train,
             local.engine_of(recipe, policy, adapter),
             policy.chat,
             verifier,
@@ -90,10 +91,12 @@ def _written(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, int]:
     return answers, labelled
 
 
-def _asked(recipe: Recipe) -> tuple[Asked, Verifier, Policy]:
-    """What the recipe asks, who judges, and its model; UserError if nobody could."""
+def _asked(recipe: Recipe, limit: int | None) -> tuple[Asked, Verifier, Policy]:
+    """What the recipe asks first, who judges, and its model; UserError if nobody could judge, or answer."""
     asked = ask(recipe)
     if not asked.online or asked.verifier is None:
         what = "steps are judged by where they lead, and this recipe has no verifier that could"
         raise UserError(what, where="verifier", mend="take the recipe of an online method")
-    return asked, asked.verifier, surroundings(recipe, pretrained.silent)
+    first, policy = replace(asked, train=asked.train[:limit], held_out=()), surroundings(recipe, silent)
+    local.check_prompts(first, policy)
+    return first, asked.verifier, policy

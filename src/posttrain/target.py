@@ -44,7 +44,8 @@ def target_of(
         else:
             model = str(newest / "model")
     if model is not None:
-        recipe = replace(recipe, model=replace(recipe.model, path=model))
+        # Weights that are named are read, also where the run began with new ones.
+        recipe = replace(recipe, model=replace(recipe.model, path=model, random_init=False))
     return Target(found, recipe, adapter)
 
 

@@ -3,10 +3,13 @@
 import json
 import math
 import random
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import pytest
 
 UPDATES, TASKS, K = 40, 8, 8
@@ -297,3 +300,51 @@ def short(tmp_path: Path) -> Path:
 def another() -> Callable[[Path, int], Path]:
     """(directory, seed) -> a run of 6 updates."""
     return lambda run_dir, seed: make_run(run_dir, seed, updates=6)
+
+
+# ---------------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Callable[..., str]:
+    """chromium(profile, *arguments) -> what headless Chromium prints. Without one the test is skipped."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip(
+            "NO CHROMIUM ON PATH: the report is not checked as a picture. "
+            "Install it with: apt-get install --no-install-recommends chromium fonts-dejavu"
+        )
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    flags += ["--hide-scrollbars", "--no-first-run", "--disable-background-networking"]
+    flags += ["--virtual-time-budget=3000"]
+
+    def run(profile: Path, *arguments: str) -> str:
+        command = [program, *flags, f"--user-data-dir={profile}", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=True
+        )
+        return done.stdout
+
+    return run
+
+
+SCHEMES = {"dark": 0, "light": 1}
+"""Chromium's numbers of the preferred colour scheme."""
+
+
+@pytest.fixture(scope="session")
+def picture(chromium: Callable[..., str]) -> Callable[..., Any]:
+    """picture(url, out, width, height, scheme) -> a screenshot as an array [height, width, 3] of 0 ... 1."""
+
+    def take(url: str, out: Path, width: int, height: int, scheme: str) -> Any:
+        chromium(
+            out.parent / "profile",
+            f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
+            f"--window-size={width},{height}",
+            f"--screenshot={out}",
+            url,
+        )
+        return matplotlib.image.imread(out)[:, :, :3]
+
+    return take

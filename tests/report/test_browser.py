@@ -6,64 +6,15 @@ Needs Chromium; without it every test here is skipped with the way to install it
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import pytest
 
 from posttrain.report import curves_svg, write
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None,
-    reason="NO CHROMIUM ON PATH: the report is not checked as a picture. "
-    "Install it with: apt-get install --no-install-recommends chromium fonts-dejavu",
-)
-
-SCHEMES = {"dark": 0, "light": 1}
-"""Chromium's numbers of the preferred colour scheme."""
-
-
-def chromium(profile: Path, *arguments: str) -> str:
-    """What headless Chromium prints."""
-    assert CHROMIUM
-    flags = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--hide-scrollbars",
-    ]
-    quiet = ["--no-first-run", "--disable-background-networking", "--virtual-time-budget=3000"]
-    command = [CHROMIUM, *flags, *quiet, f"--user-data-dir={profile}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=True)
-    return done.stdout
-
-
-def picture(url: str, out: Path, width: int, height: int, scheme: str) -> Any:
-    """A screenshot as an array [height, width, 3] of 0 ... 1."""
-    chromium(
-        out.parent / "profile",
-        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
-        f"--window-size={width},{height}",
-        f"--screenshot={out}",
-        url,
-    )
-    return matplotlib.image.imread(out)[:, :, :3]
-
-
-def said(page: Path, profile: Path, fragment: str = "") -> dict[str, str]:
-    """The data-* attributes that the page left on its root element."""
-    dom = chromium(profile, "--dump-dom", page.as_uri() + fragment)
-    root = re.search(r"<html[^>]*>", dom)
-    assert root, "the browser returned no page"
-    return {name: unescape(value) for name, value in re.findall(r'data-([\w-]+)="([^"]*)"', root[0])}
-
 
 ASKING = """<script>
 const all = (selector) => [...document.querySelectorAll(selector)];
@@ -86,11 +37,34 @@ def with_question(page: Path, script: str) -> Path:
     return asked
 
 
-def answer(page: Path, script: str, fragment: str = "") -> Any:
-    """What a script returns when it runs at the end of the page."""
-    found = said(with_question(page, script), page.parent / "profile", fragment)
-    assert "error" not in found, found["error"]
-    return json.loads(found["answer"])
+Said = Callable[..., dict[str, str]]
+Answer = Callable[..., Any]
+Picture = Callable[..., Any]
+
+
+@pytest.fixture
+def said(chromium: Callable[..., str]) -> Said:
+    """said(page, profile, fragment) -> the data-* attributes that the page left on its root element."""
+
+    def read(page: Path, profile: Path, fragment: str = "") -> dict[str, str]:
+        dom = chromium(profile, "--dump-dom", page.as_uri() + fragment)
+        root = re.search(r"<html[^>]*>", dom)
+        assert root, "the browser returned no page"
+        return {name: unescape(value) for name, value in re.findall(r'data-([\w-]+)="([^"]*)"', root[0])}
+
+    return read
+
+
+@pytest.fixture
+def answer(said: Said) -> Answer:
+    """answer(page, script, fragment) -> what the script returns when it runs at the end of the page."""
+
+    def ask(page: Path, script: str, fragment: str = "") -> Any:
+        found = said(with_question(page, script), page.parent / "profile", fragment)
+        assert "error" not in found, found["error"]
+        return json.loads(found["answer"])
+
+    return ask
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +79,9 @@ def rows_of(run: Path, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 375])
-def test_the_page_is_a_picture(report: Path, tmp_path: Path, width: int, scheme: str) -> None:
+def test_the_page_is_a_picture(
+    report: Path, tmp_path: Path, width: int, scheme: str, picture: Picture
+) -> None:
     # A window of Chromium has a least width above 400, a frame in it has none.
     frame = tmp_path / "frame.html"
     frame.write_text(
@@ -123,7 +99,9 @@ def test_the_page_is_a_picture(report: Path, tmp_path: Path, width: int, scheme:
     assert float((saturation > 0.4).mean()) > 0.005
 
 
-def test_the_picture_of_curves_is_a_picture(tmp_path: Path, another: Callable[[Path, int], Path]) -> None:
+def test_the_picture_of_curves_is_a_picture(
+    tmp_path: Path, another: Callable[[Path, int], Path], picture: Picture
+) -> None:
     runs = [another(tmp_path / str(seed), seed) for seed in range(2)]
     svg = curves_svg(runs, tmp_path / "curve.svg", "reward/mean", "Reward")
     light = picture(svg.as_uri(), tmp_path / "light.png", 760, 360, "light")
@@ -133,7 +111,9 @@ def test_the_picture_of_curves_is_a_picture(tmp_path: Path, another: Callable[[P
     assert float((light[:, :, 2] - light[:, :, 0] > 0.3).mean()) > 0.002, "no blue line"
 
 
-def test_every_curve_is_drawn_and_unknown_ones_stand_in_their_own_section(report: Path) -> None:
+def test_every_curve_is_drawn_and_unknown_ones_stand_in_their_own_section(
+    report: Path, answer: Answer
+) -> None:
     found = answer(
         report,
         """return {
@@ -154,7 +134,7 @@ def test_every_curve_is_drawn_and_unknown_ones_stand_in_their_own_section(report
     assert (found["last"], found["empty"]) == ("Other", 0)
 
 
-def test_a_hacked_run_shows_where_and_why_it_stopped(hacked: Path, tmp_path: Path) -> None:
+def test_a_hacked_run_shows_where_and_why_it_stopped(hacked: Path, tmp_path: Path, answer: Answer) -> None:
     run = tmp_path / "hacked"
     shutil.copytree(hacked, run)
     (run / "stopped.txt").write_text("the verifier failed on 9 of 40 episodes; first cause: raised: unit")
@@ -180,7 +160,7 @@ def test_a_hacked_run_shows_where_and_why_it_stopped(hacked: Path, tmp_path: Pat
     assert float(found["last"][-1].rstrip("%")) == pytest.approx(100 * sum(shares) / 5, rel=5e-3)
 
 
-def test_a_class_has_the_colour_of_its_name_in_every_run(short: Path) -> None:
+def test_a_class_has_the_colour_of_its_name_in_every_run(short: Path, answer: Answer) -> None:
     """Whatever other classes there are, and in whichever case a verifier writes its own."""
     colour = "t.querySelector('i').style.background"
     script = f"return Object.fromEntries(all('tbody th').map((t) => [t.textContent, {colour}]))"
@@ -197,7 +177,7 @@ def test_a_class_has_the_colour_of_its_name_in_every_run(short: Path) -> None:
     assert len(set(second.values())) == 5
 
 
-def test_a_pointer_over_one_chart_reads_all_charts(report: Path, finished: Path) -> None:
+def test_a_pointer_over_one_chart_reads_all_charts(report: Path, finished: Path, answer: Answer) -> None:
     found = answer(
         report,
         """const plots = all('.plot');
@@ -218,7 +198,9 @@ def test_a_pointer_over_one_chart_reads_all_charts(report: Path, finished: Path)
     assert found["lines"] == found["plots"]
 
 
-def test_a_link_opens_one_response_and_its_tokens_hold_its_numbers(report: Path, finished: Path) -> None:
+def test_a_link_opens_one_response_and_its_tokens_hold_its_numbers(
+    report: Path, finished: Path, answer: Answer
+) -> None:
     found = answer(
         report,
         """const tokens = all('.linked .tok');
@@ -245,7 +227,7 @@ def test_a_link_opens_one_response_and_its_tokens_hold_its_numbers(report: Path,
     assert "null" not in found["tipText"]
 
 
-def test_label_and_search_filter_the_responses(report: Path, finished: Path) -> None:
+def test_label_and_search_filter_the_responses(report: Path, finished: Path, answer: Answer) -> None:
     rows = rows_of(finished, "samples/000006.jsonl")
     wanted = next(r for r in rows if r["label"] == "wrong")
     found = answer(
@@ -260,7 +242,7 @@ def test_label_and_search_filter_the_responses(report: Path, finished: Path) -> 
     assert found["labels"] == ["wrong"] * len(matching)
 
 
-def test_walking_through_the_browser_raises_no_error(report: Path) -> None:
+def test_walking_through_the_browser_raises_no_error(report: Path, answer: Answer) -> None:
     found = answer(
         report,
         """const steps = [];
@@ -297,7 +279,7 @@ HOSTILE = (
 )
 
 
-def test_hostile_text_is_shown_as_text(short: Path) -> None:
+def test_hostile_text_is_shown_as_text(short: Path, answer: Answer, said: Said) -> None:
     (short / "plan.json").write_text(
         json.dumps({"title": HOSTILE, "sections": [{"title": HOSTILE, "rows": [[HOSTILE, HOSTILE]]}]})
     )
@@ -331,7 +313,7 @@ def test_hostile_text_is_shown_as_text(short: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 375, 320])
-def test_nothing_is_wider_than_the_window(short: Path, tmp_path: Path, width: int) -> None:
+def test_nothing_is_wider_than_the_window(short: Path, tmp_path: Path, width: int, said: Said) -> None:
     plan = {"title": "w" * 300, "sections": [{"title": "Method", "rows": [["k" * 300, "v" * 300]]}]}
     (short / "plan.json").write_text(json.dumps(plan))
     rows = rows_of(short, "samples/000006.jsonl")
@@ -353,7 +335,7 @@ def test_nothing_is_wider_than_the_window(short: Path, tmp_path: Path, width: in
     assert json.loads(said(frame, tmp_path / "profile")["answer"]) == [width, width]
 
 
-def test_a_run_with_nothing_yet_and_one_of_a_single_update_draw(tmp_path: Path) -> None:
+def test_a_run_with_nothing_yet_and_one_of_a_single_update_draw(tmp_path: Path, said: Said) -> None:
     (tmp_path / "config.toml").write_text("[run]\n")
     assert said(write(tmp_path), tmp_path / "profile") == {"ready": "true"}
     (tmp_path / "metrics.jsonl").write_text('{"update": 0, "eval/accuracy": 0.25, "odd": null}\n')
@@ -362,7 +344,7 @@ def test_a_run_with_nothing_yet_and_one_of_a_single_update_draw(tmp_path: Path) 
     assert said(write(tmp_path), tmp_path / "profile") == {"ready": "true"}
 
 
-def test_a_script_that_fails_is_said_on_the_page(report: Path, tmp_path: Path) -> None:
+def test_a_script_that_fails_is_said_on_the_page(report: Path, tmp_path: Path, said: Said) -> None:
     text = report.read_text(encoding="utf-8")
     broken = tmp_path / "broken.html"
     broken.write_text(re.sub(r'id="run">\{', 'id="run">{{', text), encoding="utf-8")

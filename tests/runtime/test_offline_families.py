@@ -20,7 +20,7 @@ from transformers import (
 
 from posttrain import config
 from posttrain.learner import pretrained
-from posttrain.learner.pretrained import quiet
+from posttrain.loading import quiet
 from posttrain.methods.table import METHODS
 from posttrain.runtime import local
 from posttrain.runtime.critics import critic_of
@@ -72,6 +72,9 @@ def family(offline, write, tmp_path) -> Callable[..., Path]:
         if method == "reward_ranking":
             three = [{"prompt": f"{q}?", "responses": ["5", "7", "3"], "scores": [1, 2, 0]} for q in LEARNT]
             write_lines(Path(files[0]), three)
+        if method == "reward_margin":
+            for file, asked in zip(files, (LEARNT, HELD_OUT), strict=True):
+                write_lines(Path(file), [r | {"margin": 1.0} for q in asked for r in RECORDS[learns](q)])
         if method == "sft":
             write_lines(Path(files[0]), [RECORDS["answers"](q)[0] for q in LEARNT])
         kinds = ("text", "held_out_text") if learns == "text" else ("data", "held_out")

@@ -53,13 +53,38 @@ def test_they_are_computed_once_and_then_read(tmp_path: Path) -> None:
     assert len(sizes) == 2 * len(PAIRS)
 
 
-def test_what_the_file_lacks_is_computed(tmp_path: Path) -> None:
+def test_what_the_file_lacks_is_computed_and_the_rest_stays_bit_for_bit(tmp_path: Path) -> None:
+    """Among other rows a reference rounds otherwise: here it says another number each time it is asked."""
     file, reference = tmp_path / "reference.safetensors", Reference()
     scored(file, PAIRS[:4], reference)
-    scored(file, PAIRS[:5], reference)
-    assert reference.rows == 2 * (4 + 5)
-    scored(file, PAIRS[:5], reference)
-    assert reference.rows == 2 * (4 + 5)
+    before = load_file(file)
+    seen: list[tuple[int, int]] = []
+    again = scored(
+        file,
+        PAIRS[2:9],
+        lambda batch: reference(batch) + 1,
+        lambda done, total: seen.append((done, total)),
+    )
+    assert reference.rows == 2 * 9, "those that are held are not asked for"
+    assert seen == [(5, 5)]
+    after = load_file(file)
+    assert len(after) == 2 * 9
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    held, fresh = (Batch.of(*numbered(part)) for part in (PAIRS[2:4], PAIRS[4:9]))
+    assert torch.equal(again.column(held)[held.mask], Reference()(held)[held.mask])
+    assert torch.equal(again.column(fresh)[fresh.mask], Reference()(fresh)[fresh.mask] + 1)
+    scored(file, PAIRS[:9], reference)
+    assert reference.rows == 2 * 9
+
+
+def test_a_row_of_two_groups_is_held_once_and_keeps_what_was_said_first(tmp_path: Path) -> None:
+    file, (good, bad) = tmp_path / "reference.safetensors", PAIRS[0]
+    scored(file, [(good,)], Reference())
+    [(key, before)] = load_file(file).items()
+    scored(file, [(good, bad), (good, bad)], lambda batch: Reference()(batch) + 1)
+    after = load_file(file)
+    assert len(after) == 2
+    assert torch.equal(after[key], before)
 
 
 @pytest.mark.parametrize("left", [0, 100])

@@ -173,3 +173,21 @@ def test_the_command_writes_a_file_that_trains(
     said = run_cli(*words)
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert "is there already" in said.err
+
+
+def test_a_prompt_without_room_for_its_answer_is_refused_before_anything_is_drawn(
+    run_cli: Callable[..., Any], online: dict[str, Any], write: Callable[..., Path], tmp_path: Path
+) -> None:
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "steps.jsonl"
+    asked.write_text(
+        "".join(json.dumps({"prompt": p, "answer": "1"}) + "\n" for p in ("1=", "1" * 600, "2=")),
+    )
+    over = {"task": {"arithmetic": None, "data": {"path": str(asked)}, "held_out": {"path": str(asked)}}}
+    recipe = write(online, over)
+    words = ("steps", recipe, "--out", out, "--rollouts", "1")
+    said = run_cli(*words)
+    assert (said.code, said.err.count("\n")) == (2, 1), said.err
+    assert "asked.jsonl:2" in said.err
+    assert "with 3 new ones that is more than the model's context of 512" in said.err
+    assert not list(tmp_path.glob("steps.jsonl*"))
+    assert run_cli(*words, "--limit", "1").code == 0, "the long prompt is not asked"

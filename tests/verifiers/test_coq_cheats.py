@@ -1,10 +1,5 @@
 """What does not prove the statement is refused, by the words where they show it and by Coq in any case."""
 
-import os
-import shutil
-import tempfile
-
-import psutil
 import pytest
 
 from posttrain.types import Task
@@ -13,29 +8,12 @@ from posttrain.verifiers.proof.coq import Coq
 from posttrain.verifiers.proof.coq_check import Problem
 from posttrain.verifiers.proof.coq_screen import refusal
 from posttrain.verifiers.proof.coq_script import sentences
-from posttrain.verifiers.proof.coq_session import end_waiting
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("coqc") is None, reason="coqc is missing: apt-get install --no-install-recommends coq"
-)
+pytestmark = pytest.mark.usefixtures("coqc", "coq_host")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")
 FALSE, MIDDLE = "0 = 1", "forall P : Prop, P \\/ ~ P"
 FUNCTIONS = "forall (A B : Type) (f g : A -> B), (forall x, f x = g x) -> f = g"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def host():
-    """Nothing of it is left on the host: no process, no file."""
-    here, before = set(os.listdir()), set(psutil.Process().children(recursive=True))
-    with tempfile.TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
-        os.chmod(temporary, 0o755)
-        patch.setattr(tempfile, "tempdir", temporary)
-        yield
-        end_waiting()
-        assert not os.listdir(temporary)
-    assert set(psutil.Process().children(recursive=True)) <= before
-    assert set(os.listdir()) == here
 
 
 def task(statement: str, **fields: str) -> Task:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from posttrain.verifiers.proof.coq import Coq
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 from posttrain.verifiers.self_test import self_test
 
-needs_coq = pytest.mark.skipif(
-    shutil.which("coqc") is None, reason="coqc is missing: apt-get install --no-install-recommends coq"
-)
+needs_coq = pytest.mark.usefixtures("coqc")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")
 ALL = coq_exercises("train", CoqExercises(held_out=0))
 

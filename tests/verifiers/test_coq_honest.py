@@ -1,10 +1,7 @@
 """Honest proofs are accepted, however odd; and no submission meets what another left."""
 
-import os
 import shutil
-import tempfile
 
-import psutil
 import pytest
 
 from posttrain.types import Task, UserError
@@ -13,27 +10,12 @@ from posttrain.verifiers.proof.coq import Coq
 from posttrain.verifiers.proof.coq_session import end_waiting
 from posttrain.verifiers.sandbox import LEVELS, available
 
-needs_coq = pytest.mark.skipif(
-    shutil.which("coqc") is None, reason="coqc is missing: apt-get install --no-install-recommends coq"
-)
+pytestmark = pytest.mark.usefixtures("coq_host")
+needs_coq = pytest.mark.usefixtures("coqc")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")
 ZERO, SWAP = "forall n : nat, n + 0 = n", "forall P Q : Prop, P /\\ Q -> Q /\\ P"
 ADDUP = "Fixpoint addup (n a : nat) : nat := match n with 0 => a | S m => addup m (S a) end."
 EVEN = "Inductive ev : nat -> Prop := ev0 : ev 0 | evSS : forall n, ev n -> ev (S (S n))."
-
-
-@pytest.fixture(scope="module", autouse=True)
-def host():
-    """Nothing of it is left on the host: no process, no file."""
-    here, before = set(os.listdir()), set(psutil.Process().children(recursive=True))
-    with tempfile.TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
-        os.chmod(temporary, 0o755)
-        patch.setattr(tempfile, "tempdir", temporary)
-        yield
-        end_waiting()
-        assert not os.listdir(temporary)
-    assert set(psutil.Process().children(recursive=True)) <= before
-    assert set(os.listdir()) == here
 
 
 def task(statement: str, **fields: str) -> Task:

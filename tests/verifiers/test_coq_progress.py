@@ -1,7 +1,6 @@
 """The potential of unfinished proofs: what does nothing earns nothing, and a proof beats all that is less."""
 
 import random
-import shutil
 
 import pytest
 
@@ -11,9 +10,7 @@ from posttrain.verifiers.proof.coq_progress import MOST, WORST, potential
 from posttrain.verifiers.proof.coq_session import end_waiting
 from posttrain.verifiers.sandbox import LEVELS, available
 
-needs_coq = pytest.mark.skipif(
-    shutil.which("coqc") is None, reason="coqc is missing: apt-get install --no-install-recommends coq"
-)
+needs_coq = pytest.mark.usefixtures("coqc")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")
 COQ = Coq(level=LEVEL)
 COMMUTES = "forall n m : nat, n + m = m + n"

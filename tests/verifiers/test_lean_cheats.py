@@ -5,13 +5,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from posttrain.types import Task, UserError
+from posttrain.types import Task
 from posttrain.verifiers.proof import lean_judge, lean_source
 from posttrain.verifiers.proof.lean import Lean
 from posttrain.verifiers.proof.lean_toolchain import Message, Outcome, toolchain
 
 LOGIC = Path(__file__).with_name("lean_logic.lean").read_text(encoding="utf-8")
 LEAN = Lean(toolchain="wheel", budget=20.0)
+pytestmark = pytest.mark.usefixtures("lean_wheel")
 
 CHEATS = {
     "sorry": ("False", ":= sorry", "incomplete"),
@@ -255,14 +256,6 @@ WITHOUT_WORDS = [
     "our theorem's name",
 ]
 """Those refused by a word alone that Lean itself must refuse as well, where the word is not looked for."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _installed():
-    try:
-        LEAN.require()
-    except UserError as error:
-        pytest.skip(f"LEAN IS NOT TESTED HERE: {error}")
 
 
 @pytest.fixture(scope="module", autouse=True)

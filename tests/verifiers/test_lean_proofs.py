@@ -13,6 +13,7 @@ from posttrain.verifiers.self_test import self_test
 
 LOGIC = Path(__file__).with_name("lean_logic.lean").read_text(encoding="utf-8")
 LEAN = Lean(toolchain="wheel", budget=20.0)
+pytestmark = pytest.mark.usefixtures("lean_wheel")
 SAME = "∀ p : Prop, p → p"
 
 HONEST = {
@@ -119,14 +120,6 @@ HONEST = {
         "theorem t (p : Prop) (h : p) : p := @Box.rec p (fun _ => p) (fun k => k) (Box.put h)",
     ),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _installed():
-    try:
-        LEAN.require()
-    except UserError as error:
-        pytest.skip(f"LEAN IS NOT TESTED HERE: {error}")
 
 
 def task(statement, name="t", header=LOGIC, **fields):

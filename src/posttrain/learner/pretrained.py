@@ -21,8 +21,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,9 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging as transformers_logging
 
 from posttrain.learner.heads import is_reward_model
+from posttrain.loading import quiet
 from posttrain.types import RunError, UserError
 
 KEY = "model.path"
@@ -497,7 +497,9 @@ def load_model(
             torch.manual_seed(init_seed)
             # Drawn in fp32, so that every dtype starts from the same numbers.
             drawn = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        return drawn.eval().to(device=device, dtype=dtype)
+        for parameter in drawn.parameters():  # and no buffer: a rotation is float32 in a loaded model too
+            parameter.data = parameter.data.to(dtype)
+        return drawn.eval().to(device)
     check_weights(path)
     try:
         with quiet():
@@ -551,20 +553,6 @@ def save_pretrained(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     with quiet():
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Within it transformers shows no progress bar and says nothing short of an error."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from posttrain.learner.pretrained import quiet, save_pretrained
+from posttrain.learner.pretrained import save_pretrained
+from posttrain.loading import quiet
 
 END, OPEN, CLOSE, PAD = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL = (END, OPEN, CLOSE, PAD)

@@ -68,9 +68,7 @@ class Preference(Method):
         """Implicit rewards β f'(u) of both sides, how often their order is right, and both likelihoods."""
         reward = self.beta * self._implicit(out, batch).detach()
         logp = masked.row_mean(out.logp.detach(), batch.mask)
-        return compared_means(reward, batch, "rewards") | {
-            f"logp/{side}": value for side, value in _sides(logp, batch).items()
-        }
+        return compared_means(reward, batch, "rewards") | _over_pairs(_sides(logp, "logp"), batch)
 
     def _implicit(self, out: Outputs, batch: Batch) -> PerRow:
         worth = self.implicit(out.logp, batch.logp_ref, batch.mask)
@@ -171,23 +169,21 @@ def spread(each: PerRow, batch: Batch) -> PerToken:
 
 def compared_means(reward: PerRow, batch: Batch, name: str) -> dict[str, PerToken]:
     """name/chosen, /rejected, /margin and /accuracy: means over each group's pairs, at each of its tokens."""
-    sides = _sides(reward, batch)
     h = _margins(reward)
     # A tie is half right: a model that says the same of every answer has an accuracy of one half.
     right = (h > 0).to(h) + 0.5 * (h == 0).to(h)
-    means = {
-        key: spread(preference.over_pairs(value, better(batch), batch.group), batch)
-        for key, value in {"margin": h, "accuracy": right}.items()
-    }
-    return {f"{name}/{key}": value for key, value in (sides | means).items()}
+    return _over_pairs(_sides(reward, name) | {f"{name}/margin": h, f"{name}/accuracy": right}, batch)
 
 
-def _sides(each: PerRow, batch: Batch) -> dict[str, PerToken]:
-    """A number of each row, as the mean over pairs of the preferred answer's and of the other's."""
-    n = len(each)
-    both = {"chosen": each[:, None].expand(n, n), "rejected": each[None, :].expand(n, n)}
+def _over_pairs(named: Mapping[str, Float[torch.Tensor, "B B"]], batch: Batch) -> dict[str, PerToken]:
     pairs = better(batch)
-    return {k: spread(preference.over_pairs(v, pairs, batch.group), batch) for k, v in both.items()}
+    return {k: spread(preference.over_pairs(v, pairs, batch.group), batch) for k, v in named.items()}
+
+
+def _sides(each: PerRow, name: str) -> dict[str, Float[torch.Tensor, "B B"]]:
+    """A number of each row, for every pair (i, j) of rows: that of i, chosen, and that of j, rejected."""
+    n = len(each)
+    return {f"{name}/chosen": each[:, None].expand(n, n), f"{name}/rejected": each[None, :].expand(n, n)}
 
 
 def _margins(each: PerRow) -> Float[torch.Tensor, "B B"]:

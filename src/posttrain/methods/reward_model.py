@@ -19,7 +19,27 @@ HEAD = frozenset({"head"})
 
 
 @dataclass(frozen=True)
-class Comparison(Method):
+class Compared(Method):
+    """Answers to one question whose scores are held against one another: one loss a group."""
+
+    unit: ClassVar[str] = "group"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The head's number."""
+        return HEAD
+
+    def weight(self, batch: Batch) -> PerToken:
+        """1/(groups · marks of the group) on answers that are in a pair."""
+        return by_group(batch)
+
+    def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
+        """Scores of both sides of each pair, and how often their order is right."""
+        return compared_means(_score(out, batch).detach(), batch, "score")
+
+
+@dataclass(frozen=True)
+class Comparison(Compared):
     """mean over groups and their pairs of pair_loss(s_w - s_l - m (R_w - R_l), 1) + centre (s_w + s_l)².
 
     Bradley and Terry's model with the logistic loss: P(w preferred to l) = σ(s_w - s_l).
@@ -34,17 +54,6 @@ class Comparison(Method):
     centre: float = 0.0
     """How much (s_w + s_l)² counts: comparisons do not say where 0 is, and this puts it at the mean."""
 
-    unit: ClassVar[str] = "group"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The head's number."""
-        return HEAD
-
-    def weight(self, batch: Batch) -> PerToken:
-        """1/(groups · marks of the group) on answers that are in a pair."""
-        return by_group(batch)
-
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The group's loss, at each of its marks."""
         score, worth = _score(out, batch), masked.row_sum(batch.reward, batch.mask)
@@ -54,28 +63,13 @@ class Comparison(Method):
             each = each + self.centre * (score[:, None] + score[None, :]).square()
         return spread(preference.over_pairs(each, better(batch), batch.group), batch)
 
-    def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """Scores of both sides, and how often their order is right."""
-        return compared_means(_score(out, batch).detach(), batch, "score")
-
 
 @dataclass(frozen=True)
-class Ranked(Method):
+class Ranked(Compared):
     """mean over groups of plackett_luce(s): the likelihood of the order in which a judge put the answers.
 
     Source: Plackett 1975; arXiv:2305.18290, eq. 18.
     """
-
-    unit: ClassVar[str] = "group"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The head's number."""
-        return HEAD
-
-    def weight(self, batch: Batch) -> PerToken:
-        """1/(groups · marks of the group) on answers that are in a pair."""
-        return by_group(batch)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The group's loss, at each of its marks."""
@@ -83,10 +77,6 @@ class Ranked(Method):
         together = (batch.group[:, None] == batch.group[None, :]) & rows[:, None] & rows[None, :]
         worth = masked.row_sum(batch.reward, batch.mask)
         return spread(reward.plackett_luce(_score(out, batch), worth, together), batch)
-
-    def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """Scores of both sides of each pair, and how often their order is right."""
-        return compared_means(_score(out, batch).detach(), batch, "score")
 
 
 @dataclass(frozen=True)

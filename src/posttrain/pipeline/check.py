@@ -1,24 +1,24 @@
 """Everything of a pipeline that can be checked before its first stage trains.
 
 A stage whose inputs another one will make is planned with what they will be made of: the model that an
-earlier stage starts from stands in for the one that it makes, whose tokenizer and shape are the same.
-What has no such stand-in, data and reward models to be made, is checked when it is there.
+earlier stage starts from, with that stage's chat template, stands in for the one that it makes. What has no
+such stand-in, data and reward models to be made, is checked when it is there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from posttrain import config
 from posttrain.learner.pretrained import resolve, silent
 from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, Stage, filled, flat, taken
 from posttrain.pipeline.kinds import function_of, words_of
-from posttrain.pipeline.record import Place, check_unchanged, placed, reading
+from posttrain.pipeline.record import Place, check_named, check_unchanged, placed, reading
 from posttrain.runtime import local
 from posttrain.runtime.ask import ask
 from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.compare import Compare
 from posttrain.runtime.policy import Say
-from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.recipe import Model, Recipe
 from posttrain.types import UserError
 from posttrain.verifiers.combine.penalties import Repetition
 
@@ -29,25 +29,34 @@ STOOD_IN = ("model", "critic")
 
 
 def check(
-    pipeline: Pipeline, where: list[Place], finished: Mapping[str, Mapping[str, str]], say: Say
+    pipeline: Pipeline,
+    where: list[Place],
+    finished: Mapping[str, Mapping[str, str]],
+    say: Say,
+    *,
+    anew: Container[str] = (),
 ) -> None:
     """UserError with the first thing for which a stage, or the comparison, could not run as it is.
 
     `finished` holds what each finished stage has made; nothing of those is checked but that they are still
-    asked the same.
+    asked the same. What is there of stages that are made anew does not count.
     """
     made = {key: path for each in finished.values() for key, path in each.items()}
-    origins: dict[str, str] = {}
+    models: dict[str, Model] = {}
     for place in where:
         stage = place.stage
         if stage.kind == "recipe" and stage.name not in finished:
-            origins |= _check_recipe(pipeline, stage, {**origins, **made}, made, say)
+            models |= _check_recipe(pipeline, stage, models, made, say)
         elif stage.kind == "new":
             words_of(pipeline, stage, made)
         elif stage.kind == "make":
             function_of(pipeline, stage)
+        check_named(pipeline, place)
+        if stage.name in anew:
+            continue
         check_unchanged(pipeline, place, finished=stage.name in finished)
-        begun = [p.stage.name for p in where[place.number :] if p.directory.exists()]
+        later = [p for p in where[place.number :] if p.stage.name not in anew]
+        begun = [p.stage.name for p in later if p.directory.exists()]
         if begun and stage.name not in finished:
             raise UserError(
                 f"stage {stage.name!r} is not finished, and {begun[0]!r} after it has begun with what it was",
@@ -55,18 +64,20 @@ def check(
                 mend=f"make it and what follows anew: --from {stage.name}",
             )
     if pipeline.compare is not None:
-        _check_compare(pipeline, {**origins, **made}, made, say)
+        _check_compare(pipeline, models, made, say)
 
 
 def _check_recipe(
-    pipeline: Pipeline, stage: Stage, known: Mapping[str, str], made: Mapping[str, str], say: Say
-) -> dict[str, str]:
+    pipeline: Pipeline, stage: Stage, models: Mapping[str, Model], made: Mapping[str, str], say: Say
+) -> dict[str, Model]:
     """The model that the stage starts from, under its name, if it is known."""
-    found = reading(pipeline, stage, known)
+    found = reading(pipeline, stage, _known(models, made))
     waits = _waits(flat(stage.set), made)
     if waits - {*STOOD_IN, "verifier"}:
         return {}
     recipe = found.recipe
+    given = _template(flat(stage.set).get("model.path"), recipe.model.chat_template, models)
+    recipe = replace(recipe, model=replace(recipe.model, chat_template=given))
     if "verifier" in waits:
         recipe = replace(recipe, verifier=ANY)
     try:
@@ -77,7 +88,19 @@ def _check_recipe(
         local.plan(recipe, silent)  # what it finds in the data is said when the stage begins
     except UserError as error:
         raise placed(pipeline, stage, found.locate(error)) from None
-    return {stage.name: recipe.model.path}
+    return {stage.name: recipe.model}
+
+
+def _known(models: Mapping[str, Model], made: Mapping[str, str]) -> dict[str, str]:
+    """What each {NAME} is, or what stands in for it."""
+    return {name: model.path for name, model in models.items()} | dict(made)
+
+
+def _template(path: object, own: str | None, models: Mapping[str, Model]) -> str | None:
+    """The chat template of a model that is given so: where none is set, the one that its stage will save."""
+    name = TAKEN.fullmatch(path) if isinstance(path, str) else None
+    stands_in = models.get(name[1]) if name else None
+    return stands_in.chat_template if own is None and stands_in else own
 
 
 def _waits(given: Mapping[str, object], made: Mapping[str, str]) -> set[str]:
@@ -110,20 +133,24 @@ class _Within(config.Where):
         return super().__call__([COMPARE, *loc])
 
 
-def _check_compare(pipeline: Pipeline, known: Mapping[str, str], made: Mapping[str, str], say: Say) -> None:
+def _check_compare(
+    pipeline: Pipeline, models: Mapping[str, Model], made: Mapping[str, str], say: Say
+) -> None:
+    tables, known = pipeline.compare or {}, _known(models, made)
     compare = comparison(pipeline, known)
-    waits = _waits(pipeline.compare or {}, made)
+    waits = _waits(tables, made)
     if "verifier" in waits:
         compare = replace(compare, verifier=ANY)
     if waits - {"verifier", "base"}:
         return
-    models = [compare.base] if compare.base else []
-    models += [known[name] for name in compare.stages if name in known]
+    given = [tables["base"]] if compare.base else []
+    given += [f"{{{name}}}" for name in compare.stages if name in known]
     try:
-        for model in dict.fromkeys(models):
+        each = [(filled(path, known), _template(path, compare.chat_template, models)) for path in given]
+        for model, template in dict.fromkeys(each):
             resolve(model, say=say)
-            local.plan(compare.recipe(model), silent)
-        if not models:
+            local.plan(replace(compare, chat_template=template).recipe(model), silent)
+        if not given:
             ask(compare.recipe("unknown"))
     except UserError as error:
         raise located(pipeline, error) from None

@@ -132,8 +132,8 @@ def asked(pipeline: Pipeline, stage: Stage) -> dict[str, Any]:
     return {"make": {"function": stage.make, "options": dict(stage.options)}}
 
 
-def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None:
-    """UserError if a stage that began is now asked something else; one that goes on may be made longer."""
+def check_named(pipeline: Pipeline, place: Place) -> None:
+    """UserError if another stage than this one began in its place."""
     stage = place.stage
     for file in place.root.glob(f"{place.number:02d}-*.toml"):
         if (match := _RECORD.fullmatch(file.name)) and match[2] != stage.name:
@@ -142,6 +142,11 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
                 where=pipeline.at(stage, "name"),
                 mend="put it back, or start in another directory",
             )
+
+
+def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None:
+    """UserError if a stage that began is now asked something else; one that goes on may be made longer."""
+    stage = place.stage
     if not place.record.exists() or not place.directory.exists():
         return
     if stage.kind == "recipe":
@@ -182,7 +187,7 @@ def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[s
     if not model.is_dir():
         model = directory / "merged"
         if not model.is_dir() and wanted(pipeline, name):
-            merge(config.read(directory / "config.toml"), found / "adapter", model)
+            merge(recorded(place, made), found / "adapter", model)
     return {name: str(model), f"{name}.run": str(directory)}
 
 
@@ -191,6 +196,13 @@ def wanted(pipeline: Pipeline, name: str) -> bool:
     given = [*(stage.given for stage in pipeline.stages), pipeline.compare or {}]
     compared = (pipeline.compare or {}).get("stages", ())
     return name in compared or any(n == name and not suffix for g in given for _, n, suffix in taken(g))
+
+
+def recorded(place: Place, made: Mapping[str, str]) -> config.Read:
+    """The recipe that a stage began with; what it takes is looked for where it is now."""
+    asked = flat(config.document(place.record)[0])
+    now = filled(asked, made)
+    return config.read(place.record, [f"{k}={inline(v)}" for k, v in now.items() if v != asked[k]])
 
 
 def merge(found: config.Read, adapter: Path, out: Path) -> None:

@@ -69,19 +69,20 @@ def run(pipeline: Pipeline, root: Path, news: News, *, begin: str = "") -> Path:
     """The report of the pipeline, once all its stages have run in this directory.
 
     `begin`: a stage that is made again, and all after it; what they had made is moved to before-001, -002 ...
-    Raises UserError before anything trained, for what can be known by then.
+    Raises UserError for what can be known before anything trained, and then nothing was moved.
     """
     where = places(pipeline, root)
-    if begin:
-        _set_aside(root, where[pipeline.number(begin) :])
+    anew = where[pipeline.number(begin) :] if begin else []
     finished: dict[str, dict[str, str]] = {}
     made: dict[str, str] = {}
-    for place in where:
+    for place in where[: len(where) - len(anew)]:
         if found := made_by(pipeline, place, made):
             finished[place.stage.name] = found
             made |= found
     news.say("checking all stages")
-    check(pipeline, where, finished, news.say)
+    check(pipeline, where, finished, news.say, anew=[place.stage.name for place in anew])
+    if begin:
+        _set_aside(root, anew)
     describe(pipeline, root)
     try:
         for place in where:

@@ -16,7 +16,7 @@ from posttrain.methods.build import build
 from posttrain.methods.choices import corrects, least_group
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Unpaired
-from posttrain.methods.reward_model import Pointwise
+from posttrain.methods.reward_model import Comparison, Pointwise
 from posttrain.methods.table import Line, line
 from posttrain.runtime.curriculum import supply
 from posttrain.runtime.recipe import Recipe
@@ -95,6 +95,8 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
         _check_rewards(str(recipe.method["name"]), records)
     if found.learns == "labels":
         _check_labels(str(recipe.method["name"]), method, (*records, *kept))
+    if isinstance(method, Comparison) and method.margin:
+        _check_margins(str(recipe.method["name"]), (*records, *kept))
     return Asked(recipe, found, method, records, kept, None, None)
 
 
@@ -111,6 +113,14 @@ def _check_rewards(name: str, conversations: Sequence[Any]) -> None:
                 where=each.source,
                 mend='give each record a field "reward"',
             )
+
+
+def _check_margins(name: str, rankings: Sequence[Ranking]) -> None:
+    """UserError for the first answers of which only the order is known: there is no margin between them."""
+    for each in (r for r in rankings if not r.scored):
+        what = f"{name} learns by how much an answer is better, and of {each.id!r} only the order is known"
+        mend = "give each record scores or a margin, or take method.name = 'reward' without method.margin"
+        raise UserError(what, where=each.source, mend=mend)
 
 
 def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None:

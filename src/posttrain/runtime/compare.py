@@ -179,6 +179,15 @@ def same_tokens(compare: Compare, models: Sequence[str]) -> bool:
     return all(other == first for other in others)
 
 
+def asked_alike(said: Mapping[str, Sequence[Answer]]) -> bool:
+    """Whether all policies were shown the same tokens, which other templates make of the same prompts.
+
+    What a policy finds of an answer to a question that it is never asked so is no term of a KL.
+    """
+    first, *others = ([(a.task, a.tokens[: a.first]) for a in found] for found in said.values())
+    return all(other == first for other in others)
+
+
 def _answer(episode: Episode, policy: Policy, logp: float) -> Answer:
     row, verdict = episode.trajectory, episode.verdict
     return Answer(
@@ -246,7 +255,7 @@ def compared(
             _keep(file, answers(compare, model, partial(seen, name)))
         said[name] = _kept(file)
     first, *others = models
-    if not compare.measures_kl or not same_tokens(compare, list(models.values())):
+    if not (compare.measures_kl and asked_alike(said) and same_tokens(compare, list(models.values()))):
         return {name: [(a, None) for a in found] for name, found in said.items()}
     say(f"{first} is asked how likely it finds the others' answers")
     under = iter(likelihoods(compare, models[first], [a for name in others for a in said[name]]))

@@ -108,7 +108,7 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     if asked.online:
-        longest = _check_prompts(asked, policy)
+        longest = check_prompts(asked, policy)
     else:
         groups, held_out, longest = groups_of(asked, policy, say)
         if head_class(policy.config, asked) is not None:
@@ -145,7 +145,7 @@ def _adapter_size(policy: Policy, recipe: Recipe) -> int:
         ) from None
 
 
-def _check_prompts(asked: Asked, policy: Policy) -> int:
+def check_prompts(asked: Asked, policy: Policy) -> int:
     """The longest first prompt, in tokens; UserError for one that is empty or has no room for an answer."""
     longest, room = 0, asked.recipe.sampling.max_new_tokens
     for task in (*asked.train, *asked.held_out):

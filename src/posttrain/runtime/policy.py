@@ -7,16 +7,24 @@ from typing import Any
 
 import torch
 
-from posttrain.attention import use_layouts
+from posttrain.attention import context_of, use_layouts
 from posttrain.envs.chat import Chat
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.learner import pretrained
+from posttrain.loading import usable_device
 from posttrain.methods.table import line
 from posttrain.runtime.recipe import Recipe, TaskChoice
 from posttrain.types import UserError
 
 NO_TASK = TaskChoice(arithmetic=Arithmetic())
 """For uses of a model that ask it no tasks."""
+
+PLAIN_TEXT = (
+    "{% set said = messages[-1]['role'] == 'assistant' %}"
+    "{{ (messages[:-1] if said else messages) | map(attribute='content') | join('\\n') }}"
+    "{% if said %}{{ messages[-1]['content'] + eos_token }}{% endif %}"
+)
+"""The template "none" as Jinja, to be saved: messages joined by newlines, an answer right behind them."""
 
 Say = Callable[[str], None]
 """Told, in one line, what takes time or is worth knowing."""
@@ -28,6 +36,7 @@ class Policy:
 
     path: Path
     tokenizer: Any
+    """With the template that the recipe gives as its own, so that whoever saves it saves that too."""
     chat: Chat
     config: Any
     dtype: torch.dtype
@@ -41,16 +50,21 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
     path = pretrained.resolve(recipe.model.path, say=say)
     config = pretrained.load_config(path, scores=reads_head(recipe))
     template = recipe.model.chat_template
-    tokenizer = pretrained.load_tokenizer(path, require_chat_template=template is None)
+    tokenizer = pretrained.load_tokenizer(
+        path, chat_template=template, require_chat_template=template is None
+    )
     chat = Chat(tokenizer, template=template, ends=frozenset(pretrained.stop_ids(path, tokenizer)))
+    if chat.plain:
+        begins = tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]
+        tokenizer.chat_template = "{{ bos_token }}" * begins + PLAIN_TEXT
     return Policy(
         path=path,
         tokenizer=tokenizer,
         chat=chat,
         config=config,
         dtype=getattr(torch, recipe.model.dtype),
-        device=_device(recipe.model.device),
-        context=int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20)),
+        device=usable_device(recipe.model.device, "model.device"),
+        context=context_of(config),
         notes=pretrained.tokenizer_notes(tokenizer),
     )
 
@@ -58,22 +72,6 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
 def reads_head(recipe: Recipe) -> bool:
     """Whether the recipe's method reads a head, so that its model may be a reward model."""
     return "head" in line(str(recipe.method["name"])).method.needs
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError(name)
-    except RuntimeError:
-        raise UserError(
-            f"unknown device {name!r}", where="model.device", mend="auto, cpu, cuda or cuda:0"
-        ) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no GPU that PyTorch can use", where="model.device", mend="set it to auto")
-    return device
 
 
 def weights_of(recipe: Recipe, policy: Policy) -> Any:

@@ -5,7 +5,7 @@ two models in memory, or to ask the second one twice.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from posttrain.learner.checkpoint import read_tensors, write_tensors
 from posttrain.runtime.rows import Group, numbered
-from posttrain.types import Batch, PerToken
+from posttrain.types import Batch, PerToken, Trajectory
 
 AT_ONCE = 64
 """Groups that are scored in one call."""
@@ -31,7 +31,8 @@ class Scored:
     def column(self, batch: Batch) -> PerToken:
         """The batch's logp_ref; KeyError for a row that was not scored."""
         out = torch.zeros_like(batch.reward)
-        for i, key in enumerate(_keys(batch)):
+        for i, length in enumerate(batch.length.tolist()):
+            key = _key(batch.tokens[i, :length], batch.mask[i, :length])
             out[i, batch.mask[i]] = self._values[key].to(out)
         return out
 
@@ -42,22 +43,23 @@ def scored(
     score: Callable[[Batch], PerToken],
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> Scored:
-    """The rows' log-probabilities: read from the file if all are in it, else asked of `score` and written.
+    """The rows' log-probabilities: read from the file; what it lacks is asked of `score` and added to it.
 
-    `show` is told how many groups of how many are done.
+    `show` is told how many groups of how many that were lacking are done.
     """
-    wanted = {key for part in _parts(groups) for key in _keys(_batch(part))}
-    if wanted <= (held := _held(file)).keys():
-        return Scored(held)
-    values: dict[str, torch.Tensor] = {}
-    done = 0
-    for part in _parts(groups):
-        batch = _batch(part)
+    values = _held(file)
+    lacking = [group for group in groups if any(_key_of(row) not in values for row in group)]
+    if not lacking:
+        return Scored(values)
+    for start in range(0, len(lacking), AT_ONCE):
+        part = lacking[start : start + AT_ONCE]
+        rows, numbers = numbered(part)
+        batch = Batch.of(rows, numbers)
         logp = score(batch)
-        for i, key in enumerate(_keys(batch)):
-            values[key] = logp[i, batch.mask[i]].float()
-        done += len(part)
-        show(done, len(groups))
+        for i, row in enumerate(rows):
+            # What is held stays, bit for bit: among other rows it would be rounded otherwise.
+            values.setdefault(_key_of(row), logp[i, batch.mask[i]].float())
+        show(start + len(part), len(lacking))
     fresh = file.with_suffix(".tmp")
     write_tensors(fresh, values)
     fresh.replace(file)
@@ -72,18 +74,11 @@ def _held(file: Path) -> dict[str, torch.Tensor]:
         return {}
 
 
-def _parts(groups: Sequence[Group]) -> Iterable[Sequence[Group]]:
-    return (groups[start : start + AT_ONCE] for start in range(0, len(groups), AT_ONCE))
+def _key_of(row: Trajectory) -> str:
+    return _key(torch.tensor(row.tokens), torch.tensor(row.sampled))
 
 
-def _batch(groups: Sequence[Group]) -> Batch:
-    return Batch.of(*numbered(groups))
-
-
-def _keys(batch: Batch) -> list[str]:
-    """A digest of each row's tokens and of which of them are trained."""
-    out = []
-    for i, length in enumerate(batch.length.tolist()):
-        row = torch.stack([batch.tokens[i, :length], batch.mask[i, :length].long()])
-        out.append(hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest())
-    return out
+def _key(tokens: torch.Tensor, mask: torch.Tensor) -> str:
+    """A digest of a row's tokens and of which of them are trained."""
+    row = torch.stack([tokens, mask.long()])
+    return hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest()

@@ -13,17 +13,17 @@ from typing import Literal
 
 import torch
 
-from posttrain.attention import use_layouts
+from posttrain.attention import context_of, use_layouts
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.envs.chat import Chat
 from posttrain.learner import pretrained
+from posttrain.loading import usable_device
 from posttrain.types import Message, Request, Sampling, UserError
 from posttrain.verifiers.judge.constitution import read_constitution
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import Judge, Judging
 from posttrain.verifiers.judge.rubric import read_rubric
 from posttrain.verifiers.judge.writer import Conversation, Writer, Written
-from posttrain.verifiers.model.scorer import usable_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +114,12 @@ def _opened(writer: NativeWriter) -> _Open:
         use_layouts(model)
     except ValueError as error:
         raise UserError(str(error), where=writer.path, mend="take a Llama, Qwen, Gemma or Mistral") from None
-    config = model.config.get_text_config()
     engine = NativeEngine(
         model,
         decode=lambda tokens: str(tokenizer.decode(tokens)),
         stop_tokens=sorted(chat.stops),
         config=NativeConfig(rows=writer.rows),
-        context=int(getattr(config, "max_position_embeddings", 1 << 20)),
+        context=context_of(model.config),
     )
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     return _Open(chat, engine, tuple(sorted({*special, *tokenizer.all_special_tokens})))

@@ -7,8 +7,7 @@ token that also ends a turn changes nothing.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +20,9 @@ from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
 )
-from transformers.utils import logging as transformers_logging
 
+from posttrain.attention import context_of
+from posttrain.loading import quiet, usable_device
 from posttrain.types import Message, UserError
 from posttrain.usercode import cause
 from posttrain.verifiers.model.scores import Step
@@ -107,7 +107,7 @@ class Scorer:
         self.model = _model(local, kind, getattr(torch, dtype)).to(self.device)
         self.head = self.model.score
         self.backbone = getattr(self.model, self.model.base_model_prefix)
-        context = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", 1 << 20))
+        context = context_of(self.model.config)
         self.most = min(max_tokens or context, context)
 
     def outcome(self, messages: Sequence[Message], response: str) -> Row:
@@ -181,24 +181,9 @@ class Scorer:
         return [list(tokens) for tokens in split["input_ids"]]
 
 
-def usable_device(name: str) -> torch.device:
-    """The device of that name, auto being the GPU if there is one; UserError if it cannot be used here."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(
-            f"unknown device {name!r}", where="device", mend="auto, cpu, cuda or cuda:0"
-        ) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no GPU that PyTorch can use", where="device", mend="set it to cpu")
-    return device
-
-
 def _tokenizer(local: Path) -> Any:
     try:
-        with _quiet():
+        with quiet():
             return AutoTokenizer.from_pretrained(local, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a damaged file fails with anything
         raise UserError(f"its tokenizer cannot be read: {cause(error)}", where=str(local)) from None
@@ -208,7 +193,7 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
     """The model, every weight of it from its file; UserError for one that would have been drawn at random."""
     auto = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
     try:
-        with _quiet():
+        with quiet():
             model, info = auto.from_pretrained(
                 local,
                 dtype=dtype,
@@ -236,17 +221,3 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
         if not torch.isfinite(parameter).all():
             raise UserError(f"has NaN or infinite weights in {name}", where=str(local))
     return model.eval().requires_grad_(False)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Within it transformers shows no progress bar and says nothing short of an error."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()

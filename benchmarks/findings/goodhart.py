@@ -1,0 +1,243 @@
+"""What happens to gold when GRPO is paid by a reward model, and what an ensemble or a KL penalty changes.
+
+The reference answers 8 questions (tiny.py). A judge compares 384 pairs of its answers: P(a preferred to b) is
+σ(2 (gold of a - gold of b) + 0.4 (letters of a - letters of b)), so longer answers win more often than they
+should. `reward` learns one model from all pairs, and five from bootstraps of them. GRPO then learns from one,
+from the least of the five, or from one with a KL penalty. Two more runs have a judge who is blind to length.
+Gold, proxy and KL(π ‖ π_ref) are exact. A proxy has mean 0 and deviation 1 over answers of the reference.
+
+    python benchmarks/findings/goodhart.py --seeds 5 --out runs/goodhart
+"""
+
+import argparse
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny import (
+    COUNT,
+    LENGTH,
+    LONGEST,
+    QUESTIONS,
+    SPELT,
+    Pairs,
+    Table,
+    Trainee,
+    answered,
+    drawn_pairs,
+    frontier,
+    gold_of,
+    kl_of,
+    likelihoods,
+    mean_of,
+    question,
+    reference_of,
+)
+from transformers import LlamaForCausalLM
+
+from posttrain.methods.build import build
+from posttrain.runtime.judged import correlation
+from posttrain.runtime.process import settle
+from posttrain.runtime.rows import marked
+from posttrain.types import Batch
+
+PAIRS, FRESH, MEMBERS, RM_EPOCHS, RM_LR = 384, 4096, 5, 4, 3e-3
+SURE, LONGER = 2.0, 0.4
+"""How much the judge's log-odds rise with a unit of gold, and with a letter."""
+UPDATES, ANSWERS, LR, KL_WEIGHT = 160, 16, 1e-3, 0.2
+LETTERS_OF = LENGTH.double().expand(QUESTIONS, COUNT)
+CASES: dict[str, tuple[str, str, float]] = {
+    "one reward model": ("length", "one", 0.0),
+    "least of five": ("length", "least", 0.0),
+    f"one, KL penalty {KL_WEIGHT:g}": ("length", "one", KL_WEIGHT),
+    "judge blind to length: one": ("blind", "one", 0.0),
+    "judge blind to length: least of five": ("blind", "least", 0.0),
+}
+"""Case: (judge, which proxy, weight of the KL penalty)."""
+
+
+def main() -> None:
+    """Makes the seeds that are missing, then the tables and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    settle(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    found = []
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        file = options.out / f"seed-{seed}.json"
+        if not file.exists():
+            file.write_text(json.dumps(run(seed)))
+        found.append(json.loads(file.read_text()))
+    print("| fresh pairs, ordered by | right | if the longer is better | if the shorter is | length bias |")
+    print("|---|---|---|---|---|")
+    for name in found[0]["judges"]:
+        print(f"| {name} | {over([one['judges'][name] for one in found])} |")
+    print("\n| paid by | best gold | KL there | gold at KL 1.5 | gold at the end | proxy | KL | letters |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in CASES:
+        print(f"| {name} | {over([end_of(one['paths'][name]) for one in found])} |")
+    draw(found, options.out / "goodhart.svg")
+
+
+def over(numbers: list[dict[str, float]]) -> str:
+    """The mean over seeds of each number, and its range."""
+    columns = [[one[key] for one in numbers] for key in numbers[0]]
+    return " | ".join(
+        f"{statistics.fmean(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in columns
+    )
+
+
+def run(seed: int) -> dict[str, Any]:
+    """Everything that one seed comes to."""
+    model, gold = reference_of(seed), gold_of(seed)
+    logp_ref, chance = likelihoods(model), torch.Generator().manual_seed(4000 + seed)
+    pairs, fresh = drawn_pairs(logp_ref, PAIRS, chance), drawn_pairs(logp_ref, FRESH, chance)
+    fresh = fresh.turned(fresh.gap(gold) < 0)
+    lots = torch.rand(PAIRS + FRESH, generator=chance, dtype=torch.float64)
+    proxies: dict[tuple[str, str], Table] = {}
+    judges = {"gold": compared(gold, fresh)}
+    for judge, longer in (("length", LONGER), ("blind", 0.0)):
+        taste, tag = SURE * gold + longer * LETTERS_OF, {"length": "", "blind": ", blind to length"}[judge]
+        learnt = pairs.turned(lots[:PAIRS] > pairs.gap(taste).sigmoid())
+        said = torch.where(lots[PAIRS:] < fresh.gap(taste).sigmoid(), 1.0, -1.0).double()
+        judges[f"judge{tag}"] = agreed(said, fresh)
+        draws = [torch.arange(PAIRS)]
+        draws += [torch.randint(PAIRS, (PAIRS,), generator=chance) for _ in range(MEMBERS)]
+        scores = [scaled(reward_model(model, learnt.at(each), seed), logp_ref) for each in draws]
+        proxies[judge, "one"] = scores[0]
+        proxies[judge, "least"] = scaled(torch.stack(scores[1:]).amin(0), logp_ref)
+        judges[f"one reward model{tag}"] = compared(scores[0], fresh)
+        judges[f"least of five{tag}"] = compared(proxies[judge, "least"], fresh)
+    paths = {}
+    for name, (judge, which, weight) in CASES.items():
+        paths[name] = optimised(model, proxies[judge, which], gold, logp_ref, weight, seed)
+        end = paths[name][-1]
+        print(f"seed {seed}, {name}: gold {end['gold']:.2f}, KL {end['kl']:.2f}", flush=True)
+    best = [point for point in frontier(logp_ref, gold) if point[0] < 9]
+    return {"judges": judges, "paths": paths, "best": best}
+
+
+def reward_model(model: LlamaForCausalLM, pairs: Pairs, seed: int) -> Table:
+    """The score of every answer, by a reward model that starts from the reference."""
+    trainee = Trainee(model, build("reward", {}, horizon=LONGEST), RM_LR)
+    batch, dealt = pairs.batch(marks=True), torch.Generator().manual_seed(seed)
+    for _ in range(RM_EPOCHS):
+        trainee.epoch(batch, 32, dealt)
+    with torch.no_grad():
+        value = trainee.says(EVERY).value
+    assert value is not None
+    return value[EVERY.mask].double().view(QUESTIONS, COUNT)
+
+
+def every_answer() -> Batch:
+    """Every answer to every question, as a reward model reads it."""
+    whole = [[*question(x), *said] for x in range(QUESTIONS) for said in SPELT]
+    return Batch.of([marked(tokens, {len(tokens): 0.0}) for tokens in whole], list(range(len(whole))))
+
+
+EVERY = every_answer()
+
+
+def scaled(score: Table, logp_ref: Table) -> Table:
+    """The score with mean 0 and deviation 1 over the reference's answers."""
+    score = score - mean_of(score, logp_ref)
+    return score / math.sqrt(mean_of(score.square(), logp_ref))
+
+
+def compared(score: Table, fresh: Pairs) -> dict[str, float]:
+    """How a score orders fresh pairs."""
+    return agreed(fresh.gap(score), fresh)
+
+
+def agreed(margin: torch.Tensor, fresh: Pairs) -> dict[str, float]:
+    """The share of pairs in gold's order, by which is longer, and the correlation of margin and length."""
+    right, longer = (margin > 0).double(), fresh.gap(LETTERS_OF)
+    return {
+        "right": float(right.mean()),
+        "right_longer": float(right[longer > 0].mean()),
+        "right_shorter": float(right[longer < 0].mean()),
+        "length_bias": correlation(margin, longer),
+    }
+
+
+def optimised(
+    model: LlamaForCausalLM, proxy: Table, gold: Table, logp_ref: Table, weight: float, seed: int
+) -> list[dict[str, float]]:
+    """What the policy is before each update of GRPO, and at the end."""
+    trainee = Trainee(model, build("grpo", {"kl_in_loss": weight}, horizon=LONGEST), LR)
+    reference, draw, path = Trainee(model, trainee.method, LR), torch.Generator().manual_seed(5000 + seed), []
+    for update in range(UPDATES + 1):
+        logp = likelihoods(trainee.model)
+        at = {"gold": gold, "proxy": proxy, "letters": LETTERS_OF}
+        path.append({key: mean_of(table, logp) for key, table in at.items()} | {"kl": kl_of(logp, logp_ref)})
+        if update < UPDATES:
+            drawn = torch.multinomial(logp.exp(), ANSWERS, replacement=True, generator=draw)
+            batch = answered(drawn, proxy)
+            if weight:
+                with torch.no_grad():
+                    batch = replace(batch, logp_ref=reference.says(batch).logp)
+            trainee.step(trainee.method.prepare(batch))
+    return path
+
+
+def end_of(path: list[dict[str, float]]) -> dict[str, float]:
+    """The best gold and the KL at which it was, gold when KL was first 1.5, and the end."""
+    best, passed = max(path, key=lambda at: at["gold"]), next(at for at in path if at["kl"] >= 1.5)
+    early = {"best": best["gold"], "best_kl": best["kl"], "passed": passed["gold"]}
+    return early | {key: path[-1][key] for key in ("gold", "proxy", "kl", "letters")}
+
+
+def draw(found: list[dict[str, Any]], out: Path) -> None:
+    """Gold and proxy over √KL for each proxy, and the length of answers; each seed thin, the mean thick."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 4, figsize=(15, 4.2))
+    names, colours = list(CASES), pyplot.colormaps["tab10"]
+    shown = [(names[0], names[3]), (names[1], names[4]), (names[2],)]
+    for place, cases in zip(axes[:3], shown, strict=True):
+        for n, name in enumerate(cases):
+            for key, style in (("gold", "-"), ("proxy", "--")):
+                lines(place, found, name, key, style, colours(3 * n), f"{key}{', blind judge' * n}")
+        for one in found:
+            place.plot(
+                [math.sqrt(kl) for kl, _ in one["best"]], [g for _, g in one["best"]], color="grey", lw=0.5
+            )
+        place.plot([], [], color="grey", lw=0.5, label="best possible gold")
+        place.set(title=cases[0], xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(-1.4, 3))
+        place.legend(frameon=False, fontsize="small", loc="upper left")
+    for n, name in enumerate(names):
+        lines(axes[3], found, name, "letters", "-", colours(n), name)
+    axes[3].set(title="letters of an answer", xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(2, 7.5))
+    axes[3].legend(frameon=False, fontsize="small", loc="upper left")
+    for place in axes:
+        place.grid(alpha=0.25)
+        place.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(out)
+
+
+def lines(
+    place: Any, found: list[dict[str, Any]], name: str, key: str, style: str, colour: Any, label: str
+) -> None:
+    """One line a seed, thin, and their mean over the same update; every fourth update is shown."""
+    paths = [one["paths"][name][::4] for one in found]
+    across = [[math.sqrt(max(at["kl"], 0.0)) for at in path] for path in paths]
+    up = [[at[key] for at in path] for path in paths]
+    for x, y in zip(across, up, strict=True):
+        place.plot(x, y, style, color=colour, linewidth=0.5, alpha=0.4)
+    mean = [[statistics.fmean(column) for column in zip(*each, strict=True)] for each in (across, up)]
+    place.plot(*mean, style, color=colour, linewidth=1.8, label=label)
+
+
+if __name__ == "__main__":
+    main()
