@@ -109,9 +109,8 @@ def sampled(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([rows, LENGTH] tokens drawn one after the other, their log-probabilities)."""
     # A model that the learner packs attends through a layout; drawing goes through a plain copy.
-    plain = LlamaForCausalLM(
-        copy.deepcopy(model.config)
-    )  # a shared one would change the model's attention too
+    # Its configuration is a copy as well: a shared one would change the model's attention too.
+    plain = LlamaForCausalLM(copy.deepcopy(model.config))
     plain.load_state_dict(model.state_dict())
     plain.set_attn_implementation("sdpa")
     tokens = (LETTERS + asked)[:, None].repeat(1, 2)

@@ -69,14 +69,14 @@ def curve(run: Path, gold: Scorer) -> Curve:
     asked = {task.id: task.messages for task in load_tasks(data)}
     out: Curve = {"proxy": [], "gold": [], "length": [], "kl": []}
     away = {line["update"]: line.get("kl/ref", math.nan) for line in lines(run)}
-    for number, file in enumerate(sorted((run / "samples").glob("[0-9]*.jsonl")), 1):
+    for file in sorted((run / "samples").glob("[0-9]*.jsonl")):
         said = [json.loads(line) for line in file.read_text().splitlines()]
         rows = [gold.outcome(asked[each["task"]], response(each)) for each in said]
         scores = [n for at in range(0, len(rows), AT_ONCE) for (n,) in gold.numbers(rows[at : at + AT_ONCE])]
         out["gold"].append(statistics.fmean(scores))
-        out["proxy"].append(statistics.fmean(each["score"] for each in said))
+        out["proxy"].append(statistics.fmean(each["score"] for each in said if each["score"] is not None))
         out["length"].append(statistics.fmean(sum(each["sampled"]) for each in said))
-        out["kl"].append(away[number])
+        out["kl"].append(away[int(file.stem)])
     return out
 
 

@@ -185,13 +185,13 @@ def sample(
     if dtype not in ("bfloat16", "float32"):
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     text = sys.stdin.read() if prompt == "-" else prompt
-    model, adapter = Model(path=target), None
+    recipe, adapter = Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
     if (Path(target) / "config.toml").exists():
         _, recipe, adapter = target_of(Path(target), say=say)
-        model = recipe.model
-    model = replace(model, dtype=dtype, device="auto")  # type: ignore[arg-type]
+    model = replace(recipe.model, dtype=dtype, device="auto")  # type: ignore[arg-type]
     process.settle()
-    recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
+    # With the run's own seed: an adapter may lie on weights that were drawn by it.
+    recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK)
     policy = surroundings(recipe, pretrained.silent if as_json else say)
     tokens = tuple(policy.chat.render([{"role": "user", "content": text}]))
     engine = local.engine_of(recipe, policy, adapter)

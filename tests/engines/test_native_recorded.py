@@ -34,7 +34,7 @@ class Recorder:
 def record(engine: NativeEngine, record: Callable) -> Recorded:
     """Makes this engine decode in recorded steps."""
     runner = engine.runner
-    runner._recorded = Recorded(runner._step, runner.cache, runner.device, record)
+    runner._recorded = Recorded(runner._step, runner.cache, runner.device, lambda: record)
     return runner._recorded
 
 
@@ -123,7 +123,7 @@ def test_a_model_that_cannot_be_recorded_is_decoded_all_the_same(lab) -> None:
     engine = lab.engine_of(model, rows=4)
     record(engine, refuse)
     requests = traffic(lab, 3, n=9)
-    with pytest.warns(UserWarning, match="not recorded on this model.*capturing") as said:
+    with pytest.warns(UserWarning, match="not recorded from here on.*capturing") as said:
         got = lab.answers(engine, requests)
     assert len(said) == 1
     assert [a.tokens for a in got] == [a.tokens for a in lab.answers(lab.engine_of(model), requests)]

@@ -157,6 +157,13 @@ def test_a_beginning_that_saves_little_is_not_set_apart() -> None:
     assert packed.stem == 0
 
 
+def test_long_rows_of_their_own_stay_plainly_causal() -> None:
+    """A mask for each would cost more than what they share."""
+    long = [row([4] * 300 + [i] * 300, list(range(300, 600))) for i in range(3)]
+    assert pack(Batch.of(long, [0, 1, 2])).stem == 0
+    assert pack(Batch.of(long, [0, 0, 0])).families[0].prefix == 300
+
+
 def test_rows_that_train_nothing_cost_nothing(rows_of: Callable[..., Batch]) -> None:
     batch = rows_of(seed=0)
     idle = (~batch.mask.any(-1)).nonzero().flatten()

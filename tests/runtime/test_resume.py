@@ -26,7 +26,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lora": {"lora": {"rank": 4, "targets": ["q_proj", "down_proj"]}, "optim": {"lr": 0.02}},
     "epochs and minibatches": {"steps": {"epochs": 2, "minibatches": 3}, "optim": {"schedule": "linear"}},
     "reference in bfloat16": {"method": {"kl_in_loss": 0.1}, "model": {"dtype": "bfloat16"}},
-    "varied": {"rollout": {"select": "varied", "group_size": 3, "max_rounds": 3}},
+    "varied": {
+        "rollout": {"select": "varied", "group_size": 3, "max_rounds": 3},
+        "optim": {"lr": 0.003},  # at 0.01 the policy may be sure of every answer before the end
+    },
     "checkpoints apart": {"checkpoint": {"every": 2, "keep": 1}, "eval": {"every": 2}},
     "guess": {
         "task": {

@@ -207,7 +207,12 @@ def pack(batch: Batch, *, stem: bool = True) -> Pack:
 
 
 def _stem(shared: Sequence[tuple[list[int], int]], inputs: dict[int, list[int]]) -> int:
-    """Length of the beginning that all prompts share; 0 where that saves too little."""
+    """Length of the beginning that all prompts share; 0 where that saves too little.
+
+    A long row by itself is plainly causal, for which there are better kernels than for any mask.
+    """
+    if any(len(rows) == 1 and len(inputs[rows[0]]) > WHOLE_FAMILY for rows, _ in shared):
+        return 0
     S = common([inputs[rows[0]][:P] for rows, P in shared])
     fed = sum(P + sum(len(inputs[i]) - P for i in rows) for rows, P in shared)
     return S if S * (len(shared) - 1) * WORTH >= fed else 0

@@ -200,9 +200,9 @@ def wanted(pipeline: Pipeline, name: str) -> bool:
 
 def recorded(place: Place, made: Mapping[str, str]) -> config.Read:
     """The recipe that a stage began with; what it takes is looked for where it is now."""
-    asked = flat(config.document(place.record)[0])
-    now = filled(asked, made)
-    return config.read(place.record, [f"{k}={inline(v)}" for k, v in now.items() if v != asked[k]])
+    before = flat(config.document(place.record)[0])
+    now = filled(before, made)
+    return config.read(place.record, [f"{k}={inline(v)}" for k, v in now.items() if v != before[k]])
 
 
 def merge(found: config.Read, adapter: Path, out: Path) -> None:

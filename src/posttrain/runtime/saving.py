@@ -39,6 +39,7 @@ def save(
         if learner.lora.rank:
             checkpoint.write_tensors(folder / "trained.safetensors", tensors["trained"])
             save_adapter(learner.model, folder / "adapter")
+            tokenizer.save_pretrained(folder / "adapter")  # with the template that it was trained under
             if head is None:
                 return
             held = dict(learner.weights())  # a verifier loads a reward model whole

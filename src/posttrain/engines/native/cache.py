@@ -27,7 +27,7 @@ class Cache:
         self.values: dict[int, torch.Tensor] = {}
         self.prompts: dict[Prompt, Layers] = {}
         self.latest: tuple[Prompt, Layers] = ((), {})
-        """The prompt that ran last: the next ones may begin as it does."""
+        """The prompt that ran last, kept beyond the bound: the next ones may begin as it does."""
 
     def reserve(self, rows: int, columns: int) -> None:
         """Makes room for this many rows of this many columns, keeping what the rows hold."""

@@ -28,26 +28,32 @@ class CudaGraphs:
     """Records steps as CUDA graphs.
 
     They share one pool of memory: a replay may overwrite what another left there, and nothing of it is
-    still wanted by then.
+    still wanted by then. A pool ends with the last of its graphs, so that new graphs need a new object.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[[], torch.Tensor]) -> Replay:
         """A replay of this step; RuntimeError for one that waits for the device."""
-        # Recording asks for a first run on another stream: kernels are chosen and work spaces made there.
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            step()
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            logits = step()
+        with torch.cuda.device(self.device):
+            now = torch.cuda.current_stream()
+            # A recording that fails may leave its own stream behind as the current one.
+            with torch.cuda.stream(now):
+                # It asks for a first run on another stream: kernels are chosen and work spaces made there.
+                beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                beside.wait_stream(now)
+                with torch.cuda.stream(beside):
+                    step()
+                now.wait_stream(beside)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self.pool):
+                    logits = step()
 
         def replay() -> torch.Tensor:
-            graph.replay()
+            with torch.cuda.device(self.device):
+                graph.replay()
             return logits
 
         return replay
@@ -56,8 +62,11 @@ class CudaGraphs:
 class Recorded:
     """A step that is recorded for each shape it meets; replays give the step's own numbers."""
 
-    def __init__(self, step: Step, cache: Cache, device: torch.device, record: Record) -> None:
-        self.step, self.cache, self.record = step, cache, record
+    def __init__(
+        self, step: Step, cache: Cache, device: torch.device, recorder: Callable[[], Record]
+    ) -> None:
+        """recorder: makes what records, anew whenever the cache has moved."""
+        self.step, self.cache, self.recorder, self.record = step, cache, recorder, recorder()
         # One pair of inputs for all shapes: a recording of R rows reads the first R.
         self.tokens = torch.zeros(cache.most_rows, dtype=torch.long, device=device)
         self.lengths = torch.zeros(cache.most_rows, dtype=torch.long, device=device)
@@ -85,7 +94,7 @@ class Recorded:
     def _replay(self, rows: int, columns: int) -> Replay:
         if self._moves != self.cache.moves:
             self._replays.clear()
-            self._moves = self.cache.moves
+            self.record, self._moves = self.recorder(), self.cache.moves
 
         def step() -> Float[torch.Tensor, "R V"]:
             return self.step(self.tokens[:rows], self.lengths[:rows], columns)
@@ -97,6 +106,6 @@ class Recorded:
                 self._replays[rows, columns] = self.record(step)
             except RuntimeError as error:
                 self._refused = True
-                warnings.warn(f"decoding is not recorded on this model, and slower: {error}", stacklevel=2)
+                warnings.warn(f"decoding is not recorded from here on, and slower: {error}", stacklevel=2)
                 return step
         return self._replays[rows, columns]

@@ -60,7 +60,7 @@ class Runner:
         self._head = output_head(model)
         self._recorded: Recorded | None = None
         if recorded and self.device.type == "cuda":
-            self._recorded = Recorded(self._step, self.cache, self.device, CudaGraphs())
+            self._recorded = Recorded(self._step, self.cache, self.device, lambda: CudaGraphs(self.device))
 
     def _pack(self, rows: int) -> None:
         """Replaces every linear layer; a weight that an embedding shares is kept for look-ups too."""
