@@ -106,6 +106,19 @@ def masked_attention(
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype) @ value
 
 
+def seen_by(start: int, stop: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """[stop - start, stop]: which tokens of a sequence those from `start` on see; None for plainly causal.
+
+    >>> seen_by(1, 3, 2, torch.device("cpu"))
+    tensor([[ True,  True, False],
+            [False,  True,  True]])
+    """
+    if not start and (window is None or window >= stop):
+        return None
+    ago = torch.arange(start, stop, device=device)[:, None] - torch.arange(stop, device=device)
+    return (ago >= 0) & (ago < (window or stop + 1))
+
+
 def common(sequences: Sequence[Row]) -> int:
     """How many tokens all of these begin with.
 

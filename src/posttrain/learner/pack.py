@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from transformers import PreTrainedModel
 
-from posttrain.attention import WORTH, Heads, common, hidden_states, masked_attention
+from posttrain.attention import WORTH, Heads, common, hidden_states, masked_attention, seen_by
 from posttrain.types import Batch
 
 WHOLE_FAMILY = 512
@@ -146,12 +146,10 @@ def _by_branch(
             k, v = key[:, :, :stop], value[:, :, :stop]
         else:
             k, v = (torch.cat([x[:, :, :P], x[:, :, start:stop]], dim=2) for x in (key, value))
-        n, total = stop - start, k.shape[2]
-        plain = n == total and (window is None or window >= total)
-        ago = torch.arange(total - n, total, device=device)[:, None] - torch.arange(total, device=device)
-        mask = None if plain else (ago >= 0) & (ago < (window or total + 1))
+        total = k.shape[2]
+        mask = seen_by(total - (stop - start), total, window, device)
         q = query[:, :, start - seen : stop - seen]
-        out.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=plain))
+        out.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None))
     return out
 
 

@@ -7,7 +7,7 @@ Rows × columns never exceeds the bound given: few long sequences or many short 
 
 import torch
 
-from posttrain.attention import Heads, masked_attention
+from posttrain.attention import Heads, masked_attention, seen_by
 
 Prompt = tuple[int, ...]
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
@@ -109,11 +109,7 @@ class PromptLayout:
         for q, k, v, start in zip(queries, keys, values, self.starts, strict=True):
             if start:
                 k, v = (torch.cat([x, y], dim=2) for x, y in zip(before, (k, v), strict=True))
-            T = start + q.shape[2]
-            mask = None
-            if start or (window is not None and window < T):
-                ago = torch.arange(start, T, device=q.device)[:, None] - torch.arange(T, device=q.device)
-                mask = (ago >= 0) & (ago < (window or T))
+            mask = seen_by(start, start + q.shape[2], window, q.device)
             out.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None))
             if not start and self.stem:
                 before = (k, v)
