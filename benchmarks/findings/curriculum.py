@@ -13,20 +13,16 @@ Judged is the chance, computed and not sampled, that every step is right, as the
 Runs that are there are not made again.
 """
 
-import argparse
-import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from process_outcome import GROUPS, LONGEST, SIZE, Policy, chains, spread, sums
+from process_outcome import GROUPS, LONGEST, SIZE, Policy, chains, collected, spread, sums
 from torch.nn.functional import one_hot
 
 from posttrain.methods.build import build
 from posttrain.runtime.curriculum import Curriculum, supply
-from posttrain.runtime.process import settle
 from posttrain.types import Task
 
 UPDATES, EVERY, EACH, HELD_OUT = 200, 5, 40, 100
@@ -46,25 +42,9 @@ CASES = [f"{start}, {kind}" for start in STARTS for kind in KINDS]
 
 def main() -> None:
     """Makes what is missing, prints the table and draws the curves."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=6)
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    settle(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
-    for seed in range(options.first, options.first + options.seeds):
-        for name, runs in found.items():
-            file = options.out / f"{name.replace(', ', '-')}-{seed}.json"
-            if not file.exists():
-                file.write_text(json.dumps(run(name, seed)) + "\n")
-            runs.append(json.loads(file.read_text()))
-            print(f"{name}, seed {seed}: {runs[-1]['all'][-1]:.3f}", file=sys.stderr, flush=True)
+    found, out = collected(__doc__, CASES, run, seeds=6, shown="all")
     print(table(found))
-    draw(found, options.out / "curriculum.svg")
+    draw(found, out / "curriculum.svg")
 
 
 def asked(seed: int) -> list[Task]:

@@ -22,7 +22,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,25 +50,36 @@ RATES = {"outcome": 0.1, "share": 0.3, "steps": 0.3, "shaped": 0.1, "values": 0.
 
 def main() -> None:
     """Makes what is missing, prints the table and draws the curves."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=10)
+    found, out = collected(__doc__, CASES, run, seeds=10, shown="sound")
+    print(table(found))
+    draw(found, out / "process_outcome.svg")
+
+
+def collected(
+    what: str | None,
+    cases: Iterable[str],
+    run: Callable[[str, int], dict[str, Any]],
+    *,
+    seeds: int,
+    shown: str,
+) -> tuple[dict[str, list[dict[str, Any]]], Path]:
+    """The runs that the command line asks for, those made that are missing; and where they lie."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     settle(1)
     options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     for seed in range(options.first, options.first + options.seeds):
         for name, runs in found.items():
-            file = options.out / f"{name}-{seed}.json"
+            file = options.out / f"{name.replace(', ', '-')}-{seed}.json"
             if not file.exists():
                 file.write_text(json.dumps(run(name, seed)) + "\n")
             runs.append(json.loads(file.read_text()))
-            print(f"{name}, seed {seed}: {runs[-1]['sound'][-1]:.3f}", file=sys.stderr, flush=True)
-    print(table(found))
-    draw(found, options.out / "process_outcome.svg")
+            print(f"{name}, seed {seed}: {runs[-1][shown][-1]:.3f}", file=sys.stderr, flush=True)
+    return found, options.out
 
 
 # ---------------------------------------------------------------------- the task
