@@ -27,7 +27,7 @@ from posttrain.runtime.handover import hand_over
 from posttrain.runtime.process import settle
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
-PROMPTS, SAMPLES, THREADS, NEW = 8, 8, 2, 32
+PROMPTS, SAMPLES, NEW = 8, 8, 32
 
 
 def main() -> None:
@@ -37,10 +37,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--microbatch", type=int, default=64, help="rows in one forward and backward pass")
+    parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(THREADS)
+    settle(options.threads)
     tokenizer = load_tokenizer(options.model)
     speaks = Chat(tokenizer)
     engine = NativeEngine(
@@ -65,7 +66,7 @@ def main() -> None:
         print(json.dumps(steps[-1]), flush=True)
     result = {
         "what": "posttrain",
-        "settings": {"microbatch": options.microbatch, "seed": options.seed, "threads": THREADS},
+        "settings": {"microbatch": options.microbatch, "seed": options.seed, "threads": options.threads},
         "seconds": time.perf_counter() - begin,
         "steps": steps,
         "max_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

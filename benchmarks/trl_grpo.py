@@ -37,12 +37,11 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 
 PROMPTS, SAMPLES = 8, 8
-THREADS = 2
 
 
 def main() -> None:
     options = parse()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     recorder = Recorder(memory=options.memory)
     with tempfile.TemporaryDirectory() as output:
@@ -71,7 +70,7 @@ def main() -> None:
             "samples": SAMPLES,
             "microbatch": options.microbatch,
             "seed": options.seed,
-            "threads": THREADS,
+            "threads": options.threads,
             "weights": str(next(trainer.model.parameters()).dtype),
             "compute": options.compute,
             "loss_type": trainer.args.loss_type,
@@ -94,6 +93,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, required=True, help="of the prompts' order and of the samples")
     parser.add_argument("--microbatch", type=int, default=64, help="rows of one forward and backward pass")
     parser.add_argument("--compute", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     options = parser.parse_args()

@@ -54,9 +54,14 @@ CASES: dict[str, list[str]] = {
         "method.name=expert_iteration",
         "method.repeats=counted",
         "method.balance=unbalanced",
+        "method.reduction=per_sequence",
         *OFTEN,
     ],
-    "expert iteration, four rounds": ["method.name=expert_iteration", *ROUNDS],
+    "expert iteration, four rounds": [
+        "method.name=expert_iteration",
+        "method.reduction=per_sequence",
+        *ROUNDS,
+    ],
 }
 MEASURED = ("greedy", "pass@1", f"pass@{DRAWS}", "entropy")
 

@@ -17,9 +17,9 @@ from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.math import reduce, selection
 from posttrain.methods.imitation import ExpertIteration
+from posttrain.methods.table import EXPERT
 from posttrain.types import Batch, Outputs, Trajectory
 
-EXPERT = ExpertIteration(reduce.per_sequence, selection.every, selection.by_task)
 BEST = replace(EXPERT, keep=selection.best)
 Row = tuple[int, list[int], float]
 """A task, an answer's tokens, and its reward."""
@@ -59,8 +59,8 @@ def kept(method: ExpertIteration, batch: Batch) -> list[bool]:
 
 
 def weights(method: ExpertIteration, batch: Batch) -> list[float]:
-    """What each answer weighs, all its tokens together."""
-    return method.weight(method.prepare(batch)).sum(-1).tolist()
+    """What each answer weighs: each of its tokens alike."""
+    return method.weight(method.prepare(batch)).amax(-1).tolist()
 
 
 # ---------------------------------------------------------------- which answers
@@ -153,17 +153,19 @@ def test_the_choice_is_that_of_a_loop(rows: list[Row], accept: float, best: bool
 def test_balanced_tasks_weigh_the_same_and_nothing_else_changes(
     reduction: Callable[..., torch.Tensor], rows: list[Row]
 ) -> None:
-    """The sum of all weights stays, and so do the proportions within a task."""
+    """Each answer of a task is multiplied by the same, and all of a task by the same as those of another."""
     batch = EXPERT.prepare(batch_of(rows))
     plain = replace(EXPERT, reduction=reduction, balance=selection.unbalanced).weight(batch)
     even = replace(EXPERT, reduction=reduction).weight(batch)
-    torch.testing.assert_close(even.sum(), plain.sum())
-    shares = [even[batch.group == g].sum() for g in batch.group.unique() if plain[batch.group == g].any()]
-    for share in shares:
-        torch.testing.assert_close(share, shares[0])
-    for g in batch.group.unique():
-        one, other = (w[batch.group == g] / w[batch.group == g].sum().clamp(min=1e-9) for w in (plain, even))
-        torch.testing.assert_close(one, other)
+    chosen = plain.any(-1)
+    assert chosen.tolist() == even.any(-1).tolist()
+    factor = even.sum(-1)[chosen] / plain.sum(-1)[chosen]
+    torch.testing.assert_close(even[chosen], plain[chosen] * factor[:, None])
+    tasks = batch.group[chosen]
+    for g in tasks.unique():
+        of_task = factor[tasks == g]
+        torch.testing.assert_close(of_task, of_task[:1].expand_as(of_task))
+        torch.testing.assert_close(of_task.sum(), factor.new_tensor(len(tasks) / len(tasks.unique())))
 
 
 def test_equally_good_answers_share_what_any_one_of_them_would_have() -> None:

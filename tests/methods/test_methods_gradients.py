@@ -401,7 +401,7 @@ def klq(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 def expert_iteration(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
-    """Σ_tasks 1/D Σ_kept 1/(|K_task| |o_i|) ∇log π, D tasks with answers of R ≥ 1, none said twice."""
+    """Σ_tasks 1/D Σ_kept 1/|K_task| ∇log π, D tasks with answers of R ≥ 1, none said twice."""
     kept: Rows = {}
     said = set()
     for i, chosen in trained(batch).items():
@@ -411,9 +411,7 @@ def expert_iteration(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]
         said |= {words} if returns_of(batch)[i] >= 1 else set()
     of_task = Counter(int(batch.group[i]) for i in kept)
     return [
-        (i, t, 1 / len(of_task) / of_task[int(batch.group[i])] / len(chosen))
-        for i, chosen in kept.items()
-        for t in chosen
+        (i, t, 1 / len(of_task) / of_task[int(batch.group[i])]) for i, chosen in kept.items() for t in chosen
     ]
 
 

@@ -144,7 +144,7 @@ PUBLISHED: dict[str, dict[str, str | None]] = {
         "keep": "every",
         "repeats": "distinct",
         "balance": "by_task",
-        "reduction": "per_sequence",
+        "reduction": "per_row",
         "accept": "1",
     },
     "klq": {"reduction": "per_token", "beta": "0.1", "gamma": "1", "lam": "0.95"},

@@ -40,8 +40,9 @@ def accepted(returns: PerRow, accept: float) -> Rows:
 def distinct(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: Rows) -> Rows:
     """The rows of `among`, but for those whose trained tokens an earlier one of the same group has.
 
-    Repeated, the policy tends to all right answers alike, and stays as diverse as they are. Where answers
-    are so short that most are equal, a rare right one counts as much as the usual one, which loses by it.
+    Repeated with reduce.per_row, the policy tends to all right answers alike, and stays as diverse as they
+    are (`posttrain truth`). Where answers are so short that most are equal, a rare right one counts as much
+    as the usual one, which loses by it.
 
     Source: RFT, arXiv:2308.01825, which compares equations where this compares tokens.
 
@@ -61,7 +62,8 @@ def distinct(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: 
 def counted(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: Rows) -> Rows:
     """Every row of `among`: an answer counts as often as it was given.
 
-    Repeated, the policy tends to its own answers given that they are right, and soon to the likeliest alone.
+    Repeated with reduce.per_row, the policy is its first self given that it is right: after one round, and
+    in expectation ever after. What chance does to groups that are finite adds up, towards single answers.
 
     >>> counted(torch.tensor([[7], [7]]), torch.tensor([[True]] * 2), torch.tensor([0, 0]),
     ...         torch.tensor([True, True]))
@@ -112,23 +114,23 @@ def unbalanced(weight: PerToken, group: Group) -> PerToken:
 
 
 def by_task(weight: PerToken, group: Group) -> PerToken:
-    """w Σw / (Σ_{its group} w · tasks with a weight): every task with a kept answer counts the same.
+    """w n / (n_task · tasks): every task with a kept answer counts the same, n being the kept answers.
 
-    With every and counted the expected step is along Σ ∇log p over the tasks that have a kept answer, p the
-    chance that an answer is accepted: the rarer, the more one that is found counts.
+    With reduce.per_row, every and counted the expected step is along Σ ∇log p over the tasks that have a
+    kept answer, p the chance that an answer is accepted: the rarer, the more one that is found counts.
 
     Source: the end that the bound on answers a problem serves in ReST-EM, arXiv:2312.06585.
 
-    >>> by_task(torch.tensor([[0.25], [0.25], [0.5], [0.0]]), torch.tensor([0, 0, 1, 2]))
-    tensor([[0.2500],
-            [0.2500],
-            [0.5000],
+    >>> by_task(torch.tensor([[0.3], [0.3], [0.3], [0.0]]), torch.tensor([0, 0, 1, 2]))
+    tensor([[0.2250],
+            [0.2250],
+            [0.4500],
             [0.0000]])
     """
-    of_row = weight.double().sum(-1)
-    of_task = group_mean(of_row, group) * group_size(group)
-    tasks = len(torch.unique(group[of_row > 0]))
-    share = torch.where(of_task > 0, of_row.sum() / (of_task * max(tasks, 1)), torch.zeros_like(of_task))
+    kept = (weight > 0).any(-1)
+    of_task = group_mean(kept.double(), group) * group_size(group)
+    tasks = len(torch.unique(group[kept]))
+    share = kept.sum() / (of_task.clamp(min=1) * max(tasks, 1))
     return weight * share.to(weight)[:, None]
 
 

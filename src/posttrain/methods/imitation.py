@@ -36,6 +36,10 @@ class ExpertIteration(Imitation):
     task, and `keep` chooses among the rest. The advantage says which: 1 for a kept answer, 0 for any other.
     Rejection sampling is a single update of it, with a large rollout.groups and several epochs.
 
+    The reduction is per_row: then a kept answer counts as a whole, and the minimum of the loss is the
+    distribution of the kept answers. Under per_sequence a token of a short answer weighs more, and round
+    after round the policy comes nearer to its shortest right answer (`posttrain truth`).
+
     Source: Anthony et al. 2017, arXiv:1705.08439; for language models STaR, arXiv:2203.14465, and ReST,
     arXiv:2308.08998; seed 002.
     """

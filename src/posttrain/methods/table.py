@@ -79,7 +79,7 @@ TRPO_PENALTY = replace(TRPO, kl_from_old=1.0)
 KLQ = SoftQ(reduce.per_token)
 KLQ_OFFLINE = replace(KLQ, lam=0.0)
 SFT = Imitation(reduce.per_token)
-EXPERT = ExpertIteration(reduce.per_sequence, selection.every, selection.by_task)
+EXPERT = ExpertIteration(reduce.per_row, selection.every, selection.by_task)
 
 DPO = Preference(preference.log_ratio, preference.logistic)
 DPO_SFT = replace(DPO, sft_weight=1.0)

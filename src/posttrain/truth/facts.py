@@ -10,7 +10,7 @@ import torch
 from posttrain.math import advantages, corrections, kl, reduce
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import REINFORCE, RLOO
-from posttrain.truth import baselines, exact, preferences, rewards, soft, trust, values
+from posttrain.truth import baselines, exact, imitation, preferences, rewards, soft, trust, values
 from posttrain.truth.row import EXACT, Row, error, sine, verdict
 from posttrain.truth.world import World, short
 
@@ -24,7 +24,7 @@ def everything() -> list[Row]:
         *(trust.epochs, trust.clipping, caps, values.older),
         *(trust.region, values.shaping, soft.bellman, divergences),
         *(preferences.minima, preferences.pulls, preferences.certain, preferences.shift),
-        *(rewards.likelihood, rewards.choosing),
+        *(rewards.likelihood, rewards.choosing, imitation.fixed_points),
     )
     return [row for section in sections for row in section(world)]
 

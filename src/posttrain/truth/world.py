@@ -8,8 +8,6 @@ method's own prepare, weight and loss. Nothing is drawn, so what differs, differ
 
 import copy
 import itertools
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,12 +16,9 @@ from jaxtyping import Bool, Float, Int
 
 from posttrain.learner.forward import forward
 from posttrain.math import reduce
+from posttrain.truth.answers import Group, ended, fixed_length, group_chances
 from posttrain.truth.policy import Policy, tiny
 from posttrain.types import Batch, Method, Outputs, PerToken, Trajectory
-
-EOS = 1
-Group = tuple[int, ...]
-"""Numbers of answers that were drawn together, in rising order."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +118,7 @@ class World:
     def probabilities(self, size: int, policy: Policy | None = None) -> Float[torch.Tensor, "G"]:
         """Of each group, drawn from the policy or from another one."""
         p = self.known_logp(policy or self.policy).sum(1).exp()
-        groups = self.groups(size)
-        orders = [math.factorial(size) // math.prod(map(math.factorial, Counter(g).values())) for g in groups]
-        return torch.tensor(orders, dtype=torch.float64) * p[torch.tensor(groups)].prod(1)
+        return group_chances(p, self.groups(size))
 
     # --- what the code does
 
@@ -250,25 +243,6 @@ class World:
         g = -self.group_gradients(method, self.groups(size), drawn=drawn, anchor=anchor, value=value)
         mean = p @ g
         return Estimate(mean, float(p @ (g - mean).square().sum(1)) * size)
-
-
-def fixed_length(vocabulary: int, length: int) -> list[list[int]]:
-    """All answers of this many tokens.
-
-    >>> fixed_length(2, 2)
-    [[0, 0], [0, 1], [1, 0], [1, 1]]
-    """
-    return [list(a) for a in itertools.product(range(vocabulary), repeat=length)]
-
-
-def ended(vocabulary: int, length: int) -> list[list[int]]:
-    """All answers that stop at the end token, 1, or after this many tokens.
-
-    >>> ended(2, 2)
-    [[0, 0], [0, 1], [1]]
-    """
-    cut = {tuple(a[: a.index(EOS) + 1] if EOS in a else a) for a in fixed_length(vocabulary, length)}
-    return [list(a) for a in sorted(cut)]
 
 
 def even() -> World:
