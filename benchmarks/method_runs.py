@@ -1,9 +1,9 @@
 """The demo's task with one method after the other: accuracy, wall time and peak memory of whole runs.
 
-Every run is `posttrain train recipes/arithmetic_grpo.toml` with the changes below, 64 answers an update, in a
-process of its own. Methods that compare answers see 4 tasks 16 times and drop groups that are all alike; the
-others see 16 tasks 4 times and keep all. A run that is already there is not made again, so the table can be
-made in several sittings.
+Every run is `posttrain train recipes/methods/NAME.toml`, 64 answers an update, in a process of its own.
+Methods that compare answers see 8 tasks 8 times and drop groups that are all alike; the others see 16 tasks 4
+times and keep all. A run that is already there is not made again, so the table can be made in several
+sittings, and by two processes that share the folder.
 
     python benchmarks/method_runs.py --seeds 3 --updates 56 --out runs/methods
 """
@@ -18,28 +18,22 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RECIPE = ROOT / "recipes" / "arithmetic_grpo.toml"
-SINGLE = ["rollout.groups=16", "rollout.group_size=4", "rollout.select=all"]
-CASES: dict[str, list[str]] = {
-    "reinforce": ["method.name=reinforce", *SINGLE],
-    "rloo": ["method.name=rloo"],
-    "reinforce_pp": ["method.name=reinforce_pp", *SINGLE],
-    "a2c": ["method.name=a2c", *SINGLE],
-    "ppo, shared critic": ["method.name=ppo", *SINGLE],
-    "ppo, own critic": ["method.name=ppo", "critic.kind=own", "critic.lr=2e-5", *SINGLE],
-    "trpo on LoRA": [
-        "method.name=trpo",
-        "method.entropy_bonus=",
-        "lora.rank=16",
-        "model.dtype=float32",
-        *(f"optim.{key}=" for key in ("lr", "schedule", "warmup_steps")),
-    ],
-    "grpo": ["method.name=grpo"],
-    "dr_grpo": ["method.name=dr_grpo"],
-    "dapo": ["method.name=dapo"],
-    "gspo": ["method.name=gspo"],
-    "cispo": ["method.name=cispo"],
+DEMO = ROOT / "recipes" / "arithmetic_grpo.toml"
+RECIPES = {
+    "reinforce": "REINFORCE",
+    "rloo": "RLOO",
+    "reinforce_pp": "REINFORCE++",
+    "a2c": "A2C",
+    "ppo": "PPO, shared critic",
+    "ppo_own_critic": "PPO, own critic",
+    "trpo": "TRPO on LoRA",
+    "grpo": "GRPO",
+    "dr_grpo": "Dr. GRPO",
+    "dapo": "DAPO",
+    "gspo": "GSPO",
+    "cispo": "CISPO",
 }
+"""recipes/methods/NAME.toml, and what the table calls it; GRPO is the demo."""
 
 
 def main() -> None:
@@ -47,13 +41,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=56)
-    parser.add_argument("--only", action="append", choices=list(CASES), help="these methods alone")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, in each run")
+    parser.add_argument("--only", action="append", choices=list(RECIPES), help="these methods alone")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    for seed in range(options.seeds):
-        for name in options.only or CASES:
-            run(name, seed, options.updates, options.out)
-    found = {name: read(name, options.out) for name in CASES}
+    for seed in range(options.first, options.first + options.seeds):
+        for name in options.only or RECIPES:
+            run(name, seed, [f"run.updates={options.updates}", f"run.threads={options.threads}"], options.out)
+    found = {shown: read(name, options.out) for name, shown in RECIPES.items()}
     print("| method | seeds | before | after (range) | seconds | peak GiB |\n|---|---|---|---|---|---|")
     for name, runs in found.items():
         if runs:
@@ -89,18 +85,14 @@ def draw(found: dict[str, list[dict[str, Any]]], out: Path) -> None:
     figure.savefig(out)
 
 
-def folder(name: str, seed: int, out: Path) -> Path:
-    """Where a run lies."""
-    return out / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
-
-
-def run(name: str, seed: int, updates: int, out: Path) -> None:
+def run(name: str, seed: int, changes: list[str], out: Path) -> None:
     """Makes a run, unless it is there; its peak of resident memory goes into peak.json."""
-    place = folder(name, seed, out)
+    place = out / f"{name}-{seed}"
     if (place / "peak.json").exists():
         return
-    words = [sys.executable, "-m", "posttrain", "train", str(RECIPE), "--run-dir", str(place), "--quiet"]
-    for change in [*CASES[name], f"run.seed={seed}", f"run.updates={updates}"]:
+    recipe = DEMO if name == "grpo" else ROOT / "recipes" / "methods" / f"{name}.toml"
+    words = [sys.executable, "-m", "posttrain", "train", str(recipe), "--run-dir", str(place), "--quiet"]
+    for change in [f"run.seed={seed}", *changes]:
         words += ["--set", change]
     started = subprocess.Popen(words, cwd=ROOT)
     _, status, used = os.wait4(started.pid, 0)
@@ -113,7 +105,7 @@ def run(name: str, seed: int, updates: int, out: Path) -> None:
 def read(name: str, out: Path) -> list[dict[str, Any]]:
     """What the finished runs of a method came to, by seed."""
     found = []
-    for peak in sorted(out.glob(f"{folder(name, 0, out).name[:-1]}[0-9]/peak.json")):
+    for peak in sorted(out.glob(f"{name}-[0-9]/peak.json")):
         lines = [json.loads(x) for x in (peak.parent / "metrics.jsonl").read_text().splitlines()]
         scored = [x["eval/accuracy"] for x in lines if "eval/accuracy" in x]
         found.append(
