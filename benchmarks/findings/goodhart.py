@@ -3,8 +3,10 @@
 The reference answers 8 questions (tiny.py). A judge compares 384 pairs of its answers: P(a preferred to b) is
 σ(2 (gold of a - gold of b) + 0.4 (letters of a - letters of b)), so longer answers win more often than they
 should. `reward` learns one model from all pairs, and five from bootstraps of them. GRPO then learns from one,
-from the least of the five, or from one with a KL penalty. Two more runs have a judge who is blind to length.
-Gold, proxy and KL(π ‖ π_ref) are exact. A proxy has mean 0 and deviation 1 over answers of the reference.
+from the least of the five, from one with a KL penalty, or from one that is trained again three times: on 192
+pairs at first, and each time on 64 more, of the policy as it then is, 384 in all. More runs have a judge who
+is blind to length. Gold, proxy and KL(π ‖ π_ref) are exact. A proxy has mean 0 and deviation 1 over answers of
+the reference.
 
     python benchmarks/findings/goodhart.py --seeds 5 --out runs/goodhart
 """
@@ -13,6 +15,7 @@ import argparse
 import json
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from tiny import (
     drawn_pairs,
     frontier,
     gold_of,
+    joined,
     kl_of,
     likelihoods,
     mean_of,
@@ -49,13 +53,19 @@ PAIRS, FRESH, MEMBERS, RM_EPOCHS, RM_LR = 384, 4096, 5, 4, 3e-3
 SURE, LONGER = 2.0, 0.4
 """How much the judge's log-odds rise with a unit of gold, and with a letter."""
 UPDATES, ANSWERS, LR, KL_WEIGHT = 160, 16, 1e-3, 0.2
+EVERY_UPDATES, FIRST, LATER = 40, 192, 64
+"""When a reward model is trained again, the pairs that it begins with, and those that are added each time."""
+Proxies = Callable[[Table], Table]
+"""The proxy from an update on, by what the policy is then."""
 LETTERS_OF = LENGTH.double().expand(QUESTIONS, COUNT)
 CASES: dict[str, tuple[str, str, float]] = {
     "one reward model": ("length", "one", 0.0),
     "least of five": ("length", "least", 0.0),
     f"one, KL penalty {KL_WEIGHT:g}": ("length", "one", KL_WEIGHT),
+    "one, trained again": ("length", "again", 0.0),
     "judge blind to length: one": ("blind", "one", 0.0),
     "judge blind to length: least of five": ("blind", "least", 0.0),
+    "judge blind to length: one, trained again": ("blind", "again", 0.0),
 }
 """Case: (judge, which proxy, weight of the KL penalty)."""
 
@@ -101,7 +111,7 @@ def run(seed: int) -> dict[str, Any]:
     pairs, fresh = drawn_pairs(logp_ref, PAIRS, chance), drawn_pairs(logp_ref, FRESH, chance)
     fresh = fresh.turned(fresh.gap(gold) < 0)
     lots = torch.rand(PAIRS + FRESH, generator=chance, dtype=torch.float64)
-    proxies: dict[tuple[str, str], Table] = {}
+    proxies: dict[tuple[str, str], Proxies] = {}
     judges = {"gold": compared(gold, fresh)}
     for judge, longer in (("length", LONGER), ("blind", 0.0)):
         taste, tag = SURE * gold + longer * LETTERS_OF, {"length": "", "blind": ", blind to length"}[judge]
@@ -111,10 +121,11 @@ def run(seed: int) -> dict[str, Any]:
         draws = [torch.arange(PAIRS)]
         draws += [torch.randint(PAIRS, (PAIRS,), generator=chance) for _ in range(MEMBERS)]
         scores = [scaled(reward_model(model, learnt.at(each), seed), logp_ref) for each in draws]
-        proxies[judge, "one"] = scores[0]
-        proxies[judge, "least"] = scaled(torch.stack(scores[1:]).amin(0), logp_ref)
+        least = scaled(torch.stack(scores[1:]).amin(0), logp_ref)
+        proxies[judge, "one"], proxies[judge, "least"] = always(scores[0]), always(least)
+        proxies[judge, "again"] = again(model, learnt.at(torch.arange(FIRST)), taste, logp_ref, seed)
         judges[f"one reward model{tag}"] = compared(scores[0], fresh)
-        judges[f"least of five{tag}"] = compared(proxies[judge, "least"], fresh)
+        judges[f"least of five{tag}"] = compared(least, fresh)
     paths = {}
     for name, (judge, which, weight) in CASES.items():
         paths[name] = optimised(model, proxies[judge, which], gold, logp_ref, weight, seed)
@@ -122,6 +133,28 @@ def run(seed: int) -> dict[str, Any]:
         print(f"seed {seed}, {name}: gold {end['gold']:.2f}, KL {end['kl']:.2f}", flush=True)
     best = [point for point in frontier(logp_ref, gold) if point[0] < 9]
     return {"judges": judges, "paths": paths, "best": best}
+
+
+def always(score: Table) -> Proxies:
+    """A reward model that is never trained again."""
+    return lambda logp: score
+
+
+def again(model: LlamaForCausalLM, first: Pairs, taste: Table, logp_ref: Table, seed: int) -> Proxies:
+    """A reward model of these pairs, and each time after that of more, which the policy of then gave."""
+    known: list[Pairs] = []
+    chance = torch.Generator().manual_seed(6000 + seed)
+
+    def learnt(logp: Table) -> Table:
+        if known:
+            fresh = drawn_pairs(logp, LATER, chance)
+            lots = torch.rand(LATER, generator=chance, dtype=torch.float64)
+            known.append(fresh.turned(lots > fresh.gap(taste).sigmoid()))
+        else:
+            known.append(first)
+        return scaled(reward_model(model, joined(known), seed), logp_ref)
+
+    return learnt
 
 
 def reward_model(model: LlamaForCausalLM, pairs: Pairs, seed: int) -> Table:
@@ -168,13 +201,15 @@ def agreed(margin: torch.Tensor, fresh: Pairs) -> dict[str, float]:
 
 
 def optimised(
-    model: LlamaForCausalLM, proxy: Table, gold: Table, logp_ref: Table, weight: float, seed: int
+    model: LlamaForCausalLM, proxies: Proxies, gold: Table, logp_ref: Table, weight: float, seed: int
 ) -> list[dict[str, float]]:
     """What the policy is before each update of GRPO, and at the end."""
     trainee = Trainee(model, build("grpo", {"kl_in_loss": weight}, horizon=LONGEST), LR)
     reference, draw, path = Trainee(model, trainee.method, LR), torch.Generator().manual_seed(5000 + seed), []
     for update in range(UPDATES + 1):
         logp = likelihoods(trainee.model)
+        if update % EVERY_UPDATES == 0 and update < UPDATES:
+            proxy = proxies(logp)
         at = {"gold": gold, "proxy": proxy, "letters": LETTERS_OF}
         path.append({key: mean_of(table, logp) for key, table in at.items()} | {"kl": kl_of(logp, logp_ref)})
         if update < UPDATES:
@@ -201,10 +236,10 @@ def draw(found: list[dict[str, Any]], out: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 4, figsize=(15, 4.2))
+    figure, axes = pyplot.subplots(1, 5, figsize=(18, 4.2))
     names, colours = list(CASES), pyplot.colormaps["tab10"]
-    shown = [(names[0], names[3]), (names[1], names[4]), (names[2],)]
-    for place, cases in zip(axes[:3], shown, strict=True):
+    shown = [(names[0], names[4]), (names[1], names[5]), (names[2],), (names[3], names[6])]
+    for place, cases in zip(axes[:4], shown, strict=True):
         for n, name in enumerate(cases):
             for key, style in (("gold", "-"), ("proxy", "--")):
                 lines(place, found, name, key, style, colours(3 * n), f"{key}{', blind judge' * n}")
@@ -216,9 +251,9 @@ def draw(found: list[dict[str, Any]], out: Path) -> None:
         place.set(title=cases[0], xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(-1.4, 3))
         place.legend(frameon=False, fontsize="small", loc="upper left")
     for n, name in enumerate(names):
-        lines(axes[3], found, name, "letters", "-", colours(n), name)
-    axes[3].set(title="letters of an answer", xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(2, 7.5))
-    axes[3].legend(frameon=False, fontsize="small", loc="upper left")
+        lines(axes[4], found, name, "letters", "-", colours(n), name)
+    axes[4].set(title="letters of an answer", xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(2, 7.5))
+    axes[4].legend(frameon=False, fontsize="small", loc="upper left")
     for place in axes:
         place.grid(alpha=0.25)
         place.spines[["top", "right"]].set_visible(False)

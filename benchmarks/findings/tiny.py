@@ -9,6 +9,7 @@ are quicker padded than packed.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -241,6 +242,11 @@ class Pairs:
             else:
                 groups.append(tuple(_row(x, said, worth) for said, worth in sides))
         return Batch.of(*numbered(groups))
+
+
+def joined(parts: Sequence[Pairs]) -> Pairs:
+    """All of these comparisons."""
+    return Pairs(*(torch.cat([getattr(part, name) for part in parts]) for name in ("asked", "won", "lost")))
 
 
 def drawn_pairs(logp: Table, number: int, draw: torch.Generator) -> Pairs:

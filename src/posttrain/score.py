@@ -69,7 +69,7 @@ def score(
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     process.settle()
     chosen, adapter, start, usual = _policy(target, dtype)
-    origin = replace(chosen, model=replace(chosen.model, path=reference)) if reference else start
+    origin = replace(chosen, model=replace(chosen.model, path=reference)) if reference else _held_to(start)
     if origin is None:
         what = "log π/π_ref needs the model that the policy was trained from"
         raise UserError(what, where="--reference", mend="name it, or score a run directory")
@@ -115,6 +115,13 @@ def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None
         )
     model = replace(model, path=recipe.model.path, chat_template=recipe.model.chat_template)
     return replace(chosen, model=model), adapter, found.recipe, beta
+
+
+def _held_to(start: Recipe | None) -> Recipe | None:
+    """What a run's reference is read with: the recipe, and the model that it names for it, if it does."""
+    if start is None or not start.reference.path:
+        return start
+    return replace(start, model=replace(start.model, path=start.reference.path, random_init=False))
 
 
 def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:

@@ -115,6 +115,21 @@ def test_evaluation_is_greedy_on_tasks_that_are_never_trained(run_cli, online, w
     assert not tasks[True] & tasks[False]
 
 
+@pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 2}}], ids=["whole", "lora"])
+def test_a_policy_may_be_held_to_another_model_than_its_start(
+    run_cli, online, write, able, make_model, tmp_path, lora
+):
+    """In the first update the KL is that of the start from the model that is named."""
+    plain = {"model": {"path": str(able)}, "method": {"kl_in_loss": 0.1}, "run": {"updates": 1}} | lora
+    found = {}
+    for name, path in (("itself", able), ("another", make_model(seed=5)), ("unsaid", None)):
+        recipe = write(online, plain | ({"reference": {"path": str(path)}} if path else {}), name)
+        assert run_cli("train", recipe, "--run-dir", tmp_path / name, "--quiet").code == 0
+        found[name] = lines(tmp_path / name)[-1]["kl/ref"]
+    assert found["itself"] == found["unsaid"] == pytest.approx(0, abs=1e-6)
+    assert found["another"] > 0.1
+
+
 def documented() -> dict[str, str]:
     """Names of the table in docs/metrics.md, with their units."""
     rows = re.findall(r"^\| `([^`]+)` \| ([^|]+?) \|", DOCS.read_text(), re.MULTILINE)

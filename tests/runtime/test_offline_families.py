@@ -339,6 +339,36 @@ def test_a_reference_that_follows_every_update_leaves_no_margin(run_cli, family,
     assert [line["loss"] for line in moved] == pytest.approx([0.6931] * 4, abs=1e-3)
 
 
+@pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 2}, "optim": {"lr": 0.05}}], ids=["whole", "lora"])
+def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path, lora):
+    """Its margin is there before the first step, is that of `posttrain score`, and outlives a resume."""
+    other, over = make_model(seed=5), SHORT | lora | {"method": {"beta": 0.5}}
+    own = train(run_cli, family("dpo", over), tmp_path / "own")
+    recipe = family("dpo", over | {"reference": {"path": str(other)}})
+    run = train(run_cli, recipe, tmp_path / "run")
+    assert lines(own)[1]["rewards/margin"] == pytest.approx(0, abs=1e-5)
+    assert abs(lines(run)[1]["rewards/margin"]) > 0.01
+    begun, data = config.read(recipe).tables["model"]["path"], config.read(recipe).tables["task"]["data"]
+    named = run_cli("score", begun, data["path"], "--reference", other, "--beta", "0.5", "--json")
+    met = load_file(run / REFERENCE)
+    theirs = [json.loads(line)["implicit"] for line in named.out.splitlines()]
+    gaps = [a - b for a, b in zip(theirs[::2], theirs[1::2], strict=True)]
+    assert min(gaps) < lines(run)[1]["rewards/margin"] < max(gaps)
+    # Scoring the run takes its recipe's reference, not its start.
+    known, told = (
+        run_cli("score", run, data["path"], *more, "--json").out for more in ((), ("--reference", other))
+    )
+    assert known == told != run_cli("score", run, data["path"], "--reference", begun, "--json").out
+    for step in (3, 4):
+        shutil.rmtree(run / "checkpoints" / f"step_{step:06d}")
+    (run / REFERENCE).unlink()
+    whole = tmp_path / "whole"
+    train(run_cli, recipe, whole)
+    train(run_cli, recipe, run, "--resume")
+    assert all(torch.equal(load_file(run / REFERENCE)[key], met[key]) for key in met)
+    assert_same(run, whole)
+
+
 # ---------------------------------------------------------------- what comes after a reward model
 
 

@@ -9,8 +9,10 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """When the reference policy follows the one that is trained."""
+    """Which policy the trained one is held to, and when that follows it."""
 
+    path: str = ""
+    """Where it lies, as model.path; empty takes the policy that the run starts from."""
     refresh_every: int = 0
     """Updates between refreshes; 0 keeps the start of the run."""
     keep: float = 0.0

@@ -24,7 +24,7 @@ from posttrain.verifiers.combine.penalties import Repetition
 
 ANY = VerifierChoice(repetition=Repetition())
 """In place of a verifier that cannot be made yet: one that asks nothing of a task."""
-STOOD_IN = ("model", "critic")
+STOOD_IN = ("model", "critic", "reference")
 """Tables in which the model that a stage starts from may stand in for the one that it makes."""
 
 
@@ -81,7 +81,7 @@ def _check_recipe(
     if "verifier" in waits:
         recipe = replace(recipe, verifier=ANY)
     try:
-        if _unknown(recipe.model.path) or _unknown(recipe.critic.path):
+        if any(_unknown(table.path) for table in (recipe.model, recipe.critic, recipe.reference)):
             ask(recipe)
             return {}
         resolve(recipe.model.path, say=say)

@@ -1,19 +1,12 @@
-"""What an offline method trains on, and what a frozen reference says of it."""
+"""What an offline method trains on."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from posttrain.data.corpus import Corpus, Text, load_corpus
-from posttrain.learner import forward
-from posttrain.learner.learner import Learner
 from posttrain.runtime.ask import Asked
-from posttrain.runtime.journal import Journal
-from posttrain.runtime.policy import Policy, Say, weights_of
+from posttrain.runtime.policy import Policy, Say
 from posttrain.runtime.rows import Group, Shaper, Singles
-from posttrain.runtime.scored import Scored, scored
-from posttrain.runtime.stream import Stream
-from posttrain.types import Batch, PerToken, UserError
+from posttrain.types import UserError
 
 
 def groups_of(asked: Asked, policy: Policy, say: Say) -> tuple[Sequence[Group], Sequence[Group], int]:
@@ -40,51 +33,3 @@ def bytes_of(groups: Sequence[Group], limit: int) -> float:
     """Bytes of the text that the first rows predict; 0 where they are no text."""
     corpus = groups.rows if isinstance(groups, Singles) else None
     return corpus.utf8_bytes(range(min(limit, len(corpus)))) if isinstance(corpus, Corpus) else 0.0
-
-
-def scores_once(asked: Asked) -> bool:
-    """Whether the reference's log-probabilities are computed once, before the first update."""
-    fixed = not asked.online and not asked.method.probes and not asked.recipe.reference.refresh_every
-    return fixed and "logp_ref" in asked.method.needs
-
-
-def needs_copy(asked: Asked) -> bool:
-    """Whether a frozen copy of the model is held as the reference while the run trains."""
-    asks = "logp_ref" in asked.method.needs
-    return asks and not asked.recipe.lora.rank and not scores_once(asked)
-
-
-def reference_of(
-    asked: Asked,
-    policy: Policy,
-    groups: Sequence[Group],
-    held_out: Sequence[Group],
-    *,
-    file: Path,
-    learner: Learner,
-    journal: Journal,
-) -> Scored | None:
-    """The reference's log-probabilities of every row that the run will meet, if they are computed once."""
-    recipe = asked.recipe
-    if not scores_once(asked):
-        return None
-    order = Stream(range(len(groups)), seed=recipe.run.seed)
-    met = {order.take()[1] for _ in range(recipe.run.updates * recipe.batch.batch_size)}
-    wanted = [groups[i] for i in sorted(met)] + list(held_out)
-
-    fresh: Any = None
-
-    def score(batch: Batch) -> PerToken:
-        nonlocal fresh
-        if recipe.lora.rank:
-            return learner.score_reference(batch).logp
-        if not learner.step_count:
-            # Before the first step the policy is its own reference; a resumed one is not any more.
-            return learner.score(batch).logp
-        fresh = weights_of(recipe, policy) if fresh is None else fresh
-        return forward.scored(fresh, batch, 1.0, learner.microbatch_tokens).logp
-
-    with journal.timed("reference"):
-        return scored(
-            file, wanted, score, lambda done, total: journal.show("reference", {"done": done, "total": total})
-        )

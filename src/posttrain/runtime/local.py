@@ -18,13 +18,14 @@ from posttrain.runtime import saving
 from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.critics import critic_of, critic_shape, head_class
 from posttrain.runtime.curriculum import Supply, supply
-from posttrain.runtime.dataset import bytes_of, groups_of, needs_copy, reference_of, scores_once
+from posttrain.runtime.dataset import bytes_of, groups_of
 from posttrain.runtime.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.plan import Memory, Shape, estimate, free_memory, gib, microbatch
 from posttrain.runtime.policy import Policy, Say, surroundings, weights_of
 from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.reference import held, held_size, reference_of, scores_once
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rows import Group
@@ -116,7 +117,7 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": needs_copy(asked),
+        "reference": held_size(asked, policy, say),
         "reference_follows": bool(recipe.reference.refresh_every),
         "critic": critic_shape(asked, policy, say),
         "natural": asked.line.step == "trust_region",
@@ -328,7 +329,7 @@ def _learner(chosen: Plan, state: Mapping[str, Any]) -> Learner:
         optim=recipe.optim,
         steps=recipe.steps,
         lora=recipe.lora,
-        reference=weights_of(recipe, policy) if needs_copy(asked) else None,
+        reference=held(asked, policy),
         brings_reference=scores_once(asked),
         refresh=recipe.reference,
         critic=critic_of(asked, policy, model) if asked.method.needs & {"value", "head"} else None,

@@ -73,7 +73,7 @@ def estimate(
     checkpointing: bool = False,
     sampler_rows: int = 0,
     sampler_length: int = 0,
-    reference: bool = False,
+    reference: int = 0,
     reference_follows: bool = False,
     critic: Shape | None = None,
     natural: bool = False,
@@ -81,7 +81,8 @@ def estimate(
     """The memory of a run, in bytes.
 
     Weights count in the compute type; masters, summed gradients and AdamW's two moments in float32
-    for each trained weight. Activations are those that the backward pass of one microbatch reads.
+    for each trained weight. `reference` is the number of weights of a frozen policy that is held.
+    Activations are those that the backward pass of one microbatch reads.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
@@ -103,7 +104,7 @@ def estimate(
         cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
         parts["key-value cache"] = sampler_rows * sampler_length * cached
     if reference:
-        parts["reference policy"] = weights + (4 * shape.parameters if reference_follows else 0)
+        parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference
     if critic:
         # A model of its own, trained whole: weights, masters where they differ, gradients and moments.
         parts["critic"] = (size + (16 if size < 4 else 12)) * critic.parameters

@@ -94,3 +94,28 @@ def with_layouts(model: Any, where: str) -> Any:
     except ValueError as error:
         raise UserError(str(error), where=where, mend="take a Llama, Qwen, Gemma or Mistral") from None
     return model
+
+
+def beside(
+    named: str, key: str, policy: Policy, say: Say = pretrained.silent, *, scores: bool = False
+) -> Path:
+    """The directory of a second model that reads the policy's tokens, named by this key of the recipe.
+
+    UserError if there is none, or its vocabulary is another. With `scores` it may be a reward model.
+    """
+    who = f"the {key.partition('.')[0]}'s model"
+    try:
+        path = pretrained.resolve(named, say=say)
+        config = pretrained.load_config(path, scores=scores)
+    except UserError as error:
+        where, mend = (text.replace("model.path", key) for text in (error.where, error.mend))
+        raise UserError(error.what, where=where, mend=mend) from None
+    mend = "take a model with the same tokenizer"
+    if config.get_text_config().vocab_size != policy.config.get_text_config().vocab_size:
+        raise UserError(f"{who} has another vocabulary than the policy's", where=key, mend=mend)
+    theirs = pretrained.load_tokenizer(path).get_vocab()
+    other = [token for token, at in policy.tokenizer.get_vocab().items() if theirs.get(token) != at]
+    if other:
+        what = f"{who} was trained with another tokenizer: {len(other)} tokens differ, first {min(other)!r}"
+        raise UserError(what, where=key, mend=mend)
+    return path

@@ -1,0 +1,87 @@
+"""Where a reference policy comes from: the start of the run or another model, held, or asked beforehand."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.learner import forward, pretrained
+from posttrain.learner.learner import Learner
+from posttrain.runtime.ask import Asked
+from posttrain.runtime.journal import Journal
+from posttrain.runtime.policy import Policy, Say, beside, weights_of, with_layouts
+from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.rows import Group
+from posttrain.runtime.scored import Scored, scored
+from posttrain.runtime.stream import Stream
+from posttrain.types import Batch, PerToken
+
+
+def scores_once(asked: Asked) -> bool:
+    """Whether the reference's log-probabilities are computed once, before the first update."""
+    fixed = not asked.online and not asked.method.probes and not asked.recipe.reference.refresh_every
+    return fixed and "logp_ref" in asked.method.needs
+
+
+def _held(asked: Asked) -> bool:
+    """Whether a frozen model is held as the reference while the run trains."""
+    recipe = asked.recipe
+    asks = "logp_ref" in asked.method.needs
+    return asks and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(asked)
+
+
+def held_size(asked: Asked, policy: Policy, say: Say) -> int:
+    """Parameters of the frozen model that is held, 0 for none; UserError for a model that cannot be one."""
+    named = asked.recipe.reference.path
+    path = beside(named, "reference.path", policy, say) if named else policy.path
+    return pretrained.parameter_count(pretrained.load_config(path)) if _held(asked) else 0
+
+
+def held(asked: Asked, policy: Policy) -> Any:
+    """The reference policy, where a frozen model is held."""
+    return _weights(asked.recipe, policy) if _held(asked) else None
+
+
+def _weights(recipe: Recipe, policy: Policy) -> Any:
+    """The model that the recipe names as the reference, or the one that the run starts from."""
+    if not recipe.reference.path:
+        return weights_of(recipe, policy)
+    path = beside(recipe.reference.path, "reference.path", policy)
+    model = pretrained.load_model(path, dtype=policy.dtype, device=policy.device)
+    return with_layouts(model, "reference.path")
+
+
+def reference_of(
+    asked: Asked,
+    policy: Policy,
+    groups: Sequence[Group],
+    held_out: Sequence[Group],
+    *,
+    file: Path,
+    learner: Learner,
+    journal: Journal,
+) -> Scored | None:
+    """The reference's log-probabilities of every row that the run will meet, if they are computed once."""
+    recipe = asked.recipe
+    if not scores_once(asked):
+        return None
+    order = Stream(range(len(groups)), seed=recipe.run.seed)
+    met = {order.take()[1] for _ in range(recipe.run.updates * recipe.batch.batch_size)}
+    wanted = [groups[i] for i in sorted(met)] + list(held_out)
+
+    fresh: Any = None
+
+    def score(batch: Batch) -> PerToken:
+        nonlocal fresh
+        elsewhere = bool(recipe.reference.path)
+        if recipe.lora.rank and not elsewhere:
+            return learner.score_reference(batch).logp
+        if not learner.step_count and not elsewhere:
+            # Before the first step the policy is its own reference; a resumed one is not any more.
+            return learner.score(batch).logp
+        fresh = _weights(recipe, policy) if fresh is None else fresh
+        return forward.scored(fresh, batch, 1.0, learner.microbatch_tokens).logp
+
+    with journal.timed("reference"):
+        return scored(
+            file, wanted, score, lambda done, total: journal.show("reference", {"done": done, "total": total})
+        )
