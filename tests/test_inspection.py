@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from posttrain.learner import checkpoint
+from posttrain.learner.rounding import spread
 from posttrain.loading import quiet
 from posttrain.math.spectrum import effective_rank, energy_rank, participation_rank, stable_rank
 from posttrain.toml import dump
@@ -187,7 +188,7 @@ def test_every_matrix_of_a_run_against_its_definition(
     found = inspected(run)
     assert found.keys() == {n for n, w in end.items() if w.ndim == 2}
     for name, line in found.items():
-        began = start[name].to(getattr(torch, dtype)).float()
+        began = spread(name, start[name].to(getattr(torch, dtype)))
         assert len(line["singular_values"]) == 5
         agrees(line, end[name] - began, began)
     assert min(line["norm"] for line in found.values()) > 0

@@ -22,6 +22,7 @@ from posttrain import training
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import lora, pretrained
 from posttrain.learner.forward import scored
+from posttrain.learner.rounding import spread
 from posttrain.math import preference
 from posttrain.methods.build import build
 from posttrain.methods.choices import function
@@ -139,12 +140,15 @@ def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
 def _logp(recipe: Recipe, policy: Policy, groups: Sequence[Group], adapter: Path | None = None) -> PerRow:
     """log π(y | x) of every row, summed over its tokens, of what the recipe's training begins with.
 
-    Its weights are first rounded to the recipe's dtype, as the masters were, and then to the policy's.
+    Those are weights of the recipe's dtype, or the masters that begin behind them, in the policy's dtype.
     """
     path, wide = pretrained.resolve(recipe.model.path), policy.dtype == torch.float32
     first = getattr(torch, recipe.model.dtype) if wide else policy.dtype
     model = weights_of(recipe, replace(policy, path=path, dtype=first))
-    model = model.float() if wide else model
+    if wide:
+        for name, parameter in model.named_parameters():
+            # Under an adapter the weights themselves stay, and have no masters.
+            parameter.data = parameter.data.float() if recipe.lora.rank else spread(name, parameter)
     model = lora.with_saved_adapter(model, adapter) if adapter else model
     found = []
     for start in range(0, len(groups), AT_ONCE):

@@ -16,6 +16,7 @@ from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import MasterWeights, Optim
 from posttrain.learner.reference import Follower, Reference
+from posttrain.learner.rounding import spread
 from posttrain.methods.table import A2C, GRPO, LEARNED, PPO, PPO_PENALTY, RLOO
 from posttrain.types import Batch
 
@@ -287,7 +288,7 @@ def test_the_count_of_steps_is_shown_where_there_could_be_several(llama: Make, r
 def test_an_average_in_bfloat16_loses_no_small_step(llama: Make) -> None:
     """w_n = w + (w_0 - w) keep^n; each step is far below half a unit in bfloat16's last place."""
     model = llama(0).bfloat16()
-    start = {n: p.detach().float().clone() for n, p in model.named_parameters()}
+    start = {n: spread(n, p) for n, p in model.named_parameters()}
     goal = {n: p * 1.01 + 1e-4 for n, p in start.items()}
     follower = Follower(model, Reference(refresh_every=1, keep=0.99))
     naive = {n: p.detach().clone() for n, p in model.named_parameters()}

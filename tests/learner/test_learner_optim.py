@@ -14,6 +14,7 @@ from posttrain.learner.forward import forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import MasterWeights, Optim, adamw, learning_rate
 from posttrain.learner.pack import microbatches
+from posttrain.learner.rounding import spread
 from posttrain.math import reduce
 from posttrain.methods.table import REINFORCE, SFT
 from posttrain.types import Batch, RunError
@@ -133,7 +134,7 @@ def test_bfloat16_trains_on_gradients_and_weights_kept_in_float32(llama: Make, r
     config = Optim(lr=1e-3, weight_decay=0.1, max_grad_norm=0.0)
     rounded = llama(0).bfloat16()
     learner = Learner(copy.deepcopy(rounded), SFT, optim=config, steps=Steps(microbatch_tokens=9))
-    shadow = {n: p.detach().float().clone() for n, p in rounded.named_parameters()}
+    shadow = {n: spread(n, p) for n, p in rounded.named_parameters()}
     optimizer = torch.optim.AdamW(
         [
             {"params": [m for m in shadow.values() if m.ndim > 1], "weight_decay": 0.1},
@@ -184,8 +185,10 @@ def test_a_step_of_a_millionth_is_not_lost() -> None:
         optimizer.step()
         weights.publish()
         weights.zero_grad()
-    torch.testing.assert_close(weights.masters[0], torch.full((4, 4), 1 - 3e-3), rtol=0, atol=1e-4)
-    assert torch.equal(weight, torch.full((4, 4), 1 - 2**-8).bfloat16())  # the neighbour below 1
+    wanted = spread("weight", torch.ones(4, 4, dtype=torch.bfloat16)) - 3e-3
+    # Above 1 a float32 has steps of 1.2e-7, so that each of the 3000 may be rounded by a twentieth.
+    torch.testing.assert_close(weights.masters[0], wanted, rtol=0, atol=2e-4)
+    assert torch.equal(weight, weights.masters[0].bfloat16())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -23,6 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from posttrain.learner.rounding import spread
 from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
 
@@ -190,9 +191,11 @@ def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in base.named_parameters():
         owner, _, kind = name.rpartition(".base_layer.")
         if owner in adapted:
+            plain = f"{owner}.{kind}"
             if kind == "weight":
-                parameter = _factors(adapted[owner]).adapted(parameter).to(parameter.dtype)
-            yield f"{owner}.{kind}", parameter
+                # Of weights in the middle of their intervals a small update would be rounded away.
+                parameter = _factors(adapted[owner]).adapted(spread(plain, parameter)).to(parameter.dtype)
+            yield plain, parameter
         elif not any(name.startswith(f"{a}.lora_") for a in adapted):
             yield name, parameter
 
@@ -244,7 +247,7 @@ def with_saved_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
                 where=str(folder),
                 mend="take the model that it was trained on",
             )
-        weights[name].copy_(factors.adapted(weights[name]))
+        weights[name].copy_(factors.adapted(spread(name, weights[name])))
     return model
 
 

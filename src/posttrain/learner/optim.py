@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from posttrain.learner.rounding import spread
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
@@ -77,7 +79,7 @@ class MasterWeights:
             if parameter.dtype in (torch.float32, torch.float64):
                 self.masters.append(parameter)
                 continue
-            master = parameter.detach().float().clone()
+            master = spread(name, parameter.detach())
             self.masters.append(master)
             self._rounded.append((parameter, master))
             # One microbatch's gradient is added to the sum, in float32, as soon as it is complete.

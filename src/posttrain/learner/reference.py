@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from posttrain.learner.rounding import spread
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
@@ -33,10 +35,7 @@ class Follower:
 
     def __init__(self, model: PreTrainedModel, config: Reference) -> None:
         self.model, self.config = model, config
-        self.average = {
-            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
-            for name, p in model.named_parameters()
-        }
+        self.average = {name: spread(name, p) for name, p in model.named_parameters()}
 
     def after(self, update: int, trained: Mapping[str, torch.Tensor]) -> None:
         """Follows these weights, if a refresh is due after this update."""

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from posttrain.learner import pretrained
 from posttrain.learner.lora import Factors, saved_factors
+from posttrain.learner.rounding import spread
 from posttrain.math import spectrum
 from posttrain.runtime.recipe import Recipe
 from posttrain.types import UserError
@@ -137,7 +138,7 @@ def _tensor(file: Path, name: str) -> torch.Tensor:
 
 
 def start_of(path: Path, wanted: Iterable[str], dtype: torch.dtype, seed: int | None = None) -> Weights:
-    """A model's weights as training finds them: rounded to the type that it computes in.
+    """A model's weights as training begins with them: the masters of what is computed in this type.
 
     They are read one by one where the files have all that is wanted, under these names; otherwise the model
     is loaded, or drawn from the seed. Raises UserError for all that a training run would refuse.
@@ -147,13 +148,13 @@ def start_of(path: Path, wanted: Iterable[str], dtype: torch.dtype, seed: int | 
         pretrained.check_weights(path)
         found = stored(path)
         if found.keys() >= set(wanted):
-            return {n: Matrix(m.shape, partial(_rounded, m, dtype)) for n, m in found.items()}
+            return {n: Matrix(m.shape, partial(_master, n, m, dtype)) for n, m in found.items()}
     model = pretrained.load_model(path, dtype=dtype, init_seed=seed, scores=True)
-    return {n: Matrix(tuple(p.shape), p.detach().float) for n, p in model.named_parameters()}
+    return {n: Matrix(tuple(p.shape), partial(spread, n, p)) for n, p in model.named_parameters()}
 
 
-def _rounded(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
-    return matrix.read().to(dtype).float()
+def _master(name: str, matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+    return spread(name, matrix.read().to(dtype))
 
 
 def _adapted(matrix: Matrix, factors: Factors) -> torch.Tensor:
