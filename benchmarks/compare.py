@@ -96,7 +96,7 @@ def curves(found: dict[str, Any], folder: Path) -> None:
         return
     import matplotlib
 
-    matplotlib.use("agg")
+    matplotlib.use("svg")
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(8, 4.5))
@@ -115,8 +115,8 @@ def curves(found: dict[str, Any], folder: Path) -> None:
     )
     axis.legend()
     figure.tight_layout()
-    figure.savefig(folder / "curves.png", dpi=110)
-    print(f"\ncurves: {folder / 'curves.png'}")
+    figure.savefig(folder / "curves.svg")
+    print(f"\ncurves: {folder / 'curves.svg'}")
 
 
 if __name__ == "__main__":

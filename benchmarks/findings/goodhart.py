@@ -5,8 +5,8 @@ The reference answers 8 questions (tiny.py). A judge compares 384 pairs of its a
 should. `reward` learns one model from all pairs, and five from bootstraps of them. GRPO then learns from one,
 from the least of the five, from one with a KL penalty, or from one that is trained again three times: on 192
 pairs at first, and each time on 64 more, of the policy as it then is, 384 in all. More runs have a judge who
-is blind to length. Gold, proxy and KL(π ‖ π_ref) are exact. A proxy has mean 0 and deviation 1 over answers of
-the reference.
+is blind to length. Gold, proxy and KL(π ‖ π_ref) are exact. A proxy has mean 0 and deviation 1 over answers
+of the reference.
 
     python benchmarks/findings/goodhart.py --seeds 5 --out runs/goodhart
 """
