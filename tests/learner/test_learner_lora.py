@@ -359,11 +359,14 @@ def test_a_saved_adapter_is_merged_bit_for_bit_as_the_sampler_had_it(
         learner.update(rows_of(seed, dtype=torch.float32))
     save_adapter(learner.model, tmp_path)
     again = dict(with_saved_adapter(llama(0).to(dtype), tmp_path).named_parameters())
+    wide = dict(with_saved_adapter(llama(0).to(dtype), tmp_path, wide=True).named_parameters())
     sampled = dict(learner.weights())
-    assert again.keys() == sampled.keys()
+    assert again.keys() == sampled.keys() == wide.keys()
     for name, weight in sampled.items():
         assert weight.dtype == again[name].dtype == dtype
         assert torch.equal(weight, again[name]), name
+        assert wide[name].dtype == torch.float32
+        assert torch.equal(weight, wide[name].to(dtype)), name
     changed = {n for n, p in llama(0).to(dtype).named_parameters() if not torch.equal(p, sampled[n])}
     assert changed == saved_factors(tmp_path).keys()
 

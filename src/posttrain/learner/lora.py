@@ -233,8 +233,10 @@ def saved_factors(folder: Path, device: torch.device | str = "cpu") -> dict[str,
 
 
 @torch.no_grad()
-def with_saved_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+def with_saved_adapter(model: PreTrainedModel, folder: Path, *, wide: bool = False) -> PreTrainedModel:
     """The model with the adapter that save_adapter wrote merged into its weights, bit for bit as by `merged`.
+
+    wide: in float32, of which those are the rounded ones.
 
     Raises UserError when the adapter is of another model.
     """
@@ -247,8 +249,9 @@ def with_saved_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
                 where=str(folder),
                 mend="take the model that it was trained on",
             )
-        weights[name].copy_(factors.adapted(spread(name, weights[name])))
-    return model
+        found = factors.adapted(spread(name, weights[name]))
+        weights[name].data = found if wide else found.to(weights[name].dtype)
+    return model.float() if wide else model
 
 
 def base(model: nn.Module) -> PreTrainedModel:

@@ -209,9 +209,9 @@ def merge(found: config.Read, adapter: Path, out: Path) -> None:
     """Writes the model with its adapter merged, in float32: at its run's dtype it is what was sampled."""
     recipe = found.recipe
     policy = surroundings(recipe, pretrained.silent)
-    model = weights_of(recipe, policy).float()
+    model = lora.with_saved_adapter(weights_of(recipe, policy), adapter, wide=True)
     fresh = out.with_name(f".{out.name}.tmp")
-    pretrained.save_pretrained(lora.with_saved_adapter(model, adapter), policy.tokenizer, fresh)
+    pretrained.save_pretrained(model, policy.tokenizer, fresh)
     fresh.replace(out)
 
 
