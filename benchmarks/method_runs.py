@@ -1,11 +1,11 @@
 """The demo's task with one method after the other: accuracy, wall time and peak memory of whole runs.
 
-Every run is `posttrain train recipes/methods/NAME.toml`, 64 answers an update, in a process of its own.
-Methods that compare answers see 8 tasks 8 times and drop groups that are all alike; the others see 16 tasks 4
-times and keep all. A run that is already there is not made again, so the table can be made in several
-sittings, and by two processes that share the folder.
+Every run is `posttrain train recipes/methods/NAME.toml`, 16 tasks with 4 answers an update, in a process of
+its own; methods that compare answers drop groups that are all alike. Seconds are of a core, so that what else
+the machine does hardly counts. A run that is already there is not made again, so the table can be made in
+several sittings, and by two processes that share the folder.
 
-    python benchmarks/method_runs.py --seeds 3 --updates 56 --out runs/methods
+    python benchmarks/method_runs.py --seeds 3 --updates 40 --out runs/methods
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
         for name in options.only or RECIPES:
             run(name, seed, [f"run.updates={options.updates}", f"run.threads={options.threads}"], options.out)
     found = {shown: read(name, options.out) for name, shown in RECIPES.items()}
-    print("| method | seeds | before | after (range) | seconds | peak GiB |\n|---|---|---|---|---|---|")
+    print("| method | seeds | before | after (range) | core seconds | peak GiB |\n|---|---|---|---|---|---|")
     for name, runs in found.items():
         if runs:
             after = [r["after"] for r in runs]
@@ -58,7 +58,7 @@ def main() -> None:
                 str(len(runs)),
                 f"{statistics.fmean(r['before'] for r in runs):.1%}",
                 f"{statistics.fmean(after):.1%} ({min(after):.1%}–{max(after):.1%})",
-                f"{statistics.fmean(r['seconds'] for r in runs):.0f}",
+                f"{statistics.fmean(r['cpu_seconds'] for r in runs):.0f}",
                 f"{max(r['peak_mib'] for r in runs) / 1024:.1f}",
             ]
             print(f"| {name} | {' | '.join(cells)} |")
@@ -86,9 +86,9 @@ def draw(found: dict[str, list[dict[str, Any]]], out: Path) -> None:
 
 
 def run(name: str, seed: int, changes: list[str], out: Path) -> None:
-    """Makes a run, unless it is there; its peak of resident memory goes into peak.json."""
+    """Makes a run, unless it is there; what it took goes into cost.json."""
     place = out / f"{name}-{seed}"
-    if (place / "peak.json").exists():
+    if (place / "cost.json").exists():
         return
     recipe = DEMO if name == "grpo" else ROOT / "recipes" / "methods" / f"{name}.toml"
     words = [sys.executable, "-m", "posttrain", "train", str(recipe), "--run-dir", str(place), "--quiet"]
@@ -98,23 +98,23 @@ def run(name: str, seed: int, changes: list[str], out: Path) -> None:
     _, status, used = os.wait4(started.pid, 0)
     if status:
         sys.exit(f"{name}, seed {seed}: exit {os.waitstatus_to_exitcode(status)}")
-    (place / "peak.json").write_text(json.dumps({"peak_mib": used.ru_maxrss / 1024}))
+    cost = {"peak_mib": used.ru_maxrss / 1024, "cpu_seconds": used.ru_utime + used.ru_stime}
+    (place / "cost.json").write_text(json.dumps(cost))
     print(f"{name}, seed {seed}: {read(name, out)[-1]['after']:.1%}", flush=True)
 
 
 def read(name: str, out: Path) -> list[dict[str, Any]]:
     """What the finished runs of a method came to, by seed."""
     found = []
-    for peak in sorted(out.glob(f"{name}-[0-9]/peak.json")):
-        lines = [json.loads(x) for x in (peak.parent / "metrics.jsonl").read_text().splitlines()]
+    for cost in sorted(out.glob(f"{name}-[0-9]/cost.json")):
+        lines = [json.loads(x) for x in (cost.parent / "metrics.jsonl").read_text().splitlines()]
         scored = [x["eval/accuracy"] for x in lines if "eval/accuracy" in x]
         found.append(
             {
                 "before": scored[0],
                 "after": scored[-1],
-                "seconds": lines[-1]["seconds"],
                 "rewards": [x["reward/mean"] for x in lines if "reward/mean" in x],
-                **json.loads(peak.read_text()),
+                **json.loads(cost.read_text()),
             }
         )
     return found
