@@ -5,7 +5,7 @@ its own; methods that compare answers drop groups that are all alike. Seconds ar
 the machine does hardly counts. A run that is already there is not made again, so the table can be made in
 several sittings, and by two processes that share the folder.
 
-    python benchmarks/method_runs.py --seeds 3 --updates 40 --out runs/methods
+    python benchmarks/method_runs.py --seeds 3 --updates 50 --out runs/methods
 """
 
 import argparse
@@ -106,7 +106,7 @@ def run(name: str, seed: int, changes: list[str], out: Path) -> None:
 def read(name: str, out: Path) -> list[dict[str, Any]]:
     """What the finished runs of a method came to, by seed."""
     found = []
-    for cost in sorted(out.glob(f"{name}-[0-9]/cost.json")):
+    for cost in sorted(out.glob(f"{name}-[0-9]*/cost.json")):
         lines = [json.loads(x) for x in (cost.parent / "metrics.jsonl").read_text().splitlines()]
         scored = [x["eval/accuracy"] for x in lines if "eval/accuracy" in x]
         found.append(

@@ -269,7 +269,7 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
     ),
     "a reference that follows an adapter": (
         {"method": KL_GRPO, "reference": {"refresh_every": 2}, "lora": {"rank": 2}},
-        ("reference.refresh_every", "cannot follow", "leave [reference] or [lora] out"),
+        ("reference.refresh_every", "cannot follow", "leave reference.refresh_every or [lora] out"),
     ),
     "a share of no refresh": (
         {"method": KL_GRPO, "reference": {"keep": 0.9}},
@@ -702,6 +702,8 @@ def test_a_reference_that_cannot_be_one(refuse, make_model, tmp_path):
     held = {"name": "grpo", "kl_in_loss": 0.1}
     other = {"path": str(make_model(vocab_size=120))}
     refuse({"method": held, "reference": other}, ("reference.path", "another vocabulary"))
+    shallow = {"path": str(make_model(num_hidden_layers=1)), "refresh_every": 1}
+    refuse({"method": held, "reference": shallow}, ("reference.path", "other names or shapes", "follow"))
     (tmp_path / "empty").mkdir()
     refuse(
         {"method": held, "reference": {"path": str(tmp_path / "empty")}}, ("reference.path", "config.json")

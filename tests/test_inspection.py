@@ -204,6 +204,18 @@ def test_a_run_that_moved_nothing_has_no_update(over: Tables, trained: Make, ins
     assert max(line["relative"] for line in found.values()) <= bound
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_frozen_weight_has_no_update(dtype: str, trained: Make, inspected: Make, tmp_path: Path) -> None:
+    """A reward model never asks for tokens: the output head of an untied model stays, and has no master."""
+    pairs = tmp_path / "pairs.jsonl"
+    lines = [{"prompt": f"{a}+1=", "chosen": str(a + 1), "rejected": str(a)} for a in range(8)]
+    pairs.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = {"arithmetic": None, "data": {"path": str(pairs)}}
+    found = inspected(trained(method={"name": "reward"}, task=task, model={"dtype": dtype}))
+    moved = {name for name, line in found.items() if line["norm"] > 0}
+    assert found.keys() - moved == {"lm_head.weight"}
+
+
 @pytest.mark.parametrize("kind", ["lora", "rslora", "dora"])
 def test_an_adapter_s_update_is_what_peft_merges(
     kind: str, tiny: Path, trained: Make, inspected: Make

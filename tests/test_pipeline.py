@@ -734,8 +734,9 @@ def test_fresh_pairs_are_the_models_own_answers_in_the_order_of_the_judge(finish
     prompts, earlier = tmp_path / "prompts.jsonl", tmp_path / "earlier.jsonl"
     asked = [f"{a}+{b}=" for a in range(2, 7) for b in range(2, 7)]
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in asked))
-    first = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
-    earlier.write_text(json.dumps(first) + "\n")
+    known = [*asked[:10], *(f"{n}+1=" for n in range(30))]
+    pairs = ({"prompt": text, "chosen": "2", "rejected": "x"} for text in known)
+    earlier.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     write = load_named(f"{ROOT / 'recipes' / 'rlhf' / 'fresh.py'}:pairs")
     options = {"model": str(sft), "prompts": str(prompts), "judge": str(reward), "max_tokens": 3}
     for name in ("out", "again", "rest"):
@@ -744,11 +745,14 @@ def test_fresh_pairs_are_the_models_own_answers_in_the_order_of_the_judge(finish
     write(tmp_path / "again", **options, earlier=str(earlier), count=20, samples=3)
     train, held_out = (lines(tmp_path / "out" / f"{name}.jsonl") for name in ("train", "held_out"))
     assert train == lines(tmp_path / "again" / "train.jsonl")
-    assert train[0] == first
-    assert len(held_out) == (len(train) - 1 + len(held_out)) // 10
+    old, fresh = ([pair for pair in train if (pair["rejected"] == "x") == before] for before in (True, False))
+    assert len(old) == len(fresh)
+    assert len(held_out) == (len(fresh) + len(held_out)) // 10 > 0
+    prompts = [{pair["prompt"][-1]["content"] for pair in part} for part in (held_out, train)]
+    assert not prompts[0] & prompts[1]
     says = RewardModel(paths=(str(reward),), dtype="bfloat16")
     met = set()
-    for pair in [*held_out, *train[1:]]:
+    for pair in [*held_out, *fresh]:
         task = Task(id="", messages=tuple(pair["prompt"]))
         met.add(pair["prompt"][-1]["content"])
         assert says(task, pair["chosen"]).score > says(task, pair["rejected"]).score

@@ -22,6 +22,7 @@ from posttrain import training
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import lora, pretrained
 from posttrain.learner.forward import scored
+from posttrain.learner.reference import Reference
 from posttrain.learner.rounding import spread
 from posttrain.math import preference
 from posttrain.methods.build import build
@@ -70,7 +71,7 @@ def score(
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     process.settle()
     chosen, adapter, start, usual = _policy(target, dtype)
-    origin = replace(chosen, model=replace(chosen.model, path=reference)) if reference else _held_to(start)
+    origin = _origin(start, chosen, reference)
     if origin is None:
         what = "log π/π_ref needs the model that the policy was trained from"
         raise UserError(what, where="--reference", mend="name it, or score a run directory")
@@ -118,11 +119,15 @@ def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None
     return replace(chosen, model=model), adapter, found.recipe, beta
 
 
-def _held_to(start: Recipe | None) -> Recipe | None:
-    """What a run's reference is read with: the recipe, and the model that it names for it, if it does."""
-    if start is None or not start.reference.path:
-        return start
-    return replace(start, model=replace(start.model, path=start.reference.path, random_init=False))
+def _origin(start: Recipe | None, chosen: Recipe, reference: str | None) -> Recipe | None:
+    """What π_ref is read with: the model that is named here, or by the run's recipe, or the run's start."""
+    named = reference or (start.reference.path if start else "")
+    recipe = start or (chosen if named else None)
+    if recipe is None or not named or pretrained.resolve(named) == pretrained.resolve(recipe.model.path):
+        return recipe
+    # It has no masters: a reference that is not the start is never trained.
+    model = replace(recipe.model, path=named, random_init=False)
+    return replace(recipe, model=model, reference=Reference(path=named))
 
 
 def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
@@ -147,8 +152,9 @@ def _logp(recipe: Recipe, policy: Policy, groups: Sequence[Group], adapter: Path
     model = weights_of(recipe, replace(policy, path=path, dtype=first))
     if wide:
         for name, parameter in model.named_parameters():
-            # Under an adapter the weights themselves stay, and have no masters.
-            parameter.data = parameter.data.float() if recipe.lora.rank else spread(name, parameter)
+            # Under an adapter, and of a reference elsewhere, the weights stay and have no masters.
+            stays = recipe.lora.rank or recipe.reference.path == recipe.model.path
+            parameter.data = parameter.data.float() if stays else spread(name, parameter)
     model = lora.with_saved_adapter(model, adapter) if adapter else model
     found = []
     for start in range(0, len(groups), AT_ONCE):

@@ -339,10 +339,11 @@ def test_a_reference_that_follows_every_update_leaves_no_margin(run_cli, family,
     assert [line["loss"] for line in moved] == pytest.approx([0.6931] * 4, abs=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 2}, "optim": {"lr": 0.05}}], ids=["whole", "lora"])
-def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path, lora):
+def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path, lora, dtype):
     """Its margin is there before the first step, is that of `posttrain score`, and outlives a resume."""
-    other, over = make_model(seed=5), SHORT | lora | {"method": {"beta": 0.5}}
+    other, over = make_model(seed=5), SHORT | lora | {"method": {"beta": 0.5}, "model": {"dtype": dtype}}
     own = train(run_cli, family("dpo", over), tmp_path / "own")
     recipe = family("dpo", over | {"reference": {"path": str(other)}})
     run = train(run_cli, recipe, tmp_path / "run")
@@ -359,6 +360,10 @@ def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path,
         run_cli("score", run, data["path"], *more, "--json").out for more in ((), ("--reference", other))
     )
     assert known == told != run_cli("score", run, data["path"], "--reference", begun, "--json").out
+    named, unsaid = (
+        run_cli("score", own, data["path"], *more, "--json").out for more in (("--reference", begun), ())
+    )
+    assert named == unsaid
     for step in (3, 4):
         shutil.rmtree(run / "checkpoints" / f"step_{step:06d}")
     (run / REFERENCE).unlink()

@@ -193,11 +193,20 @@ def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if owner in adapted:
             plain = f"{owner}.{kind}"
             if kind == "weight":
-                # Of weights in the middle of their intervals a small update would be rounded away.
-                parameter = _factors(adapted[owner]).adapted(spread(plain, parameter)).to(parameter.dtype)
+                parameter = _into(plain, parameter, _factors(adapted[owner])).to(parameter.dtype)
             yield plain, parameter
         elif not any(name.startswith(f"{a}.lora_") for a in adapted):
             yield name, parameter
+
+
+def _into(name: str, weight: torch.Tensor, factors: Factors) -> torch.Tensor:
+    """The adapter merged into a weight, in float32.
+
+    What it changes is added to the numbers behind a weight of bfloat16: in the middle of their intervals most
+    of a small update would be rounded away.
+    """
+    adapted = factors.adapted(weight)
+    return adapted if weight.dtype != torch.bfloat16 else spread(name, weight) + (adapted - weight.float())
 
 
 def _factors(layer: LoraLayer) -> Factors:
@@ -249,7 +258,7 @@ def with_saved_adapter(model: PreTrainedModel, folder: Path, *, wide: bool = Fal
                 where=str(folder),
                 mend="take the model that it was trained on",
             )
-        found = factors.adapted(spread(name, weights[name]))
+        found = _into(name, weights[name], factors)
         weights[name].data = found if wide else found.to(weights[name].dtype)
     return model.float() if wide else model
 

@@ -15,6 +15,7 @@ import copy
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -349,9 +350,14 @@ def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
 
 def parameter_count(config: PretrainedConfig) -> int:
     """The number of parameters of such a model, tied ones counted once; no memory is used for them."""
+    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+
+
+def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter of such a model, tied ones once."""
     with quiet(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return sum(p.numel() for p in model.parameters())
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
 
 
 def check_weights(path: Path) -> None:

@@ -114,7 +114,7 @@ def unbalanced(weight: PerToken, group: Group) -> PerToken:
 
 
 def by_task(weight: PerToken, group: Group) -> PerToken:
-    """w n / (n_task · tasks): every task with a kept answer counts the same, n being the kept answers.
+    """w n / (n_task · tasks): every task with a kept answer counts the same, by answers; n are kept in all.
 
     With reduce.per_row, every and counted the expected step is along Σ ∇log p over the tasks that have a
     kept answer, p the chance that an answer is accepted: the rarer, the more one that is found counts.

@@ -187,7 +187,7 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
         raise UserError(
             "with an adapter the reference is the model without it, and cannot follow",
             where="reference.refresh_every",
-            mend="leave [reference] or [lora] out",
+            mend="leave reference.refresh_every or [lora] out",
         )
     if recipe.rollout.replay and not corrects(method):
         raise UserError(

@@ -137,8 +137,12 @@ def _tensor(file: Path, name: str) -> torch.Tensor:
     return found
 
 
-def start_of(path: Path, wanted: Iterable[str], dtype: torch.dtype, seed: int | None = None) -> Weights:
+def start_of(
+    path: Path, wanted: Iterable[str], dtype: torch.dtype, seed: int | None = None, *, frozen: bool = False
+) -> Weights:
     """A model's weights as training begins with them: the masters of what is computed in this type.
+
+    frozen: under an adapter, where they have no masters and are what is computed with.
 
     They are read one by one where the files have all that is wanted, under these names; otherwise the model
     is loaded, or drawn from the seed. Raises UserError for all that a training run would refuse.
@@ -148,13 +152,15 @@ def start_of(path: Path, wanted: Iterable[str], dtype: torch.dtype, seed: int | 
         pretrained.check_weights(path)
         found = stored(path)
         if found.keys() >= set(wanted):
-            return {n: Matrix(m.shape, partial(_master, n, m, dtype)) for n, m in found.items()}
+            return {n: Matrix(m.shape, partial(_begun, n, m, dtype, frozen)) for n, m in found.items()}
     model = pretrained.load_model(path, dtype=dtype, init_seed=seed, scores=True)
-    return {n: Matrix(tuple(p.shape), partial(spread, n, p)) for n, p in model.named_parameters()}
+    read = {n: Matrix(tuple(p.shape), p.detach) for n, p in model.named_parameters()}
+    return {n: Matrix(m.shape, partial(_begun, n, m, dtype, frozen)) for n, m in read.items()}
 
 
-def _master(name: str, matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
-    return spread(name, matrix.read().to(dtype))
+def _begun(name: str, matrix: Matrix, dtype: torch.dtype, frozen: bool) -> torch.Tensor:
+    weight = matrix.read().to(dtype)
+    return weight.float() if frozen else spread(name, weight)
 
 
 def _adapted(matrix: Matrix, factors: Factors) -> torch.Tensor:
@@ -196,7 +202,9 @@ class Comparison:
         if factors is not None and factors.magnitude is None:
             parts, singular_values = (factors.a, factors.b), factors.singular_values
         else:
-            update = trained.read().float() - start
+            end = trained.read().float()
+            # A frozen weight has no master: it is still what the start rounds to.
+            update = torch.zeros_like(end) if end.equal(start.to(torch.bfloat16).float()) else end - start
             parts, singular_values = (update,), partial(torch.linalg.svdvals, update)
         if not all(bool(part.isfinite().all()) for part in parts):
             raise UserError(f"{name} has NaN or infinite numbers", mend="the run has diverged")
@@ -213,7 +221,7 @@ def compare(folder: Path, recipe: Recipe, begun: Path | None, against: Path | No
     is_adapter = (folder / "adapter").exists()
     factors = saved_factors(folder / "adapter") if is_adapter else {}
     trained = {} if is_adapter else stored(folder / "model")
-    start = {} if begun is None else start_of(begun, factors or trained, dtype, seed)
+    start = {} if begun is None else start_of(begun, factors or trained, dtype, seed, frozen=is_adapter)
     if lost := factors.keys() - start.keys():
         raise UserError(f"the model has no {min(lost)}, which the run adapted", where="model.path")
     if is_adapter and against is not None:
@@ -222,4 +230,4 @@ def compare(folder: Path, recipe: Recipe, begun: Path | None, against: Path | No
         trained[name] = Matrix((len(f.b), f.a.shape[1]), partial(_adapted, start[name], f))
     if against is None:
         return Comparison(trained, start, factors)
-    return Comparison(trained, start_of(against, trained, dtype), {})
+    return Comparison(trained, start_of(against, trained, dtype, frozen=is_adapter), {})

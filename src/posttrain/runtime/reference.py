@@ -1,5 +1,6 @@
 """Where a reference policy comes from: the start of the run or another model, held, or asked beforehand."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.rows import Group
 from posttrain.runtime.scored import Scored, scored
 from posttrain.runtime.stream import Stream
-from posttrain.types import Batch, PerToken
+from posttrain.types import Batch, PerToken, UserError
 
 
 def scores_once(asked: Asked) -> bool:
@@ -30,10 +31,22 @@ def _held(asked: Asked) -> bool:
 
 
 def held_size(asked: Asked, policy: Policy, say: Say) -> int:
-    """Parameters of the frozen model that is held, 0 for none; UserError for a model that cannot be one."""
-    named = asked.recipe.reference.path
-    path = beside(named, "reference.path", policy, say) if named else policy.path
-    return pretrained.parameter_count(pretrained.load_config(path)) if _held(asked) else 0
+    """Parameters of the frozen model that is held, or asked beside the policy; 0 for none.
+
+    UserError for a model that cannot be the reference, or cannot follow where it is to.
+    """
+    chosen = asked.recipe.reference
+    if not chosen.path:
+        return pretrained.parameter_count(policy.config) if _held(asked) else 0
+    config = pretrained.load_config(beside(chosen.path, "reference.path", policy, say))
+    shapes = pretrained.parameter_shapes(config)
+    if chosen.refresh_every and shapes != pretrained.parameter_shapes(policy.config):
+        raise UserError(
+            "the reference's model has weights of other names or shapes, and cannot follow the policy",
+            where="reference.path",
+            mend="leave reference.refresh_every out, or take a model of the policy's shape",
+        )
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def held(asked: Asked, policy: Policy) -> Any:

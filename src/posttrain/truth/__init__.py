@@ -6,6 +6,8 @@
     table    each on-policy line of the methods table: error, angle, variance, and why
     facts    one question each: divisions, capped weights, KL estimators; and all the sections
     baselines, values, trust, soft   what is subtracted, V-trace and shaping, clipping and TRPO, KLQ
+    answers  all answers of a small vocabulary, and how likely groups of them are
+    imitation   the fixed points of expert iteration
     preferences, rewards   DPO and IPO against π*, Bradley and Terry's likelihood, the best of n
     elsewhere  the same world with another policy
     printed  the table on a terminal, and as docs/truth.md
