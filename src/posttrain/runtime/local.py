@@ -117,7 +117,7 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": held_size(asked, policy, say),
+        "reference": held_size(asked, policy, parameters, say),
         "reference_follows": bool(recipe.reference.refresh_every),
         "critic": critic_shape(asked, policy, say),
         "natural": asked.line.step == "trust_region",

@@ -30,14 +30,14 @@ def _held(asked: Asked) -> bool:
     return asks and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(asked)
 
 
-def held_size(asked: Asked, policy: Policy, say: Say) -> int:
-    """Parameters of the frozen model that is held, or asked beside the policy; 0 for none.
+def held_size(asked: Asked, policy: Policy, parameters: int, say: Say) -> int:
+    """Parameters of the frozen model that is held, or asked beside the policy, which has so many; 0 for none.
 
     UserError for a model that cannot be the reference, or cannot follow where it is to.
     """
     chosen = asked.recipe.reference
     if not chosen.path:
-        return pretrained.parameter_count(policy.config) if _held(asked) else 0
+        return parameters if _held(asked) else 0
     config = pretrained.load_config(beside(chosen.path, "reference.path", policy, say))
     shapes = pretrained.parameter_shapes(config)
     if chosen.refresh_every and shapes != pretrained.parameter_shapes(policy.config):
