@@ -11,9 +11,6 @@ import hashlib
 
 import torch
 
-_CHUNK = {"cpu": 1 << 17}
-"""Numbers at once: on a processor so many that they stay in a core's cache, elsewhere 16 million."""
-
 
 def spread(name: str, weight: torch.Tensor) -> torch.Tensor:
     """Float32 numbers that round to these of bfloat16, each anywhere in the interval that does.
@@ -31,7 +28,8 @@ def spread(name: str, weight: torch.Tensor) -> torch.Tensor:
         return out
     bits = out.view(-1).view(torch.int32)
     key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
-    size = _CHUNK.get(bits.device.type, 1 << 24)
+    # So many numbers at once stay in a core's cache; a GPU is kept waiting by small pieces.
+    size = 1 << (17 if bits.device.type == "cpu" else 24)
     for start in range(0, len(bits), size):
         part = bits[start : start + size]
         apart = _hashed(torch.arange(len(part), dtype=torch.int32, device=part.device), key + start)
