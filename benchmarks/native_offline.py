@@ -50,6 +50,8 @@ def main() -> None:
     """Repeats the measurement, or is one of its runs."""
     parser = command_line(__doc__)
     parser.add_argument("--method", choices=tuple(RATES), required=True)
+    parser.add_argument("--microbatch-tokens", type=int, default=0, help="packed; 0: what --microbatch says")
+    parser.add_argument("--selective", action="store_true", help="compute norms and gates again going back")
     options = parser.parse_args()
     if not options.one:
         return repeated(options)
@@ -84,6 +86,8 @@ def main() -> None:
             "data": options.data.name,
             "rows": options.rows,
             "microbatch": options.microbatch,
+            "microbatch_tokens": options.microbatch_tokens or options.microbatch * LIMIT,
+            "selective": options.selective,
             "steps": options.steps,
             "seed": options.seed,
             "threads": options.threads,
@@ -121,7 +125,10 @@ def recipe(options: argparse.Namespace, file: Path) -> Recipe:
         task=TaskChoice(data=Data(path=str(file))),
         run=Run(updates=WARM_UP + options.steps, threads=options.threads),
         batch=Dataset(batch_size=batch_size(options), max_length=LIMIT),
-        steps=Steps(microbatch_tokens=options.microbatch * LIMIT),
+        steps=Steps(
+            microbatch_tokens=options.microbatch_tokens or options.microbatch * LIMIT,
+            gradient_checkpointing="selective" if options.selective else False,
+        ),
         optim=Optim(lr=RATES[options.method]),
         checkpoint=Checkpoints(every=0),
     )

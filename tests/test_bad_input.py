@@ -83,7 +83,7 @@ WRONG_TYPES: dict[str, tuple[Tables, Fragments]] = {
         ("lora", "targets", "q_proj", "array"),
         ("lora", "rank", 4.5, "integer"),
         ("track", "sinks", "wandb", "array"),
-        ("steps", "gradient_checkpointing", 0, "boolean"),
+        ("steps", "gradient_checkpointing", "half", "should be false, true or 'selective'"),
         ("verifier", "weights", {"number": "2"}, "number"),
         ("critic", "kind", "separate", "'shared' or 'own'"),
         ("critic", "path", 3, "string"),

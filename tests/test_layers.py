@@ -27,6 +27,7 @@ LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
     "config.py": 360,  # one message for each kind of mistake
     "learner/learner.py": 420,
+    "learner/pack.py": 320,
     "learner/pretrained.py": 600,  # one check after the other, each with its message
     "runtime/local.py": 345,  # the one place that knows every component
     "runtime/online.py": 330,

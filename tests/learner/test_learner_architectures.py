@@ -35,7 +35,7 @@ from transformers import (
 
 from posttrain.attention import context_of, hidden_states, use_layouts
 from posttrain.learner import pack
-from posttrain.learner.forward import forward
+from posttrain.learner.forward import compute_again, forward
 from posttrain.types import Batch
 
 SHAPE: dict[str, Any] = {
@@ -101,11 +101,13 @@ def build(name: str) -> Any:
 
 @pytest.mark.parametrize("system", [0, 9])
 @pytest.mark.parametrize("whole", [512, 0], ids=["under a mask", "branch by branch"])
+@pytest.mark.parametrize("filled", [False, True], ids=["as it is", "filled up"])
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.usefixtures("float64")
 def test_every_row_is_as_it_would_be_alone(
     name: str,
     whole: int,
+    filled: bool,
     system: int,
     rows_of: Callable[..., Batch],
     by_hand: Callable[..., tuple[torch.Tensor, torch.Tensor]],
@@ -114,6 +116,7 @@ def test_every_row_is_as_it_would_be_alone(
 ) -> None:
     """Log-probabilities, entropies and the gradients of both, at a temperature."""
     monkeypatch.setattr(pack, "WHOLE_FAMILY", whole)
+    monkeypatch.setattr(pack, "_half", lambda x: filled)
     plain, ours = build(name)
     batch, temperature = rows_of(seed=2, turns=3, system=system), 0.8
     assert bool(pack.pack(batch).stem) == bool(system)
@@ -142,6 +145,20 @@ def rotated(kind: str) -> LlamaForCausalLM:
     model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters={"rope_theta": 10000.0, **rope})).double()
     use_layouts(model)
     return model
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_computing_between_the_products_again_gives_the_same_gradient(name: str, rows_of: Any) -> None:
+    """Also where an architecture would change a product in place: that is refused, not computed wrongly."""
+    batch, gradients = rows_of(seed=3, K=3), []
+    for again in (False, True):
+        _, model = build(name)
+        if again:
+            compute_again(model, "selective", adapter=False)
+        out = forward(model, batch, temperature=0.7)
+        (out.logp.sum() + 0.3 * out.entropy.sum()).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
-from posttrain.learner.pack import Family, Pack, microbatches, pack
+from posttrain.attention import use_layouts
+from posttrain.learner.pack import Family, Pack, microbatches, pack, trained_states
 from posttrain.types import Batch, Trajectory
 
 
@@ -173,3 +176,45 @@ def test_rows_that_train_nothing_cost_nothing(rows_of: Callable[..., Batch]) -> 
     with pytest.raises(ValueError, match="nothing to train on"):
         pack(replace(batch, mask=torch.zeros_like(batch.mask)))
     assert microbatches(replace(batch, mask=torch.zeros_like(batch.mask)), 10) == []
+
+
+class Sizes(TorchFunctionMode):
+    """How many tokens attend at once, of every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            self.seen.add(args[0].shape[2])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_in_16_bits_a_model_meets_few_sizes(
+    dtype: torch.dtype, llama: Callable[..., Any], rows_of: Callable[..., Batch]
+) -> None:
+    """oneDNN compiles kernels for every size, and keeps them: memory would grow with every new one."""
+    model, shown = llama(0).to(dtype), set[int]()
+    use_layouts(model)
+    model.get_input_embeddings().register_forward_hook(lambda _, __, out: shown.add(out.shape[1]))
+    with Sizes() as attended, torch.no_grad():
+        for seed in range(8):
+            for system in (0, 9):
+                trained_states(model, pack(rows_of(seed, groups=seed + 1, system=system)))
+    if dtype == torch.bfloat16:
+        assert {n % 64 for n in shown} == {n % 16 for n in attended.seen} == {0}
+        assert len(attended.seen) <= 3
+    else:
+        assert len(shown) > 8 < len(attended.seen)
+
+
+def test_the_last_tokens_that_fill_up_are_enough_for_every_family() -> None:
+    """Also where the last family is fed nothing of its own, and the one before it lacks 15."""
+    none = torch.empty(0, dtype=torch.long)
+    for sizes, stem, spare in (([33, 0], 0, 31), ([33, 1], 0, 30), ([64], 0, 0), ([0], 17, 47)):
+        starts = [stem + sum(sizes[:i]) for i in range(len(sizes))]
+        families = [Family(start, n, ()) for start, n in zip(starts, sizes, strict=True)]
+        tokens = torch.zeros(stem + sum(sizes), dtype=torch.long)
+        assert Pack(tokens, tokens, families, none, none, none, none, stem).spare == spare

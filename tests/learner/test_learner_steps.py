@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.learner.checkpoint import read_tensors, write_tensors
 from posttrain.learner.learner import Learner, Steps
@@ -154,7 +156,7 @@ def test_scores_are_those_of_transformers_and_nothing_else_is_filled(
 
 def test_dropout_in_the_model_is_never_on(llama: Make, rows_of: Make) -> None:
     batch = rows_of(seed=3, dtype=torch.float32)
-    for again in (False, True):
+    for again in (False, True, "selective"):
         steps = Steps(gradient_checkpointing=again)
         wet, dry = (
             Learner(llama(0, attention_dropout=p), SFT, optim=Optim(lr=0.01), steps=steps) for p in (0.5, 0.0)
@@ -235,3 +237,32 @@ def test_tensors_of_another_model_are_refused(llama: Make, rows_of: Make) -> Non
 def test_steps_that_cannot_be_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         Steps(**bad)
+
+
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """How often each operation ran."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.by_name: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.by_name[op.overloadpacket.__name__] += 1
+        return op(*args, **(kwargs or {}))
+
+
+def test_what_is_computed_again_is_what_lies_between_the_products(llama: Make, rows_of: Make) -> None:
+    """How many products of matrices and how many gates run in a step."""
+    counts = {}
+    for what in (False, "selective", True):
+        learner = Learner(llama(0), SFT, steps=Steps(gradient_checkpointing=what))
+        with Counted() as seen:
+            learner.update(rows_of(seed=3, dtype=torch.float32))
+        counts[what] = (seen.by_name["mm"], seen.by_name["silu"])
+    layers = len(llama(0).model.layers)
+    products, gates = counts[False]
+    assert gates == layers
+    assert products > 3 * 7 * layers
+    assert counts["selective"] == (products, 2 * gates)
+    # Nobody needs what a layer's last product gave, so it is not computed again.
+    assert counts[True] == (products + 6 * layers, 2 * gates)

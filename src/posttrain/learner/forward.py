@@ -1,7 +1,18 @@
 """One microbatch through the model: what it says of every trained token."""
 
+import ctypes
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
 import torch
 from jaxtyping import Float
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    create_selective_checkpoint_contexts,
+)
 from transformers import PreTrainedModel
 
 from posttrain.attention import output_head
@@ -10,6 +21,9 @@ from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.math import tokens
 from posttrain.types import Batch, Outputs, PerToken
+
+Recompute = Literal[False, True, "selective"]
+"""Which activations the backward pass computes again: none, all of a layer, or what costs little."""
 
 
 def forward(
@@ -75,3 +89,37 @@ def column(packed: Pack, batch: Batch, values: Float[torch.Tensor, "M"]) -> PerT
     """Numbers of a pack's trained tokens where they belong in the batch, 0 elsewhere."""
     values = values.cpu()
     return values.new_zeros(batch.mask.shape).index_put((packed.row, packed.column), values)
+
+
+def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool) -> None:
+    """Makes the backward pass compute activations again, without dropout; the gradients are the same bits.
+
+    An adapter adds its part to what a product gave, in place: what was kept of it is then the sum, and stays
+    so, for the addition is a product as well and is not done twice.
+    """
+    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if what == "selective":
+        how["context_fn"] = partial(
+            create_selective_checkpoint_contexts, _kept, allow_cache_entry_mutation=adapter
+        )
+    model.gradient_checkpointing_enable(how)
+    model.train()  # transformers checkpoints in training mode only
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    if model.device.type == "cpu":
+        # Else the holes that activations of many sizes leave in glibc's heap outweigh what is not kept.
+        model.get_decoder().register_forward_pre_hook(lambda *_: _give_back())
+        model.get_decoder().register_forward_hook(lambda *_: _give_back())
+
+
+def _give_back() -> None:
+    """Hands what is free to the system; `runtime.process.settle` tells glibc to keep it for speed."""
+    with suppress(OSError, AttributeError):  # not glibc: nothing is kept
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _kept(_context: SelectiveCheckpointContext, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    """Products of matrices and attention are kept; norms, rotations and gates cost little to repeat."""
+    dear = any(word in str(op) for word in ("mm", "linear", "dot_product"))
+    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from posttrain.attention import use_layouts
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.forward import forward, scored, valued
+from posttrain.learner.forward import Recompute, compute_again, forward, scored, valued
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.neftune import of_step
 from posttrain.learner.optim import Optim, Trained, learning_rate
@@ -43,8 +43,9 @@ class Steps:
     """Packed tokens in one forward and backward pass; 0 chooses from the memory there is."""
     target_kl: float = 0.0
     """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0 takes them all."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: about a third slower, far less memory."""
+    gradient_checkpointing: Recompute = False
+    """Compute activations again in the backward pass: `true` those of whole layers, about a third slower and
+    far less memory; `"selective"` those between products of matrices, a little slower and half the memory."""
     neftune_alpha: float = 0.0
     """Uniform noise of this size on the embeddings of what is learnt from (NEFTune, 5 is usual); 0: none."""
 
@@ -108,7 +109,7 @@ class Learner:
         if steps.gradient_checkpointing:
             bodies = (model, None if critic is None else critic.body)
             for body in (b for b in bodies if b is not None):
-                _compute_again(body)
+                compute_again(body, steps.gradient_checkpointing, adapter=bool(lora.rank))
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps = method, steps
@@ -398,15 +399,6 @@ class Learner:
             self.follower.restore(tensors["reference"])
         self.step_count, self.update_count = state["step"], state["update"]
         self.carry = {name: state["carry"][name] for name in self.method.start}
-
-
-def _compute_again(model: PreTrainedModel) -> None:
-    """Makes the backward pass compute activations again, without dropout."""
-    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    model.train()  # transformers checkpoints in training mode only
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
 
 
 def _mismatch(batch: Batch, logp: PerToken) -> dict[str, float]:

@@ -74,7 +74,9 @@ def noisy(model: PreTrainedModel, packed: Pack, batch: Batch, noise: Noise | Non
         return
 
     def add(_: nn.Module, __: Any, embedded: torch.Tensor) -> torch.Tensor:
-        return embedded + drawn(noise, packed, batch, embedded.shape[-1], embedded.device).to(embedded.dtype)
+        added = drawn(noise, packed, batch, embedded.shape[-1], embedded.device).to(embedded.dtype)
+        spare = embedded.shape[-2] - len(added)
+        return embedded + nn.functional.pad(added, (0, 0, 0, spare))
 
     handle = model.get_input_embeddings().register_forward_hook(add)
     try:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
+from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.attention import WORTH, Heads, common, hidden_states, masked_attention, seen_by
@@ -24,6 +25,16 @@ from posttrain.types import Batch
 
 WHOLE_FAMILY = 512
 """Up to this many tokens a family is attended to in one call under a mask; longer ones branch by branch."""
+
+EVEN = 64
+"""In 16 bits the model is shown a multiple of so many tokens: for every number of them that it meets, oneDNN
+compiles kernels, and keeps them: 10 MiB each for SmolLM2-135M. What fills up is seen by none."""
+EVEN_FAMILY = 16
+"""The same for the tokens that attend to one another: 3 MiB for every number of them."""
+
+
+def _half(x: torch.Tensor) -> bool:
+    return x.dtype.itemsize == 2
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,11 @@ class Family:
     def stop(self) -> int:
         """One past the last token."""
         return self.start + self.prefix + sum(self.branches)
+
+    @property
+    def spare(self) -> int:
+        """Tokens after it that make its number even."""
+        return (self.start - self.stop) % EVEN_FAMILY
 
 
 @dataclass
@@ -70,6 +86,12 @@ class Pack:
     """Tokens before the first family, which all families begin with."""
     _masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
 
+    @property
+    def spare(self) -> int:
+        """Tokens after the last that make their number even, and those of every family."""
+        needed = max(f.stop + f.spare for f in (Family(0, self.stem, ()), *self.families))
+        return needed + -needed % EVEN - len(self.tokens)
+
     def attend(
         self,
         layer: int,
@@ -87,28 +109,34 @@ class Pack:
         for number, family in enumerate([stem, *self.families] if self.stem else self.families):
             if family.start == family.stop:
                 continue  # all that its rows are fed is the stem
-            span = slice(family.start, family.stop)
+            n, seen = family.stop - family.start, self.stem if family is not stem else 0
+            whole = seen + n <= WHOLE_FAMILY or not family.branches
+            # Nobody sees, or asks for, the tokens after the family that fill up.
+            spare = family.spare if whole and _half(query) else 0
+            span = slice(family.start, family.stop + spare)
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
-            seen = self.stem if family is not stem else 0
             if seen:
                 k, v = (torch.cat([x[:, :, :seen], y], dim=2) for x, y in ((key, k), (value, v)))
-            if k.shape[2] <= WHOLE_FAMILY or not family.branches:
-                mask = self._mask(number, family, seen, window, q.device)
-                parts.append(
-                    masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None)
-                )
+            if whole:
+                mask = self._mask(number, family, seen, spare, window, q.device)
+                out = masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None)
+                parts.append(out[:, :, :n])
                 continue
             parts.extend(_by_branch(family, seen, q, k, v, scale=scale, window=window, softcap=softcap))
+        parts.append(torch.zeros_like(query[:, :, self.families[-1].stop :]))
         return torch.cat(parts, dim=2)
 
     def _mask(
-        self, number: int, family: Family, seen: int, window: int | None, device: torch.device
+        self, number: int, family: Family, seen: int, spare: int, window: int | None, device: torch.device
     ) -> torch.Tensor | None:
         """Who sees whom in a family; None for plainly causal. The same for every layer, so made once."""
         if (number, window) not in self._masks:
             position = self.positions[family.start : family.stop]
-            plain = not family.branches and not seen and (window is None or window >= len(position))
-            mask = None if plain else _family_mask(family, seen, position, window).to(device)
+            mask = None
+            if family.branches or seen or (window is not None and window < len(position)):
+                mask = nn.functional.pad(_family_mask(family, seen, position, window), (0, spare, 0, spare))
+                mask[len(position) :, 0] = True  # what sees nothing would be NaN
+                mask = mask.to(device)
             self._masks[number, window] = mask
         return self._masks[number, window]
 
@@ -218,8 +246,10 @@ def _stem(shared: Sequence[tuple[list[int], int]], inputs: dict[int, list[int]])
 
 def trained_states(model: PreTrainedModel, packed: Pack) -> Float[torch.Tensor, "M D"]:
     """The hidden states that predict the trained tokens of a pack."""
-    device = next(model.parameters()).device
-    hidden = hidden_states(model, packed.tokens[None].to(device), packed.positions[None].to(device), packed)
+    weight = model.get_input_embeddings().weight
+    device, spare = weight.device, packed.spare if _half(weight) else 0
+    tokens, positions = (nn.functional.pad(x, (0, spare)) for x in (packed.tokens, packed.positions))
+    hidden = hidden_states(model, tokens[None].to(device), positions[None].to(device), packed)
     return hidden[0, packed.source.to(device)]
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from posttrain.learner.forward import Recompute
+
 GIB = 1 << 30
 
 SHARE = 0.8
@@ -70,7 +72,7 @@ def estimate(
     *,
     dtype: torch.dtype,
     microbatch_tokens: int,
-    checkpointing: bool = False,
+    checkpointing: Recompute = False,
     sampler_rows: int = 0,
     sampler_length: int = 0,
     reference: int = 0,
@@ -111,7 +113,9 @@ def estimate(
     return Memory(parts)
 
 
-def token_bytes(shape: Shape, size: int, *, checkpointing: bool, critic: Shape | None, natural: bool) -> int:
+def token_bytes(
+    shape: Shape, size: int, *, checkpointing: Recompute, critic: Shape | None, natural: bool
+) -> int:
     """Bytes that one packed token of a microbatch costs, in the policy and in a critic of its own.
 
     A natural step computes with pairs of numbers, and holds about eight rows of logits for each token.
@@ -121,16 +125,20 @@ def token_bytes(shape: Shape, size: int, *, checkpointing: bool, critic: Shape |
     return own + judged + (own + 32 * shape.vocabulary if natural else 0)
 
 
-def activation_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
+def activation_bytes(shape: Shape, size: int, checkpointing: Recompute) -> int:
     """Bytes that the backward pass keeps for one token, as measured on Llama-shaped models.
 
     A layer keeps about 5 vectors of the hidden size in the compute type and 2 in float32 (the norms), the
     rotated queries and the output of attention, keys and values, and 4 of the feed-forward size. For
     SmolLM2-135M that is 0.77 MB a token; 0.79 was measured.
-    With checkpointing a layer keeps its input alone, and one layer at a time is computed again.
+    With checkpointing a layer keeps its input alone, or that and what its products and attention gave, and
+    one layer at a time is computed again.
     """
     attention = (2 * shape.heads + 2 * shape.key_heads) * shape.head_size
     layer = size * (5 * shape.hidden + attention + 4 * shape.intermediate) + 8 * shape.hidden
+    if checkpointing == "selective":
+        kept = 3 * shape.hidden + attention + 2 * shape.intermediate
+        return shape.layers * kept * size + layer
     if checkpointing:
         return shape.layers * shape.hidden * size + layer
     return shape.layers * layer
