@@ -66,23 +66,36 @@ def main() -> None:
 
 
 def draw(found: dict[str, list[dict[str, Any]]], out: Path) -> None:
-    """The sampled reward of every method: the mean over its seeds, update by update."""
+    """The sampled reward of every method, update by update: its seeds, their mean, and GRPO's in grey."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 5))
-    for n, (name, runs) in enumerate(found.items()):
-        updates = min(len(r["rewards"]) for r in runs)
-        mean = [statistics.fmean(r["rewards"][u] for r in runs) for u in range(updates)]
-        axes.plot(range(1, updates + 1), mean, label=name, color=pyplot.colormaps["tab20"](n), linewidth=1.8)
-    axes.set(xlabel="update", ylabel="reward of sampled answers", ylim=(0, 1))
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, ncols=2)
+    means = {name: mean([r["rewards"] for r in runs]) for name, runs in found.items()}
+    figure, panels = pyplot.subplots(3, 4, figsize=(11, 7), sharex=True, sharey=True)
+    for axes, (name, runs) in zip(panels.flat, found.items(), strict=False):
+        if "GRPO" in means:
+            axes.plot(range(1, len(means["GRPO"]) + 1), means["GRPO"], color="0.75", linewidth=3)
+        for r in runs:
+            axes.plot(
+                range(1, len(r["rewards"]) + 1), r["rewards"], color="tab:blue", alpha=0.35, linewidth=0.9
+            )
+        axes.plot(range(1, len(means[name]) + 1), means[name], color="tab:blue", linewidth=2)
+        after = statistics.fmean(r["after"] for r in runs)
+        axes.set_title(f"{name}: {after:.0%}", fontsize=10)
+        axes.set_ylim(0, 1)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("update")
+    figure.supylabel("reward of sampled answers")
     figure.tight_layout()
     figure.savefig(out)
+
+
+def mean(curves: list[list[float]]) -> list[float]:
+    """Their mean, as far as all of them go."""
+    return [statistics.fmean(values) for values in zip(*curves, strict=False)]
 
 
 def run(name: str, seed: int, changes: list[str], out: Path) -> None:

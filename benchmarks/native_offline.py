@@ -127,7 +127,7 @@ def recipe(options: argparse.Namespace, file: Path) -> Recipe:
         batch=Dataset(batch_size=batch_size(options), max_length=LIMIT),
         steps=Steps(
             microbatch_tokens=options.microbatch_tokens or options.microbatch * LIMIT,
-            gradient_checkpointing="selective" if options.selective else False,
+            gradient_checkpointing="selective" if options.selective else "none",
         ),
         optim=Optim(lr=RATES[options.method]),
         checkpoint=Checkpoints(every=0),

@@ -83,7 +83,7 @@ WRONG_TYPES: dict[str, tuple[Tables, Fragments]] = {
         ("lora", "targets", "q_proj", "array"),
         ("lora", "rank", 4.5, "integer"),
         ("track", "sinks", "wandb", "array"),
-        ("steps", "gradient_checkpointing", "half", "should be false, true or 'selective'"),
+        ("steps", "gradient_checkpointing", True, "should be 'none', 'selective' or 'full'"),
         ("verifier", "weights", {"number": "2"}, "number"),
         ("critic", "kind", "separate", "'shared' or 'own'"),
         ("critic", "path", 3, "string"),
@@ -264,7 +264,7 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
         ("model.dtype", "noise in bfloat16", "'float32'"),
     ),
     "trpo with checkpointing": (
-        {"method": {"name": "trpo"}, "optim": None, "steps": {"gradient_checkpointing": True}},
+        {"method": {"name": "trpo"}, "optim": None, "steps": {"gradient_checkpointing": "full"}},
         ("steps.gradient_checkpointing", "trpo has no gradient checkpointing"),
     ),
     "a reference that follows an adapter": (

@@ -316,7 +316,7 @@ def _first(error: ValidationError, cls: type, where: Where) -> UserError:
     mistake = found[0]
     loc = [str(part) for part in mistake["loc"]]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    kind, said = mistake["type"], mistake["msg"].replace("False, True", "false, true")  # as in TOML
+    kind, said = mistake["type"], mistake["msg"]
     if _URGENCY.get(kind) == 0:
         known = _known(cls, loc[:-1])
         mend = did_you_mean(loc[-1], known) or f"known here: {', '.join(known)}"

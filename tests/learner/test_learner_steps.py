@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from posttrain.learner import learner as learners
 from posttrain.learner.checkpoint import read_tensors, write_tensors
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
@@ -156,7 +157,7 @@ def test_scores_are_those_of_transformers_and_nothing_else_is_filled(
 
 def test_dropout_in_the_model_is_never_on(llama: Make, rows_of: Make) -> None:
     batch = rows_of(seed=3, dtype=torch.float32)
-    for again in (False, True, "selective"):
+    for again in ("none", "selective", "full"):
         steps = Steps(gradient_checkpointing=again)
         wet, dry = (
             Learner(llama(0, attention_dropout=p), SFT, optim=Optim(lr=0.01), steps=steps) for p in (0.5, 0.0)
@@ -239,6 +240,18 @@ def test_steps_that_cannot_be_are_refused(bad: dict[str, int]) -> None:
         Steps(**bad)
 
 
+@pytest.mark.parametrize(("what", "times"), [("none", 0), ("selective", 6), ("full", 6)])
+def test_memory_goes_back_around_each_forward_pass_where_it_counts(
+    what: Any, times: int, llama: Make, rows_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[torch.device] = []
+    monkeypatch.setattr(learners, "give_back", given.append)
+    monkeypatch.setattr(learners, "microbatches", lambda batch, *_, **__: [[0], [1], [2]])
+    made = Learner(llama(0), SFT, steps=Steps(gradient_checkpointing=what))
+    made.update(rows_of(seed=3, dtype=torch.float32))
+    assert given == [torch.device("cpu")] * times
+
+
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """How often each operation ran."""
 
@@ -254,15 +267,15 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_what_is_computed_again_is_what_lies_between_the_products(llama: Make, rows_of: Make) -> None:
     """How many products of matrices and how many gates run in a step."""
     counts = {}
-    for what in (False, "selective", True):
+    for what in ("none", "selective", "full"):
         learner = Learner(llama(0), SFT, steps=Steps(gradient_checkpointing=what))
         with Counted() as seen:
             learner.update(rows_of(seed=3, dtype=torch.float32))
         counts[what] = (seen.by_name["mm"], seen.by_name["silu"])
     layers = len(llama(0).model.layers)
-    products, gates = counts[False]
+    products, gates = counts["none"]
     assert gates == layers
     assert products > 3 * 7 * layers
     assert counts["selective"] == (products, 2 * gates)
     # Nobody needs what a layer's last product gave, so it is not computed again.
-    assert counts[True] == (products + 6 * layers, 2 * gates)
+    assert counts["full"] == (products + 6 * layers, 2 * gates)

@@ -11,8 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from posttrain.learner.forward import _kept
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.pretrained import parameter_count
 from posttrain.runtime.error_rate import ErrorRate
@@ -368,7 +371,7 @@ def test_the_estimate_is_the_sum_of_what_is_held(make_model):
         estimate(shape, dtype=torch.float32, microbatch_tokens=t).parts["activations"] for t in (1, 2)
     )
     assert two == 2 * one > 0
-    whole, half, none = (activation_bytes(shape, 4, what) for what in (True, "selective", False))
+    whole, half, none = (activation_bytes(shape, 4, what) for what in ("full", "selective", "none"))
     assert whole < half < none
 
 
@@ -387,9 +390,34 @@ def test_activations_are_about_what_the_backward_pass_keeps(make_model):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         out = model(tokens).last_hidden_state
     measured = sum(kept.values()) / 256
-    guess = activation_bytes(Shape.of(config, 0, 0), 4, False)
+    guess = activation_bytes(Shape.of(config, 0, 0), 4, "none")
     assert out.requires_grad
     assert 0.6 < guess / measured < 1.7
+
+
+class Kept(TorchDispatchMode):
+    """Bytes of what selective recomputation keeps of a forward pass, but for the inputs of layers."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        if _kept(None, op, *args) == CheckpointPolicy.MUST_SAVE:
+            outs = out if isinstance(out, tuple) else (out,)
+            self.bytes += sum(x.nbytes for x in outs if isinstance(x, torch.Tensor))
+        return out
+
+
+def test_selective_recomputation_keeps_about_what_is_estimated(make_model):
+    path = make_model(hidden_size=64, intermediate_size=192, num_hidden_layers=4)
+    config = AutoConfig.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path).model
+    with Kept() as kept:
+        model(torch.randint(100, (1, 256)), use_cache=False)
+    measured = kept.bytes / 256 + 4 * 4 * 64
+    shape = Shape.of(config, 0, 0)
+    one_layer = activation_bytes(shape, 4, "none") / 4
+    assert activation_bytes(shape, 4, "selective") - one_layer == pytest.approx(measured, rel=0.1)
 
 
 def test_the_microbatch_follows_from_the_memory():
@@ -404,7 +432,7 @@ def test_the_microbatch_follows_from_the_memory():
         head_size=16,
         vocabulary=1000,
     )
-    token = activation_bytes(shape, 4, False)
+    token = activation_bytes(shape, 4, "none")
     fixed = estimate(shape, dtype=torch.float32, microbatch_tokens=0).total
     chosen = microbatch(shape, free=int((fixed + 1000 * token) / 0.8) + 1, dtype=torch.float32)
     assert chosen == 1000

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
@@ -20,10 +19,11 @@ from posttrain.learner.critic import CriticModel
 from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.math import tokens
-from posttrain.types import Batch, Outputs, PerToken
+from posttrain.types import Batch, Outputs, PerToken, RunError
 
-Recompute = Literal[False, True, "selective"]
-"""Which activations the backward pass computes again: none, all of a layer, or what costs little."""
+Recompute = Literal["none", "selective", "full"]
+"""Which activations the backward pass computes again: none, what costs little, or all of a layer."""
+PRODUCTS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm"})
 
 
 def forward(
@@ -91,8 +91,8 @@ def column(packed: Pack, batch: Batch, values: Float[torch.Tensor, "M"]) -> PerT
     return values.new_zeros(batch.mask.shape).index_put((packed.row, packed.column), values)
 
 
-def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool) -> None:
-    """Makes the backward pass compute activations again, without dropout; the gradients are the same bits.
+def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool = False) -> None:
+    """Makes the backward pass compute activations again; the gradients are the same bits.
 
     An adapter adds its part to what a product gave, in place: what was kept of it is then the sum, and stays
     so, for the addition is a product as well and is not done twice.
@@ -103,23 +103,30 @@ def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool) -> 
             create_selective_checkpoint_contexts, _kept, allow_cache_entry_mutation=adapter
         )
     model.gradient_checkpointing_enable(how)
-    model.train()  # transformers checkpoints in training mode only
     for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    if model.device.type == "cpu":
-        # Else the holes that activations of many sizes leave in glibc's heap outweigh what is not kept.
-        model.get_decoder().register_forward_pre_hook(lambda *_: _give_back())
-        model.get_decoder().register_forward_hook(lambda *_: _give_back())
+        # transformers checkpoints in training mode only; what a layer consists of stays without dropout.
+        module.training = getattr(module, "gradient_checkpointing", False)
 
 
-def _give_back() -> None:
-    """Hands what is free to the system; `runtime.process.settle` tells glibc to keep it for speed."""
-    with suppress(OSError, AttributeError):  # not glibc: nothing is kept
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _kept(_context: SelectiveCheckpointContext, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+def _kept(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -> CheckpointPolicy:
     """Products of matrices and attention are kept; norms, rotations and gates cost little to repeat."""
-    dear = any(word in str(op) for word in ("mm", "linear", "dot_product"))
-    return CheckpointPolicy.MUST_SAVE if dear else CheckpointPolicy.PREFER_RECOMPUTE
+    name = op.overloadpacket.__name__
+    if name in PRODUCTS or "scaled_dot_product" in name:
+        return CheckpointPolicy.MUST_SAVE
+    if op._schema.is_mutable and args[0].is_floating_point():
+        # What was kept may lie in the same memory, and would then not be what it was.
+        raise RunError(
+            f"this architecture changes numbers in place ({name}): "
+            "set steps.gradient_checkpointing to 'full', or to 'none'"
+        )
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def give_back(device: torch.device) -> None:
+    """Hands free memory of the processor to the system; `runtime.process.settle` has glibc keep it for speed.
+
+    Activations of many sizes leave holes in its heap that outweigh what is not kept of them.
+    """
+    if device.type == "cpu":
+        with suppress(OSError, AttributeError):  # not glibc: nothing is kept
+            ctypes.CDLL(None).malloc_trim(0)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from posttrain.attention import use_layouts
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.forward import Recompute, compute_again, forward, scored, valued
+from posttrain.learner.forward import Recompute, compute_again, forward, give_back, scored, valued
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.neftune import of_step
 from posttrain.learner.optim import Optim, Trained, learning_rate
@@ -43,9 +43,9 @@ class Steps:
     """Packed tokens in one forward and backward pass; 0 chooses from the memory there is."""
     target_kl: float = 0.0
     """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0 takes them all."""
-    gradient_checkpointing: Recompute = False
-    """Compute activations again in the backward pass: `true` those of whole layers, about a third slower and
-    far less memory; `"selective"` those between products of matrices, a little slower and half the memory."""
+    gradient_checkpointing: Recompute = "none"
+    """What the backward pass computes again: `"full"` all activations of a layer, a third slower and far less
+    memory; `"selective"` those between products of matrices, which are half of them, and a tenth slower."""
     neftune_alpha: float = 0.0
     """Uniform noise of this size on the embeddings of what is learnt from (NEFTune, 5 is usual); 0: none."""
 
@@ -106,10 +106,10 @@ class Learner:
         for each in (model, *([reference] if reference is not None else [])):
             use_layouts(each)
             each.eval()  # dropout would make the trained policy another one than the sampled
-        if steps.gradient_checkpointing:
-            bodies = (model, None if critic is None else critic.body)
-            for body in (b for b in bodies if b is not None):
-                compute_again(body, steps.gradient_checkpointing, adapter=bool(lora.rank))
+        if steps.gradient_checkpointing != "none":
+            compute_again(model, steps.gradient_checkpointing, adapter=bool(lora.rank))
+            if critic is not None and critic.body is not None:
+                compute_again(critic.body, steps.gradient_checkpointing)
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps = method, steps
@@ -140,7 +140,9 @@ class Learner:
             raise ValueError("a method that needs values or a head is given a critic, and no other method is")
         if self.trust and self.critic is not None:
             raise ValueError("a trust region moves the policy alone, and takes no critic")
-        if self.trust and (self.steps.gradient_checkpointing or self.compute_dtype == torch.bfloat16):
+        if self.trust and (
+            self.steps.gradient_checkpointing != "none" or self.compute_dtype == torch.bfloat16
+        ):
             raise ValueError("a trust region computes in float32, without gradient checkpointing")
 
     # ------------------------------------------------------------------ reading
@@ -298,7 +300,9 @@ class Learner:
         noise = of_step(batch, alpha, seed=self.seed, step=self.step_count)
         for rows in microbatches(weighed, self.microbatch_tokens, whole=self.method.unit == "group"):
             part = batch.rows(torch.tensor(rows))
+            self._give_back()
             out = forward(base(self.model), part, self.temperature, self.critic, noise)
+            self._give_back()
             loss = reduce.weighted_sum(self.method.loss(out, part), weight[rows].to(out.logp), part.mask)
             if learns:
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -315,6 +319,10 @@ class Learner:
                 sums[key] = sums.get(key, 0.0) + float(masked.row_sum(by * value, part.mask).sum())
         metrics = {key: value / count for key, value in sums.items()} | {"loss": total}
         return Outputs(logp=logp, entropy=entropy), weighs, metrics
+
+    def _give_back(self) -> None:
+        if self.steps.gradient_checkpointing != "none":
+            give_back(base(self.model).device)
 
     def _move(self, loss: float) -> dict[str, float]:
         """Clips, steps and publishes; the rate, and the gradient's norm before clipping."""

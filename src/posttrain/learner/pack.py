@@ -1,4 +1,4 @@
-"""Rows laid end to end, without padding and without computing a shared beginning twice.
+"""Rows laid end to end, without padding between them and without computing a shared beginning twice.
 
 Rows of one group begin with the same prompt. A *family* is that prompt, once, followed by the
 rest of each row; a token of a rest sees the prompt and what comes before it in its own rest, at
@@ -30,7 +30,7 @@ EVEN = 64
 """In 16 bits the model is shown a multiple of so many tokens: for every number of them that it meets, oneDNN
 compiles kernels, and keeps them: 10 MiB each for SmolLM2-135M. What fills up is seen by none."""
 EVEN_FAMILY = 16
-"""The same for the tokens that attend to one another: 3 MiB for every number of them."""
+"""The same for the tokens that attend at once, 3 MiB for every number of them; not where branch by branch."""
 
 
 def _half(x: torch.Tensor) -> bool:
@@ -84,7 +84,7 @@ class Pack:
     column: Int[torch.Tensor, "M"]
     stem: int = 0
     """Tokens before the first family, which all families begin with."""
-    _masks: dict[tuple[int, int | None], torch.Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
 
     @property
     def spare(self) -> int:
@@ -112,7 +112,8 @@ class Pack:
             n, seen = family.stop - family.start, self.stem if family is not stem else 0
             whole = seen + n <= WHOLE_FAMILY or not family.branches
             # Nobody sees, or asks for, the tokens after the family that fill up.
-            spare = family.spare if whole and _half(query) else 0
+            even = whole and _half(query) and family.stop + family.spare <= query.shape[2]
+            spare = family.spare if even else 0
             span = slice(family.start, family.stop + spare)
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
             if seen:
@@ -130,15 +131,15 @@ class Pack:
         self, number: int, family: Family, seen: int, spare: int, window: int | None, device: torch.device
     ) -> torch.Tensor | None:
         """Who sees whom in a family; None for plainly causal. The same for every layer, so made once."""
-        if (number, window) not in self._masks:
+        if (number, spare, window) not in self._masks:
             position = self.positions[family.start : family.stop]
             mask = None
             if family.branches or seen or (window is not None and window < len(position)):
                 mask = nn.functional.pad(_family_mask(family, seen, position, window), (0, spare, 0, spare))
                 mask[len(position) :, 0] = True  # what sees nothing would be NaN
                 mask = mask.to(device)
-            self._masks[number, window] = mask
-        return self._masks[number, window]
+            self._masks[number, spare, window] = mask
+        return self._masks[number, spare, window]
 
 
 def _family_mask(family: Family, seen: int, position: torch.Tensor, window: int | None) -> torch.Tensor:

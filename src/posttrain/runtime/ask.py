@@ -169,7 +169,7 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
                 where="model.dtype",
                 mend="set it to 'float32'",
             )
-        if recipe.steps.gradient_checkpointing:
+        if recipe.steps.gradient_checkpointing != "none":
             raise UserError(
                 f"{name} has no gradient checkpointing",
                 where="steps.gradient_checkpointing",

@@ -72,7 +72,7 @@ def estimate(
     *,
     dtype: torch.dtype,
     microbatch_tokens: int,
-    checkpointing: Recompute = False,
+    checkpointing: Recompute = "none",
     sampler_rows: int = 0,
     sampler_length: int = 0,
     reference: int = 0,
@@ -139,7 +139,7 @@ def activation_bytes(shape: Shape, size: int, checkpointing: Recompute) -> int:
     if checkpointing == "selective":
         kept = 3 * shape.hidden + attention + 2 * shape.intermediate
         return shape.layers * kept * size + layer
-    if checkpointing:
+    if checkpointing == "full":
         return shape.layers * shape.hidden * size + layer
     return shape.layers * layer
 
@@ -150,7 +150,7 @@ def microbatch(shape: Shape, *, free: int, **needs: Any) -> int:
     token = token_bytes(
         shape,
         needs["dtype"].itemsize,
-        checkpointing=needs.get("checkpointing", False),
+        checkpointing=needs.get("checkpointing", "none"),
         critic=needs.get("critic"),
         natural=needs.get("natural", False),
     )
