@@ -5,7 +5,7 @@ its own; methods that compare answers drop groups that are all alike. Seconds ar
 the machine does hardly counts. A run that is already there is not made again, so the table can be made in
 several sittings, and by two processes that share the folder.
 
-    python benchmarks/method_runs.py --seeds 3 --updates 50 --out runs/methods
+    python benchmarks/method_runs.py --seeds 3 --updates 16 --threads 1 --out runs/methods
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
     """Makes the runs that are missing, and prints the table of those that are there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=56)
+    parser.add_argument("--updates", type=int, default=16)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--threads", type=int, default=2, help="of torch, in each run")
     parser.add_argument("--only", action="append", choices=list(RECIPES), help="these methods alone")
@@ -70,6 +70,7 @@ def draw(found: dict[str, list[dict[str, Any]]], out: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text, not outlines
     from matplotlib import pyplot
 
     means = {name: mean([r["rewards"] for r in runs]) for name, runs in found.items()}
