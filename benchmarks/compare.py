@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 
-def offline(found: dict[str, Any], method: str, speed: str, unit: str) -> None:
+def offline(found: dict[str, Any], method: str, speed: str, unit: str, side: str = "native") -> None:
     """SFT or DPO against the fastest of TRL's forms, and the memory of both with the same microbatch."""
     forms = {k: v for k, v in found.items() if k.startswith(f"trl-{method}-")}
-    ours = found.get(f"native-{method}")
+    ours = found.get(f"{side}-{method}")
     if not forms or ours is None:
         return
 
@@ -21,7 +21,13 @@ def offline(found: dict[str, Any], method: str, speed: str, unit: str) -> None:
         return [r[key] for r in result["repeats"]]
 
     best = max(forms, key=lambda k: forms[k][speed]["mean"])
-    row(f"{method}, {best}, {unit}", values(forms[best], speed), values(ours, speed), "{:.2f}", higher=True)
+    row(
+        f"{side} {method}, {best}, {unit}",
+        values(forms[best], speed),
+        values(ours, speed),
+        "{:.2f}",
+        higher=True,
+    )
     alike = {k: v for k, v in forms.items() if v["settings"]["microbatch"] == ours["settings"]["microbatch"]}
     least = min(alike, key=lambda k: alike[k]["peak_mib_over_start"]["mean"])
     for key, name in (
@@ -29,7 +35,7 @@ def offline(found: dict[str, Any], method: str, speed: str, unit: str) -> None:
         ("peak_mib_over_start", "over what was there before the weights"),
     ):
         row(
-            f"peak memory of {method}, {least}, {name}, MiB",
+            f"peak memory of {side} {method}, {least}, {name}, MiB",
             values(alike[least], key),
             values(ours, key),
             "{:.0f}",
@@ -65,8 +71,9 @@ def main() -> None:
                     "{:.0f}",
                     higher=False,
                 )
-    offline(found, "sft", "tokens_per_second", "tokens/s")
-    offline(found, "dpo", "pairs_per_second", "pairs/s")
+    for side in ("native", "frugal"):
+        offline(found, "sft", "tokens_per_second", "tokens/s", side)
+        offline(found, "dpo", "pairs_per_second", "pairs/s", side)
     curves(found, folder)
 
 
