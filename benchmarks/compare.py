@@ -17,30 +17,20 @@ def offline(found: dict[str, Any], method: str, speed: str, unit: str, side: str
     if not forms or ours is None:
         return
 
-    def values(result: dict[str, Any], key: str) -> list[float]:
-        return [r[key] for r in result["repeats"]]
+    def against(form: str, key: str, what: str, digits: str, *, higher: bool) -> None:
+        theirs, own = ([r[key] for r in result["repeats"]] for result in (forms[form], ours))
+        row(what, theirs, own, digits, higher=higher)
 
     best = max(forms, key=lambda k: forms[k][speed]["mean"])
-    row(
-        f"{side} {method}, {best}, {unit}",
-        values(forms[best], speed),
-        values(ours, speed),
-        "{:.2f}",
-        higher=True,
-    )
+    against(best, speed, f"{side} {method}, {best}, {unit}", "{:.2f}", higher=True)
     alike = {k: v for k, v in forms.items() if v["settings"]["microbatch"] == ours["settings"]["microbatch"]}
     least = min(alike, key=lambda k: alike[k]["peak_mib_over_start"]["mean"])
     for key, name in (
         ("peak_mib", "process"),
         ("peak_mib_over_start", "over what was there before the weights"),
     ):
-        row(
-            f"peak memory of {side} {method}, {least}, {name}, MiB",
-            values(alike[least], key),
-            values(ours, key),
-            "{:.0f}",
-            higher=False,
-        )
+        what = f"peak memory of {side} {method}, {least}, {name}, MiB"
+        against(least, key, what, "{:.0f}", higher=False)
 
 
 def main() -> None:

@@ -50,14 +50,16 @@ def main() -> None:
         for name in options.only or RECIPES:
             run(name, seed, [f"run.updates={options.updates}", f"run.threads={options.threads}"], options.out)
     found = {shown: read(name, options.out) for name, shown in RECIPES.items()}
-    print("| method | seeds | before | after (range) | core seconds | peak GiB |\n|---|---|---|---|---|---|")
+    columns = ("method", "seeds", "before", "after (each seed)", "reward of the last 4 updates")
+    print(f"| {' | '.join(columns)} | core seconds | peak GiB |\n|---|---|---|---|---|---|---|")
     for name, runs in found.items():
         if runs:
             after = [r["after"] for r in runs]
             cells = [
                 str(len(runs)),
-                f"{statistics.fmean(r['before'] for r in runs):.1%}",
-                f"{statistics.fmean(after):.1%} ({min(after):.1%}–{max(after):.1%})",
+                f"{statistics.fmean(r['before'] for r in runs):.1%}".replace("%", " %"),
+                f"{statistics.fmean(after):.1%} ({', '.join(f'{a:.1%}' for a in after)})".replace("%", " %"),
+                f"{statistics.fmean(statistics.fmean(r['rewards'][-4:]) for r in runs):.2f}",
                 f"{statistics.fmean(r['cpu_seconds'] for r in runs):.0f}",
                 f"{max(r['peak_mib'] for r in runs) / 1024:.1f}",
             ]

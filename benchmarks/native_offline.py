@@ -55,6 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.one:
         return repeated(options)
+    options.microbatch_tokens = options.microbatch_tokens or options.microbatch * LIMIT
     settle(options.threads)
     n = batch_size(options) * (WARM_UP + options.steps)
     draw = conversations if options.method == "sft" else pairs
@@ -86,7 +87,7 @@ def main() -> None:
             "data": options.data.name,
             "rows": options.rows,
             "microbatch": options.microbatch,
-            "microbatch_tokens": options.microbatch_tokens or options.microbatch * LIMIT,
+            "microbatch_tokens": options.microbatch_tokens,
             "selective": options.selective,
             "steps": options.steps,
             "seed": options.seed,
@@ -126,7 +127,7 @@ def recipe(options: argparse.Namespace, file: Path) -> Recipe:
         run=Run(updates=WARM_UP + options.steps, threads=options.threads),
         batch=Dataset(batch_size=batch_size(options), max_length=LIMIT),
         steps=Steps(
-            microbatch_tokens=options.microbatch_tokens or options.microbatch * LIMIT,
+            microbatch_tokens=options.microbatch_tokens,
             gradient_checkpointing="selective" if options.selective else "none",
         ),
         optim=Optim(lr=RATES[options.method]),
