@@ -709,6 +709,15 @@ def test_a_reference_that_cannot_be_one(refuse, make_model, tmp_path):
         {"method": held, "reference": {"path": str(tmp_path / "empty")}}, ("reference.path", "config.json")
     )
     refuse({"method": {"name": "grpo"}, "reference": other}, ("reference", "never read by grpo"))
+    narrow = {"path": str(make_model(max_position_embeddings=20))}
+    refuse(
+        {"method": held, "reference": narrow},
+        ("the prompt of task", "more than the reference's context of 20"),
+    )
+    refuse(
+        {"method": {"name": "ppo"}, "critic": narrow | {"kind": "own"}},
+        ("the prompt of task", "more than the critic's context of 20"),
+    )
 
 
 # ---------------------------------------------------------------- code of the user's

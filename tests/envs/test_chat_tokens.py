@@ -6,6 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from posttrain import plain
 from posttrain.envs.chat import Chat
 from posttrain.types import UserError
 
@@ -215,7 +216,34 @@ def test_plain_text_is_as_it_stands(tokenizer):
     )
     assert tokenizer.decode(tokens) == "3 + 4 = 7<|im_end|>"
     assert trained == [False] * 7 + [True] * 3
-    assert tokenizer.decode(chat.extend(tokens, [{"role": "user", "content": "higher"}])) == "\nhigher\n"
+    assert tokenizer.decode(chat.extend(tokens, [{"role": "user", "content": "higher"}])) == "\nhigher"
+
+
+def test_plain_text_of_several_turns_is_one_text_however_it_comes_about(tokenizer):
+    chat = Chat(tokenizer, "none")
+    said = [
+        {"role": "system", "content": "Guess."},
+        {"role": "user", "content": "Begin: "},
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "higher"},
+        {"role": "user", "content": "much: "},
+        {"role": "assistant", "content": "8"},
+    ]
+    text = "Guess.\nBegin: 3<|im_end|>\nhigher\nmuch: 8<|im_end|>"
+    learnt, trained = chat.render_supervised(said)
+    assert tokenizer.decode(learnt) == text
+    assert trained_text(tokenizer, learnt, trained) == "3<|im_end|>8<|im_end|>"
+    played = chat.render(said[:2]) + chat.spell("3") + [tokenizer.eos_token_id]
+    played = chat.extend(played, said[3:5])
+    assert played == learnt[len(chat.render(said[:2])) + 2 : -2]
+    assert tokenizer.decode(chat.render(said[:5]) + chat.spell("8") + chat.close()) == text
+    assert tokenizer.apply_chat_template(said, chat_template=plain.TEMPLATE, tokenize=False) == text
+
+
+def test_a_plain_answer_that_was_cut_off_is_ended(tokenizer):
+    chat = Chat(tokenizer, "none")
+    cut = [*chat.render([{"role": "user", "content": "Begin: "}]), *chat.spell("3")]
+    assert tokenizer.decode(chat.extend(cut, [{"role": "user", "content": "higher"}])) == "<|im_end|>\nhigher"
 
 
 def test_a_tokenizer_without_a_template_can_do_plain_text_only(tokenizer):

@@ -7,6 +7,7 @@ What answers is a function of what was asked: a text, or one of the failures bel
 """
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,13 @@ class Drop:
     """The connection is closed without a word."""
 
 
+@dataclass(frozen=True)
+class Likely:
+    """An answer with the chances of tokens to be its first one."""
+
+    chances: dict[str, float]
+
+
 Behaviour = Callable[["Asked"], Any]
 
 
@@ -76,15 +84,14 @@ class Server:
 
 
 def completion(
-    text: Any, prompt_tokens: int = 100, completion_tokens: int = 10, finish: str = "stop"
+    text: Any, prompt_tokens: int = 100, completion_tokens: int = 10, finish: str = "stop", **more: Any
 ) -> bytes:
     """The body that carries an answer."""
+    message = {"role": "assistant", "content": text}
     return json.dumps(
         {
             "object": "chat.completion",
-            "choices": [
-                {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
-            ],
+            "choices": [{"index": 0, "message": message, "finish_reason": finish, **more}],
             "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens},
         }
     ).encode()
@@ -130,6 +137,12 @@ def serving(behaviour: Behaviour) -> Iterator[Server]:
                 length = len(said.body) if said.length is None else said.length
                 self._send(200, said.body, {"Content-Type": said.kind}, length)
                 self.close_connection = length != len(said.body)
+                return
+            if isinstance(said, Likely):
+                tops = [{"token": t, "logprob": math.log(p)} for t, p in said.chances.items()]
+                logprobs = {"content": [{"token": tops[0]["token"], "top_logprobs": tops}]}
+                body = completion(tops[0]["token"], 100, 1, "length", logprobs=logprobs)
+                self._send(200, body, {"Content-Type": "application/json"})
                 return
             self._send(200, completion(said), {"Content-Type": "application/json"})
 

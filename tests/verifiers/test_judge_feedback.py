@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from posttrain.verifiers.judge.rubric import Rubric, read_rubric
 from posttrain.verifiers.judge.writer import Written
 
 SERVER = Path(__file__).parent / "openai_server.py"
-serving, Status = (load_named(f"{SERVER}:{name}") for name in ("serving", "Status"))
+serving, Status, Likely = (load_named(f"{SERVER}:{name}") for name in ("serving", "Status", "Likely"))
 PAIR = Rubric(kind="pairwise", prompt="{question}\n{first}\n{second}")
 LAWS = Constitution(
     principles=tuple(
@@ -132,6 +132,19 @@ def test_half_an_agreement_has_half_a_margin():
     with serving(lambda a: "Better: B" if shown(a, "SECOND") == "good" else "Better: equal") as server:
         [kept], _ = preferences(endpoint(server), PAIR, ["p"], [("good", "bad")])
     assert (kept.chosen, kept.margin, kept.agree) == ("good", 0.5, False)
+
+
+def test_chances_make_a_margin_between_0_and_1_and_agree_on_a_side():
+    chances = {"ab": (0.9, 0.1), "ba": (0.4, 0.6), "cd": (0.9, 0.1), "dc": (0.7, 0.3)}
+    with serving(
+        lambda a: Likely(dict(zip("AB", chances[shown(a, "FIRST") + shown(a, "SECOND")], strict=True)))
+    ) as server:
+        rubric = replace(PAIR, verdict="logprobs")
+        kept, counts = preferences(endpoint(server), rubric, ["p", "q"], [("a", "b"), ("c", "d")])
+    assert [(p.chosen, p.agree) for p in kept] == [("a", True), ("c", False)]
+    # The means of 0.9 and 1 - 0.4, and of 0.9 and 1 - 0.7.
+    assert [p.margin for p in kept] == pytest.approx([0.5, 0.2])
+    assert counts == {"better": 2, "verdicts": 4, "first": 3}
 
 
 def test_a_pair_without_both_verdicts_is_no_preference():

@@ -5,8 +5,11 @@ import os
 import pickle
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from posttrain import config
+from posttrain.runtime import writers
 from posttrain.runtime.writers import JudgeChoice, NativeWriter
 from posttrain.types import Task, UserError
 from posttrain.verifiers.judge.endpoint import Endpoint
@@ -100,6 +103,50 @@ def test_a_broken_call_leaves_nothing_behind_for_the_next(writer, monkeypatch):
     assert say(writer, [HELLO]) == wanted
 
 
+# ---------------------------------------------------------------------- chances in place of words
+
+
+def test_chances_are_those_of_transformers(writer):
+    conversations = [ask("Which is better?"), HELLO, ask("x" * 40)]
+    found = writer.choose(conversations, ["A", "B", "é"])
+    tokenizer, model = (
+        writers._opened(writer).chat.tokenizer,
+        AutoModelForCausalLM.from_pretrained(writer.path),
+    )
+    texts = tokenizer.batch_decode([[t] for t in range(model.config.vocab_size)])
+    for conversation, written in zip(conversations, found, strict=True):
+        tokens = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
+        with torch.no_grad():
+            chance = model(torch.tensor([tokens])).logits[0, -1].double().softmax(-1)
+        wanted = [
+            sum(chance[t] for t, text in enumerate(texts) if text.strip() == o) for o in ("A", "B", "é")
+        ]
+        assert written.chances == pytest.approx([float(w) for w in wanted], rel=1e-4)
+        assert written.prompt_tokens == len(tokens)
+    assert found[0].chances[0] > 0
+    assert found[0].chances[2] == 0.0  # of no token, so it cannot be said
+
+
+def test_asking_for_chances_disturbs_no_answer(writer):
+    wanted = say(writer, [HELLO, ask("one")])
+    alone = writer.choose([HELLO], ["A"])
+    assert say(writer, [HELLO, ask("one")]) == wanted
+    assert writer.choose([HELLO], ["A"]) == alone
+
+
+def test_what_has_no_room_or_nothing_in_it_is_an_error_here_too(writer):
+    good, long, empty = writer.choose([HELLO, ask("x" * 9000), ask(" ")], ["A", "B"])
+    assert not good.failed
+    assert "exceeds" in long.error
+    assert "empty" in empty.error
+
+
+def test_a_model_that_only_babbles_has_verdicts_by_its_chances(writer):
+    judge = read({"rubric": "pairwise", "verdict": "logprobs", "native": {"path": writer.path}}).build()
+    verdict = judge(Task(id="t", messages=tuple(HELLO), answer="4"), "5")
+    assert 0.0 < verdict.score < 1.0
+
+
 # ---------------------------------------------------------------------- as a recipe has it
 
 TABLE = {
@@ -132,6 +179,10 @@ def test_a_table_makes_a_judge():
         (TABLE | {"rubric": "principled"}, "has a place for"),
         (TABLE | {"rubric": "nowhere.toml"}, "no such file"),
         (TABLE | {"attempts": 0}, "attempts"),
+        (
+            TABLE | {"rubric": "pointwise", "verdict": "logprobs"},
+            "one digit, and the rubric's scale is 1 to 10",
+        ),
         (TABLE | {"endpoint": {"base_url": "x", "model": "m"}}, "http"),
     ],
 )

@@ -16,8 +16,9 @@ from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
 
 SERVER = Path(__file__).parent / "openai_server.py"
-serving, scripted, completion, Raw, Status = (
-    load_named(f"{SERVER}:{name}") for name in ("serving", "scripted", "completion", "Raw", "Status")
+serving, scripted, completion, Raw, Status, Likely = (
+    load_named(f"{SERVER}:{name}")
+    for name in ("serving", "scripted", "completion", "Raw", "Status", "Likely")
 )
 
 SCALE = Rubric(kind="pointwise", prompt="Q {question}\nR {response}", system="A judge.", low=1, high=10)
@@ -221,6 +222,56 @@ def test_a_million_characters_cost_nothing():
     ):
         assert not forged(text)
         defused(text)
+
+
+# ---------------------------------------------------------------------- chances in place of words
+
+DIGIT = Rubric(kind="pointwise", prompt="{response}", low=1, high=5, verdict="logprobs")
+LETTER = Rubric(kind="pairwise", prompt="Q {question}\n1 {first}\n2 {second}", verdict="logprobs")
+
+
+def test_a_score_is_the_mean_of_the_numbers_that_may_be_said():
+    likely = {"5": 0.3, " 5": 0.1, "1": 0.2, "3\n": 0.2, "10": 0.1, "The": 0.1}
+    with serving(scripted(Likely(likely))) as server:
+        verdict = over(server, DIGIT)(task(), "4")
+    assert verdict.score == pytest.approx((0.4 * 1.0 + 0.2 * 0.0 + 0.2 * 0.5) / 0.8)
+    assert (verdict.label, verdict.reason) == ("scored", "'1 0.2, 2 0, 3 0.2, 4 0, 5 0.4'")
+    [asked] = server.asked
+    sent = {key: asked.body[key] for key in ("max_tokens", "temperature", "logprobs", "top_logprobs")}
+    assert sent == {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": 20}
+    assert asked.text.endswith("Answer with one whole number and nothing else, from 1 (worst) to 5 (best).")
+
+
+def test_a_preference_for_the_first_cancels_where_it_is_the_same_in_both_orders():
+    good = lambda asked: between_marks(asked, "FIRST") == "good"  # noqa: E731
+    with serving(lambda a: Likely({"A": 0.8, "B": 0.1} if good(a) else {"A": 0.6, "B": 0.2})) as server:
+        verdict = over(server, LETTER)(task(answer="bad"), "good")
+        same = over(server, LETTER)(task(answer="bad"), "worse")
+    first, second = 8 / 9, 1 - 6 / 8
+    assert verdict.score == pytest.approx((first + second) / 2)
+    assert (verdict.label, verdict.parts["bias"]) == ("better", pytest.approx(first - second))
+    assert (same.score, same.label) == (0.5, "disagree")
+
+
+def test_a_judge_that_is_about_to_say_something_else_has_no_verdict_and_is_asked_once():
+    with serving(scripted(Likely({"<think>": 0.995, "A": 0.004}))) as server:
+        verdict = over(server, LETTER, attempts=3)(task(), "4")
+    assert (verdict.score, verdict.label) == (None, "unparsable")
+    assert len(server.asked) == 2  # both orders
+
+
+def test_a_server_without_chances_is_no_score():
+    with serving(scripted("A")) as server:
+        verdict = over(server, LETTER, attempts=3)(task(), "4")
+    assert (verdict.score, verdict.label) == (None, "unanswered")
+    assert "top_logprobs" in verdict.reason
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 10), (0.5, 3), (-1, 1)])
+def test_a_scale_that_is_not_of_single_digits_is_refused(low, high):
+    with pytest.raises(ValueError, match="one digit"):
+        Rubric(kind="pointwise", prompt="{response}", low=low, high=high, verdict="logprobs")
 
 
 # ---------------------------------------------------------------------- injections

@@ -19,10 +19,8 @@ from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
+from posttrain import plain
 from posttrain.types import Message, UserError
-
-PLAIN = "none"
-"""The template of a model that knows no turns: messages are joined by newlines, as they are."""
 
 _ANSWER = "posttrainplaceholder"
 _SUGGESTION = "set [model] chat_template to a Jinja template, or to 'none' for plain text"
@@ -56,8 +54,8 @@ class Tokenizer(Protocol):
 class Chat:
     """Tokens of conversations under one tokenizer and one template.
 
-    `template` is None for the tokenizer's own, "none" for plain text, or a Jinja template. `ends` are
-    further tokens, besides the tokenizer's eos, at which the policy stops speaking.
+    `template` is None for the tokenizer's own, "none" for plain text (posttrain.plain), or a Jinja template.
+    `ends` are further tokens, besides the tokenizer's eos, at which the policy stops speaking.
 
     Raises UserError if there is no template, or if it does not show what an assistant says.
     """
@@ -89,7 +87,7 @@ class Chat:
     @property
     def plain(self) -> bool:
         """Whether messages are shown as they are."""
-        return self.template == PLAIN
+        return self.template == plain.NAME
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of the first prompt, up to where the policy begins to speak.
@@ -98,9 +96,9 @@ class Chat:
         """
         if not messages or not any(message["content"].strip() for message in messages):
             raise UserError("the prompt is empty")
+        tokens = self._tokens(self._text(messages, prompt=True), special=self.plain)
         if not self.plain:
-            return self._tokens(self._text(messages, prompt=True))
-        tokens = self._tokens("\n".join(m["content"] for m in messages), special=True)
+            return tokens
         # Some tokenizers end every text with eos; nothing could follow that.
         return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self.tokenizer.eos_token_id else tokens
 
@@ -139,15 +137,13 @@ class Chat:
             after = self._tokens(self._after(between, speaks_again=following is not None))
             if after[:1] != [self._end]:
                 after = [self._eos(), *after]
-            if following is None and self.plain:
-                after = after[:1]
             tokens += said + after
             trained += [True] * (len(said) + 1) + [False] * (len(after) - 1)
         return tokens, trained
 
     def close(self) -> list[int]:
-        """The tokens behind the last answer of a whole conversation; eos for a model that knows no turns."""
-        return [self._eos()] if self.plain else self._tokens(self._close)
+        """The tokens behind the last answer of a whole conversation."""
+        return self._tokens(self._close)
 
     def spell(self, text: str) -> list[int]:
         """The tokens of a text in which nothing is taken for a special token."""
@@ -162,8 +158,6 @@ class Chat:
 
     def _said(self, messages: Sequence[Message], turn: int) -> str:
         """The text of one assistant turn, between what opens it and what closes it."""
-        if self.plain:
-            return messages[turn]["content"]
         before = self._text(messages[:turn], prompt=True)
         whole = self._text(messages[: turn + 1], prompt=False)
         close = self._close
@@ -178,8 +172,6 @@ class Chat:
     def _after(self, messages: Iterable[Message], speaks_again: bool = False) -> str:
         """The text behind an assistant's turn: its end, the messages, and the opening of its next turn."""
         shown = list(messages)
-        if self.plain:
-            return "\n" + "".join(f"{message['content']}\n" for message in shown)
         question = {"role": "user", "content": "question"}
         answer = {"role": "assistant", "content": _ANSWER}
         text = self._text([question, answer, *shown], prompt=bool(shown) or speaks_again)
@@ -191,7 +183,7 @@ class Chat:
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": prompt}
         if self.template is not None:
-            options["chat_template"] = self.template
+            options["chat_template"] = plain.TEMPLATE if self.plain else self.template
         try:
             text: str = self.tokenizer.apply_chat_template([dict(m) for m in messages], **options)
         except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:

@@ -6,15 +6,15 @@ from posttrain.learner import heads, pretrained
 from posttrain.learner.critic import CriticModel
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.plan import Shape
-from posttrain.runtime.policy import Policy, Say, beside, weights_of, with_layouts
+from posttrain.runtime.policy import Policy, beside, weights_of, with_layouts
 
 
-def critic_shape(asked: Asked, policy: Policy, say: Say) -> Shape | None:
+def critic_shape(asked: Asked, policy: Policy) -> Shape | None:
     """The sizes of a critic's own model, all of it trained; None where there is none."""
     critic = asked.recipe.critic
     if "value" not in asked.method.needs or critic.kind == "shared":
         return None
-    path = beside(critic.path, "critic.path", policy, say, scores=True) if critic.path else policy.path
+    path = beside(critic.path, "critic.path", policy, scores=True) if critic.path else policy.path
     config = pretrained.load_config(path, scores=True)
     parameters = pretrained.parameter_count(config)
     return Shape.of(config, parameters, parameters)

@@ -23,7 +23,7 @@ from posttrain.runtime.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.plan import Memory, Shape, estimate, free_memory, gib, microbatch
-from posttrain.runtime.policy import Policy, Say, surroundings, weights_of
+from posttrain.runtime.policy import Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.reference import held, held_size, reference_of, scores_once
 from posttrain.runtime.replay import Replay
@@ -102,7 +102,7 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     """Everything that is decided before weights are read: what `posttrain validate` checks and prints."""
     check_sinks(recipe.track.sinks)
     asked = ask(recipe, say)
-    policy = surroundings(recipe, say)
+    policy = bounded(recipe, surroundings(recipe, say), say)
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     shape = Shape.of(policy.config, parameters, trained)
@@ -117,9 +117,9 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": held_size(asked, policy, parameters, say),
+        "reference": held_size(asked, policy, parameters),
         "reference_follows": bool(recipe.reference.refresh_every),
-        "critic": critic_shape(asked, policy, say),
+        "critic": critic_shape(asked, policy),
         "natural": asked.line.step == "trust_region",
     }
     if asked.online:
@@ -159,7 +159,7 @@ def check_prompts(asked: Asked, policy: Policy) -> int:
         if length + room > policy.context:
             raise UserError(
                 f"the prompt of task {task.id!r} has {length} tokens, and with {room} new ones that is more "
-                f"than the model's context of {policy.context}",
+                f"than {policy.narrowest}'s context of {policy.context}",
                 where=task.source,
                 mend="leave it out, or lower sampling.max_new_tokens",
             )

@@ -1,12 +1,13 @@
 """A recipe's model: what surrounds it, known before its weights are read, and then the weights."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from posttrain import plain
 from posttrain.attention import context_of, use_layouts
 from posttrain.envs.chat import Chat
 from posttrain.envs.tasks.arithmetic import Arithmetic
@@ -18,13 +19,6 @@ from posttrain.types import UserError
 
 NO_TASK = TaskChoice(arithmetic=Arithmetic())
 """For uses of a model that ask it no tasks."""
-
-PLAIN_TEXT = (
-    "{% set said = messages[-1]['role'] == 'assistant' %}"
-    "{{ (messages[:-1] if said else messages) | map(attribute='content') | join('\\n') }}"
-    "{% if said %}{{ messages[-1]['content'] + eos_token }}{% endif %}"
-)
-"""The template "none" as Jinja, to be saved: messages joined by newlines, an answer right behind them."""
 
 Say = Callable[[str], None]
 """Told, in one line, what takes time or is worth knowing."""
@@ -42,7 +36,10 @@ class Policy:
     dtype: torch.dtype
     device: torch.device
     context: int
+    """Tokens of the longest row that every model of the run can read."""
     notes: list[str]
+    narrowest: str = "the model"
+    """Whose context that is."""
 
 
 def surroundings(recipe: Recipe, say: Say) -> Policy:
@@ -56,7 +53,7 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
     chat = Chat(tokenizer, template=template, ends=frozenset(pretrained.stop_ids(path, tokenizer)))
     if chat.plain:
         begins = tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]
-        tokenizer.chat_template = "{{ bos_token }}" * begins + PLAIN_TEXT
+        tokenizer.chat_template = "{{ bos_token }}" * begins + plain.TEMPLATE
     return Policy(
         path=path,
         tokenizer=tokenizer,
@@ -67,6 +64,25 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
         context=context_of(config),
         notes=pretrained.tokenizer_notes(tokenizer),
     )
+
+
+def bounded(recipe: Recipe, policy: Policy, say: Say) -> Policy:
+    """The policy, with rows no longer than the reference and the critic that the recipe names can read.
+
+    UserError for one that does not fit it.
+    """
+    second = (("reference.path", recipe.reference.path), ("critic.path", recipe.critic.path))
+    for key, named in second:
+        if not named:
+            continue
+        scores = key == "critic.path"
+        path = beside(named, key, policy, say, scores=scores)
+        context = context_of(pretrained.load_config(path, scores=scores))
+        if context < policy.context:
+            who = f"the {key.partition('.')[0]}"
+            notes = [*policy.notes, f"rows have at most {context} tokens, the context of {who}'s model"]
+            policy = replace(policy, context=context, notes=notes, narrowest=who)
+    return policy
 
 
 def reads_head(recipe: Recipe) -> bool:

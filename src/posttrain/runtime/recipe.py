@@ -61,7 +61,8 @@ class Model:
     device: str = "auto"
     """auto takes the GPU if there is one; or cpu, cuda, cuda:1."""
     chat_template: str | None = None
-    """A Jinja template in place of the tokenizer's own; "none" shows prompts as plain text."""
+    """A Jinja template in place of the tokenizer's own; "none": messages joined by newlines, an answer
+    right behind what it answers, and eos at its end."""
     random_init: bool = False
     """Draw the weights of its config.json from run.seed instead of reading them."""
 

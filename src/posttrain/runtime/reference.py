@@ -9,7 +9,7 @@ from posttrain.learner import forward, pretrained
 from posttrain.learner.learner import Learner
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.journal import Journal
-from posttrain.runtime.policy import Policy, Say, beside, weights_of, with_layouts
+from posttrain.runtime.policy import Policy, beside, weights_of, with_layouts
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.rows import Group
 from posttrain.runtime.scored import Scored, scored
@@ -30,7 +30,7 @@ def _held(asked: Asked) -> bool:
     return asks and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(asked)
 
 
-def held_size(asked: Asked, policy: Policy, parameters: int, say: Say) -> int:
+def held_size(asked: Asked, policy: Policy, parameters: int) -> int:
     """Parameters of the frozen model that is held, or asked beside the policy, which has so many; 0 for none.
 
     UserError for a model that cannot be the reference, or cannot follow where it is to.
@@ -38,7 +38,7 @@ def held_size(asked: Asked, policy: Policy, parameters: int, say: Say) -> int:
     chosen = asked.recipe.reference
     if not chosen.path:
         return parameters if _held(asked) else 0
-    config = pretrained.load_config(beside(chosen.path, "reference.path", policy, say))
+    config = pretrained.load_config(beside(chosen.path, "reference.path", policy))
     shapes = pretrained.parameter_shapes(config)
     if chosen.refresh_every and shapes != pretrained.parameter_shapes(policy.config):
         raise UserError(

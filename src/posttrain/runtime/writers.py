@@ -7,8 +7,8 @@ chat and the model's files together; it loads the model when it is first asked, 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -22,7 +22,7 @@ from posttrain.types import Message, Request, Sampling, UserError
 from posttrain.verifiers.judge.constitution import read_constitution
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import Judge, Judging
-from posttrain.verifiers.judge.rubric import read_rubric
+from posttrain.verifiers.judge.rubric import Verdict, read_rubric
 from posttrain.verifiers.judge.writer import Conversation, Writer, Written
 
 
@@ -69,10 +69,10 @@ class NativeWriter:
         out: list[Written] = [Written(error="never written")] * len(conversations)
         places: dict[int, tuple[int, int]] = {}
         for i, conversation in enumerate(conversations):
-            said = [dict(message) for message in conversation]
             try:
-                prompt = tuple(opened.chat.render(_unmarked(said, opened.marks)))
-                key = hashlib.blake2b(json.dumps(said).encode(), digest_size=16).hexdigest()
+                prompt = opened.prompt(conversation)
+                said = json.dumps([dict(message) for message in conversation])
+                key = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
                 request = Request(prompt=prompt, sampling=sampling, seed=seed, task=key)
                 places[opened.engine.submit(request)] = (i, len(prompt))
             except (UserError, ValueError) as error:
@@ -90,6 +90,25 @@ class NativeWriter:
                 )
         return out
 
+    def choose(self, conversations: Sequence[Conversation], options: Sequence[str]) -> list[Written]:
+        """The chance of each option to begin each answer, summed over the tokens that are it up to blanks."""
+        opened = _opened(self)
+        out: list[Written] = [Written(error="never asked")] * len(conversations)
+        prompts: dict[int, tuple[int, ...]] = {}
+        for i, conversation in enumerate(conversations):
+            try:
+                prompts[i] = opened.prompt(conversation)
+            except UserError as error:
+                out[i] = Written(error=str(error))
+        tokens = [opened.spellings.get(option, []) for option in options]
+        for start in range(0, len(prompts), self.rows):
+            places = list(prompts)[start : start + self.rows]
+            logps = opened.engine.first([prompts[i] for i in places]).double()
+            for i, logp in zip(places, logps, strict=True):
+                chances = tuple(float(logp[ids].exp().sum()) for ids in tokens)
+                out[i] = Written(chances=chances, prompt_tokens=len(prompts[i]), completion_tokens=1)
+        return out
+
 
 @dataclass(frozen=True)
 class _Open:
@@ -97,6 +116,23 @@ class _Open:
     engine: NativeEngine
     marks: tuple[str, ...]
     """Texts that the tokenizer takes for special tokens."""
+
+    @cached_property
+    def spellings(self) -> dict[str, list[int]]:
+        """The tokens that are one character, up to blanks around it, by that character."""
+        out: dict[str, list[int]] = {}
+        for token in range(self.engine.runner.vocabulary):
+            text = self.engine.decode([token]).strip()
+            if len(text) == 1:
+                out.setdefault(text, []).append(token)
+        return out
+
+    def prompt(self, conversation: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens up to the model's answer, in which no text is a special token; UserError if none."""
+        prompt = tuple(self.chat.render(_unmarked([dict(message) for message in conversation], self.marks)))
+        if len(prompt) >= self.engine.context:
+            raise UserError(f"a prompt of {len(prompt)} tokens exceeds the {self.engine.context} that fit")
+        return prompt
 
 
 @lru_cache(maxsize=4)
@@ -164,6 +200,8 @@ class JudgeChoice(Judging, WriterChoice):
     """pointwise, pairwise or principled (ours), or a TOML file."""
     constitution: str = ""
     """A TOML file, or "ours"; for a rubric with {principles}."""
+    verdict: Verdict = "text"
+    """text: reasons, and a last line that is read; logprobs: one character, of which the chances are read."""
 
     def __post_init__(self) -> None:
         Judging.__post_init__(self)
@@ -171,12 +209,12 @@ class JudgeChoice(Judging, WriterChoice):
 
     def build(self) -> Judge:
         """The judge; UserError for a rubric or a constitution that cannot be read or do not go together."""
-        rubric = read_rubric(self.rubric)
         constitution = None
         if self.constitution:
             constitution = read_constitution("" if self.constitution == "ours" else self.constitution)
         how = {f.name: getattr(self, f.name) for f in fields(Judging)}
         try:
+            rubric = replace(read_rubric(self.rubric), verdict=self.verdict)
             return Judge(writer=self.writer(), rubric=rubric, constitution=constitution, **how)
         except ValueError as error:
             raise UserError(str(error), where="verifier.judge") from None

@@ -15,6 +15,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.draw import draw
@@ -115,6 +116,10 @@ class NativeEngine:
         """log π(token t | before t) for t ≥ 1 at temperature 1, through the weights that draw."""
         logps = self.runner.score(tuple(tokens)).float().log_softmax(-1)
         return [float(logps[t - 1, tokens[t]]) for t in range(1, len(tokens))]
+
+    def first(self, prompts: Listed[tuple[int, ...]]) -> Float[torch.Tensor, "P V"]:
+        """log π(· | prompt) at temperature 1, of the token after each prompt; nothing else is disturbed."""
+        return self.runner.after(list(prompts)).float().log_softmax(-1)
 
     def step(self) -> list[tuple[int, Completion]]:
         """The answers that ended in one more token for each running sequence."""

@@ -124,6 +124,14 @@ class Runner:
             return 0, None
         return (held, layers) if saved == held * len(prompts) else (new, None)
 
+    def after(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
+        """Logits of the token after each prompt; the cache is left as it was."""
+        kept, self.cache = self.cache, Cache(0, 0)
+        try:
+            return self.prefill(prompts)
+        finally:
+            self.cache = kept
+
     @torch.no_grad()
     def score(self, tokens: Prompt) -> Float[torch.Tensor, "T V"]:
         """Logits at every position of a prompt; the cache is left as it was."""

@@ -8,6 +8,7 @@ error and never an empty answer. A refusal (401, 404, ...) is not tried again.
 
 import email.utils
 import json
+import math
 import os
 import random
 import time
@@ -28,6 +29,8 @@ from posttrain.verifiers.judge.writer import Conversation, Written
 _PASSING = frozenset({408, 409, 425, 429})
 _LONGEST_PAUSE_S = 60.0
 _MOST_BYTES = 16 << 20
+MOST_LIKELY = 20
+"""Tokens whose chances are asked for: the most that the protocol grants. `body` may set another number."""
 _certificates = lru_cache(maxsize=1)(httpx.create_ssl_context)
 """Loaded once in a process: it takes longer than a request to a server near by."""
 
@@ -108,11 +111,23 @@ class Endpoint:
         self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
     ) -> list[Written]:
         """One answer for each conversation; UserError if the key is missing."""
+        return self._ask_all(
+            [self._body(c, max_tokens, temperature=temperature, seed=seed) for c in conversations]
+        )
+
+    def choose(self, conversations: Sequence[Conversation], options: Sequence[str]) -> list[Written]:
+        """The chance of each option to begin each answer, by the MOST_LIKELY tokens that the server names.
+
+        An option that is not among them has the chance 0.
+        """
+        asked = {"temperature": 1.0, "logprobs": True, "top_logprobs": MOST_LIKELY}
+        return self._ask_all([self._body(c, 1, **asked) for c in conversations], options)
+
+    def _ask_all(self, bodies: Sequence[bytes], options: Sequence[str] = ()) -> list[Written]:
         self.require()
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self.api_key_env:
             headers["Authorization"] = f"Bearer {os.environ[self.api_key_env].strip()}"
-        bodies = [self._body(c, max_tokens, temperature, seed) for c in conversations]
         if not bodies:
             return []
         threads = min(self.concurrency, len(bodies))
@@ -120,15 +135,14 @@ class Endpoint:
             httpx.Client(headers=headers, timeout=self.timeout_s, verify=_certificates()) as client,
             ThreadPoolExecutor(threads) as pool,
         ):
-            return list(pool.map(lambda body: self._ask(client, body), bodies))
+            return list(pool.map(lambda body: self._ask(client, body, options), bodies))
 
-    def _body(self, conversation: Conversation, max_tokens: int, temperature: float, seed: int) -> bytes:
+    def _body(self, conversation: Conversation, max_tokens: int, **how: Any) -> bytes:
         messages = [{"role": m["role"], "content": _sendable(m["content"])} for m in conversation]
         asked = {"model": self.model, "messages": messages, self.limit_field: max_tokens}
-        asked |= {"temperature": temperature, "seed": seed}
-        return json.dumps(asked | dict(self.body)).encode()
+        return json.dumps(asked | how | dict(self.body)).encode()
 
-    def _ask(self, client: httpx.Client, body: bytes) -> Written:
+    def _ask(self, client: httpx.Client, body: bytes, options: Sequence[str]) -> Written:
         """The answer to one request, tried as often as may be."""
         until = time.monotonic() + self.deadline_s
         tries, why = 0, "its turn does not come within the deadline"
@@ -143,7 +157,7 @@ class Endpoint:
             time.sleep(wait)
             tries += 1
             try:
-                return self._once(client, body)
+                return self._once(client, body, options)
             except _RequestError as failed:
                 why = str(failed)
                 pause = min(self.backoff_s * 2.0 ** min(tries - 1, 20), _LONGEST_PAUSE_S)
@@ -154,11 +168,11 @@ class Endpoint:
         times = f" ({tries} tries)" if tries > 1 else ""
         return Written(error=f"{self.base_url}: {why}{times}")
 
-    def _once(self, client: httpx.Client, body: bytes) -> Written:
+    def _once(self, client: httpx.Client, body: bytes, options: Sequence[str]) -> Written:
         """The answer to one request sent once, which is logged; _RequestError if there is none."""
         begin = time.monotonic()
         try:
-            written = _read(self._post(client, body, begin + self.timeout_s))
+            written = _read(self._post(client, body, begin + self.timeout_s), options)
         except _RequestError as failed:
             self._record(failed.status, begin, Written(error=str(failed)))
             raise
@@ -207,7 +221,7 @@ class Endpoint:
         return bytes(received)
 
 
-def _read(body: bytes) -> Written:
+def _read(body: bytes, options: Sequence[str] = ()) -> Written:
     """The answer in a response; _RequestError if it is not of the form that the protocol gives it."""
     try:
         parsed = json.loads(body)
@@ -226,7 +240,24 @@ def _read(body: bytes) -> Written:
         prompt_tokens=_count(counts.get("prompt_tokens")),
         completion_tokens=_count(counts.get("completion_tokens")),
         cut=choice.get("finish_reason") == "length",
+        chances=_chances(choice, options) if options else (),
     )
+
+
+def _chances(choice: Any, options: Sequence[str]) -> tuple[float, ...]:
+    """The chance of each option to be the first token; _RequestError if the server names no chances."""
+    try:
+        likely = [
+            (str(t["token"]).strip(), math.exp(t["logprob"]))
+            for t in choice["logprobs"]["content"][0]["top_logprobs"]
+        ]
+    except (KeyError, IndexError, TypeError, OverflowError):
+        raise _RequestError(
+            "the answer has no logprobs.content[0].top_logprobs, which verdict = 'logprobs' reads",
+            status=200,
+            passing=False,
+        ) from None
+    return tuple(math.fsum(p for token, p in likely if token == option) for option in options)
 
 
 def _count(value: object) -> int:

@@ -51,7 +51,7 @@ class Judging:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read in a judge's answer: a number from 0 to 1, or why there is none."""
+    """What was read in a judge's answer, or in its chances: a number from 0 to 1, or why there is none."""
 
     value: float | None
     text: str
@@ -62,7 +62,12 @@ class Reading:
 def ask(
     writer: Writer, rubric: Rubric, conversations: Sequence[Sequence[Message]], how: Judging
 ) -> list[Reading]:
-    """What the judge says to each of these conversations; those that cannot be read are asked again."""
+    """What the judge says to each of these conversations; those that cannot be read are asked again.
+
+    Chances are asked for once: they are the same each time.
+    """
+    if rubric.verdict == "logprobs":
+        return [_reading(rubric, answer) for answer in writer.choose(conversations, list(rubric.options))]
     found = [Reading(None, "", "unparsable") for _ in conversations]
     open_ = list(range(len(conversations)))
     for attempt in range(how.attempts):
@@ -83,9 +88,14 @@ def ask(
 def _reading(rubric: Rubric, answer: Written) -> Reading:
     if answer.failed:
         return Reading(None, answer.error, "unanswered")
-    # Cut off, "Score: 10" may read "Score: 1".
-    value = None if answer.cut else rubric.read(answer.text)
-    return Reading(value, answer.text, "unparsable" if value is None else "")
+    if rubric.verdict == "logprobs":
+        value = rubric.weigh(answer.chances)
+        each = zip(rubric.options, answer.chances, strict=True)
+        text = ", ".join(f"{name} {chance:.2g}" for name, chance in each)
+    else:
+        # Cut off, "Score: 10" may read "Score: 1".
+        value, text = None if answer.cut else rubric.read(answer.text), answer.text
+    return Reading(value, text, "unparsable" if value is None else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +225,7 @@ def both_orders(
 
 
 def settled(first: float, second: float) -> tuple[float, str]:
-    """The score and label of two verdicts on one response, 1 or 0 or 0.5 (equal) each.
+    """The score and label of two verdicts on one response: 1 or 0 or 0.5 (equal) each, or what lies between.
 
     >>> settled(1.0, 1.0), settled(1.0, 0.0), settled(0.5, 1.0), settled(0.5, 0.5)
     ((1.0, 'better'), (0.5, 'disagree'), (0.75, 'better'), (0.5, 'equal'))

@@ -27,7 +27,7 @@ class Preference:
     margin: float
     """|2 p - 1|, p the mean of both verdicts: 1 if they say the same, 0 if they contradict each other."""
     agree: bool
-    """Whether both orders say the same."""
+    """Whether both orders say the same; of chances, whether both prefer the same answer."""
 
 
 def preferences(
@@ -90,14 +90,14 @@ def _preference(
     score, label = settled(first, second)
     counts["better" if label == "worse" else label] += 1
     counts["verdicts"] += 2
-    counts["first"] += values.count(1.0)
+    counts["first"] += sum(value > 0.5 for value in values)
     chosen, rejected = pair if score >= 0.5 else (pair[1], pair[0])
     return Preference(
         prompt=prompt,
         chosen=chosen,
         rejected=rejected,
         margin=abs(2 * score - 1),
-        agree=first == second,
+        agree=first == second or (first - 0.5) * (second - 0.5) > 0,
     )
 
 

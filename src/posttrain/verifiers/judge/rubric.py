@@ -18,7 +18,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +40,9 @@ _CONTROL = re.compile(
 _LOOSE = re.IGNORECASE | re.ASCII
 _SCORE = re.compile(r"score\s*:\s*([+-]?\d{1,9}(?:\.\d{1,9})?)(?:\s*/\s*(\d{1,9}))?\s*\.?", _LOOSE)
 _BETTER = re.compile(r"better\s*:\s*(a|b|equal)\s*\.?", _LOOSE)
+LEAST = 0.01
+"""A judge whose options have less than this chance together is about to say something else."""
+Verdict = Literal["text", "logprobs"]
 _PAIR: Mapping[str, float] = {"a": 1.0, "b": 0.0, "equal": 0.5}
 
 
@@ -52,10 +55,14 @@ class Rubric:
     system: str = ""
     low: float = 0.0
     high: float = 1.0
+    verdict: Verdict = "text"
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ValueError(f"low must be below high, not {self.low} and {self.high}")
+        if self.verdict == "logprobs" and not (self.low in range(10) and self.high in range(10)):
+            scale = f"{self.low:g} to {self.high:g}"
+            raise ValueError(f"verdict = 'logprobs' reads one digit, and the rubric's scale is {scale}")
         known = (*_KINDS[self.kind], *_SHARED)
         named = _PLACES.findall(self.prompt)
         for name in named:
@@ -67,6 +74,14 @@ class Rubric:
         for name in _KINDS[self.kind]:
             if named.count(name) != 1:
                 raise ValueError(f"the prompt must have {{{name}}} once, not {named.count(name)} times")
+
+    @property
+    def options(self) -> dict[str, float]:
+        """What may be answered where chances are read, and what each is worth."""
+        if self.kind == "pairwise":
+            return {"A": 1.0, "B": 0.0}
+        low, high = int(self.low), int(self.high)
+        return {str(n): (n - low) / (high - low) for n in range(low, high + 1)}
 
     def wants(self, name: str) -> bool:
         """Whether the prompt has this place."""
@@ -97,6 +112,13 @@ class Rubric:
         ]
 
     def _ending(self) -> str:
+        if self.verdict == "logprobs":
+            if self.kind == "pairwise":
+                return (
+                    "Answer with one letter and nothing else: A if the first is better, B if the second is."
+                )
+            scale = f"from {self.low:g} (worst) to {self.high:g} (best)"
+            return f"Answer with one whole number and nothing else, {scale}."
         if self.kind == "pairwise":
             return (
                 "Give your reasons in a few sentences. Then end with one line that reads exactly 'Better: A' "
@@ -133,6 +155,19 @@ class Rubric:
             return value
         scaled = (value - self.low) / (self.high - self.low)
         return scaled if 0 <= scaled <= 1 else None
+
+    def weigh(self, chances: Sequence[float]) -> float | None:
+        """Σ chance · worth / Σ chance of the options, 0 to 1; None if they are less than LEAST together.
+
+        Source: arXiv:2212.08073, section 4.1 (letters); arXiv:2309.00267, direct RLAIF (numbers).
+
+        >>> Rubric(kind="pairwise", prompt="{first}{second}", verdict="logprobs").weigh([0.6, 0.2])
+        0.75
+        """
+        total = math.fsum(chances)
+        if not total >= LEAST:
+            return None
+        return math.fsum(p * w for p, w in zip(chances, self.options.values(), strict=True)) / total
 
     def _match(self, line: str) -> float | None:
         """The number on a line that is a verdict; None for any other line."""

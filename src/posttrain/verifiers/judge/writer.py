@@ -29,6 +29,8 @@ class Written:
     completion_tokens: int = 0
     cut: bool = False
     """Whether it had to end because max_tokens were reached: its last word may be half a word."""
+    chances: tuple[float, ...] = ()
+    """Of each option that was asked about, to be the answer's first token; for `choose` alone."""
     error: str = ""
     """Why nothing was written, in one line; the text is then empty and means nothing."""
 
@@ -50,6 +52,13 @@ class Writer(Protocol):
         self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
     ) -> list[Written]:
         """One answer for each conversation, in their order. What goes wrong with one is in its `error`."""
+        ...
+
+    def choose(self, conversations: Sequence[Conversation], options: Sequence[str]) -> list[Written]:
+        """How likely each option is to be the first token of each answer, at temperature 1, in `chances`.
+
+        An option is one character, and every token counts that is it up to blanks around it.
+        """
         ...
 
     def require(self) -> None:

@@ -21,6 +21,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from posttrain import plain
 from posttrain.attention import context_of
 from posttrain.loading import quiet, usable_device
 from posttrain.types import Message, UserError
@@ -28,8 +29,6 @@ from posttrain.usercode import cause
 from posttrain.verifiers.model.scores import Step
 
 Kind = Literal["outcome", "process"]
-PLAIN = "none"
-"""The template that joins messages by newlines and ends the answer with eos."""
 _ANSWER = "posttrainplaceholder"
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 
@@ -152,13 +151,10 @@ class Scorer:
 
     def _around(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """The tokens before an answer to these messages, and those after it."""
-        if self.template == PLAIN:
-            text = "\n".join(m["content"] for m in messages)
-            tokens = list(self.tokenizer(text)["input_ids"]) if text else []
-            eos = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
-            return tokens[:-1] if eos and tokens[-1:] == eos else tokens, eos
         turns = [*(dict(m) for m in messages), {"role": "assistant", "content": _ANSWER}]
-        options = {"chat_template": self.template} if self.template else {}
+        bare = self.template == plain.NAME
+        template = plain.TEMPLATE if bare else self.template
+        options = {"chat_template": template} if template else {}
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, **options)
         except (TemplateError, TypeError, KeyError, ValueError) as error:
@@ -166,10 +162,13 @@ class Scorer:
         before, found, after = text.rpartition(_ANSWER)
         if not found:
             raise UserError("the chat template does not show what an assistant says", where=self.path)
-        return self._marked(before), self._marked(after)
+        tokens = self._marked(before, begins=bare)
+        # Some tokenizers end every text with eos; no answer could follow that.
+        ended = bare and tokens[-1:] == [self.tokenizer.eos_token_id] and len(tokens) > 1
+        return tokens[:-1] if ended else tokens, self._marked(after)
 
-    def _marked(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+    def _marked(self, text: str, *, begins: bool = False) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=begins)["input_ids"]) if text else []
 
     def _plain(self, text: str) -> list[int]:
         return self._split([text])[0]
