@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -310,3 +312,29 @@ def test_a_template_whose_answers_cannot_be_cut_out_is_refused(tokenizer):
 def test_nothing_cannot_be_appended(tokenizer):
     with pytest.raises(UserError, match="no messages"):
         Chat(tokenizer).extend([1, 2], [])
+
+
+# ---------------------------------------------------------------------- tokens as text
+
+
+@pytest.fixture(scope="module")
+def of_bytes():
+    """A tokenizer with a token a byte, as those that learn pairs of bytes begin."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(alphabet)}, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=words)
+
+
+def test_the_last_token_of_a_character_adds_it_all(of_bytes):
+    pieces = Chat(of_bytes, "none").pieces(of_bytes("aé🙂!").input_ids)
+    assert pieces == ["a", "", "é", "", "", "", "🙂", "!"]
+
+
+@given(st.text(max_size=20), st.lists(st.integers(0, 255), max_size=8))
+def test_pieces_add_up_to_the_text_whatever_the_bytes(of_bytes, text, junk):
+    tokens = of_bytes(text).input_ids + junk
+    pieces = Chat(of_bytes, "none").pieces(tokens)
+    assert len(pieces) == len(tokens)
+    assert "".join(pieces) == of_bytes.decode(tokens, clean_up_tokenization_spaces=False)

@@ -23,6 +23,8 @@ from posttrain import plain
 from posttrain.types import Message, UserError
 
 _ANSWER = "posttrainplaceholder"
+REPLACEMENT = "\ufffd"
+"""What bytes that are no character yet are decoded to."""
 _SUGGESTION = "set [model] chat_template to a Jinja template, or to 'none' for plain text"
 
 
@@ -41,7 +43,7 @@ class Tokenizer(Protocol):
         """The conversation as text."""
         ...
 
-    def decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool = ...) -> str:
         """The tokens as text."""
         ...
 
@@ -150,6 +152,23 @@ class Chat:
         if not text:
             return []
         return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """What each token adds to the text: of a character that takes several, the last one adds it all."""
+        out: list[str] = []
+        # What a token looks like hangs on the one before it (a blank in front), so that one is decoded too.
+        before = complete = 0
+        for end in range(1, len(tokens) + 1):
+            known = self._decoded(tokens[before:complete])
+            text = self._decoded(tokens[before:end])
+            whole = not text.endswith(REPLACEMENT) or end == len(tokens)
+            out.append(text[len(known) :] if whole else "")
+            if whole:
+                before, complete = complete, end
+        return out
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
 
     def _eos(self) -> int:
         if self.tokenizer.eos_token_id is None:

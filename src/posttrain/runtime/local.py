@@ -206,11 +206,6 @@ def rollouts_of(asked: Asked, policy: Policy, engine: NativeEngine) -> Rollouts:
     )
 
 
-def pieces_of(policy: Policy) -> Callable[[Sequence[int]], list[str]]:
-    """Each token as text."""
-    return lambda tokens: [str(policy.tokenizer.decode([t])) for t in tokens]
-
-
 def train(
     chosen: Plan, run_dir: RunDir, *, resume: bool, config: Mapping[str, Any], show: Show, say: Say
 ) -> dict[str, float]:
@@ -307,7 +302,7 @@ def _run_online(
             held_out=asked.held_out,
             run_dir=run_dir,
             journal=journal,
-            pieces=pieces_of(policy),
+            pieces=policy.chat.pieces,
             save=save,
             updates=recipe.run.updates,
             save_every=recipe.checkpoint.every,
