@@ -8,7 +8,7 @@ import pytest
 from posttrain.usercode import load_named
 
 SERVER = Path(__file__).parent / "verifiers" / "openai_server.py"
-serving = load_named(f"{SERVER}:serving")
+serving, Likely = (load_named(f"{SERVER}:{name}") for name in ("serving", "Likely"))
 
 
 @pytest.fixture
@@ -60,6 +60,30 @@ def test_preferences_are_asked_in_both_orders(run_cli, judge, tmp_path):
     [record] = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert (record["chosen"], record["rejected"]) == ("a long answer", "short")
     assert (record["margin"], record["agree"]) == (1.0, True)
+
+
+def test_a_judge_that_cannot_keep_to_the_form_is_asked_for_its_chances(run_cli, judge, tmp_path):
+    def babbles(asked):
+        first = asked.body["messages"][-1]["content"].find("a long answer")
+        right, wrong = (
+            ("A", "B") if first < asked.body["messages"][-1]["content"].find("short") else ("B", "A")
+        )
+        return Likely({right: 0.2, wrong: 0.1}) if "logprobs" in asked.body else "I think that it depends."
+
+    with serving(babbles) as server:
+        pairs = lines(tmp_path / "pairs.jsonl", [{"prompt": "How?", "responses": ["short", "a long answer"]}])
+        found = judge(server, rubric="pairwise")
+        said = run_cli("prefer", found, pairs, "-o", tmp_path / "words.jsonl")
+        again = ["--set", "verifier.judge.verdict=logprobs"]
+        chances = run_cli("prefer", found, pairs, "-o", tmp_path / "chances.jsonl", *again)
+    assert said.code == 0
+    assert said.out.startswith("1 unparsable")
+    assert " ".join(again) in said.out
+    assert chances.code == 0, chances.err
+    assert "note" not in chances.out
+    [record] = [json.loads(line) for line in (tmp_path / "chances.jsonl").read_text().splitlines()]
+    assert record["chosen"] == "a long answer"
+    assert record["margin"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(

@@ -54,14 +54,9 @@ CASES: dict[str, list[str]] = {
         "method.name=expert_iteration",
         "method.repeats=counted",
         "method.balance=unbalanced",
-        "method.reduction=per_sequence",
         *OFTEN,
     ],
-    "expert iteration, four rounds": [
-        "method.name=expert_iteration",
-        "method.reduction=per_sequence",
-        *ROUNDS,
-    ],
+    "expert iteration, four rounds": ["method.name=expert_iteration", *ROUNDS],
 }
 MEASURED = ("greedy", "pass@1", f"pass@{DRAWS}", "entropy")
 

@@ -68,7 +68,7 @@ def _check(counts: Mapping[str, int], useful: str) -> None:
         rest = ", ".join(f"{count} {label}" for label, count in counts.items())
         raise UserError(
             f"the judge left {counts[useful]} of use, and {LEAST} are the least: {rest}",
-            mend="take a better judge, a larger verifier.judge.max_tokens, or more prompts",
+            mend="take a better judge, verdict = 'logprobs', a larger verifier.judge.max_tokens, or more",
         )
 
 

@@ -74,6 +74,10 @@ def prefer(
     except ValueError as error:
         raise UserError(str(error), where=str(judge), mend='set verifier.judge.rubric = "pairwise"') from None
     _say(counts, out)
+    if counts["unparsable"] > counts["better"]:
+        typer.echo(
+            "note: its chances can be read in place of its words: --set verifier.judge.verdict=logprobs"
+        )
 
 
 def _read(judge: Path, data: Path, sets: Sequence[str]) -> tuple[Judge, list[dict[str, Any]]]:
