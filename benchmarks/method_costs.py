@@ -30,7 +30,7 @@ from posttrain.runtime.plan import Shape, estimate
 from posttrain.runtime.process import settle
 from posttrain.types import Batch, Trajectory
 
-THREADS, GROUPS, SAMPLES, PROMPT = 2, 8, 8, 46
+GROUPS, SAMPLES, PROMPT = 8, 8, 46
 ONCE, FOUR = Steps(microbatch_tokens=2048), Steps(microbatch_tokens=2048, epochs=2, minibatches=2)
 LORA = Lora(rank=16)
 CASES: dict[str, dict[str, Any]] = {
@@ -42,6 +42,12 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo, KL to the reference": {"method": "grpo", "options": {"kl_in_loss": 0.1}},
     "rloo, LoRA, float32": {"method": "rloo", "lora": LORA, "dtype": "float32"},
     "trpo, LoRA, float32": {"method": "trpo", "lora": LORA, "dtype": "float32"},
+    "trpo, LoRA, float32, products on half of the tasks": {
+        "method": "trpo",
+        "lora": LORA,
+        "dtype": "float32",
+        "trust": Trust(fisher_every=2),
+    },
 }
 AGAINST = {
     "ppo, shared critic": "grpo",
@@ -49,6 +55,7 @@ AGAINST = {
     "ppo, own critic, 2 epochs of 2": "grpo, 2 epochs of 2",
     "grpo, KL to the reference": "grpo",
     "trpo, LoRA, float32": "rloo, LoRA, float32",
+    "trpo, LoRA, float32, products on half of the tasks": "rloo, LoRA, float32",
 }
 """What each cost is divided by."""
 
@@ -58,15 +65,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--one", choices=list(CASES), help="only this case, in this process")
     options = parser.parse_args()
     if options.one:
+        settle(options.threads)
         options.out.write_text(json.dumps(measure(options.one, options.model, options.repeat)))
         return
     found = {}
     for name in CASES:
-        words = ["--model", str(options.model), "--repeat", str(options.repeat), "--out", str(options.out)]
+        words = ["--model", str(options.model), "--out", str(options.out)]
+        words += ["--repeat", str(options.repeat), "--threads", str(options.threads)]
         subprocess.run([sys.executable, __file__, *words, "--one", name], check=True)
         found[name] = json.loads(options.out.read_text())
         print(f"{name:36} {found[name]}", flush=True)
@@ -116,7 +126,6 @@ def rows(vocabulary: int) -> Batch:
 
 def measure(name: str, path: Path, repeat: int) -> dict[str, Any]:
     """Seconds of each update after the first, and the peak of resident memory over what was there before."""
-    settle(THREADS)
     case = CASES[name]
     dtype = getattr(torch, case.get("dtype", "bfloat16"))
     before = resident_mib()
@@ -136,7 +145,7 @@ def measure(name: str, path: Path, repeat: int) -> dict[str, Any]:
         reference=load_model(path, dtype=dtype) if needs_copy else None,
         critic=critic,
         critic_optim=Optim(lr=1e-6),
-        trust=Trust() if METHODS[case["method"]].step == "trust_region" else None,
+        trust=case.get("trust", Trust()) if METHODS[case["method"]].step == "trust_region" else None,
     )
     batch, seconds = rows(model.config.vocab_size), []
     for _ in range(repeat + 1):

@@ -37,8 +37,9 @@ class Trust:
     """Products with the Fisher matrix in the conjugate-gradient solver."""
     damping: float = 0.1
     """Added to the Fisher matrix's diagonal."""
-    fisher_every: int = 2
-    """The products see every so-many-th task of the step; the bound is checked on all of them."""
+    fisher_every: int = 4
+    """The products see every so-many-th task of the step (in the paper's appendix C a tenth of the samples);
+    the bound is checked on all of them."""
     shrink: float = 0.5
     """By how much a step that goes too far is shortened."""
     tries: int = 10
