@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data import Data, load_conversations, load_tasks, read_hub, read_records
+from posttrain.data import Data, load_conversations, load_labelled, load_tasks, read_hub, read_records
 from posttrain.types import UserError
 
 GSM8K = {"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
@@ -271,7 +271,6 @@ BAD_RECORDS = [
     ({"prompt": []}, "prompt is empty"),
     ({"prompt": "a?", "answer": ["b"]}, "answer is a list, not text or a number"),
     ({"prompt": "a?", "answer": True}, "answer is a boolean, not text or a number"),
-    ({"prompt": "a?", "id": None}, "id is null"),
     ({"prompt": "a?", "id": True}, "id is a boolean"),
     ({"prompt": "a?", "id": ""}, "id is empty"),
     ({"question": "", "answer": "1"}, "question is empty"),
@@ -282,7 +281,14 @@ BAD_RECORDS = [
     ({"messages": [{"content": "a"}]}, "message 1 of messages has no 'role'"),
     ({"messages": [{"role": "user", "contents": "a"}]}, "has no 'content'; did you mean 'contents'?"),
     ({"messages": [{"role": "user", "content": None}]}, "content of message 1 of messages is null"),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "is a list, not text"),
+    ({"messages": [{"role": "user", "content": ["a"]}]}, "is a list, not text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image'"),
+    ({"messages": [{"role": "system", "content": ""}]}, "message 1 of messages is empty"),
+    (
+        {"messages": [{"role": "system", "content": "Be brief."}, user("a")], "system": "Be rude."},
+        "gives another",
+    ),
+    ({"prompt": "a?", "completion": [user("b")]}, "completion ends with the user, not the assistant"),
     ({"messages": [user("a"), {"role": "assitant", "content": "b"}]}, "did you mean 'assistant'?"),
     ({"messages": [{"role": "martian", "content": "b"}]}, "must be one of system, user"),
     ({"messages": [user("")]}, "message 1 of messages is empty"),
@@ -290,7 +296,7 @@ BAD_RECORDS = [
         {"messages": [user("a"), {"role": "system", "content": "b"}]},
         "a system message, which must come first",
     ),
-    ({"messages": [{**user("a"), "tool_calls": []}]}, "'tool_calls', which is not understood"),
+    ({"messages": [{**user("a"), "tool_calls": [{}]}]}, "'tool_calls', which is not understood"),
     ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "ends with the assistant"),
     ({"conversations": [{"from": "human", "content": "a"}]}, "has no 'value'"),
     ({"conversations": [{"from": "robot", "value": "a"}]}, "from of message 1 of conversations is 'robot'"),
@@ -411,11 +417,125 @@ def test_a_file_that_may_not_be_read(tmp_path):
         read_records(str(path))
 
 
-def test_a_missing_number_in_parquet_is_named_with_its_row(tmp_path):
-    table = pa.table({"prompt": ["a", "b"], "answer": [1.0, float("nan")]})
+def test_a_missing_number_in_parquet_is_null_and_matters_where_it_is_read(tmp_path):
+    table = pa.table({"prompt": ["a", "b"], "answer": ["1", "2"], "score": [1.0, float("nan")]})
     pq.write_table(table, tmp_path / "d.parquet")
-    with pytest.raises(UserError, match=r"^d\.parquet:2: answer is nan"):
-        read_records(str(tmp_path / "d.parquet"))
+    path = str(tmp_path / "d.parquet")
+    assert [record.fields["score"] for record in read_records(path)] == [1.0, None]
+    assert len(load_tasks(Data(path=path))) == 2
+    with pytest.raises(UserError, match=r"^d\.parquet:2: score is null"):
+        load_labelled(Data(path=path))
+
+
+# ---------------------------------------------------------------------- as data sets of the Hub have it
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"system": "Be brief.", "question": "q"},
+        {"system_prompt": "Be brief.", "prompt": "q"},
+        {"system": "Be brief.", "conversations": [{"from": "human", "value": "q"}]},
+        {"system": "Be brief.", "messages": [SYSTEM, user("q")]},
+        {"system": "Be brief.", "question": "q", "chosen": "a", "rejected": "b"},
+    ],
+    ids=str,
+)
+def test_a_system_message_beside_the_prompt_is_part_of_it(tmp_path, record):
+    [task] = load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", record)))
+    assert task.messages == (SYSTEM, user("q"))
+
+
+def test_a_blank_system_message_is_none(tmp_path):
+    blank = {"messages": [{"role": "system", "content": ""}, user("q")], "system": " "}
+    assert load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", blank)))[0].messages == (user("q"),)
+
+
+def test_columns_that_others_show_in_the_prompt_are_named(tmp_path):
+    said = []
+    path = jsonl(
+        tmp_path / "d.jsonl", {"prompt": "a", "tools": [{}]}, {"prompt": "b", "tools": [], "history": [1]}
+    )
+    load_tasks(Data(path=path), say=said.append)
+    assert said[1] == "d.jsonl: no part of any prompt, though other trainers show it: tools (1), history (1)"
+    said.clear()
+    load_tasks(Data(path=path, template="{prompt}"), say=said.append)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "columns", "asked", "learnt"),
+    [
+        ({"prompt": "P", "body": "B", "answer": "3"}, {"question": "body"}, "B", "3"),
+        ({"prompt": "P", "answer": "3", "best": "X"}, {"answer": "best"}, "P", "X"),
+        (
+            {"problem": "P", "solution": "S", "messages": [user("m"), {"role": "assistant", "content": "n"}]},
+            {"problem": "problem"},
+            "P",
+            "S",
+        ),
+    ],
+    ids=["prompt", "answer", "problem"],
+)
+def test_what_the_config_names_comes_before_what_is_found(tmp_path, record, columns, asked, learnt):
+    [found] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", record), columns=columns))
+    assert [m["content"] for m in found.messages] == [asked, learnt]
+
+
+def test_a_label_is_that_which_the_config_names(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", {"prompt": "p", "response": "r", "score": 0.1, "helpfulness": 4})
+    [found] = load_labelled(Data(path=path, columns={"reward": "helpfulness"}))
+    assert found.scores == (4.0,)
+
+
+def test_a_column_named_for_nothing_that_is_read_is_an_error(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", {"prompt": "p", "answer": "3", "best": "X"})
+    with pytest.raises(UserError, match="columns takes 'best' for rejected, which is not read of a task"):
+        load_tasks(Data(path=path, columns={"rejected": "best"}))
+
+
+@pytest.mark.parametrize(
+    ("record", "learnt"),
+    [
+        ({"prompt": "q", "response": "r", "helpfulness": 4}, "r"),
+        ({"instruction": "q", "context": "", "response": "r"}, "r"),
+        ({"instruction": "q", "completion": "r"}, "r"),
+        ({"question": "q", "output": "r"}, "r"),
+        ({"problem": "q", "solution": "s", "answer": "3"}, "s"),
+        ({"prompt": [user("q")], "completion": [{"role": "assistant", "content": "r"}]}, "r"),
+        ({"prompt": "q", "completion": {"role": "assistant", "content": "r"}, "messages": None}, "r"),
+        ({"prompt": "q", "completion": "r", "chosen": None, "rejected": None, "id": None}, "r"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}], "answer": "r"}, "r"),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
+)
+def test_answers_of_many_names_are_learnt(tmp_path, record, learnt):
+    [found] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", record)))
+    assert found.messages == (user("q"), {"role": "assistant", "content": learnt})
+
+
+def test_a_verifier_finds_the_answer_and_what_stands_beside_it(tmp_path):
+    [task] = load_tasks(
+        Data(path=jsonl(tmp_path / "d.jsonl", {"problem": "q", "solution": "s", "answer": "3"}))
+    )
+    assert task.answer == "3"
+    assert task.fields["solution"] == "s"
+    [task] = load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", {"prompt": "q", "output": "5\n"})))
+    assert (task.answer, task.fields["output"]) == (None, "5\n")
+
+
+def test_a_completion_of_several_messages_goes_on_with_the_prompt(tmp_path):
+    turns = [{"role": "assistant", "content": "a"}, user("b"), {"role": "assistant", "content": "c"}]
+    [found] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", {"prompt": "q", "completion": turns})))
+    assert found.messages == (user("q"), *turns)
+
+
+def test_a_template_is_filled_with_text_only(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", {"prompt": [user("q")]})
+    with pytest.raises(UserError, match="'prompt', which the template wants, is a list, not text"):
+        load_tasks(Data(path=path, template="{prompt}"))
 
 
 def test_a_data_set_of_the_hub_library_is_read_for_real(tmp_path, monkeypatch):

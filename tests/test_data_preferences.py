@@ -718,3 +718,28 @@ def test_a_bootstrap_draws_records_again_and_leaves_others_out(tmp_path: Path) -
     assert len(drawn[0]) == 40
     assert len(whole) == 40
     assert 15 < len(set(drawn[0])) < 35  # 1 - 1/e of them are expected
+
+
+# ---------------------------------------------------------------------- whole conversations as sides
+
+TALKS = {"chosen": "\n\nHuman: Hi\n\nAssistant: a", "rejected": "\n\nHuman: Hi\n\nAssistant: b"}
+
+
+def test_a_prompt_beside_whole_conversations_must_be_theirs_and_is_not_said_twice(tmp_path):
+    [pair] = load_rankings(Data(path=jsonl(tmp_path, TALKS | {"prompt": "Hi"})))
+    assert (pair.messages, pair.answers) == (({"role": "user", "content": "Hi"},), ("a", "b"))
+    with pytest.raises(UserError, match="prompt is not in the conversation of chosen"):
+        load_rankings(Data(path=jsonl(tmp_path, TALKS | {"prompt": "Ho"})))
+    with pytest.raises(UserError, match="the config's template makes a prompt, and chosen brings its own"):
+        load_rankings(Data(path=jsonl(tmp_path, TALKS | {"q": "Hi"}), template="{q}"))
+
+
+def test_turns_may_end_as_on_windows(tmp_path):
+    record = {name: text.replace("\n", "\r\n") for name, text in TALKS.items()}
+    [pair] = load_rankings(Data(path=jsonl(tmp_path, record)))
+    assert (pair.messages, pair.answers) == (({"role": "user", "content": "Hi"},), ("a", "b"))
+
+
+def test_sides_that_are_null_are_no_pair(tmp_path):
+    record = {"prompt": "q", "completion": "r", "label": True, "chosen": None, "rejected": None}
+    assert len(load_labelled(Data(path=jsonl(tmp_path, record)))) == 1

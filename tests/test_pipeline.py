@@ -195,6 +195,18 @@ def test_the_directory_may_be_moved(finished, tmp_path, run_cli):
     assert run_cli("pipeline", path, "--dir", moved, "--resume", "--quiet").code == 0
 
 
+def test_a_last_stage_that_went_on_is_compared_anew(finished, tmp_path, run_cli):
+    path, root = finished
+    longer = tmp_path / "longer"
+    shutil.copytree(root, longer)
+    words = ["--dir", longer, "--resume", "--quiet", "--set", "grpo.run.updates=3"]
+    assert run_cli("pipeline", path, *words).code == 0
+    assert tables(longer / "compare" / "asked.toml")["models"]["grpo"].endswith("step_000003/model")
+    rows = lines(longer / "compare" / "grpo.jsonl")
+    newest = longer / "03-grpo" / "checkpoints" / "step_000003" / "model"
+    assert rows[0]["logp"] == pytest.approx(log_likelihood(newest, rows[0]), abs=1e-4)
+
+
 # ---------------------------------------------------------------------- the comparison
 
 
@@ -649,7 +661,16 @@ MAKING_FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("has no 'sum'", "did you mean 'sums'", "sums.toml:4"),
     ),
     "it fails": ("count = 8", "count = 0", ("sums.toml:4", "ValueError: nothing to write")),
-    "another option": ("count = 8", "cound = 8", ("sums.toml:4", "TypeError", "cound")),
+    "another option": (
+        "count = 8",
+        "cound = 8",
+        ("sums.toml:5", "making.py:sums cannot be called: missing", "it is sums(directory, count, note='')"),
+    ),
+    "a third option": (
+        "count = 8",
+        "count = 8, text = 1",
+        ("sums.toml:5", "unexpected keyword argument 'text'"),
+    ),
     "it writes nothing": (
         'making.py:sums"\noptions = { count = 8 }',
         'making.py:nothing"',

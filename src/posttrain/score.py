@@ -31,7 +31,7 @@ from posttrain.methods.preference import Preference, better
 from posttrain.methods.table import METHODS
 from posttrain.runtime import process
 from posttrain.runtime.judged import agreement, calibration_curve, correlation
-from posttrain.runtime.policy import NO_TASK, Policy, Say, surroundings, weights_of
+from posttrain.runtime.policy import NO_TASK, Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rows import Group, Shaper, numbered
 from posttrain.target import is_run, target_of
@@ -77,7 +77,7 @@ def score(
         raise UserError(what, where="--reference", mend="name it, or score a run directory")
     say = pretrained.silent if as_json else training.say
     rankings = _read(data, limit, say)
-    policy = surroundings(chosen, say)
+    policy = _beside(origin, surroundings(chosen, say), say)
     bound = min(max_length or policy.context, policy.context)
     shaper = Shaper(policy.chat, bound, marks=False)
     try:
@@ -128,6 +128,15 @@ def _origin(start: Recipe | None, chosen: Recipe, reference: str | None) -> Reci
     # It has no masters: a reference that is not the start is never trained.
     model = replace(recipe.model, path=named, random_init=False)
     return replace(recipe, model=model, reference=Reference(path=named))
+
+
+def _beside(origin: Recipe, policy: Policy, say: Say) -> Policy:
+    """The policy, with answers no longer than π_ref can read; UserError for one of another tokenizer."""
+    try:
+        return bounded(replace(origin, reference=Reference(path=origin.model.path)), policy, say)
+    except UserError as error:
+        where = error.where.replace("reference.path", "--reference")
+        raise UserError(error.what, where=where, mend=error.mend) from None
 
 
 def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:

@@ -9,6 +9,7 @@ import torch
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
+from posttrain import plain
 from posttrain.data import Ranking, Stepped
 from posttrain.data.load import Conversation
 from posttrain.envs.chat import Chat
@@ -108,6 +109,13 @@ def test_conversations_train_every_turn_of_the_assistant(shaper: Shape, words: A
     assert group[0].total_reward == 3.0
 
 
+@pytest.mark.parametrize("reward", ["good", [0.3], {"a": 1}, True, "0.5"], ids=str)
+def test_a_reward_that_is_no_number_is_nothing_to_who_does_not_read_it(shaper: Shape, reward: Any) -> None:
+    said = Conversation(id="c", messages=(*TURNS, {"role": "assistant", "content": "5"}), reward=reward)
+    [[row]] = shaper().groups([said], "answers", quiet)
+    assert row.total_reward == 0.0
+
+
 # ---------------------------------------------------------------- marks
 
 
@@ -122,7 +130,8 @@ def test_a_head_is_read_behind_the_last_token_of_the_conversation(
         if template is None:
             whole = words.apply_chat_template(said, return_dict=True)["input_ids"]
         else:
-            before = words("\n".join(m["content"] for m in messages))["input_ids"]
+            text = words.apply_chat_template(messages, chat_template=plain.TEMPLATE, tokenize=False)
+            before = words(text)["input_ids"]
             whole = [*before, *words(answer)["input_ids"], words.eos_token_id]
         assert r.tokens == [*whole, NOBODY]
         assert r.sampled == [False] * len(whole) + [True]

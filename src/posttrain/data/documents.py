@@ -114,7 +114,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One record a line, whose field `text` is a document; blank lines are skipped."""
+    """One record a line, whose field `text` is a document; blank lines and blank texts are skipped."""
 
     path: str
 
@@ -123,7 +123,9 @@ class JsonLines:
         for number, (at, raw) in enumerate(_lines(self.path), start=1):
             if raw.strip():
                 piece = (at, at + len(raw), number)
-                yield piece, self._text(raw, piece)
+                text = self._text(raw, piece)
+                if text.strip():
+                    yield piece, text
 
     def read(self, piece: Piece) -> str:
         """The `text` of the line between these bytes."""
@@ -152,7 +154,7 @@ class Held:
 
 
 def text_of(record: Record) -> str:
-    """The field `text` of a record; UserError if there is none, or if it is no text, or blank."""
+    """The field `text` of a record, which may be blank; UserError if there is none, or if it is no text."""
     if "text" not in record.fields:
         hint = did_you_mean("text", record.fields) or f"it has {', '.join(record.fields) or 'none'}"
         raise UserError("there is no field 'text'", where=record.source, mend=hint)
@@ -160,8 +162,6 @@ def text_of(record: Record) -> str:
     if not isinstance(text, str):
         kind = "null" if text is None else f"{text!r:.40}, not text"
         raise UserError(f"text is {kind}", where=record.source)
-    if not text.strip():
-        raise UserError("text is empty", where=record.source)
     return text
 
 
@@ -176,13 +176,18 @@ def sources(text: Text) -> list[Source]:
 def _source(path: str, text: Text) -> Source:
     file = Path(os.path.expanduser(path))
     if text.split is None and text.subset is None and file.is_file():
-        if file.suffix in (".jsonl", ".ndjson"):
+        suffixes = [suffix.lower() for suffix in file.suffixes]
+        if suffixes[-1:] in ([".jsonl"], [".ndjson"], [".jsonlines"]):
             return JsonLines(str(file))
-        if file.suffix not in (".json", ".parquet", ".gz"):
+        if suffixes[-1:] in ([".csv"], [".tsv"], [".zst"], [".bz2"], [".xz"]):
+            what = f"a {suffixes[-1]} file is neither text nor records that can be read"
+            raise UserError(what, where=path, mend="write it as JSONL with a field text")
+        if suffixes[-1:] not in ([".json"], [".parquet"], [".gz"]):
             return TextFile(str(file))
-        if file.suffixes[-2:] == [".txt", ".gz"]:
+        if suffixes[-2:] == [".txt", ".gz"]:
             raise UserError("of gzipped files only records are read", where=path, mend="unpack it")
-    return Held([text_of(record) for record in read_records(path, split=text.split, subset=text.subset)])
+    found = (text_of(record) for record in read_records(path, split=text.split, subset=text.subset))
+    return Held([document for document in found if document.strip()])
 
 
 def documents(text: Text) -> Iterator[str]:

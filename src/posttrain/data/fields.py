@@ -1,7 +1,7 @@
 """The fields of one record under the names that this package knows them by."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posttrain.data.records import Record
@@ -22,13 +22,16 @@ RANKS = ("ranks",)
 LABELLED = ("completion", "response", "output", "answer")
 WORTH = ("label", "score", "reward", "rating")
 STEPS = ("steps", "labels")
+SYSTEM = ("system", "system_prompt")
+WORKED = ("completion", "response", "output", "solution")
+"""Answers in full, beside which `answer` may hold the result alone."""
 NAMES = tuple(
     dict.fromkeys(
         name
         for names in (
             (*PROMPTS, "answer", "completion", "input", "output", "id"),
             (*PAIR, *SCORES_OF_PAIR[0], *SCORES_OF_PAIR[1], "margin"),
-            (*RANKED, *SCORES, *RANKS, *LABELLED, *WORTH, *STEPS),
+            (*RANKED, *SCORES, *RANKS, *LABELLED, *WORTH, *STEPS, *SYSTEM, *WORKED),
         )
         for name in names
     )
@@ -88,6 +91,14 @@ class Fields:
         read = set(map(self.column, self.used))
         return {key: value for key, value in self.record.fields.items() if key not in read}
 
+    @property
+    def beside(self) -> list[str]:
+        """Columns that were not read and that elsewhere belong to the prompt, unless a template makes it."""
+        if self.template is not None:
+            return []
+        rest = self.rest
+        return [name for name in ("tools", "history", "context", "documents") if rest.get(name)]
+
     def fault(self, what: str, mend: str = "") -> UserError:
         """An error at the record's line."""
         return UserError(what, where=self.source, mend=mend)
@@ -107,14 +118,16 @@ class Fields:
         return self.column(name) in self.record.fields
 
     def first(self, *names: str) -> str | None:
-        """The first of these that the record has."""
-        return next(filter(self.has, names), None)
+        """The first of these that the record has; what `columns` names comes before all others."""
+        return next(filter(self.has, self._chosen_first(names)), None)
 
     def given(self, *names: str) -> str | None:
         """The first of these that the record has and that is not null."""
-        return next(
-            (n for n in names if self.has(n) and self.record.fields[self.column(n)] is not None), None
-        )
+        there = filter(self.has, self._chosen_first(names))
+        return next((n for n in there if self.record.fields[self.column(n)] is not None), None)
+
+    def _chosen_first(self, names: Sequence[str]) -> list[str]:
+        return sorted(names, key=lambda name: name not in self.columns)
 
     def raw(self, name: str) -> Any:
         """A field as it stands."""
@@ -171,7 +184,7 @@ class Fields:
 
     def id(self) -> str:
         """The record's own id, or else its place."""
-        if not self.has("id"):
+        if self.given("id") is None:
             return self.source
         value = self.raw("id")
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":

@@ -3,12 +3,12 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from posttrain.data.fields import NAMES, PROMPTS, Fields
-from posttrain.data.records import Record, read_records
+from posttrain.data.records import read_records
 from posttrain.data.template import placeholders
 from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
@@ -107,9 +107,12 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     forms: Counter[Form] = Counter()
     faults: list[UserError] = []
     seen: dict[str, str] = {}
+    used: set[str] = set()
+    beside: Counter[str] = Counter()
     for record in records:
         try:
-            form, items = _one(record, data, shape, seen)
+            fields = Fields(record, data.columns, data.template, data.system)
+            form, items = _one(fields, shape, seen)
         except UserError as fault:
             if data.bad == "error":
                 raise
@@ -117,6 +120,8 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
             continue
         found.append(items)
         forms[form] += 1
+        used |= fields.used
+        beside.update(fields.beside)
     if not found:
         first = faults[0]
         raise UserError(
@@ -124,6 +129,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
             where=first.where,
             mend=first.mend,
         )
+    _check_columns(data, used, forms.most_common(1)[0][0])
     if data.seed is not None:
         random.Random(data.seed).shuffle(found)
     chosen = found[: data.limit]
@@ -132,23 +138,31 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     file = records[0].source.rpartition(":")[0]
     some = f"; used of them: {len(chosen)}" if len(chosen) < len(found) else ""
     say(f"{file}: {'; '.join(_counted(form, n) for form, n in forms.most_common())}{some}")
+    if beside:
+        names = ", ".join(f"{name} ({count})" for name, count in beside.most_common())
+        say(f"{file}: no part of any prompt, though other trainers show it: {names}")
     if faults:
         say(f"{file}: {len(faults)} of {len(records)} records skipped: {_summary(faults)}")
     return [item for items in chosen for item in items]
 
 
 def _one(
-    record: Record,
-    data: Data,
-    shape: Callable[[Fields], tuple[Form, Sequence[T]]],
-    seen: dict[str, str],
+    fields: Fields, shape: Callable[[Fields], tuple[Form, Sequence[T]]], seen: dict[str, str]
 ) -> tuple[Form, Sequence[T]]:
-    form, items = shape(Fields(record, data.columns, data.template, data.system))
+    form, items = shape(fields)
     for item in items:
         if item.id in seen:
-            raise UserError(f"id {item.id!r} is that of {seen[item.id]} too", where=record.source)
-    seen.update((item.id, record.source) for item in items)
+            raise UserError(f"id {item.id!r} is that of {seen[item.id]} too", where=fields.source)
+    seen.update((item.id, fields.source) for item in items)
     return form, items
+
+
+def _check_columns(data: Data, used: Container[str], form: Form) -> None:
+    """UserError for a column that is named for something which these records are not made of."""
+    for name, column in data.columns.items():
+        if name not in used:
+            what = f"columns takes {column!r} for {name}, which is not read of a {form.noun} of {form.fields}"
+            raise UserError(what, where=data.path, mend="leave it out")
 
 
 def _counted(form: Form, number: int) -> str:

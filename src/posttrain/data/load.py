@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data.fields import Fields
+from posttrain.data.fields import WORKED, Fields
 from posttrain.data.gather import Data, Form, Say, gather, silent
 from posttrain.data.shapes import shaped
 from posttrain.nearest import did_you_mean
@@ -61,12 +61,18 @@ def _conversation(fields: Fields) -> tuple[Form, list[Conversation]]:
     messages = record.messages
     if messages[-1]["role"] != "assistant":
         if record.completion is None or not record.completion.strip():
-            near = [did_you_mean(name, record.rest) for name in ("answer", "completion", "output")]
-            raise fields.fault("there is no answer to learn", next(filter(None, near), ""))
+            near = next(filter(None, (did_you_mean(name, record.rest) for name in ("answer", *WORKED))), "")
+            raise fields.fault(
+                f"there is no answer to learn; it has {fields.names}",
+                near or "say in [data.columns] which column is the completion",
+            )
         messages = (*messages, {"role": "assistant", "content": record.completion})
     if messages[0]["role"] == "assistant" or all(m["role"] in ("system", "assistant") for m in messages):
         raise fields.fault("the assistant answers nobody")
     found = Conversation(
-        id=record.id, messages=messages, reward=record.rest.get("reward"), source=fields.source
+        id=record.id,
+        messages=messages,
+        reward=fields.raw("reward") if fields.has("reward") else None,
+        source=fields.source,
     )
     return Form("conversation", record.form), [found]

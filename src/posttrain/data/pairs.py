@@ -31,7 +31,7 @@ class Pair:
 
 def is_pair(fields: Fields) -> bool:
     """Whether the record has one of the two sides."""
-    return fields.first(*PAIR) is not None
+    return fields.given(*PAIR) is not None
 
 
 def paired(fields: Fields) -> Pair:
@@ -89,15 +89,16 @@ def _unequal(fields: Fields, scores: tuple[float, float]) -> tuple[float, float]
 
 def _texts(fields: Fields) -> Pair:
     chosen, rejected = (fields.text(name) for name in PAIR)
-    prompt = asked(fields, *BESIDE)
-    if prompt is not None:
-        return Pair(messages=prompt, answers=(chosen, rejected), form="texts")
-    if not is_transcript(chosen):
-        raise fields.missing(
-            "there is no prompt, and chosen is not a text of Human: and Assistant: turns", *BESIDE
-        )
+    if not (is_transcript(chosen) and is_transcript(rejected)):
+        prompt = asked(fields, *BESIDE)
+        if prompt is not None:
+            return Pair(messages=prompt, answers=(chosen, rejected), form="texts")
+        if not is_transcript(chosen):
+            raise fields.missing(
+                "there is no prompt, and chosen is not a text of Human: and Assistant: turns", *BESIDE
+            )
     whole = [transcript(fields, fields.text(name), fields.column(name)) for name in PAIR]
-    return _shared(fields, whole[0], whole[1], "Human/Assistant turns")
+    return _agreeing(fields, _shared(fields, whole[0], whole[1], "Human/Assistant turns"))
 
 
 def _spoken(fields: Fields) -> Pair:

@@ -199,11 +199,9 @@ def _parquet(data: bytes, name: str) -> Iterator[Record]:
 
 
 def _row(row: dict[str, Any], source: str) -> Record:
-    """A record of typed columns, which may hold NaN for what is missing."""
-    for key, value in row.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{key} is {value}, not a number", where=source)
-    return Record(row, source)
+    """A record of typed columns, in which NaN stands for what is missing, as null does."""
+    missing = {key for key, value in row.items() if isinstance(value, float) and math.isnan(value)}
+    return Record({key: None if key in missing else value for key, value in row.items()}, source)
 
 
 def _no_constant(name: str) -> Any:

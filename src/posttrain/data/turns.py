@@ -3,12 +3,13 @@
 import re
 from typing import Any
 
-from posttrain.data.fields import Fields, kind
+from posttrain.data.fields import SYSTEM, Fields, kind
 from posttrain.data.template import filled
 from posttrain.nearest import did_you_mean
 from posttrain.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 _SPEAKERS = {
     "human": "user",
     "user": "user",
@@ -22,15 +23,15 @@ _SPEAKERS = {
     "tool": "tool",
     "observation": "tool",
 }
-_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
-_OPEN_END = re.compile(r"\n\nAssistant:\s*\Z")
+_TURN = re.compile(r"(?:\A\s*|\r?\n\r?\n)(Human|Assistant):")
+_OPEN_END = re.compile(r"\r?\n\r?\nAssistant:\s*\Z")
 
 
 def asked(fields: Fields, *names: str) -> tuple[Message, ...] | None:
     """The conversation that a template makes, or else the first of these fields; None if it has none."""
     if fields.template is not None:
         return ({"role": "user", "content": filled(fields.template, fields.record)},)
-    name = fields.first(*names)
+    name = fields.given(*names) or fields.first(*names)
     return None if name is None else conversation(fields, name)
 
 
@@ -55,15 +56,22 @@ def conversation(fields: Fields, name: str) -> tuple[Message, ...]:
 
 
 def with_system(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The conversation behind the system message of the config, if there is one."""
-    if fields.system is None:
-        return messages
+    """The conversation behind the system message of the config, or of a field beside it, if there is one."""
+    given: list[tuple[str, str]] = []
     if messages[0]["role"] == "system":
-        raise fields.fault(
-            "the conversation has a system message, and the config gives another",
-            "leave system out of the config",
-        )
-    return ({"role": "system", "content": fields.system}, *messages)
+        given.append(("the conversation", messages[0]["content"]))
+    name = fields.given(*SYSTEM)
+    text = fields.answer(name) if name else None
+    if name and text and text.strip() and text not in [known for _, known in given]:
+        given.append((f"the field {fields.column(name)}", text))
+    if fields.system is not None:
+        given.append(("the config", fields.system))
+    if len(given) > 1:
+        mend = "leave system out of the config" if fields.system is not None else ""
+        raise fields.fault(f"{given[0][0]} has a system message, and {given[1][0]} gives another", mend)
+    if not given or messages[0]["role"] == "system":
+        return messages
+    return ({"role": "system", "content": given[0][1]}, *messages)
 
 
 def answerable(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -96,17 +104,33 @@ def said(fields: Fields, turns: Any, field: str, who: str) -> tuple[Message, ...
         for key in (who, what):
             if key not in turn:
                 raise fields.fault(f"{place} has no {key!r}", did_you_mean(key, turn))
-            if not isinstance(turn[key], str):
-                raise fields.fault(f"{key} of {place} is {kind(turn[key])}, not text")
-        messages.append({"role": _role(fields, turn[who], place, who), "content": turn[what]})
-        if not turn[what].strip():
-            raise fields.fault(f"{place} is empty")
-        extra = [key for key, value in turn.items() if key not in (who, what) and value is not None]
+        text = _joined(fields, turn[what], place)
+        for key, value in ((who, turn[who]), (what, text)):
+            if not isinstance(value, str):
+                raise fields.fault(f"{key} of {place} is {kind(value)}, not text")
+        role = _role(fields, turn[who], place, who)
+        extra = [key for key, value in turn.items() if key not in (who, what) and value not in _NOTHING]
         if extra:
             raise fields.fault(f"{place} has {extra[0]!r}, which is not understood")
-        if messages[-1]["role"] == "system" and number > 1:
+        if role == "system" and number > 1:
             raise fields.fault(f"{place} is a system message, which must come first")
+        if text.strip():
+            messages.append({"role": role, "content": text})
+        elif role != "system" or len(turns) == 1:
+            raise fields.fault(f"{place} is empty")
     return tuple(messages)
+
+
+def _joined(fields: Fields, content: Any, place: str) -> Any:
+    """The text of content in parts, {"type": "text", "text": ...}; anything else as it stands."""
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        return content
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise fields.fault(
+                f"{place} has a part of type {part.get('type')!r}, and only text is understood"
+            )
+    return "".join(part["text"] for part in content)
 
 
 def _role(fields: Fields, name: str, place: str, who: str) -> str:

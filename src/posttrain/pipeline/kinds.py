@@ -1,6 +1,7 @@
 """The two kinds of stages that train nothing: a model from nothing, and data that a function writes."""
 
 import contextlib
+import inspect
 import io
 import re
 import shutil
@@ -56,7 +57,10 @@ def make_model(pipeline: Pipeline, stage: Stage, directory: Path, made: Mapping[
 
 
 def function_of(pipeline: Pipeline, stage: Stage) -> Callable[..., Any]:
-    """The function of a stage that makes data; a file is looked for from the pipeline's own."""
+    """The function of a stage that makes data; a file is looked for from the pipeline's own.
+
+    UserError if there is none, or if it does not take the stage's options.
+    """
     place, colon, name = stage.make.rpartition(":")
     if place.endswith(".py"):
         place = str(pipeline.path.parent / place)
@@ -66,6 +70,12 @@ def function_of(pipeline: Pipeline, stage: Stage) -> Callable[..., Any]:
         raise UserError(error.what, where=pipeline.at(stage, "make"), mend=error.mend) from None
     if not callable(found):
         raise UserError(f"{stage.make} is no function", where=pipeline.at(stage, "make"))
+    try:
+        inspect.signature(found).bind(Path(), **stage.options)
+    except TypeError as error:
+        what, key = f"{stage.make} cannot be called: {error}", "options" if stage.options else "make"
+        mend = f"it is {name}{inspect.signature(found)}"
+        raise UserError(what, where=pipeline.at(stage, key), mend=mend) from None
     return found  # type: ignore[no-any-return]
 
 

@@ -6,6 +6,7 @@ report    is written after each, whatever ended it
 """
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -137,7 +138,10 @@ def _one(pipeline: Pipeline, place: Place, made: Mapping[str, str], news: News) 
 def _compare(pipeline: Pipeline, root: Path, made: Mapping[str, str], news: News) -> None:
     """Compares the policies, unless that was done; answers go to compare/, numbers to compare.json."""
     compare, folder = comparison(pipeline, made), root / COMPARE
-    asked_now = dump({COMPARE: dict(pipeline.compare or {})})
+    models = ({"base": compare.base} if compare.base else {}) | {n: made[n] for n in compare.stages}
+    # From here, so that the directory may be moved. A stage that went on has another checkpoint.
+    compared_now = {name: os.path.relpath(made[name], root) for name in compare.stages}
+    asked_now = dump({COMPARE: dict(pipeline.compare or {}), "models": compared_now})
     record = folder / "asked.toml"
     if not record.exists() or record.read_text(encoding="utf-8") != asked_now:
         shutil.rmtree(folder, ignore_errors=True)
@@ -149,7 +153,6 @@ def _compare(pipeline: Pipeline, root: Path, made: Mapping[str, str], news: News
         return
     news.stage(COMPARE, "begins", ", ".join(compare.stages))
     process.settle()
-    models = ({"base": compare.base} if compare.base else {}) | {n: made[n] for n in compare.stages}
     silent = news.quiet or news.as_json
     with Progress(console=err, disable=silent or not err.is_terminal, transient=True) as bar:
         line = bar.add_task("", total=None)

@@ -79,7 +79,10 @@ class Shaper:
         if not any(trained):
             counts["had nothing left to train on and are left out"] += 1
             return ()
-        return (row(tokens, trained, getattr(record, "reward", None) or 0.0),)
+        reward = getattr(record, "reward", None)
+        number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
+        # Methods that read it have refused what is no number; to the others it is nothing.
+        return (row(tokens, trained, reward if number else 0.0),)
 
     def _ranking(self, record: Ranking, counts: Counter[str]) -> Group:
         if self.marks:
