@@ -18,6 +18,7 @@ from posttrain.feedback import prefer, revise
 from posttrain.inspection import inspect
 from posttrain.learner import pretrained
 from posttrain.listing import doctor, methods
+from posttrain.merge import merge
 from posttrain.new import new
 from posttrain.pipeline.command import pipeline
 from posttrain.report import write
@@ -44,7 +45,7 @@ app = typer.Typer(
     help="Reinforcement-learning post-training of language models.",
     epilog="Start with `posttrain train recipes/arithmetic_grpo.toml`, or read `posttrain methods`.",
 )
-for command in (new, pipeline, verify, revise, prefer, steps, score, inspect, methods, doctor):
+for command in (new, pipeline, verify, revise, prefer, steps, score, inspect, merge, methods, doctor):
     app.command()(command)
 out = Console()
 
@@ -137,7 +138,8 @@ def evaluate(
     try:
         asked = ask(recipe)
         if not asked.online:
-            raise UserError("an offline recipe has no answers to judge", where="method.name")
+            mend = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"
+            raise UserError("an offline recipe has no answers to judge", where="method.name", mend=mend)
         if not asked.held_out:
             raise UserError("there are no held-out tasks", where="eval.limit", mend="give task.held_out")
         policy = surroundings(recipe, pretrained.silent if as_json else say)
@@ -266,7 +268,10 @@ def _guarded(call: Callable[[], Any]) -> int:
         return leave.exit_code
     except Exception as error:
         if hasattr(error, "exit_code") and hasattr(error, "show"):  # click's own usage errors
-            error.show()
+            context = getattr(error, "ctx", None)
+            help_ = f"; see {context.command_path} --help" if context else ""
+            what = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+            typer.echo(f"error: {what}{help_}", err=True)
             return int(error.exit_code)
         typer.echo(f"error: {type(error).__name__}: {error}", err=True)
         traceback.print_exc()

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from posttrain.methods.table import line
-from posttrain.nearest import did_you_mean
+from posttrain.nearest import did_you_mean, elsewhere
 from posttrain.runtime.choice import VERIFIERS, VerifierChoice
 from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, unread
 from posttrain.types import UserError
@@ -54,6 +54,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Read:
     Raises UserError, with file and line or the override, for anything that cannot be used as it stands.
     """
     tables, text = document(path)
+    if "stage" in tables:
+        raise UserError("it is a pipeline", where=str(path), mend=f"posttrain pipeline {path} runs it")
     given: dict[str, str] = {}
     for each in overrides:
         key, value = override(each)
@@ -319,13 +321,11 @@ def _first(error: ValidationError, cls: type, where: Where) -> UserError:
     kind, said = mistake["type"], mistake["msg"]
     if _URGENCY.get(kind) == 0:
         known = _known(cls, loc[:-1])
-        mend = did_you_mean(loc[-1], known) or f"known here: {', '.join(known)}"
+        mend = elsewhere(loc[-1]) or did_you_mean(loc[-1], known) or f"known here: {', '.join(known)}"
         return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
     if _URGENCY.get(kind) == 2:
         return UserError(f"{'.'.join(loc)!r} is missing{more}", where=where(loc))
-    if kind == "value_error":
-        return UserError(str(mistake["ctx"]["error"]) + more, where=where(loc))
-    if "ctx" in mistake and isinstance(mistake["ctx"].get("error"), UserError):
+    if kind == "value_error" or isinstance(mistake.get("ctx", {}).get("error"), UserError):
         return UserError(str(mistake["ctx"]["error"]) + more, where=where(loc))
     given = json.dumps(mistake["input"], ensure_ascii=False, default=str)
     shown = given if len(given) <= 60 else given[:57] + "..."

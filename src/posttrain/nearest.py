@@ -1,7 +1,48 @@
-"""The known name that a misspelt one was probably meant to be."""
+"""The known name that a misspelt one, or one of another trainer, was probably meant to be."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+ELSEWHERE = {
+    "beta": "method.kl_in_loss, or method.kl_in_reward",
+    "kl_coef": "method.kl_in_reward",
+    "epsilon": "method.clip_low and method.clip_high",
+    "cliprange": "method.clip_low and method.clip_high",
+    "loss_type": "method.name",
+    "num_generations": "rollout.group_size",
+    "max_completion_length": "sampling.max_new_tokens",
+    "response_length": "sampling.max_new_tokens",
+    "max_prompt_length": "task.data, whose prompts are never cut",
+    "reward_funcs": "verifier.function",
+    "num_iterations": "steps.epochs",
+    "num_ppo_epochs": "steps.epochs",
+    "num_mini_batches": "steps.minibatches",
+    "gradient_accumulation_steps": "steps.microbatch_tokens",
+    "per_device_train_batch_size": "batch.batch_size, or rollout.groups",
+    "learning_rate": "optim.lr",
+    "lr": "optim.lr",
+    "lr_scheduler_type": "optim.schedule",
+    "max_steps": "run.updates",
+    "num_train_epochs": "run.updates",
+    "save_steps": "checkpoint.every",
+    "eval_steps": "eval.every",
+    "report_to": "track.sinks",
+    "ref_model": "reference.path",
+    "r": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "target_modules": "lora.targets",
+}
+"""What TRL, verl and peft call things, and the keys of a recipe."""
+
+
+def elsewhere(name: str) -> str:
+    """What a name of another trainer is called in a recipe; empty if it is none.
+
+    >>> elsewhere("num_generations"), elsewhere("colour")
+    ('it is rollout.group_size here', '')
+    """
+    found = ELSEWHERE.get(name, "")
+    return f"it is {found} here" if found else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -29,8 +29,15 @@ def target_of(
 
     A `model` named besides takes the place of both. `say` is told of checkpoints that were passed over.
 
-    Raises UserError for a run without a whole checkpoint.
+    Raises UserError for what is neither, and for a run without a whole checkpoint.
     """
+    if not target.is_file() and not is_run(target):
+        what = (
+            "is no run: it has no config.toml"
+            if target.is_dir()
+            else "there is no such recipe and no such run"
+        )
+        raise UserError(what, where=str(target), mend="name a recipe's .toml file, or a run directory")
     found = config.read(target / "config.toml" if is_run(target) else target, sets)
     recipe, adapter = found.recipe, None
     if is_run(target) and model is None:

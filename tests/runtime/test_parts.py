@@ -22,7 +22,15 @@ from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, is_right, rollout_metrics
 from posttrain.runtime.online import Evaluation
-from posttrain.runtime.plan import MOST_MICROBATCH, Shape, activation_bytes, estimate, free_memory, microbatch
+from posttrain.runtime.plan import (
+    MOST_ELSEWHERE,
+    MOST_MICROBATCH,
+    Shape,
+    activation_bytes,
+    estimate,
+    free_memory,
+    microbatch,
+)
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, WHY_NOT, accepted, every, selection, varied
@@ -437,7 +445,8 @@ def test_the_microbatch_follows_from_the_memory():
     chosen = microbatch(shape, free=int((fixed + 1000 * token) / 0.8) + 1, dtype=torch.float32)
     assert chosen == 1000
     assert microbatch(shape, free=0, dtype=torch.float32) == 256
-    assert microbatch(shape, free=1 << 50, dtype=torch.float32) == MOST_MICROBATCH
+    assert microbatch(shape, free=1 << 50, dtype=torch.float32) == MOST_MICROBATCH["cpu"]
+    assert microbatch(shape, free=1 << 50, device="cuda", dtype=torch.float32) == MOST_ELSEWHERE
 
 
 def test_free_memory_is_something():

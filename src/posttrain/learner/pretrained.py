@@ -122,7 +122,9 @@ def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Pat
         return local
     if (local / "adapter_config.json").exists():
         raise UserError(
-            "is a LoRA adapter, not a model", where=str(local), mend="merge it into its base model"
+            "is a LoRA adapter, not a model",
+            where=str(local),
+            mend="merge it into its base model: posttrain merge RUN_DIR DIR",
         )
     raise UserError(
         "has no config.json and no .gguf, so it is no model", where=str(local), mend=f"check {KEY}"

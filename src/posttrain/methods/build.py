@@ -21,6 +21,7 @@ from posttrain.methods.choices import (
 )
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import line
+from posttrain.nearest import did_you_mean, elsewhere
 from posttrain.types import Method, UserError
 
 LEAST: Mapping[str, float] = {
@@ -79,11 +80,9 @@ def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
         if key in choices(method):
             continue
         if key not in readable(method):
-            raise UserError(
-                f"{name} does not read {key!r}",
-                where=f"method.{key}",
-                mend=f"it reads {', '.join(sorted(readable(method))) or 'no options'}",
-            )
+            reads = f"it reads {', '.join(sorted(readable(method))) or 'no options'}"
+            near = elsewhere(key) or did_you_mean(key, readable(method))
+            raise UserError(f"{name} does not read {key!r}", where=f"method.{key}", mend=near or reads)
         if key in numbers(method):
             method = _with(method, key, _checked(key, given, float))
         else:

@@ -26,6 +26,7 @@ from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
+from posttrain.nearest import did_you_mean
 from posttrain.types import Method, UserError
 
 GRPO = PolicyGradient(advantages.normalised, ratios.by_token, surrogate.clipped, reduce.per_sequence)
@@ -201,5 +202,6 @@ METHODS: Mapping[str, Line] = {
 def line(name: str) -> Line:
     """The table's line of this name; UserError with the known names if there is none."""
     if name not in METHODS:
-        raise UserError(f"unknown method {name!r}", where="method.name", mend=f"one of {', '.join(METHODS)}")
+        mend = did_you_mean(name, METHODS) or f"one of {', '.join(METHODS)}"
+        raise UserError(f"unknown method {name!r}", where="method.name", mend=mend)
     return METHODS[name]

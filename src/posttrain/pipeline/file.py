@@ -107,6 +107,10 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     Raises UserError, with file and line, for what cannot be used as it stands.
     """
     tables, text = config.document(path)
+    if "model" in tables and "stage" not in tables:
+        raise UserError(
+            "it is a recipe, not a pipeline", where=str(path), mend=f"posttrain train {path} runs it"
+        )
     where = config.Where(path, text, {})
     found = config.parsed(Tables, tables, where)
     if not found.stage:

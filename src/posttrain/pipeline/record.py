@@ -16,9 +16,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from posttrain import config
-from posttrain.learner import checkpoint, lora, pretrained
+from posttrain.learner import checkpoint
+from posttrain.merge import write_merged
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, flat, taken
-from posttrain.runtime.policy import surroundings, weights_of
 from posttrain.toml import dump, inline
 from posttrain.training import otherwise
 from posttrain.types import UserError
@@ -187,7 +187,7 @@ def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[s
     if not model.is_dir():
         model = directory / "merged"
         if not model.is_dir() and wanted(pipeline, name):
-            merge(recorded(place, made), found / "adapter", model)
+            write_merged(recorded(place, made), found / "adapter", model)
     return {name: str(model), f"{name}.run": str(directory)}
 
 
@@ -203,16 +203,6 @@ def recorded(place: Place, made: Mapping[str, str]) -> config.Read:
     before = flat(config.document(place.record)[0])
     now = filled(before, made)
     return config.read(place.record, [f"{k}={inline(v)}" for k, v in now.items() if v != before[k]])
-
-
-def merge(found: config.Read, adapter: Path, out: Path) -> None:
-    """Writes the model with its adapter merged, in float32: at its run's dtype it is what was sampled."""
-    recipe = found.recipe
-    policy = surroundings(recipe, pretrained.silent)
-    model = lora.with_saved_adapter(weights_of(recipe, policy), adapter, wide=True)
-    fresh = out.with_name(f".{out.name}.tmp")
-    pretrained.save_pretrained(model, policy.tokenizer, fresh)
-    fresh.replace(out)
 
 
 def describe(pipeline: Pipeline, root: Path) -> None:

@@ -128,7 +128,9 @@ def plan(recipe: Recipe, say: Say) -> Plan:
             "sampler_length": longest + recipe.sampling.max_new_tokens,
         }
     free = free_memory(policy.device)
-    tokens = recipe.steps.microbatch_tokens or microbatch(shape, free=free, **needs)
+    tokens = recipe.steps.microbatch_tokens or microbatch(
+        shape, free=free, device=policy.device.type, **needs
+    )
     if asked.method.unit == "group":  # no group is ever cut
         answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if asked.online else 0
         tokens = max(tokens, longest + answers)

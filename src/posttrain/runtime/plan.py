@@ -14,9 +14,11 @@ GIB = 1 << 30
 SHARE = 0.8
 """Of the memory that is free, how much a run may plan to use."""
 
-MOST_MICROBATCH = 2048
-"""Packed tokens beyond which a larger microbatch gains less than 2 % on a processor: what it saves is one
-addition of all gradients to their float32 sums. steps.microbatch_tokens sets another."""
+MOST_MICROBATCH = {"cpu": 2048}
+"""By kind of device, packed tokens beyond which a larger microbatch gains less than 2 %: what it saves there
+is one addition of all gradients to their float32 sums. steps.microbatch_tokens sets another."""
+MOST_ELSEWHERE = 1 << 14
+"""The same where nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +146,7 @@ def activation_bytes(shape: Shape, size: int, checkpointing: Recompute) -> int:
     return shape.layers * layer
 
 
-def microbatch(shape: Shape, *, free: int, **needs: Any) -> int:
+def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:
     """The most packed tokens whose activations fit, at least 256 and at most MOST_MICROBATCH."""
     fixed = estimate(shape, microbatch_tokens=0, **needs).total
     token = token_bytes(
@@ -154,7 +156,8 @@ def microbatch(shape: Shape, *, free: int, **needs: Any) -> int:
         critic=needs.get("critic"),
         natural=needs.get("natural", False),
     )
-    return int(max(256, min(MOST_MICROBATCH, (SHARE * free - fixed) // token)))
+    most = MOST_MICROBATCH.get(device, MOST_ELSEWHERE)
+    return int(max(256, min(most, (SHARE * free - fixed) // token)))
 
 
 def free_memory(device: torch.device) -> int:

@@ -51,9 +51,11 @@ class RunDir:
         # Hidden files are our lock, and what a kill left of a file that was being written.
         if not resume and any(not p.name.startswith(".") for p in path.iterdir()):
             self.close()
-            raise UserError(
-                "already holds a run", where=str(path), mend="go on with --resume, or give another --run-dir"
-            )
+            if (path / "config.toml").exists():
+                mend = "go on with --resume, or give another --run-dir"
+                raise UserError("already holds a run", where=str(path), mend=mend)
+            what = "is not empty, and what it holds is no run"
+            raise UserError(what, where=str(path), mend="give another --run-dir")
 
     def close(self) -> None:
         """Lets others write to it."""

@@ -62,7 +62,10 @@ class Rubric:
             raise ValueError(f"low must be below high, not {self.low} and {self.high}")
         if self.verdict == "logprobs" and not (self.low in range(10) and self.high in range(10)):
             scale = f"{self.low:g} to {self.high:g}"
-            raise ValueError(f"verdict = 'logprobs' reads one digit, and the rubric's scale is {scale}")
+            raise ValueError(
+                f"verdict = 'logprobs' reads one digit, and the rubric's scale is {scale}: "
+                "take 'pairwise', or a rubric file with high = 9"
+            )
         known = (*_KINDS[self.kind], *_SHARED)
         named = _PLACES.findall(self.prompt)
         for name in named:
