@@ -976,6 +976,11 @@ def test_words_that_the_command_line_does_not_know(run_cli, words):
     assert line.endswith("--help")
 
 
+def test_without_a_command_there_is_the_help_and_no_error(run_cli):
+    said = run_cli()
+    assert (said.code, said.err.strip()) == (2, "")
+
+
 def test_in_a_process_of_its_own(write, online, tmp_path):
     bad = write(online, {"optim": {"lrr": 1.0}})
     words = [sys.executable, "-m", "posttrain", "train", str(bad), "--run-dir", str(tmp_path / "run")]

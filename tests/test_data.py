@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.data import Data, load_conversations, load_labelled, load_tasks, read_hub, read_records
+from posttrain.data import (
+    Data,
+    load_conversations,
+    load_labelled,
+    load_rankings,
+    load_tasks,
+    read_hub,
+    read_records,
+)
 from posttrain.types import UserError
 
 GSM8K = {"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
@@ -470,6 +478,7 @@ def test_columns_that_others_show_in_the_prompt_are_named(tmp_path):
     [
         ({"prompt": "P", "body": "B", "answer": "3"}, {"question": "body"}, "B", "3"),
         ({"prompt": "P", "answer": "3", "best": "X"}, {"answer": "best"}, "P", "X"),
+        ({"prompt": "P", "response": "S", "best": "X"}, {"answer": "best"}, "P", "X"),
         (
             {"problem": "P", "solution": "S", "messages": [user("m"), {"role": "assistant", "content": "n"}]},
             {"problem": "problem"},
@@ -477,7 +486,7 @@ def test_columns_that_others_show_in_the_prompt_are_named(tmp_path):
             "S",
         ),
     ],
-    ids=["prompt", "answer", "problem"],
+    ids=["prompt", "answer", "beside", "problem"],
 )
 def test_what_the_config_names_comes_before_what_is_found(tmp_path, record, columns, asked, learnt):
     [found] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", record), columns=columns))
@@ -492,8 +501,8 @@ def test_a_label_is_that_which_the_config_names(tmp_path):
 
 def test_a_column_named_for_nothing_that_is_read_is_an_error(tmp_path):
     path = jsonl(tmp_path / "d.jsonl", {"prompt": "p", "answer": "3", "best": "X"})
-    with pytest.raises(UserError, match="columns takes 'best' for rejected, which is not read of a task"):
-        load_tasks(Data(path=path, columns={"rejected": "best"}))
+    with pytest.raises(UserError, match="columns takes 'best' for margin, which is not read of a task"):
+        load_tasks(Data(path=path, columns={"margin": "best"}))
 
 
 @pytest.mark.parametrize(
@@ -526,6 +535,61 @@ def test_a_verifier_finds_the_answer_and_what_stands_beside_it(tmp_path):
     assert (task.answer, task.fields["output"]) == (None, "5\n")
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"solution": ["a", "b"]},
+        {"solution": {"code": "x"}},
+        {"output": ["2"]},
+        {"output": True},
+        {"response": [user("a"), {"role": "assistant", "content": "b"}]},
+        {"solution": ""},
+    ],
+    ids=str,
+)
+def test_what_verifiers_read_stays_as_it_is(tmp_path, field):
+    record = {"prompt": "q", "answer": "3", "input": "1", **field}
+    path = jsonl(tmp_path / "d.jsonl", record)
+    [task] = load_tasks(Data(path=path))
+    assert (task.messages, task.answer) == ((user("q"),), "3")
+    assert task.fields.items() >= {"input": "1", **field}.items()
+    [task] = load_tasks(Data(path=path, template="{prompt}"))
+    assert (task.answer, task.fields["input"]) == ("3", "1")
+
+
+def test_a_blank_worked_answer_leaves_the_short_one_to_learn(tmp_path):
+    record = {"problem": "q", "solution": " ", "answer": "3"}
+    [found] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", record)))
+    assert found.messages[-1]["content"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("record", "answer"),
+    [
+        ({"prompt": None, "question": "q", "answer": "w #### 4"}, "4"),
+        ({"messages": None, "prompt": "q", "completion": "r"}, "r"),
+        ({"messages": None, "instruction": "q", "output": "r"}, "r"),
+    ],
+    ids=["question", "prompt", "instruction"],
+)
+def test_a_prompt_that_is_null_is_not_there(tmp_path, record, answer):
+    [task] = load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", record)))
+    assert (task.messages, task.answer) == ((user("q"),), answer)
+
+
+def test_the_system_message_of_the_config_takes_the_place_of_a_column(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", {"system": "Be rude.", "question": "q"})
+    [task] = load_tasks(Data(path=path, system="Be brief."))
+    assert task.messages == (SYSTEM, user("q"))
+    [task] = load_tasks(Data(path=path, template="{system} {question}"))
+    assert task.messages == (user("Be rude. q"),)
+
+
+def test_a_column_that_is_null_everywhere_was_read(tmp_path):
+    record = {"prompt": "q", "chosen": "a", "rejected": "b", "m": None}
+    assert len(load_rankings(Data(path=jsonl(tmp_path / "d.jsonl", record), columns={"margin": "m"}))) == 1
+
+
 def test_a_completion_of_several_messages_goes_on_with_the_prompt(tmp_path):
     turns = [{"role": "assistant", "content": "a"}, user("b"), {"role": "assistant", "content": "c"}]
     [found] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", {"prompt": "q", "completion": turns})))
@@ -534,8 +598,10 @@ def test_a_completion_of_several_messages_goes_on_with_the_prompt(tmp_path):
 
 def test_a_template_is_filled_with_text_only(tmp_path):
     path = jsonl(tmp_path / "d.jsonl", {"prompt": [user("q")]})
-    with pytest.raises(UserError, match="'prompt', which the template wants, is a list, not text"):
+    with pytest.raises(UserError, match="'prompt', which the template wants, is a list of objects, not text"):
         load_tasks(Data(path=path, template="{prompt}"))
+    path = jsonl(tmp_path / "e.jsonl", {"nums": [1, 2], "target": 3})
+    assert load_tasks(Data(path=path, template="{nums} to {target}"))[0].messages == (user("[1, 2] to 3"),)
 
 
 def test_a_data_set_of_the_hub_library_is_read_for_real(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from safetensors import safe_open
 from posttrain import config, training
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.learner import checkpoint
-from posttrain.pipeline.record import merge
+from posttrain.merge import write_merged
 from posttrain.runtime.changes import compare, summary
 from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.compare import Compare, answers
@@ -171,7 +171,7 @@ def measured(recipe: config.Read, place: Path) -> dict[str, float]:
     model = last / "model"
     if (last / "adapter").exists():
         model = place / "merged"
-        merge(recipe, last / "adapter", model)
+        write_merged(recipe, last / "adapter", model)
     lines = [json.loads(x) for x in (place / "metrics.jsonl").read_text().splitlines()]
     ranks = {key: found for key, found in summary(moved).items() if key in MEASURED}
     return {

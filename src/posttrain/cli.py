@@ -271,7 +271,8 @@ def _guarded(call: Callable[[], Any]) -> int:
             context = getattr(error, "ctx", None)
             help_ = f"; see {context.command_path} --help" if context else ""
             what = error.format_message().rstrip(".")  # type: ignore[attr-defined]
-            typer.echo(f"error: {what}{help_}", err=True)
+            if what:  # without a command all of the help was printed instead
+                typer.echo(f"error: {what}{help_}", err=True)
             return int(error.exit_code)
         typer.echo(f"error: {type(error).__name__}: {error}", err=True)
         traceback.print_exc()

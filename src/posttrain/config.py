@@ -314,14 +314,14 @@ _URGENCY = {
 def _first(error: ValidationError, cls: type, where: Where) -> UserError:
     """The first mistake, as one line."""
     # What is there and should not be tells more than what is missing because of it.
-    found = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
-    mistake = found[0]
+    mistake, *others = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
     loc = [str(part) for part in mistake["loc"]]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    more = f" (and {len(others)} more)" if others else ""
     kind, said = mistake["type"], mistake["msg"]
     if _URGENCY.get(kind) == 0:
         known = _known(cls, loc[:-1])
-        mend = elsewhere(loc[-1]) or did_you_mean(loc[-1], known) or f"known here: {', '.join(known)}"
+        near, other = did_you_mean(loc[-1], known), elsewhere(loc[-1])
+        mend = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
         return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
     if _URGENCY.get(kind) == 2:
         return UserError(f"{'.'.join(loc)!r} is missing{more}", where=where(loc))

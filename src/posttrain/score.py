@@ -21,6 +21,7 @@ from rich.console import Console
 from posttrain import training
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import lora, pretrained
+from posttrain.learner.critic import Critic
 from posttrain.learner.forward import scored
 from posttrain.learner.reference import Reference
 from posttrain.learner.rounding import spread
@@ -133,7 +134,8 @@ def _origin(start: Recipe | None, chosen: Recipe, reference: str | None) -> Reci
 def _beside(origin: Recipe, policy: Policy, say: Say) -> Policy:
     """The policy, with answers no longer than π_ref can read; UserError for one of another tokenizer."""
     try:
-        return bounded(replace(origin, reference=Reference(path=origin.model.path)), policy, say)
+        asked = replace(origin, reference=Reference(path=origin.model.path), critic=Critic())
+        return bounded(asked, policy, say)
     except UserError as error:
         where = error.where.replace("reference.path", "--reference")
         raise UserError(error.what, where=where, mend=error.mend) from None

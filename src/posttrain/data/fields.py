@@ -67,6 +67,7 @@ class Fields:
         self.template, self.system = template, system
         self.source = record.source
         self.used: set[str] = set()
+        self.looked_for: set[str] = set()
         for name, column in columns.items():
             if column not in record.fields:
                 hint = did_you_mean(column, record.fields) or f"it has {self.names}"
@@ -115,6 +116,7 @@ class Fields:
 
     def has(self, name: str) -> bool:
         """Whether the record has it, be it null."""
+        self.looked_for.add(name)
         return self.column(name) in self.record.fields
 
     def first(self, *names: str) -> str | None:
@@ -127,10 +129,12 @@ class Fields:
         return next((n for n in there if self.record.fields[self.column(n)] is not None), None)
 
     def _chosen_first(self, names: Sequence[str]) -> list[str]:
+        self.looked_for.update(names)
         return sorted(names, key=lambda name: name not in self.columns)
 
     def raw(self, name: str) -> Any:
         """A field as it stands."""
+        self.looked_for.add(name)
         self.used.add(name)
         return self.record.fields[self.column(name)]
 

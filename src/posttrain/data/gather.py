@@ -107,7 +107,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     forms: Counter[Form] = Counter()
     faults: list[UserError] = []
     seen: dict[str, str] = {}
-    used: set[str] = set()
+    looked_for: set[str] = set()
     beside: Counter[str] = Counter()
     for record in records:
         try:
@@ -120,7 +120,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
             continue
         found.append(items)
         forms[form] += 1
-        used |= fields.used
+        looked_for |= fields.looked_for
         beside.update(fields.beside)
     if not found:
         first = faults[0]
@@ -129,7 +129,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
             where=first.where,
             mend=first.mend,
         )
-    _check_columns(data, used, forms.most_common(1)[0][0])
+    _check_columns(data, looked_for, forms.most_common(1)[0][0])
     if data.seed is not None:
         random.Random(data.seed).shuffle(found)
     chosen = found[: data.limit]
@@ -157,10 +157,10 @@ def _one(
     return form, items
 
 
-def _check_columns(data: Data, used: Container[str], form: Form) -> None:
+def _check_columns(data: Data, looked_for: Container[str], form: Form) -> None:
     """UserError for a column that is named for something which these records are not made of."""
     for name, column in data.columns.items():
-        if name not in used:
+        if name not in looked_for:
             what = f"columns takes {column!r} for {name}, which is not read of a {form.noun} of {form.fields}"
             raise UserError(what, where=data.path, mend="leave it out")
 

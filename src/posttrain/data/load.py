@@ -60,13 +60,14 @@ def _conversation(fields: Fields) -> tuple[Form, list[Conversation]]:
     record = shaped(fields)
     messages = record.messages
     if messages[-1]["role"] != "assistant":
-        if record.completion is None or not record.completion.strip():
+        if record.completion is None or not str(record.completion).strip():
             near = next(filter(None, (did_you_mean(name, record.rest) for name in ("answer", *WORKED))), "")
             raise fields.fault(
                 f"there is no answer to learn; it has {fields.names}",
                 near or "say in [data.columns] which column is the completion",
             )
-        messages = (*messages, {"role": "assistant", "content": record.completion})
+        said = record.completion
+        messages = (*messages, *([{"role": "assistant", "content": said}] if isinstance(said, str) else said))
     if messages[0]["role"] == "assistant" or all(m["role"] in ("system", "assistant") for m in messages):
         raise fields.fault("the assistant answers nobody")
     found = Conversation(

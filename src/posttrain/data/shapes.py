@@ -35,8 +35,8 @@ class Shaped:
     """A record as a conversation, with what was to be answered in full, and what a verifier compares."""
 
     messages: tuple[Message, ...]
-    completion: str | None
-    """The worked answer, which SFT learns."""
+    completion: str | tuple[Message, ...] | None
+    """The worked answer, which SFT learns; or the turns that end with it."""
     answer: str | None
     id: str
     rest: dict[str, Any]
@@ -56,16 +56,15 @@ def shaped(fields: Fields) -> Shaped:
     messages = asked(fields, *PROMPTS)
     if messages is None:
         raise _no_shape(fields)
-    shape = fields.first(*PROMPTS) if fields.template is None else "prompt"
-    answer, worked = fields.answer("answer"), fields.given(*WORKED)
-    completion: str | None = None
-    if worked is not None and isinstance(fields.record.fields[fields.column(worked)], (list, dict)):
-        messages, completion = _spoken(fields, messages, worked)
-    elif worked is not None:
-        completion = fields.answer(worked)
+    shape = (fields.given(*PROMPTS) or fields.first(*PROMPTS)) if fields.template is None else "prompt"
+    answer, worked = fields.answer("answer"), _worked(fields)
+    completion: str | tuple[Message, ...] | None = None
+    if worked is not None:
+        spoken = isinstance(fields.record.fields[fields.column(worked)], (list, dict))
+        completion = _spoken(fields, worked) if spoken else fields.answer(worked)
     # A verifier compares with what is called an answer; of what else is there it knows under its own name.
     own = worked is not None and worked == _COMPARED.get(shape or "")
-    if answer is None and own:
+    if answer is None and own and isinstance(completion, str):
         answer = completion
     completion = answer if completion is None else completion
     if shape == "question" and answer is not None and _GOLD in answer:
@@ -74,22 +73,34 @@ def shaped(fields: Fields) -> Shaped:
     rest = fields.rest
     if worked is not None and not own:
         rest[fields.column(worked)] = fields.raw(worked)
-    if answer != completion and completion is not None:
+    if answer != completion and isinstance(completion, str):
         rest["completion"] = completion
     return Shaped(messages, completion, answer, name, rest, fields.form)
 
 
-def _spoken(
-    fields: Fields, messages: tuple[Message, ...], name: str
-) -> tuple[tuple[Message, ...], str | None]:
-    """The conversation and the answer of a field that holds messages: the assistant's one, or several."""
+def _worked(fields: Fields) -> str | None:
+    """The field that holds the answer in full, as text that is not blank, or as messages; None if none."""
+    if "answer" in fields.columns and not any(name in fields.columns for name in WORKED):
+        return None
+    return fields.given(*(name for name in WORKED if _is_worked(fields, name)))
+
+
+def _is_worked(fields: Fields, name: str) -> bool:
+    value = fields.record.fields.get(fields.column(name))
+    if isinstance(value, (list, dict)):
+        turns = [value] if isinstance(value, dict) else value
+        return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number or (isinstance(value, str) and bool(value.strip()))
+
+
+def _spoken(fields: Fields, name: str) -> str | tuple[Message, ...]:
+    """The answer of a field that holds messages: the assistant's one, or several that end with it."""
     value, column = fields.raw(name), fields.column(name)
     turns = said(fields, [value] if isinstance(value, dict) else value, column, "role")
     if turns[-1]["role"] != "assistant":
         raise fields.fault(f"{column} ends with the {turns[-1]['role']}, not the assistant")
-    if len(turns) == 1:
-        return messages, turns[0]["content"]
-    return (*messages, *turns), None
+    return turns[0]["content"] if len(turns) == 1 else turns
 
 
 def _no_shape(fields: Fields) -> UserError:

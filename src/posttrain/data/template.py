@@ -19,8 +19,9 @@ def filled(template: str, record: Record) -> str:
             raise UserError(f"there is no field {name!r} for the template", where=record.source, mend=hint)
         if record.fields[name] is None:
             raise UserError(f"{name!r}, which the template wants, is null", where=record.source)
-        if isinstance(record.fields[name], (list, dict)):
-            kind = "a list" if isinstance(record.fields[name], list) else "an object"
+        value = record.fields[name]
+        if any(isinstance(each, dict) for each in (value if isinstance(value, list) else [value])):
+            kind = "a list of objects" if isinstance(value, list) else "an object"
             raise UserError(f"{name!r}, which the template wants, is {kind}, not text", where=record.source)
     try:
         prompt = template.format_map(record.fields)

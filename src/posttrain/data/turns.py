@@ -57,21 +57,24 @@ def conversation(fields: Fields, name: str) -> tuple[Message, ...]:
 
 def with_system(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """The conversation behind the system message of the config, or of a field beside it, if there is one."""
-    given: list[tuple[str, str]] = []
-    if messages[0]["role"] == "system":
-        given.append(("the conversation", messages[0]["content"]))
-    name = fields.given(*SYSTEM)
-    text = fields.answer(name) if name else None
-    if name and text and text.strip() and text not in [known for _, known in given]:
-        given.append((f"the field {fields.column(name)}", text))
+    own = messages[0]["content"] if messages[0]["role"] == "system" else None
     if fields.system is not None:
-        given.append(("the config", fields.system))
-    if len(given) > 1:
-        mend = "leave system out of the config" if fields.system is not None else ""
-        raise fields.fault(f"{given[0][0]} has a system message, and {given[1][0]} gives another", mend)
-    if not given or messages[0]["role"] == "system":
+        if own is not None:
+            raise fields.fault(
+                "the conversation has a system message, and the config gives another",
+                "leave system out of the config",
+            )
+        return ({"role": "system", "content": fields.system}, *messages)
+    name = fields.given(*SYSTEM) if fields.template is None else None
+    text = fields.record.fields[fields.column(name)] if name else None
+    if name is None or not isinstance(text, str) or not text.strip():
         return messages
-    return ({"role": "system", "content": given[0][1]}, *messages)
+    fields.raw(name)
+    if own is None:
+        return ({"role": "system", "content": text}, *messages)
+    if own.strip() != text.strip():
+        raise fields.fault(f"the conversation has a system message, and {fields.column(name)} gives another")
+    return messages
 
 
 def answerable(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -40,7 +40,7 @@ class Steps:
     minibatches: int = 1
     """Optimiser steps in a pass; groups of rows are dealt to them at random."""
     microbatch_tokens: int = 0
-    """Packed tokens in one forward and backward pass; 0: what memory allows, on a processor at most 2048."""
+    """Packed tokens in a forward and backward pass; 0: what memory allows, at most 2048, on a GPU 16384."""
     target_kl: float = 0.0
     """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0 takes them all."""
     gradient_checkpointing: Recompute = "none"

@@ -71,10 +71,14 @@ def function_of(pipeline: Pipeline, stage: Stage) -> Callable[..., Any]:
     if not callable(found):
         raise UserError(f"{stage.make} is no function", where=pipeline.at(stage, "make"))
     try:
-        inspect.signature(found).bind(Path(), **stage.options)
+        signature = inspect.signature(found)
+    except ValueError:  # of a function that is not written in Python nothing is known
+        return found  # type: ignore[no-any-return]
+    try:
+        signature.bind(Path(), **stage.options)
     except TypeError as error:
         what, key = f"{stage.make} cannot be called: {error}", "options" if stage.options else "make"
-        mend = f"it is {name}{inspect.signature(found)}"
+        mend = f"it is {name}{signature}"
         raise UserError(what, where=pipeline.at(stage, key), mend=mend) from None
     return found  # type: ignore[no-any-return]
 

@@ -147,7 +147,7 @@ def activation_bytes(shape: Shape, size: int, checkpointing: Recompute) -> int:
 
 
 def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:
-    """The most packed tokens whose activations fit, at least 256 and at most MOST_MICROBATCH."""
+    """The most packed tokens whose activations fit, from 256 to as many as the device is quicker with."""
     fixed = estimate(shape, microbatch_tokens=0, **needs).total
     token = token_bytes(
         shape,

@@ -257,7 +257,10 @@ def _chances(choice: Any, options: Sequence[str]) -> tuple[float, ...]:
             status=200,
             passing=False,
         ) from None
-    return tuple(math.fsum(p for token, p in likely if token == option) for option in options)
+    found = tuple(math.fsum(p for token, p in likely if token == option) for option in options)
+    if not all(math.isfinite(chance) for chance in found):
+        raise _RequestError("a logprob is not finite", status=200, passing=False)
+    return found
 
 
 def _count(value: object) -> int:
