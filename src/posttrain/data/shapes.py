@@ -12,8 +12,9 @@ Looked for in this order; the first that is there counts:
 | instruction (and input) | one user message, the two with a blank line between | answer, else output |
 | conversations | turns of {"from", "value"} with human, gpt, system, tool | answer |
 
-What is learnt is the first of completion, response, output and solution that is there, or else the answer. A
-system message is one of the conversation, of the field system or system_prompt, or of the config.
+What is learnt is the first of completion, response, output and solution that holds text or messages, or else
+the answer. A system message is one of the conversation, or of the config, or of the field system or
+system_prompt.
 """
 
 from dataclasses import dataclass

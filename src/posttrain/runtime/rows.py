@@ -79,10 +79,11 @@ class Shaper:
         if not any(trained):
             counts["had nothing left to train on and are left out"] += 1
             return ()
-        reward = getattr(record, "reward", None)
-        number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
+        reward: Any = getattr(record, "reward", None)
         # Methods that read it have refused what is no number; to the others it is nothing.
-        return (row(tokens, trained, reward if number else 0.0),)
+        if not isinstance(reward, (int, float)) or isinstance(reward, bool):
+            reward = 0.0
+        return (row(tokens, trained, reward),)
 
     def _ranking(self, record: Ranking, counts: Counter[str]) -> Group:
         if self.marks:
