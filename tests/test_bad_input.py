@@ -1013,9 +1013,10 @@ def test_there_are_enough_of_them():
             ("method.epsilon", "method.clip_low and method.clip_high"),
         ),
         ({"method": {"name": "grpo", "clip_hihg": 0.2}}, ("method", "did you mean 'clip_high'?")),
+        ({"critic": {"learning_rate": 1e-5}}, ("'learning_rate'", "did you mean 'lr'?")),
         ({"method": {"name": "grpoo"}}, ("unknown method 'grpoo'", "did you mean 'grpo'?")),
     ],
-    ids=["generations", "epsilon", "misspelt", "method"],
+    ids=["generations", "epsilon", "misspelt", "rate", "method"],
 )
 def test_a_name_of_another_trainer_is_known(refuse, tables, fragments):
     refuse(tables, fragments)

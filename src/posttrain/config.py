@@ -320,7 +320,7 @@ def _first(error: ValidationError, cls: type, where: Where) -> UserError:
     kind, said = mistake["type"], mistake["msg"]
     if _URGENCY.get(kind) == 0:
         known = _known(cls, loc[:-1])
-        near, other = did_you_mean(loc[-1], known), elsewhere(loc[-1])
+        near, other = did_you_mean(loc[-1], known), elsewhere(loc[-1], known)
         mend = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
         return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
     if _URGENCY.get(kind) == 2:

@@ -1,6 +1,6 @@
 """The known name that a misspelt one, or one of another trainer, was probably meant to be."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from difflib import get_close_matches
 
 ELSEWHERE = {
@@ -35,13 +35,16 @@ ELSEWHERE = {
 """What TRL, verl and peft call things, and the keys of a recipe."""
 
 
-def elsewhere(name: str) -> str:
-    """What a name of another trainer is called in a recipe; empty if it is none.
+def elsewhere(name: str, known: Container[str] = ()) -> str:
+    """What a name of another trainer is called in a recipe, or among these keys; empty if it is none.
 
-    >>> elsewhere("num_generations"), elsewhere("colour")
-    ('it is rollout.group_size here', '')
+    >>> elsewhere("num_generations"), elsewhere("learning_rate", ["lr"]), elsewhere("colour")
+    ('it is rollout.group_size here', "did you mean 'lr'?", '')
     """
     found = ELSEWHERE.get(name, "")
+    key = found.rpartition(".")[2]
+    if key in known:
+        return f"did you mean {key!r}?"
     return f"it is {found} here" if found else ""
 
 

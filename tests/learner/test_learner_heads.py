@@ -109,7 +109,11 @@ def conversation(words: Any, template: str | None, messages: Any, answer: str) -
     if template != "none":
         said = [*messages, {"role": "assistant", "content": answer}]
         return list(words.apply_chat_template(said, chat_template=template, return_dict=True)["input_ids"])
-    return [*words("\n".join(m["content"] for m in messages) + answer)["input_ids"], words.eos_token_id]
+    text = ""
+    for message in messages:
+        said = message["role"] == "assistant"
+        text += f"{message['content']}{words.eos_token}" if said else "\n" * bool(text) + message["content"]
+    return [*words(text + answer)["input_ids"], words.eos_token_id]
 
 
 def verdicts(saved: Path, template: str | None, pairs: list[tuple[Any, str]], **options: Any) -> list[Any]:

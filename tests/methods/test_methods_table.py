@@ -265,7 +265,7 @@ def contradicts(name: str, choice: str, chosen: str) -> bool:
 @pytest.mark.parametrize(("name", "choice"), LACKED)
 def test_a_choice_that_a_method_lacks_is_told_what_it_reads(name: str, choice: str) -> None:
     message = refused(name, {choice: names(choice)[0]})
-    assert message.startswith(f"method.{choice}: {name} does not read {choice!r}; it reads ")
+    assert message.startswith(f"method.{choice}: {name} does not read {choice!r}; ")
     assert choice not in message.split("it reads ")[1].split(", ")
 
 
@@ -414,9 +414,10 @@ def test_building_changes_no_line_of_the_table() -> None:
 
 
 def test_an_unknown_method_is_told_the_known_ones() -> None:
-    message = refused("pppo", {})
-    assert message.startswith("method.name: unknown method 'pppo'; ")
+    message = refused("evolution", {})
+    assert message.startswith("method.name: unknown method 'evolution'; ")
     assert all(name in message for name in METHODS)
+    assert refused("pppo", {}) == "method.name: unknown method 'pppo'; did you mean 'ppo'?"
     with pytest.raises(UserError, match="grpo"):
         line("gropo")
 
@@ -485,7 +486,7 @@ def test_an_unknown_choice_is_told_the_known_ones(choice: str, chosen: object) -
 )
 def test_an_option_that_nothing_reads_is_told_what_is_read(name: str, key: str) -> None:
     message = refused(name, {key: 0.3})
-    assert message.startswith(f"method.{key}: {name} does not read {key!r}; it reads ")
+    assert message.startswith(f"method.{key}: {name} does not read {key!r}; ")
     listed = message.split("it reads ")[1].split(", ")
     assert listed == sorted(readable(METHODS[name].method))
     assert key not in listed

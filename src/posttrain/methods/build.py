@@ -82,7 +82,9 @@ def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
         if key not in readable(method):
             reads = f"it reads {', '.join(sorted(readable(method))) or 'no options'}"
             near = elsewhere(key) or did_you_mean(key, readable(method))
-            raise UserError(f"{name} does not read {key!r}", where=f"method.{key}", mend=near or reads)
+            # What a choice needs may be near in name and of no use, so all that it could be is there too.
+            mend = f"{near}; {reads}" if near else reads
+            raise UserError(f"{name} does not read {key!r}", where=f"method.{key}", mend=mend)
         if key in numbers(method):
             method = _with(method, key, _checked(key, given, float))
         else:

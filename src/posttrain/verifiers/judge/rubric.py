@@ -164,8 +164,8 @@ class Rubric:
 
         Source: arXiv:2212.08073, section 4.1 (letters); arXiv:2309.00267, direct RLAIF (numbers).
 
-        >>> Rubric(kind="pairwise", prompt="{first}{second}", verdict="logprobs").weigh([0.6, 0.2])
-        0.75
+        >>> Rubric(kind="pairwise", prompt="{first}{second}", verdict="logprobs").weigh([0.5, 0.125])
+        0.8
         """
         total = math.fsum(chances)
         if not total >= LEAST:
