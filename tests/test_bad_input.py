@@ -1006,7 +1006,7 @@ def test_there_are_enough_of_them():
     [
         (
             {"rollout": {"num_generations": 8}},
-            ("rollout", "'num_generations'", "it is rollout.group_size here"),
+            ("rollout", "'num_generations'", "did you mean 'group_size'?"),
         ),
         (
             {"method": {"name": "grpo", "epsilon": 0.2}},
