@@ -373,7 +373,8 @@ def test_mistakes_are_one_line(
     broken = run_of(tiny, weights | {"lm_head.weight": weights["lm_head.weight"] * torch.nan})
     alien = run_of(tiny, {"something.weight": torch.ones(2, 2)})
     cases: list[tuple[list[object], list[str]]] = [
-        ([tmp_path / "nothing"], ["no run directory", "config.toml"]),
+        ([tmp_path / "nothing"], ["there is no such run"]),
+        ([tmp_path], ["is no run", "config.toml"]),
         ([bare], ["no whole checkpoint", "checkpoint.every"]),
         ([gone], ["config.toml:", "no model at"]),
         ([good, "--against", tmp_path / "nothing"], ["--against", "no model at"]),

@@ -36,7 +36,7 @@ def main() -> None:
     settle(1)
     print(reward_models(options.pipeline))
     found, _ = checkpoint.newest(options.pipeline / GOLD / "checkpoints")
-    gold = Scorer(str(found and found / "model"), "outcome", dtype="bfloat16", device="cpu")
+    gold = Scorer(str(found and found / "model"), "outcome", dtype="auto", device="cpu")
     curves = {name: curve(options.pipeline / stage, gold) for name, stage in POLICIES.items()}
     print(table(curves))
     draw(curves, options.out)

@@ -55,7 +55,7 @@ def _compared(
     tasks: Sequence[Task], model: str, judge: str, samples: int, max_tokens: int, seed: int
 ) -> Iterator[Pair]:
     """The best and the worst of the model's answers to each prompt, where the judge prefers one."""
-    writer, says = NativeWriter(path=model, rows=32), RewardModel(paths=(judge,), dtype="bfloat16")
+    writer, says = NativeWriter(path=model, rows=32), RewardModel(paths=(judge,), dtype="auto")
     talks = [task.messages for task in tasks]
     seeds = range(samples * seed, samples * (seed + 1))
     drawn = [writer.write(talks, max_tokens=max_tokens, temperature=1.0, seed=s) for s in seeds]

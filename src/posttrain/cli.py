@@ -174,7 +174,9 @@ def sample(
     ] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     seed: int = 0,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16 or float32; by default the run's, or what is quick here.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Draws answers to one prompt."""
@@ -184,13 +186,13 @@ def sample(
         )
     except ValueError as error:
         raise UserError(str(error), where="options") from None
-    if dtype not in ("bfloat16", "float32"):
+    if dtype not in (None, "bfloat16", "float32"):
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     text = sys.stdin.read() if prompt == "-" else prompt
     recipe, adapter = Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
     if (Path(target) / "config.toml").exists():
         _, recipe, adapter = target_of(Path(target), say=say)
-    model = replace(recipe.model, dtype=dtype, device="auto")  # type: ignore[arg-type]
+    model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
     process.settle()
     # With the run's own seed: an adapter may lie on weights that were drawn by it.
     recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from posttrain.loading import multiplies_in_bfloat16
 from posttrain.runtime.plan import free_memory, gib
 from posttrain.verifiers import sandbox
 from posttrain.verifiers.sandbox import host
@@ -59,10 +60,10 @@ def examine() -> list[Fact]:
 
 
 def _bfloat16() -> Fact:
-    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    fast = there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    found = "the processor multiplies in bfloat16" if fast else "no bfloat16 on this processor"
-    return Fact("bfloat16", found, fast, "" if fast else "set model.dtype = 'float32'")
+    if multiplies_in_bfloat16():
+        return Fact("bfloat16", "the processor multiplies in it", True)
+    found = "the processor has no instructions for it: several times as slow as float32"
+    return Fact("bfloat16", found, False, "leave dtype out: auto is float32 here")
 
 
 def _sandbox() -> list[Fact]:

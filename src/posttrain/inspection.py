@@ -16,6 +16,7 @@ from posttrain import config
 from posttrain.learner import checkpoint, pretrained
 from posttrain.runtime import process
 from posttrain.runtime.changes import Change, compare, sections
+from posttrain.target import check_run
 from posttrain.types import UserError
 
 ROWS = 20
@@ -78,9 +79,7 @@ def inspect(
 
 
 def _read(run: Path) -> config.Read:
-    if not (run / "config.toml").exists():
-        mend = "name a directory that posttrain train left"
-        raise UserError("is no run directory: it has no config.toml", where=str(run), mend=mend)
+    check_run(run, "name a directory that posttrain train left")
     return config.read(run / "config.toml")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -28,6 +29,31 @@ def usable_device(name: str, where: str = "device") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no GPU that PyTorch can use", where=where, mend="set it to auto")
     return device
+
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+
+
+def multiplies_in_bfloat16(device: str = "cpu") -> bool:
+    """Whether the device of that name has instructions for bfloat16; without them it takes times as long.
+
+    Processors have them from AVX-512 or AMX on; where PyTorch comes without oneDNN none is taken to.
+    """
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def settled(dtype: Dtype, device: str) -> Literal["bfloat16", "float32"]:
+    """The dtype of that name, auto being bfloat16 where the device multiplies in it, and float32 elsewhere.
+
+    >>> settled("float32", "cpu")
+    'float32'
+    """
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if multiplies_in_bfloat16(device) else "float32"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from posttrain import config
 from posttrain.learner import lora, pretrained
 from posttrain.runtime import process
 from posttrain.runtime.policy import surroundings, weights_of
-from posttrain.target import is_run, target_of
+from posttrain.target import check_run, target_of
 from posttrain.training import say
 from posttrain.types import UserError
 
@@ -23,8 +23,7 @@ def merge(
     It is written in float32; rounded to the run's dtype it is bit for bit what the run sampled from. A run
     without an adapter has its model in checkpoints/step_.../model already.
     """
-    if not is_run(run):
-        raise UserError("is no run: it has no config.toml", where=str(run), mend="name a run directory")
+    check_run(run)
     if out.exists():
         raise UserError("is there already", where=str(out), mend="name a directory that is not")
     found, recipe, adapter = target_of(run, say=say)

@@ -31,13 +31,11 @@ def target_of(
 
     Raises UserError for what is neither, and for a run without a whole checkpoint.
     """
-    if not target.is_file() and not is_run(target):
-        what = (
-            "is no run: it has no config.toml"
-            if target.is_dir()
-            else "there is no such recipe and no such run"
-        )
-        raise UserError(what, where=str(target), mend="name a recipe's .toml file, or a run directory")
+    mend = "name a recipe's .toml file, or a run directory"
+    if not target.exists():
+        raise UserError("there is no such recipe and no such run", where=str(target), mend=mend)
+    if target.is_dir():
+        check_run(target, mend)
     found = config.read(target / "config.toml" if is_run(target) else target, sets)
     recipe, adapter = found.recipe, None
     if is_run(target) and model is None:
@@ -59,3 +57,10 @@ def target_of(
 def is_run(path: Path) -> bool:
     """Whether a directory is a run's."""
     return path.is_dir() and (path / "config.toml").exists()
+
+
+def check_run(path: Path, mend: str = "name a run directory") -> None:
+    """UserError if a path is no run's directory."""
+    if not is_run(path):
+        what = "is no run: it has no config.toml" if path.is_dir() else "there is no such run"
+        raise UserError(what, where=str(path), mend=mend)

@@ -45,13 +45,16 @@ def train(
     """
     process.settle(found.recipe.run.threads)
     directory = RunDir(path, resume=resume)
+    # What auto came to here: resumed on another machine the run stays what it is.
+    model = {**found.tables["model"], "dtype": found.recipe.model.dtype}
+    tables = {**found.tables, "model": model}
     try:
         chosen = local.plan(found.recipe, silent if shown else say)
-        directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
+        directory.describe(dump(tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
         if shown is None:
             print_plan(chosen)
             say(f"run directory: {directory.path}")
-        return _run(chosen, directory, resume=resume, tables=found.tables, shown=shown)
+        return _run(chosen, directory, resume=resume, tables=tables, shown=shown)
     except UserError as error:
         if not resume:
             directory.discard()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from posttrain import config
+from posttrain import config, loading
 from posttrain.learner import checkpoint
 
 UPDATES = 5
@@ -264,3 +264,24 @@ def test_as_it_is_really_started(recipe_of, tmp_path):
     said, _ = beside.communicate()
     assert beside.returncode == 0, said
     assert_same(run, never_killed)
+
+
+def test_what_auto_came_to_where_a_run_began_holds_where_it_goes_on(
+    run_cli, recipe_of, write, monkeypatch, tmp_path
+):
+    tables = config.read(recipe_of("sft")).tables
+    del tables["model"]["dtype"]
+    recipe, straight, moved = write(tables, name="auto"), tmp_path / "straight", tmp_path / "moved"
+    monkeypatch.setattr(loading, "multiplies_in_bfloat16", lambda device="cpu": True)
+    run_cli("train", recipe, "--run-dir", straight, "--quiet")
+    run_cli("train", recipe, "--run-dir", moved, "--quiet", "--set", "run.updates=2")
+    assert config.read(moved / "config.toml").recipe.model.dtype == "bfloat16"
+    monkeypatch.setattr(loading, "multiplies_in_bfloat16", lambda device="cpu": False)
+    assert config.read(recipe).recipe.model.dtype == "float32"
+    said = run_cli("train", recipe, "--run-dir", moved, "--resume")
+    assert (said.code, "[model]" in said.err, f"resume with {moved / 'config.toml'}" in said.err) == (2, 1, 1)
+    more = ("--set", f"run.updates={UPDATES}", "--quiet")
+    assert run_cli("train", moved / "config.toml", "--run-dir", moved, "--resume", *more).code == 0
+    assert (last(moved) / "model" / "model.safetensors").read_bytes() == (
+        last(straight) / "model" / "model.safetensors"
+    ).read_bytes()

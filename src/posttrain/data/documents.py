@@ -176,15 +176,15 @@ def sources(text: Text) -> list[Source]:
 def _source(path: str, text: Text) -> Source:
     file = Path(os.path.expanduser(path))
     if text.split is None and text.subset is None and file.is_file():
-        suffixes = [suffix.lower() for suffix in file.suffixes]
-        if suffixes[-1:] in ([".jsonl"], [".ndjson"], [".jsonlines"]):
+        suffix = file.suffix.lower()
+        if suffix in (".jsonl", ".ndjson", ".jsonlines"):
             return JsonLines(str(file))
-        if suffixes[-1:] in ([".csv"], [".tsv"], [".zst"], [".bz2"], [".xz"]):
-            what = f"a {suffixes[-1]} file is neither text nor records that can be read"
+        if suffix in (".csv", ".tsv", ".zst", ".bz2", ".xz"):
+            what = f"a {suffix} file is neither text nor records that can be read"
             raise UserError(what, where=path, mend="write it as JSONL with a field text")
-        if suffixes[-1:] not in ([".json"], [".parquet"], [".gz"]):
+        if suffix not in (".json", ".parquet", ".gz"):
             return TextFile(str(file))
-        if suffixes[-2:] == [".txt", ".gz"]:
+        if file.name.lower().endswith(".txt.gz"):
             raise UserError("of gzipped files only records are read", where=path, mend="unpack it")
     found = (text_of(record) for record in read_records(path, split=text.split, subset=text.subset))
     return Held([document for document in found if document.strip()])

@@ -36,6 +36,7 @@ NAMES = tuple(
         for name in names
     )
 )
+_OF_PROMPTS = ("tools", "history", "context", "documents")
 _KINDS: dict[type, str] = {
     bool: "a boolean",
     int: "a number",
@@ -97,8 +98,8 @@ class Fields:
         """Columns that were not read and that elsewhere belong to the prompt, unless a template makes it."""
         if self.template is not None:
             return []
-        rest = self.rest
-        return [name for name in ("tools", "history", "context", "documents") if rest.get(name)]
+        read, found = set(map(self.column, self.used)), self.record.fields
+        return [name for name in _OF_PROMPTS if found.get(name) and name not in read]
 
     def fault(self, what: str, mend: str = "") -> UserError:
         """An error at the record's line."""

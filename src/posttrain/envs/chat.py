@@ -98,11 +98,8 @@ class Chat:
         """
         if not messages or not any(message["content"].strip() for message in messages):
             raise UserError("the prompt is empty")
-        tokens = self._tokens(self._text(messages, prompt=True), special=self.plain)
-        if not self.plain:
-            return tokens
-        # Some tokenizers end every text with eos; nothing could follow that.
-        return tokens[:-1] if len(tokens) > 1 and tokens[-1] == self.tokenizer.eos_token_id else tokens
+        text = self._text(messages, prompt=True)
+        return plain.begun(self.tokenizer, text) if self.plain else self._tokens(text)
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """The tokens to append to a conversation that ends in what the policy said.
@@ -211,5 +208,5 @@ class Chat:
             raise UserError(what, mend=_SUGGESTION) from None
         return text
 
-    def _tokens(self, text: str, special: bool = False) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=special)["input_ids"]) if text else []
+    def _tokens(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []

@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from posttrain.data import Data
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.learner.forward import scored
 from posttrain.learner.pretrained import silent
+from posttrain.loading import Dtype
 from posttrain.math import masked
 from posttrain.runtime import local
 from posttrain.runtime.ask import Asked
@@ -60,8 +61,8 @@ class Compare:
     sampling: Sampling = Sampling()
     """At temperature 0, or from less than the whole vocabulary, no KL is measured."""
     engine: NativeConfig = NativeConfig()
-    dtype: Literal["bfloat16", "float32"] = "float32"
-    """What the policies compute in."""
+    dtype: Dtype = "float32"
+    """What the policies compute in; auto: bfloat16 where the device multiplies in it."""
     device: str = "auto"
     chat_template: str | None = None
     """In place of the tokenizers' own, as in [model]."""

@@ -6,7 +6,7 @@ from posttrain.learner import heads, pretrained
 from posttrain.learner.critic import CriticModel
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.plan import Shape
-from posttrain.runtime.policy import Policy, beside, weights_of, with_layouts
+from posttrain.runtime.policy import Policy, weights_of, with_layouts
 
 
 def critic_shape(asked: Asked, policy: Policy) -> Shape | None:
@@ -14,8 +14,7 @@ def critic_shape(asked: Asked, policy: Policy) -> Shape | None:
     critic = asked.recipe.critic
     if "value" not in asked.method.needs or critic.kind == "shared":
         return None
-    path = beside(critic.path, "critic.path", policy, scores=True) if critic.path else policy.path
-    config = pretrained.load_config(path, scores=True)
+    config = pretrained.load_config(policy.others.get("critic.path", policy.path), scores=True)
     parameters = pretrained.parameter_count(config)
     return Shape.of(config, parameters, parameters)
 
@@ -46,7 +45,7 @@ def critic_of(asked: Asked, policy: Policy, model: Any) -> CriticModel:
         return CriticModel(model)
     if not recipe.critic.path:
         return CriticModel(model, weights_of(recipe, policy))
-    path = beside(recipe.critic.path, "critic.path", policy, scores=True)
+    path = policy.others["critic.path"]
     body = pretrained.load_model(path, dtype=policy.dtype, device=policy.device, scores=True)
     found = CriticModel(model, with_layouts(body, "critic.path"))
     found.start_from(heads.saved_head(path))

@@ -1,7 +1,7 @@
 """A recipe's model: what surrounds it, known before its weights are read, and then the weights."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Policy:
     notes: list[str]
     narrowest: str = "the model"
     """Whose context that is."""
+    others: Mapping[str, Path] = field(default_factory=dict)
+    """Directories of the reference and of the critic, under the keys of the recipe that name them."""
 
 
 def surroundings(recipe: Recipe, say: Say) -> Policy:
@@ -67,7 +69,7 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
 
 
 def bounded(recipe: Recipe, policy: Policy, say: Say) -> Policy:
-    """The policy, with rows no longer than the reference and the critic that the recipe names can read.
+    """The policy with the reference and the critic that the recipe names, and rows that both can read.
 
     UserError for one that does not fit it.
     """
@@ -76,7 +78,8 @@ def bounded(recipe: Recipe, policy: Policy, say: Say) -> Policy:
         if not named:
             continue
         scores = key == "critic.path"
-        path = beside(named, key, policy, say, scores=scores)
+        path = _beside(named, key, policy, say, scores=scores)
+        policy = replace(policy, others={**policy.others, key: path})
         context = context_of(pretrained.load_config(path, scores=scores))
         if context < policy.context:
             who = f"the {key.partition('.')[0]}"
@@ -112,9 +115,7 @@ def with_layouts(model: Any, where: str) -> Any:
     return model
 
 
-def beside(
-    named: str, key: str, policy: Policy, say: Say = pretrained.silent, *, scores: bool = False
-) -> Path:
+def _beside(named: str, key: str, policy: Policy, say: Say, *, scores: bool) -> Path:
     """The directory of a second model that reads the policy's tokens, named by this key of the recipe.
 
     UserError if there is none, or its vocabulary is another. With `scores` it may be a reward model.

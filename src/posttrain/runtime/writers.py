@@ -9,7 +9,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import Literal
 
 import torch
 
@@ -17,7 +16,7 @@ from posttrain.attention import context_of, use_layouts
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.envs.chat import Chat
 from posttrain.learner import pretrained
-from posttrain.loading import usable_device
+from posttrain.loading import Dtype, settled, usable_device
 from posttrain.types import Message, Request, Sampling, UserError
 from posttrain.verifiers.judge.constitution import read_constitution
 from posttrain.verifiers.judge.endpoint import Endpoint
@@ -32,8 +31,8 @@ class NativeWriter:
 
     path: str
     """As model.path: a Hub id, a directory with safetensors, a .gguf file, or pypi:PACKAGE."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """What it computes in."""
+    dtype: Dtype = "auto"
+    """What it computes in; auto: bfloat16 where the device multiplies in it, else float32."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, or auto for the GPU if there is one. Every worker process loads its own copy."""
     chat_template: str | None = None
@@ -143,9 +142,8 @@ def _opened(writer: NativeWriter) -> _Open:
     chat = Chat(
         tokenizer, template=writer.chat_template, ends=frozenset(pretrained.stop_ids(path, tokenizer))
     )
-    model = pretrained.load_model(
-        path, dtype=getattr(torch, writer.dtype), device=usable_device(writer.device)
-    )
+    dtype = getattr(torch, settled(writer.dtype, writer.device))
+    model = pretrained.load_model(path, dtype=dtype, device=usable_device(writer.device))
     try:
         use_layouts(model)
     except ValueError as error:

@@ -23,7 +23,7 @@ from transformers import (
 
 from posttrain import plain
 from posttrain.attention import context_of
-from posttrain.loading import quiet, usable_device
+from posttrain.loading import Dtype, quiet, settled, usable_device
 from posttrain.types import Message, UserError
 from posttrain.usercode import cause
 from posttrain.verifiers.model.scores import Step
@@ -90,7 +90,7 @@ class Scorer:
     """
 
     def __init__(
-        self, path: str, kind: Kind, *, dtype: str, device: str, template: str = "", max_tokens: int = 0
+        self, path: str, kind: Kind, *, dtype: Dtype, device: str, template: str = "", max_tokens: int = 0
     ) -> None:
         local = directory(path)
         check_config(local, kind)
@@ -103,7 +103,7 @@ class Scorer:
                 where=path,
                 mend="set chat_template to one, or to 'none' for plain text",
             )
-        self.model = _model(local, kind, getattr(torch, dtype)).to(self.device)
+        self.model = _model(local, kind, getattr(torch, settled(dtype, device))).to(self.device)
         self.head = self.model.score
         self.backbone = getattr(self.model, self.model.base_model_prefix)
         context = context_of(self.model.config)
@@ -162,13 +162,11 @@ class Scorer:
         before, found, after = text.rpartition(_ANSWER)
         if not found:
             raise UserError("the chat template does not show what an assistant says", where=self.path)
-        tokens = self._marked(before, begins=bare)
-        # Some tokenizers end every text with eos; no answer could follow that.
-        ended = bare and tokens[-1:] == [self.tokenizer.eos_token_id] and len(tokens) > 1
-        return tokens[:-1] if ended else tokens, self._marked(after)
+        tokens = plain.begun(self.tokenizer, before) if bare else self._marked(before)
+        return tokens, self._marked(after)
 
-    def _marked(self, text: str, *, begins: bool = False) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=begins)["input_ids"]) if text else []
+    def _marked(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
     def _plain(self, text: str) -> list[int]:
         return self._split([text])[0]

@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from filelock import FileLock, Timeout
 
+from posttrain.loading import Dtype, settled
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.model.scorer import Kind, Row, Scorer, check_config, directory
 from posttrain.verifiers.model.scores import (
@@ -79,8 +80,8 @@ class RewardModel(Verifier):
     """The longest conversation; 0: as long as the model allows. A longer one is never cut."""
     too_long: float | None = None
     """The score of a response for which there is no room; not given: none, and it is masked."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """In bfloat16 a score depends a little on what it is batched with."""
+    dtype: Dtype = "float32"
+    """In bfloat16 a score depends a little on what it is batched with; auto takes it where that is quick."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, or auto for the GPU if there is one. Every worker process loads its own copy."""
     batch: int = 8
@@ -246,7 +247,7 @@ class RewardModel(Verifier):
             self.over_steps,
             self.separator,
             self.chat_template,
-            self.dtype,
+            settled(self.dtype, self.device),
             self.max_tokens,
         )
         seen.update(json.dumps([str(local.resolve()), stats, options]).encode())
