@@ -146,6 +146,7 @@ OUT_OF_RANGE: dict[str, tuple[Tables, Fragments]] = {
         ("checkpoint", "every", -1, "must be 0 or more"),
         ("steps", "target_kl", -0.1, "target_kl must be 0 (off) or more"),
         ("critic", "lr", -1.0, "lr and max_grad_norm must be 0 or more"),
+        ("critic", "heads", 0, "heads must be 1 or more"),
         ("critic", "path", "x", "a shared critic has the policy's backbone, and reads no path"),
         ("reference", "refresh_every", -1, "refresh_every must be 0 (never) or more"),
         ("reference", "keep", 1.0, "keep must lie in [0, 1)"),
@@ -254,6 +255,10 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
         ("[trust] is never read by ppo",),
     ),
     "a critic of grpo": ({"critic": {"lr": 0.1}}, ("critic", "[critic] is never read by grpo", "leave")),
+    "a critic with several heads": (
+        {"method": {"name": "ppo"}, "critic": {"heads": 3}},
+        ("critic.heads", "only reward models have several heads, and ppo has a critic", "leave"),
+    ),
     "a critic of trpo": (
         {"method": {"name": "trpo"}, "critic": {"lr": 0.1}},
         ("[critic] is never read by trpo",),

@@ -1,13 +1,24 @@
 """What loading a model takes, whoever loads one: a device that is there, and a library that is quiet."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from posttrain.types import UserError
+
+
+def score_heads(path: Path) -> int:
+    """How many heads a reward model has; 1 where its config.json says nothing of it."""
+    try:
+        heads = json.loads((path / "config.json").read_bytes()).get(SCORE_HEADS, 1)
+    except (OSError, ValueError, AttributeError):
+        return 1
+    return heads if isinstance(heads, int) else 1
 
 
 def usable_device(name: str, where: str = "device") -> torch.device:
@@ -30,6 +41,9 @@ def usable_device(name: str, where: str = "device") -> torch.device:
         raise UserError("there is no GPU that PyTorch can use", where=where, mend="set it to auto")
     return device
 
+
+SCORE_HEADS = "score_heads"
+"""In a reward model's config.json: how many heads its numbers are of, an ensemble on one backbone."""
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 

@@ -220,7 +220,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "dpo": {"lora": {"rank": 2}, "optim": {"lr": 0.02, "schedule": "linear"}},
     "orpo": {"steps": {"epochs": 2}, "checkpoint": {"every": 2}},
     "kto": {"steps": {"minibatches": 2}},
-    "reward": {"steps": {"minibatches": 2}, "eval": {"every": 1}},
+    "reward": {"steps": {"minibatches": 2}, "eval": {"every": 1}, "critic": {"heads": 3, "lr": 0.01}},
     "process_reward": {"lora": {"rank": 2}},
 }
 
@@ -375,6 +375,19 @@ def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path,
 
 
 # ---------------------------------------------------------------- what comes after a reward model
+
+
+def test_a_policy_is_paid_by_the_least_of_a_reward_models_heads(run_cli, family, online, write, tmp_path):
+    over = {"critic": {"heads": 3, "lr": 0.01}, "run": {"updates": 5}}
+    judge = train(run_cli, family("reward", over), tmp_path / "judge")
+    assert lines(judge)[-1]["score/std"] > 0
+    paid = {
+        "verifier": {"number": None, "model": {"paths": [str(ended(judge) / "model")], "ensemble": "min"}}
+    }
+    run = train(run_cli, write(online, paid | {"run": {"updates": 1}}, "grpo"), tmp_path / "grpo")
+    parts = {key: value for key, value in lines(run)[-1].items() if key.startswith("part/")}
+    assert parts.keys() == {"part/model_1", "part/model_2", "part/model_3", "part/std"}
+    assert lines(run)[-1]["reward/mean"] <= min(parts[f"part/model_{k}"] for k in (1, 2, 3)) + 1e-6
 
 
 def test_a_critic_of_a_recipe_begins_with_the_head_of_its_reward_model(

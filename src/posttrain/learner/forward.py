@@ -48,11 +48,8 @@ def forward(
         temperature,
         vocabulary=model.get_output_embeddings().weight.shape[0],
     )
-    return Outputs(
-        logp=column(packed, batch, picked),
-        entropy=column(packed, batch, entropies),
-        value=None if critic is None else column(packed, batch, critic(packed, hidden)),
-    )
+    value, heads = (None, None) if critic is None else _values(packed, batch, critic, hidden)
+    return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value, heads)
 
 
 def scored(
@@ -82,7 +79,15 @@ def values(model: PreTrainedModel, batch: Batch, critic: CriticModel) -> PerToke
     """V at every trained token, without the output head, nor the policy if the critic is not on it."""
     packed = pack(batch)
     hidden = trained_states(model, packed) if critic.body is None else None
-    return column(packed, batch, critic(packed, hidden))
+    return _values(packed, batch, critic, hidden)[0]
+
+
+def _values(
+    packed: Pack, batch: Batch, critic: CriticModel, hidden: Float[torch.Tensor, "M D"] | None
+) -> tuple[PerToken, Float[torch.Tensor, "H B T"] | None]:
+    """V, and of an ensemble of heads each one's, whose mean V is."""
+    each = torch.stack([column(packed, batch, one) for one in critic(packed, hidden).unbind(-1)])
+    return (each[0], None) if len(each) == 1 else (each.mean(0), each)
 
 
 def column(packed: Pack, batch: Batch, values: Float[torch.Tensor, "M"]) -> PerToken:

@@ -17,6 +17,7 @@ from transformers import (
     PretrainedConfig,
 )
 
+from posttrain.loading import SCORE_HEADS, score_heads
 from posttrain.types import UserError
 
 WEIGHT, BIAS = "score.weight", "score.bias"
@@ -40,11 +41,13 @@ def head_class(config: PretrainedConfig, *, per_token: bool) -> type:
     )
 
 
-def head_config(config: PretrainedConfig, model_class: type, pad: int) -> PretrainedConfig:
-    """The configuration under which transformers loads the model as that class, with one number."""
+def head_config(config: PretrainedConfig, model_class: type, pad: int, *, heads: int = 1) -> PretrainedConfig:
+    """The configuration under which transformers loads the model as that class, with so many numbers."""
     out = copy.deepcopy(config)
     out.architectures = [model_class.__name__]
-    out.num_labels = 1
+    out.num_labels = heads
+    if heads > 1:
+        setattr(out, SCORE_HEADS, heads)
     # Sequence classification looks for the last token that is not padding, and fails without one.
     out.pad_token_id = pad
     return out
@@ -66,17 +69,23 @@ def padded(tokenizer: Any, ends: Container[int]) -> Any:
     return out
 
 
-def saved_head(path: Path) -> dict[str, torch.Tensor]:
-    """The weight, and the bias if there is one, of a head with one number; empty if the model has none."""
+def saved_head(path: Path, heads: int = 1) -> dict[str, torch.Tensor]:
+    """The weight, and the bias if there is one, of a head, or of so many; empty if the model has none.
+
+    Of an ensemble that is to be one head it is their mean, and one head is where each of several begins.
+    """
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             names = set(opened.keys())
             if WEIGHT not in names:
                 continue
             head = {name: opened.get_tensor(name) for name in (WEIGHT, BIAS) if name in names}
-        if head[WEIGHT].shape[0] != 1:
-            what = f"its head gives {head[WEIGHT].shape[0]} numbers, and a score is one"
-            raise UserError(what, where=str(file))
+        numbers = head[WEIGHT].shape[0]
+        if heads == 1 < numbers == score_heads(path):
+            return {name: tensor.mean(0, keepdim=True) for name, tensor in head.items()}
+        if numbers not in (1, heads):
+            wanted = f"{heads} are wanted" if heads > 1 else "a score is one"
+            raise UserError(f"its head gives {numbers} numbers, and {wanted}", where=str(file))
         return head
     return {}
 

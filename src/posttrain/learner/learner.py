@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from posttrain.attention import use_layouts
 from posttrain.learner.critic import CriticModel
+from posttrain.learner.ensemble import each_head
 from posttrain.learner.forward import Recompute, compute_again, forward, give_back, scored, valued
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.neftune import of_step
@@ -303,17 +304,16 @@ class Learner:
             self._give_back()
             out = forward(base(self.model), part, self.temperature, self.critic, noise)
             self._give_back()
-            loss = reduce.weighted_sum(self.method.loss(out, part), weight[rows].to(out.logp), part.mask)
+            losses = each_head(self.method, out, part, self.seed) if learns else self.method.loss(out, part)
+            loss = reduce.weighted_sum(losses, weight[rows].to(out.logp), part.mask)
             if learns:
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-            out = Outputs(
-                logp=out.logp.detach(),
-                entropy=out.entropy.detach(),
-                value=None if out.value is None else out.value.detach(),
-            )
+            out = out.detached()
             logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
             seen = {} if "head" in self.method.needs else {"entropy": out.entropy}
+            if out.heads is not None:
+                seen["score/std"] = out.heads.std(0, correction=0)
             for key, value in (seen | self.method.watch(out, part)).items():
                 by = share[rows].to(value)
                 sums[key] = sums.get(key, 0.0) + float(masked.row_sum(by * value, part.mask).sum())

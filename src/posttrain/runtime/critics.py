@@ -34,12 +34,13 @@ def critic_of(asked: Asked, policy: Policy, model: Any) -> CriticModel:
     """The critic that the recipe asks for, on the policy's backbone or on its own."""
     recipe = asked.recipe
     if "head" in asked.method.needs:
-        found = CriticModel(model, bias=asked.line.learns == "steps")
+        heads_wanted = recipe.critic.heads
+        found = CriticModel(model, bias=asked.line.learns == "steps", heads=heads_wanted)
         output = model.get_output_embeddings().weight
         if output is not model.get_input_embeddings().weight:
             output.requires_grad_(False)  # nobody asks for tokens: no master and no moments of it
         if not asked.recipe.model.random_init:
-            found.start_from(heads.saved_head(policy.path))
+            found.start_from(heads.saved_head(policy.path, heads_wanted))
         return found
     if recipe.critic.kind == "shared":
         return CriticModel(model)

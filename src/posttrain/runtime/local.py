@@ -113,7 +113,7 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     else:
         groups, held_out, longest = groups_of(asked, policy, say)
         if head_class(policy.config, asked) is not None:
-            heads.saved_head(policy.path)
+            heads.saved_head(policy.path, recipe.critic.heads)
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,

@@ -50,7 +50,9 @@ def save(
             assert learner.critic is not None
             held |= heads.head_tensors(learner.critic.head.state_dict())
             words = heads.padded(tokenizer, _ends(model, tokenizer))
-            config = heads.head_config(config, head, words.pad_token_id)
+            config = heads.head_config(
+                config, head, words.pad_token_id, heads=learner.critic.head.out_features
+            )
         checkpoint.write_tensors(folder / "model" / "model.safetensors", held)
         config.save_pretrained(folder / "model")
         model.generation_config.save_pretrained(folder / "model")

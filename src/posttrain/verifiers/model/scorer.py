@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub import snapshot_download
+from jaxtyping import Float
 from jinja2.exceptions import TemplateError
 from transformers import (
     AutoModelForSequenceClassification,
@@ -23,7 +24,7 @@ from transformers import (
 
 from posttrain import plain
 from posttrain.attention import context_of
-from posttrain.loading import Dtype, quiet, settled, usable_device
+from posttrain.loading import Dtype, quiet, score_heads, settled, usable_device
 from posttrain.types import Message, UserError
 from posttrain.usercode import cause
 from posttrain.verifiers.model.scores import Step
@@ -104,7 +105,7 @@ class Scorer:
                 mend="set chat_template to one, or to 'none' for plain text",
             )
         self.model = _model(local, kind, getattr(torch, settled(dtype, device))).to(self.device)
-        self.head = self.model.score
+        self.head, self.heads = self.model.score, score_heads(local)
         self.backbone = getattr(self.model, self.model.base_model_prefix)
         context = context_of(self.model.config)
         self.most = min(max_tokens or context, context)
@@ -127,8 +128,8 @@ class Scorer:
         return Row(tokens, ends)
 
     @torch.inference_mode()
-    def numbers(self, rows: Sequence[Row]) -> list[list[float]]:
-        """The numbers at the positions of each row: a score, or the probability that a step is good."""
+    def numbers(self, rows: Sequence[Row]) -> list[list[list[float]]]:
+        """What each head says at the positions of a row: a score, or the probability that a step is good."""
         longest = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), longest, dtype=torch.long)
         mask = torch.zeros(len(rows), longest, dtype=torch.long)
@@ -138,16 +139,12 @@ class Scorer:
         hidden = self.backbone(
             input_ids=tokens.to(self.device), attention_mask=mask.to(self.device), use_cache=False
         ).last_hidden_state
-        out: list[list[float]] = []
-        for i, row in enumerate(rows):
-            logits = self.head(hidden[i, row.at]).float()
-            out.append(self._read(logits).tolist())
-        return out
+        return [self._read(self.head(hidden[i, row.at]).float()).tolist() for i, row in enumerate(rows)]
 
-    def _read(self, logits: torch.Tensor) -> torch.Tensor:
-        if self.kind == "outcome":
-            return logits[:, 0]
-        return logits[:, 0].sigmoid() if logits.shape[1] == 1 else logits.softmax(-1)[:, 1]
+    def _read(self, logits: Float[torch.Tensor, "P L"]) -> Float[torch.Tensor, "H P"]:
+        if self.kind == "process" and self.heads < logits.shape[1]:  # bad and good
+            return logits.softmax(-1)[:, 1:].T
+        return logits.T if self.kind == "outcome" else logits.T.sigmoid()
 
     def _around(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """The tokens before an answer to these messages, and those after it."""
@@ -208,9 +205,10 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
         )
     if not hasattr(model, "score"):
         raise UserError("is no decoder with a head called 'score'", where=str(local))
-    labels = model.score.weight.shape[0]
-    if labels not in ((1,) if kind == "outcome" else (1, 2)):
+    labels, heads = model.score.weight.shape[0], score_heads(local)
+    if labels != heads and (heads > 1 or kind == "outcome" or labels != 2):
         wanted = "one number" if kind == "outcome" else "one number, or bad and good"
+        wanted = f"one for each of {heads} heads" if heads > 1 else wanted
         raise UserError(
             f"its head gives {labels} numbers, not {wanted}", where=str(local), mend="see num_labels"
         )

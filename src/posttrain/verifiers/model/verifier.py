@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from filelock import FileLock, Timeout
 
-from posttrain.loading import Dtype, settled
+from posttrain.loading import Dtype, score_heads, settled
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.model.scorer import Kind, Row, Scorer, check_config, directory
 from posttrain.verifiers.model.scores import (
@@ -47,10 +47,10 @@ _loaded = lru_cache(maxsize=16)(Scorer)
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel(Verifier):
-    """The score of one reward model, or of an ensemble.
+    """The score of one reward model, or of an ensemble: of several, of one with several heads, or both.
 
     Label: scored. Without a score: too_long (unless that has a score of its own), not_a_number.
-    parts, of an ensemble: std, and each model's score as model_1, model_2 ...
+    parts, of an ensemble: std, and each member's score as model_1, model_2 ...
     progress, of kind process: (characters read, Φ) after each step.
     """
 
@@ -65,15 +65,15 @@ class RewardModel(Verifier):
     over_steps: OverSteps = "last"
     """The score of kind = process: the last step's, or the min, mean or product of all."""
     ensemble: OverModels = "mean"
-    """The score of several models: mean, min, or lower: mean - k std."""
+    """The score of several models or heads: mean, min, or lower: mean - k std."""
     k: float = 1.0
     """For ensemble = lower."""
     mean: tuple[float, ...] = ()
-    """Subtracted from each model's scores, one for each path; empty: 0."""
+    """Subtracted from the scores of each model and all its heads, one for each path; empty: 0."""
     std: tuple[float, ...] = ()
     """Each model's scores are divided by it; empty: 1."""
     reference: str = ""
-    """A JSONL of {"prompt", "response"} on which each model's scores get mean 0 and variance 1."""
+    """A JSONL of {"prompt", "response"} on which the scores of each head have mean 0 and variance 1."""
     chat_template: str = ""
     """A Jinja template in place of the tokenizer's own; "none" for plain text."""
     max_tokens: int = 0
@@ -116,8 +116,6 @@ class RewardModel(Verifier):
         """ValueError for an option that the others leave unread."""
         if self.kind == "outcome" and (self.separator != "\n\n" or self.over_steps != "last"):
             raise ValueError("separator and over_steps are read for kind = 'process' only")
-        if self.ensemble != "mean" and len(self.paths) == 1:
-            raise ValueError(f"ensemble = {self.ensemble!r} is for several paths")
         if self.k != 1.0 and self.ensemble != "lower":
             raise ValueError("k is read for ensemble = 'lower' only")
 
@@ -130,16 +128,17 @@ class RewardModel(Verifier):
         scorers = [self._scorer(path) for path in self.paths]
         scales = self._scales()
         members: list[list[list[float] | None]] = [
-            [self._scaled(numbers, scale) for numbers in self._numbers(scorer, pairs)]
-            for scorer, scale in zip(scorers, scales, strict=True)
+            [self._scaled(numbers[head] if numbers else None, scale) for numbers in said]
+            for said, scales_of in zip((self._numbers(s, pairs) for s in scorers), scales, strict=True)
+            for head, scale in enumerate(scales_of)
         ]
         return [self._verdict(response, [m[i] for m in members]) for i, (_, response) in enumerate(pairs)]
 
-    def _numbers(self, scorer: Scorer, pairs: Sequence[tuple[Task, str]]) -> list[list[float] | None]:
-        """One model's numbers for each response, one a step; None for a response that has no room."""
+    def _numbers(self, scorer: Scorer, pairs: Sequence[tuple[Task, str]]) -> list[list[list[float]] | None]:
+        """What each head of a model says of each response, at each step; None for one that has no room."""
         rows = [self._row(scorer, task, response) for task, response in pairs]
         fitting = [i for i, row in enumerate(rows) if len(row.tokens) <= scorer.most]
-        out: list[list[float] | None] = [None] * len(rows)
+        out: list[list[list[float]] | None] = [None] * len(rows)
         for start in range(0, len(fitting), self.batch):
             places = fitting[start : start + self.batch]
             for i, numbers in zip(places, scorer.numbers([rows[i] for i in places]), strict=True):
@@ -190,26 +189,28 @@ class RewardModel(Verifier):
             max_tokens=self.max_tokens,
         )
 
-    def _scales(self) -> list[Scale]:
+    def _scales(self) -> list[list[Scale]]:
+        """Those of the heads of each model."""
         if self.reference:
-            return [_reference_scale(self, path) for path in self.paths]
+            return [_reference_scales(self, path) for path in self.paths]
         means = self.mean or (0.0,) * len(self.paths)
         stds = self.std or (1.0,) * len(self.paths)
-        return [Scale(mean=mean, std=std) for mean, std in zip(means, stds, strict=True)]
+        each = zip(self.paths, means, stds, strict=True)
+        return [[Scale(mean=mean, std=std)] * score_heads(directory(path)) for path, mean, std in each]
 
-    def _kept_scale(self, path: str) -> Scale:
-        """One model's scale on the reference, from the file beside it; made by the first who asks."""
+    def _kept_scales(self, path: str) -> list[Scale]:
+        """Those of a model's heads on the reference, from the file beside it; made by the first who asks."""
         source = Path(self.reference).expanduser()
-        beside = source.with_name(f"{source.name}.{self._digest(path, source)}.json")
+        beside = source.with_name(f"{source.name}.{self._digest(path, source)}.scales.json")
         try:
             with FileLock(f"{beside}.lock", timeout=_LOCK_S):
                 if beside.exists():
-                    return Scale(**json.loads(beside.read_text()))
-                scale = self._measured(path, source)
+                    return [Scale(**each) for each in json.loads(beside.read_text())]
+                scales = self._measured(path, source)
                 fresh = beside.with_suffix(f".tmp-{os.getpid()}")
-                fresh.write_text(json.dumps({"mean": scale.mean, "std": scale.std}))
+                fresh.write_text(json.dumps([{"mean": each.mean, "std": each.std} for each in scales]))
                 fresh.replace(beside)
-                return scale
+                return scales
         except Timeout:
             raise UserError(f"another process has held {beside}.lock for {_LOCK_S:.0f} s") from None
         except OSError as error:
@@ -219,7 +220,7 @@ class RewardModel(Verifier):
                 mend="make its directory writable, or give mean and std",
             ) from None
 
-    def _measured(self, path: str, source: Path) -> Scale:
+    def _measured(self, path: str, source: Path) -> list[Scale]:
         pairs = [
             (Task(id=str(n), messages=({"role": "user", "content": prompt},)), response)
             for n, (prompt, response) in enumerate(read_reference(source))
@@ -230,8 +231,8 @@ class RewardModel(Verifier):
                 raise UserError(
                     f"record {int(task.id) + 1} is longer than the model takes", where=str(source)
                 )
-            scores.append(over_steps(numbers, self.over_steps))
-        return scale_of(scores, str(source))
+            scores.append([over_steps(head, self.over_steps) for head in numbers])
+        return [scale_of(head, str(source)) for head in zip(*scores, strict=True)]
 
     def _digest(self, path: str, source: Path) -> str:
         """Of all that a scale depends on."""
@@ -264,13 +265,18 @@ class RewardModel(Verifier):
 
     def require(self) -> None:
         """UserError if a model is not there or not of this kind. Makes the scales that workers will read."""
+        heads = 0
         for path in self.paths:
             check_config(directory(path), self.kind)
+            heads += score_heads(directory(path))
+        if self.ensemble != "mean" and heads == 1:
+            what = f"{self.ensemble!r} is for several models, or for one with several heads"
+            raise UserError(what, where="ensemble", mend="name several paths, or leave it out")
         if self.reference:
             self._scales()
             _loaded.cache_clear()
 
 
 @lru_cache(maxsize=64)
-def _reference_scale(verifier: RewardModel, path: str) -> Scale:
-    return verifier._kept_scale(path)
+def _reference_scales(verifier: RewardModel, path: str) -> list[Scale]:
+    return verifier._kept_scales(path)
