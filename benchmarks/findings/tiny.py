@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from posttrain.learner.ensemble import each_head
 from posttrain.math import reduce
 from posttrain.methods.build import build
 from posttrain.runtime.rows import marked, numbered, row
@@ -114,11 +115,16 @@ def new_model(seed: int) -> LlamaForCausalLM:
 
 
 class Trainee:
-    """A copy of a model with a method, AdamW, and a head if the method reads one."""
+    """A copy of a model with a method, AdamW, and a head, or several, if the method reads one.
 
-    def __init__(self, model: LlamaForCausalLM, method: Method, lr: float) -> None:
-        self.model, self.method = copy.deepcopy(model), method
-        self.head = nn.Linear(model.config.hidden_size, 1) if "head" in method.needs else None
+    Each of several learns from a bootstrap of its own, drawn from `seed`.
+    """
+
+    def __init__(
+        self, model: LlamaForCausalLM, method: Method, lr: float, *, heads: int = 1, seed: int = 0
+    ) -> None:
+        self.model, self.method, self.seed = copy.deepcopy(model), method, seed
+        self.head = nn.Linear(model.config.hidden_size, heads) if "head" in method.needs else None
         parts = [self.model.model, self.head or self.model.lm_head]
         if self.head is not None:
             nn.init.zeros_(self.head.weight)
@@ -130,15 +136,15 @@ class Trainee:
         states = self.model.model(input_ids=batch.tokens[:, :-1], use_cache=False).last_hidden_state
         nothing = torch.zeros_like(batch.reward)
         if self.head is not None:
-            return Outputs(logp=nothing, entropy=nothing, value=pad(self.head(states)[..., 0], (1, 0)))
+            each = torch.stack([pad(number, (1, 0)) for number in self.head(states).unbind(-1)])
+            return Outputs(nothing, nothing, each.mean(0), each if len(each) > 1 else None)
         logp = self.model.lm_head(states).log_softmax(-1).gather(-1, batch.tokens[:, 1:, None])[..., 0]
         return Outputs(logp=pad(logp, (1, 0)), entropy=nothing)
 
     def step(self, batch: Batch) -> None:
         """One optimiser step on rows that are prepared."""
-        loss = reduce.weighted_sum(
-            self.method.loss(self.says(batch), batch), self.method.weight(batch), batch.mask
-        )
+        losses = each_head(self.method, self.says(batch), batch, self.seed)
+        loss = reduce.weighted_sum(losses, self.method.weight(batch), batch.mask)
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.weights, 1.0)

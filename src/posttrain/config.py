@@ -234,6 +234,21 @@ def parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
         return _plain(_adapter(cls).validate_json(text))
     except ValidationError as error:
         raise _first(error, cls, where) from None
+    except UserError as error:  # of a component that names what it was given, a function say
+        key = _holding(tables, error.where)
+        if not key:
+            raise
+        raise UserError(f"{error.where}: {error.what}", where=where(key), mend=error.mend) from None
+
+
+def _holding(value: Any, wanted: str) -> tuple[str, ...]:
+    """The key under which this text stands; empty if there is none."""
+    for key, held in value.items() if isinstance(value, Mapping) else ():
+        if held == wanted and wanted:
+            return (key,)
+        if below := _holding(held, wanted):
+            return (key, *below)
+    return ()
 
 
 def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:

@@ -47,7 +47,7 @@ def load_named(name: str) -> Any:
     """
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
-        raise UserError(f"{name!r} names nothing", mend="write 'module:name' or 'path/to/file.py:name'")
+        raise UserError("names nothing", where=name, mend="write 'module:name' or 'path/to/file.py:name'")
     module = _file(place, name) if place.endswith(".py") else _module(place, name)
     found: Any = module
     for part in attribute.split("."):
@@ -82,7 +82,8 @@ def _file(place: str, name: str) -> ModuleType:
     path = Path(place).expanduser().resolve()
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise UserError(f"there is no file {place}", where=name, mend=did_you_mean(path.name, beside))
+        mend = did_you_mean(path.name, beside) or "a path is taken from the working directory"
+        raise UserError(f"there is no file {path}", where=name, mend=mend)
     # The same name in every process, so that objects of this module can be sent between them.
     key = f"posttrain_user_{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
     if key in sys.modules:

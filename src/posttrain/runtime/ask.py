@@ -157,8 +157,7 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
         if not reads and getattr(recipe, table) is not getattr(Recipe, table):
             raise UserError(f"[{table}] is never read by {name}", where=table, mend="leave the table out")
     if "head" not in method.needs and recipe.critic.heads > 1:
-        what = f"only reward models have several heads, and {name} has a critic"
-        raise UserError(what, where="critic.heads", mend="leave it out")
+        raise UserError("only reward models have several", where="critic.heads", mend="leave it out")
     if "head" in method.needs and recipe.critic.kind == "own":
         raise UserError(
             f"{name} trains the model that its head is on",
