@@ -89,6 +89,7 @@ def main() -> None:
             "microbatch": options.microbatch,
             "microbatch_tokens": options.microbatch_tokens,
             "selective": options.selective,
+            "dtype": options.dtype,
             "steps": options.steps,
             "seed": options.seed,
             "threads": options.threads,
@@ -121,7 +122,7 @@ def record(drawn: Messages | Pair) -> dict[str, Messages]:
 def recipe(options: argparse.Namespace, file: Path) -> Recipe:
     """The run; what is not named is posttrain's default."""
     return Recipe(
-        model=Model(path=str(options.model), dtype="bfloat16", device="cpu"),
+        model=Model(path=str(options.model), dtype=options.dtype, device="cpu"),
         method={"name": options.method},
         task=TaskChoice(data=Data(path=str(file))),
         run=Run(updates=WARM_UP + options.steps, threads=options.threads),

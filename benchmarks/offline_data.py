@@ -179,6 +179,7 @@ def command_line(about: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of which records are drawn")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of products")
     parser.add_argument("--repeat", type=int, default=3, help="runs, each in a process of its own")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--one", action="store_true", help="measure in this very process, once")

@@ -156,7 +156,13 @@ def test_sample(run_cli, able, trained):
         assert all(p <= 0 for p in answer["logp_gen"])
     assert run_cli("sample", able, *words).out == said.out
     assert run_cli("sample", able, *words, "--seed", 6).out != said.out
-    plain = run_cli("sample", trained, "2+2=", "--temperature", 0, "--dtype", "float32")
+    words = ("2+2=", "--temperature", 2, "--json")
+    of_the_run, wide, narrow = (
+        run_cli("sample", trained, *words, *more).out
+        for more in ((), ("--dtype", "float32"), ("--dtype", "bfloat16"))
+    )
+    assert of_the_run == wide != narrow, "asked in what it was trained in"
+    plain = run_cli("sample", trained, "2+2=", "--temperature", 0)
     assert plain.code == 0
     assert "tokens, " in plain.out
 
