@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from posttrain import cli
+from posttrain import cli, loading
 from posttrain.learner.lora import saved_factors
 from posttrain.pipeline import file, record
 from posttrain.pipeline.check import comparison
@@ -167,6 +167,21 @@ def test_each_stage_takes_the_newest_model_of_those_that_it_names(finished):
     rows = lines(root / "03-grpo" / "samples" / "000001.jsonl")
     assert all(row["label"] == "scored" for row in rows)
     assert len({row["score"] for row in rows}) > 1
+
+
+def test_a_stage_goes_on_in_the_dtype_that_auto_came_to_where_it_began(pipe, tmp_path, run_cli, monkeypatch):
+    without_reward_model(pipe)
+    for part in (pipe.parent / "parts").glob("*.toml"):
+        part.write_text(part.read_text().replace('dtype = "float32"\n', ""))
+    root = tmp_path / "run"
+    monkeypatch.setattr(loading, "multiplies_in_bfloat16", lambda device="cpu": True)
+    assert run_cli("pipeline", pipe, "--dir", root, "--quiet").code == 0
+    shutil.rmtree(root / "03-grpo" / "checkpoints" / "step_000002")
+    monkeypatch.setattr(loading, "multiplies_in_bfloat16", lambda device="cpu": False)
+    assert run_cli("pipeline", pipe, "--dir", root, "--quiet", "--resume").code == 0
+    assert (root / "03-grpo" / "checkpoints" / "step_000002").is_dir()
+    for place in ("01-sft.toml", "03-grpo.toml", "03-grpo/config.toml"):
+        assert tables(root / place)["model"]["dtype"] == "bfloat16"
 
 
 def test_the_record_of_a_stage_keeps_the_names_of_what_it_takes(finished):
@@ -540,6 +555,11 @@ FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a later stage": ('"{sft}" }', '"{grpo}" }', ("sums.toml:11", "{grpo} is made by a later stage")),
     "itself": ('"{sft}" }', '"{reward}" }', ("{reward} is what this stage itself makes",)),
     "an unknown part": ('"{sft}" }', '"{sft.rum}" }', ("{sft.rum} is nothing that stage 'sft' makes",)),
+    "the least of one head": (
+        '"verifier.model.paths" = ["{reward}"]',
+        '"verifier.model.paths" = ["{reward}"]\n"verifier.model.ensemble" = "min"',
+        ("sums.toml:20", "'min' is for several, and stage 'reward' trains one head", "critic.heads"),
+    ),
     "no such recipe": ("parts/reward.toml", "parts/rewart.toml", ("sums.toml:10", "'reward.toml'")),
     "an unknown key of a recipe": (
         '"model.path" = "{sft}" }',

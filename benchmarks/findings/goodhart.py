@@ -252,9 +252,8 @@ def draw(found: list[dict[str, Any]], out: Path) -> None:
             for key, style in (("gold", "-"), ("proxy", "--")):
                 lines(place, found, name, key, style, colours(3 * n), f"{key}{', blind judge' * n}")
         for one in found:
-            place.plot(
-                [math.sqrt(kl) for kl, _ in one["best"]], [g for _, g in one["best"]], color="grey", lw=0.5
-            )
+            best = one["best"][::8]
+            place.plot([math.sqrt(kl) for kl, _ in best], [g for _, g in best], color="grey", lw=0.5)
         place.plot([], [], color="grey", lw=0.5, label="best possible gold")
         place.set(title=cases[0], xlabel="√KL(π ‖ π_ref)", xlim=(0, 3), ylim=(-1.4, 3))
         place.legend(frameon=False, fontsize="small", loc="upper left")

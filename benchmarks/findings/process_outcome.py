@@ -2,8 +2,8 @@
 
 A question is six digits, an answer the five running sums, of which only the last digit is kept: 7 8 6 ... is
 answered by 5 1 ... The policy is a table, a softmax over the next sum for each (sum so far, digit); its start
-knows some additions better than others. REINFORCE++ trains it with five rewards, each with 200 x 128 answers;
-a step of training is the method's own prepare, weight and loss.
+knows some additions better than others. REINFORCE++ trains it with several rewards, each with 200 x 128
+answers; a step of training is the method's own prepare, weight and loss.
 
     outcome   1 for an answer whose last sum is right, whatever stands before it
     share     the share of steps that follow from the one before, paid at the end
@@ -11,6 +11,9 @@ a step of training is the method's own prepare, weight and loss.
     shaped    the outcome, with that share so far as a potential: what is paid sums to the outcome (γ = 1)
     values    the outcome, with the chance of the start to end right from there as a potential, each step
               credited with what it gains (γ = 0): what Monte-Carlo labels of steps estimate, known exactly
+    learnt    as steps, judged by a process model: a table of logits that has learnt from 512 labelled answers
+              of the start; the same with one label in ten wrong; and with such labels a model that is learnt
+              anew after 50, 100 and 150 updates, from 128 more answers of the policy as it is, 512 in all
 
     python benchmarks/findings/process_outcome.py --seeds 10 --out runs/findings/process_outcome
 
@@ -30,7 +33,7 @@ from typing import Any
 import torch
 from torch.nn.functional import one_hot, pad
 
-from posttrain.math import reduce
+from posttrain.math import reduce, reward
 from posttrain.methods.build import build
 from posttrain.runtime.process import settle
 from posttrain.types import Batch, Method, Outputs
@@ -43,9 +46,17 @@ CASES: dict[str, dict[str, Any]] = {
     "steps": {"gamma": 0.0},
     "shaped": {"gamma": 1.0},
     "values": {"gamma": 0.0},
+    "learnt": {"gamma": 0.0},
+    "learnt, 10% wrong": {"gamma": 0.0},
+    "learnt anew, 10% wrong": {"gamma": 0.0},
 }
 RATES = {"outcome": 0.1, "share": 0.3, "steps": 0.3, "shaped": 0.1, "values": 0.1}
+RATES |= {"learnt": 0.1, "learnt, 10% wrong": 0.03, "learnt anew, 10% wrong": 0.1}
 """Of Adam; the best of 0.03, 0.1 and 0.3 for each reward, by another seed."""
+LEARNT = {"learnt": (0.0, 1), "learnt, 10% wrong": (0.1, 1), "learnt anew, 10% wrong": (0.1, 4)}
+"""The share of the labels of steps that are turned round, and how many times answers are labelled."""
+LABELLED, PASSES = 512, 100
+"""Answers whose steps are labelled in all, and passes over them."""
 
 
 def main() -> None:
@@ -109,8 +120,8 @@ def outcome(questions: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
 
 def steps(questions: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
     """1/n for each of the n steps that is the sum of the one before it, right or wrong, and its digit."""
-    before = torch.cat([questions[:, -1:], answers[:, :-1]], 1)
-    return (answers == (before + questions[:, 1:LONGEST]) % 10).float() / answers.shape[1]
+    before, digit, said = places(questions, answers)
+    return (said == (before + digit) % 10).float() / answers.shape[1]
 
 
 def share(questions: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
@@ -131,6 +142,42 @@ def values(questions: torch.Tensor, answers: torch.Tensor, start: torch.Tensor) 
         found.append(value[at, answers[:, n]])
         value = torch.einsum("bst,bt->bs", p[:, questions[:, n + 1]].transpose(0, 1), value)
     return torch.stack(found[::-1], 1).diff(dim=1, prepend=torch.zeros(len(questions), 1))
+
+
+class ProcessModel:
+    """A table of logits [sum so far, digit, next sum]: σ of each is the chance that this step is right."""
+
+    def __init__(self, seed: int, wrong: float, times: int) -> None:
+        self.draw = torch.Generator().manual_seed(seed + 3000)
+        self.wrong, self.count, self.every = wrong, LABELLED // times, UPDATES // times
+        self.seen: list[tuple[torch.Tensor, ...]] = []
+        self.logits = torch.zeros(10, 10, 10)
+
+    def learn(self, policy: "Policy") -> None:
+        """Labels answers of the policy, and learns anew from all that were ever labelled."""
+        questions = chains(self.count, self.draw)
+        answers = policy.answers(questions, self.draw)
+        turned = torch.rand(answers.shape, generator=self.draw) < self.wrong
+        label = ((steps(questions, answers) > 0) ^ turned).float()
+        self.seen.append((*places(questions, answers), label))
+        *place, label = (torch.cat(column) for column in zip(*self.seen, strict=True))
+        logits = torch.nn.Parameter(torch.zeros(10, 10, 10))
+        optimiser = torch.optim.Adam([logits], lr=0.1)
+        for _ in range(PASSES):
+            loss = reward.classification(logits[tuple(place)], label).mean()
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        self.logits = logits.detach()
+
+    def __call__(self, questions: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
+        """1/n of the chance that a step is right, for each of the n steps."""
+        return self.logits[places(questions, answers)].sigmoid() / answers.shape[1]
+
+
+def places(questions: torch.Tensor, answers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(sum so far, digit, next sum) of every step."""
+    return torch.cat([questions[:, -1:], answers[:, :-1]], 1), questions[:, 1:LONGEST], answers
 
 
 REWARDS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -215,7 +262,8 @@ def run(name: str, seed: int) -> dict[str, list[float]]:
     method = build("reinforce_pp", {"kl_in_reward": 0.0, **CASES[name]}, horizon=LONGEST - 1)
     policy, draw = Policy(seed, method, RATES[name]), torch.Generator().manual_seed(seed + 1000)
     held_out = chains(HELD_OUT, torch.Generator().manual_seed(seed + 2000))
-    reward = REWARDS.get(name) or partial(values, start=policy.logits.detach().clone())
+    model = ProcessModel(seed, *LEARNT[name]) if name in LEARNT else None
+    paid = model or REWARDS.get(name) or partial(values, start=policy.logits.detach().clone())
     length = torch.full((GROUPS * SIZE,), LONGEST - 1)
     found: dict[str, list[float]] = {"drawn": [], "right": [], "sound": []}
     for update in range(UPDATES + 1):
@@ -224,9 +272,11 @@ def run(name: str, seed: int) -> dict[str, list[float]]:
             found["drawn"].append(update * GROUPS * SIZE)
             found["right"].append(right)
             found["sound"].append(sound)
+        if model and update < UPDATES and update % model.every == 0:
+            model.learn(policy)
         asked = chains(GROUPS, draw).repeat_interleave(SIZE, 0)
         said = policy.answers(asked, draw)
-        policy.learn(asked, said, reward(asked, said), length)
+        policy.learn(asked, said, paid(asked, said), length)
     return found
 
 
@@ -265,7 +315,7 @@ def draw(found: dict[str, list[dict[str, Any]]], out: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+    figure, panels = pyplot.subplots(1, 2, figsize=(12, 4.2), sharey=True)
     titles = {"right": "chance that the last sum is right", "sound": "chance that every step is right"}
     for axes, (key, title) in zip(panels, titles.items(), strict=True):
         for n, (name, runs) in enumerate(found.items()):
@@ -278,7 +328,7 @@ def draw(found: dict[str, list[dict[str, Any]]], out: Path) -> None:
         axes.set(xlabel="answers drawn", title=title, ylim=(0, 1))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[1].legend(frameon=False)
+    panels[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.tight_layout()
     figure.savefig(out)
 

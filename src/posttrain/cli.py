@@ -31,7 +31,7 @@ from posttrain.runtime.recipe import Model, Recipe
 from posttrain.score import score
 from posttrain.steps import steps
 from posttrain.target import target_of
-from posttrain.training import free_directory, otherwise, print_plan, say
+from posttrain.training import as_begun, free_directory, otherwise, print_plan, say
 from posttrain.training import train as train_in
 from posttrain.truth import command as truth_command
 from posttrain.types import Request, RunError, Sampling, UserError
@@ -80,7 +80,7 @@ def train(
     found = config.read(recipe, sets or ())
     path = run_dir or free_directory(recipe.stem)
     if resume:
-        _same_recipe(found, path)
+        _same_recipe(as_begun(found, path), path)
     shown = (show.as_json if as_json else show.quiet) if quiet or as_json else None
     last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown)
     result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())

@@ -236,7 +236,7 @@ def parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
         raise _first(error, cls, where) from None
     except UserError as error:  # of a component that names what it was given, a function say
         key = _holding(tables, error.where)
-        if not key:
+        if not key or not where.text:
             raise
         raise UserError(f"{error.where}: {error.what}", where=where(key), mend=error.mend) from None
 

@@ -1,8 +1,9 @@
 """What loading a model takes, whoever loads one: a device that is there, and a library that is quiet."""
 
 import json
+import platform
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -49,14 +50,22 @@ Dtype = Literal["auto", "bfloat16", "float32"]
 
 
 def multiplies_in_bfloat16(device: str = "cpu") -> bool:
-    """Whether the device of that name has instructions for bfloat16; without them it takes times as long.
+    """Whether the device of that name has instructions for bfloat16, without which it takes times as long.
 
-    Processors have them from AVX-512 or AMX on; where PyTorch comes without oneDNN none is taken to.
+    GPUs have them from Ampere on, processors with AVX512_BF16, AMX or Arm's BF16, of which PyTorch must know.
     """
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    there = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return there and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        with suppress(
+            RuntimeError, AssertionError
+        ):  # no GPU, or none of that number: said where it is loaded
+            return torch.cuda.get_device_capability(None if device == "auto" else device) >= (8, 0)
+        return False
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    # On x86 oneDNN says yes to all of AVX-512, and emulates it on most.
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    known = torch.cpu._is_avx512_bf16_supported() if x86 else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(known)
 
 
 def settled(dtype: Dtype, device: str) -> Literal["bfloat16", "float32"]:

@@ -62,5 +62,5 @@ def is_run(path: Path) -> bool:
 def check_run(path: Path, mend: str = "name a run directory") -> None:
     """UserError if a path is no run's directory."""
     if not is_run(path):
-        what = "is no run: it has no config.toml" if path.is_dir() else "there is no such run"
+        what = "is no run: it has no config.toml" if path.exists() else "there is no such run"
         raise UserError(what, where=str(path), mend=mend)

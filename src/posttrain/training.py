@@ -44,23 +44,33 @@ def train(
     Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
     """
     process.settle(found.recipe.run.threads)
-    directory = RunDir(path, resume=resume)
-    # What auto came to here: resumed on another machine the run stays what it is.
-    model = {**found.tables["model"], "dtype": found.recipe.model.dtype}
-    tables = {**found.tables, "model": model}
+    found, directory = as_begun(found, path), RunDir(path, resume=resume)
     try:
         chosen = local.plan(found.recipe, silent if shown else say)
-        directory.describe(dump(tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
+        directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
         if shown is None:
             print_plan(chosen)
             say(f"run directory: {directory.path}")
-        return _run(chosen, directory, resume=resume, tables=tables, shown=shown)
+        return _run(chosen, directory, resume=resume, tables=found.tables, shown=shown)
     except UserError as error:
         if not resume:
             directory.discard()
         raise found.locate(error) from None
     finally:
         directory.close()
+
+
+def as_begun(found: config.Read, run: Path) -> config.Read:
+    """The recipe with what auto came to as its dtype: where the run in this directory began, or else here.
+
+    So the policy goes on in the same one on whatever machine the run is resumed.
+    """
+    dtype, began = found.recipe.model.dtype, run / "config.toml"
+    if found.tables["model"].get("dtype", "auto") == "auto" and began.exists():
+        dtype = config.read(began).recipe.model.dtype
+    recipe = replace(found.recipe, model=replace(found.recipe.model, dtype=dtype))
+    tables = {**found.tables, "model": {**found.tables["model"], "dtype": dtype}}
+    return replace(found, recipe=recipe, tables=tables)
 
 
 def _run(

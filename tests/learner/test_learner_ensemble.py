@@ -244,6 +244,13 @@ def test_heads_that_are_there_go_on_and_others_begin_where_one_is(saved: Make, t
     torch.testing.assert_close(heads.saved_head(path)["score.weight"], weight.mean(0, keepdim=True))
     with pytest.raises(UserError, match=r"its head gives 3 numbers, and 2 are wanted"):
         heads.saved_head(path, 2)
+    config = load_config(path, scores=True)
+    alone = heads.head_config(config, heads.head_class(config, per_token=False), 0)
+    assert (alone.score_heads, alone.num_labels) == (1, 1), "what goes on as one head is saved as one"
+    settings = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(settings | {"score_heads": 1}))
+    with pytest.raises(UserError, match=r"its head gives 3 numbers, and 3 are wanted"):
+        heads.saved_head(path, 3)  # classes of somebody else's
     _, _, single = saved("reward", 1)
     critic = CriticModel(load_model(tiny, dtype=torch.float32), bias=False, heads=H)
     critic.start_from(heads.saved_head(single, H))

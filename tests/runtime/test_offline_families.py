@@ -1,5 +1,6 @@
 """Every offline method learns, is fixed by its seed, goes on exactly; and a reference is asked once."""
 
+import importlib.util
 import json
 import random
 import shutil
@@ -25,6 +26,7 @@ from posttrain.methods.table import METHODS
 from posttrain.runtime import local
 from posttrain.runtime.critics import critic_of
 from posttrain.runtime.policy import weights_of
+from posttrain.verifiers.model.scorer import Scorer
 
 LEARNT, HELD_OUT = "abcdefgh", "ijkl"
 """Questions."""
@@ -388,6 +390,29 @@ def test_a_policy_is_paid_by_the_least_of_a_reward_models_heads(run_cli, family,
     parts = {key: value for key, value in lines(run)[-1].items() if key.startswith("part/")}
     assert parts.keys() == {"part/model_1", "part/model_2", "part/model_3", "part/std"}
     assert lines(run)[-1]["reward/mean"] <= min(parts[f"part/model_{k}"] for k in (1, 2, 3)) + 1e-6
+
+
+def test_several_heads_go_on_as_one_and_the_curves_of_the_rlhf_recipe_are_drawn_with_it(
+    run_cli, family, online, write, tmp_path
+):
+    judge = train(
+        run_cli, family("reward", {"critic": {"heads": 2}, "run": {"updates": 2}}), tmp_path / "two"
+    )
+    over = {"model": {"path": str(ended(judge) / "model")}, "run": {"updates": 1}}
+    alone = train(run_cli, family("reward", over, "alone"), tmp_path / "one")
+    said = run_cli("inspect", alone)
+    assert (said.code, "of another number of heads" in said.out) == (0, True)
+    asked = write_lines(tmp_path / "asked.jsonl", [{"prompt": f"{q}?"} for q in LEARNT])
+    paid = {"verifier": {"number": None, "model": {"paths": [str(ended(alone) / "model")]}}}
+    task = {"task": {"arithmetic": None, "data": {"path": asked}}}
+    run = train(run_cli, write(online, paid | task | {"run": {"updates": 2}}, "grpo"), tmp_path / "grpo")
+    file = Path(__file__).parents[2] / "recipes" / "rlhf" / "curves.py"
+    spec = importlib.util.spec_from_file_location("curves", file)
+    curves = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(curves)
+    found = curves.curve(run, Scorer(str(ended(alone) / "model"), "outcome", dtype="float32", device="cpu"))
+    assert found["gold"] == pytest.approx(found["proxy"], abs=1e-5), "one model was both"
+    assert len(found["gold"]) == 2
 
 
 def test_a_critic_of_a_recipe_begins_with_the_head_of_its_reward_model(

@@ -278,10 +278,11 @@ def test_what_auto_came_to_where_a_run_began_holds_where_it_goes_on(
     assert config.read(moved / "config.toml").recipe.model.dtype == "bfloat16"
     monkeypatch.setattr(loading, "multiplies_in_bfloat16", lambda device="cpu": False)
     assert config.read(recipe).recipe.model.dtype == "float32"
-    said = run_cli("train", recipe, "--run-dir", moved, "--resume")
+    named = ("--set", "model.dtype=float32")
+    said = run_cli("train", recipe, "--run-dir", moved, "--resume", *named)
     assert (said.code, "[model]" in said.err, f"resume with {moved / 'config.toml'}" in said.err) == (2, 1, 1)
-    more = ("--set", f"run.updates={UPDATES}", "--quiet")
-    assert run_cli("train", moved / "config.toml", "--run-dir", moved, "--resume", *more).code == 0
+    assert run_cli("train", recipe, "--run-dir", moved, "--resume", "--quiet").code == 0
+    assert config.read(moved / "config.toml").recipe.model.dtype == "bfloat16"
     assert (last(moved) / "model" / "model.safetensors").read_bytes() == (
         last(straight) / "model" / "model.safetensors"
     ).read_bytes()

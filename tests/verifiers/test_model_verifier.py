@@ -301,7 +301,9 @@ def test_each_model_of_an_ensemble_has_its_own_scale_before_they_are_joined(make
 
 
 def test_one_model_with_one_head_is_no_ensemble(outcome):
-    with pytest.raises(UserError, match=r"^ensemble: 'min' is for several models, or for one with several"):
+    with pytest.raises(
+        UserError, match=r"^verifier\.model\.ensemble: 'min' is for several models, or for one with several"
+    ):
         RewardModel(paths=(outcome,), ensemble="min").require()
 
 

@@ -46,8 +46,7 @@ def head_config(config: PretrainedConfig, model_class: type, pad: int, *, heads:
     out = copy.deepcopy(config)
     out.architectures = [model_class.__name__]
     out.num_labels = heads
-    if heads > 1:
-        setattr(out, SCORE_HEADS, heads)
+    setattr(out, SCORE_HEADS, heads)  # the model that it began as may have had others
     # Sequence classification looks for the last token that is not padding, and fails without one.
     out.pad_token_id = pad
     return out
@@ -81,9 +80,10 @@ def saved_head(path: Path, heads: int = 1) -> dict[str, torch.Tensor]:
                 continue
             head = {name: opened.get_tensor(name) for name in (WEIGHT, BIAS) if name in names}
         numbers = head[WEIGHT].shape[0]
-        if heads == 1 < numbers == score_heads(path):
+        known = score_heads(path)  # numbers may also be classes
+        if heads == 1 < numbers == known:
             return {name: tensor.mean(0, keepdim=True) for name, tensor in head.items()}
-        if numbers not in (1, heads):
+        if numbers != 1 and not heads == numbers == known:
             wanted = f"{heads} are wanted" if heads > 1 else "a score is one"
             raise UserError(f"its head gives {numbers} numbers, and {wanted}", where=str(file))
         return head

@@ -78,9 +78,10 @@ def _check_recipe(
     recipe = found.recipe
     given = _template(flat(stage.set).get("model.path"), recipe.model.chat_template, models)
     recipe = replace(recipe, model=replace(recipe.model, chat_template=given))
-    if "verifier" in waits:
-        recipe = replace(recipe, verifier=ANY)
     try:
+        if "verifier" in waits:
+            _check_ensemble(pipeline, reading(pipeline, stage, {}).recipe.verifier)
+            recipe = replace(recipe, verifier=ANY)
         if any(_unknown(table.path) for table in (recipe.model, recipe.critic, recipe.reference)):
             ask(recipe)
             return {}
@@ -89,6 +90,18 @@ def _check_recipe(
     except UserError as error:
         raise placed(pipeline, stage, found.locate(error)) from None
     return {stage.name: recipe.model}
+
+
+def _check_ensemble(pipeline: Pipeline, chosen: VerifierChoice) -> None:
+    """UserError for the least, or the like, of a single head that another stage is to train."""
+    judge = chosen.model
+    name = TAKEN.fullmatch(judge.paths[0]) if judge and len(judge.paths) == 1 else None
+    trains = next((s for s in pipeline.stages if name and (s.kind, s.name) == ("recipe", name[1])), None)
+    if not judge or judge.ensemble == "mean" or trains is None:
+        return
+    if reading(pipeline, trains, {}).recipe.critic.heads == 1:
+        what = f"{judge.ensemble!r} is for several, and stage {trains.name!r} trains one head"
+        raise UserError(what, where="verifier.model.ensemble", mend="set its critic.heads, or leave it out")
 
 
 def _known(models: Mapping[str, Model], made: Mapping[str, str]) -> dict[str, str]:

@@ -67,7 +67,8 @@ def function_of(pipeline: Pipeline, stage: Stage) -> Callable[..., Any]:
     try:
         found: Any = load_named(f"{place}{colon}{name}")
     except UserError as error:
-        raise UserError(error.what, where=pipeline.at(stage, "make"), mend=error.mend) from None
+        what = f"{error.where}: {error.what}"
+        raise UserError(what, where=pipeline.at(stage, "make"), mend=error.mend) from None
     if not callable(found):
         raise UserError(f"{stage.make} is no function", where=pipeline.at(stage, "make"))
     try:

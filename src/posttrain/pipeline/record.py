@@ -20,7 +20,7 @@ from posttrain.learner import checkpoint
 from posttrain.merge import write_merged
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, flat, taken
 from posttrain.toml import dump, inline
-from posttrain.training import otherwise
+from posttrain.training import as_begun, otherwise
 from posttrain.types import UserError
 
 LOCK = ".lock"
@@ -123,10 +123,11 @@ def placed(pipeline: Pipeline, stage: Stage, error: UserError) -> UserError:
     )
 
 
-def asked(pipeline: Pipeline, stage: Stage) -> dict[str, Any]:
+def asked(pipeline: Pipeline, place: Place) -> dict[str, Any]:
     """What a stage is asked, as the tables that are kept of it."""
+    stage = place.stage
     if stage.kind == "recipe":
-        return reading(pipeline, stage, {}).tables
+        return as_begun(reading(pipeline, stage, {}), place.directory).tables
     if stage.kind == "new":
         return {"new": dict(stage.new)}
     return {"make": {"function": stage.make, "options": dict(stage.options)}}
@@ -150,11 +151,11 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
     if not place.record.exists() or not place.directory.exists():
         return
     if stage.kind == "recipe":
-        now, before = reading(pipeline, stage, {}), config.read(place.record)
+        now, before = as_begun(reading(pipeline, stage, {}), place.directory), config.read(place.record)
         name = otherwise(now.recipe, before.recipe, longer=not finished)
         what, where = f"[{name}] is not what it was made with", now.where([name])
     else:
-        name = "" if place.record.read_text() == dump(asked(pipeline, stage)) else stage.kind
+        name = "" if place.record.read_text() == dump(asked(pipeline, place)) else stage.kind
         what, where = "its options are not what it was made with", pipeline.at(stage, stage.kind)
     if name:
         how = "finished" if finished else "under way"

@@ -120,7 +120,7 @@ def _set_aside(root: Path, where: list[Place]) -> None:
 
 def _one(pipeline: Pipeline, place: Place, made: Mapping[str, str], news: News) -> None:
     stage, directory = place.stage, place.directory
-    put(place.record, dump(asked(pipeline, stage)))
+    put(place.record, dump(asked(pipeline, place)))
     if stage.kind == "new":
         news.say(make_model(pipeline, stage, directory, made))
         return

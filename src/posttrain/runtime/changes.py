@@ -16,6 +16,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 
 from posttrain.learner import pretrained
+from posttrain.learner.heads import WEIGHT
 from posttrain.learner.lora import Factors, saved_factors
 from posttrain.learner.rounding import spread
 from posttrain.math import spectrum
@@ -179,6 +180,7 @@ class Comparison:
     def names(self) -> list[str]:
         """The matrices that both have; UserError where they differ in shape, or where there are none."""
         names = [n for n, m in self.trained.items() if len(m.shape) == 2 and n in self.start]
+        names = [n for n in names if n not in self._other_heads]
         for name in names:
             ours, theirs = (list(w[name].shape) for w in (self.trained, self.start))
             if ours != theirs:
@@ -193,7 +195,14 @@ class Comparison:
         return {
             "not matrices": [n for n, m in self.trained.items() if len(m.shape) != 2],
             "not there at the start": [n for n in self.trained if n not in self.start],
+            "of another number of heads": self._other_heads,
         }
+
+    @property
+    def _other_heads(self) -> list[str]:
+        """The head of a reward model that began with more, or fewer."""
+        trained, start = self.trained.get(WEIGHT), self.start.get(WEIGHT)
+        return [WEIGHT] if trained and start and trained.shape[0] != start.shape[0] else []
 
     def change(self, name: str) -> Change:
         """What became of this weight."""

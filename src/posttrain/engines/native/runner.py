@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 from posttrain.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, TokenLayout
 from posttrain.engines.native.recorded import CudaGraphs, Recorded
-from posttrain.loading import multiplies_in_bfloat16
 from posttrain.weights import Named, combined, fingerprint
 
 PASS = 8192
@@ -179,4 +178,6 @@ def _passes(prompts: list[Prompt]) -> list[list[Prompt]]:
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_in_bfloat16())
+    return dtype == torch.float32 or (
+        dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )

@@ -271,7 +271,7 @@ class RewardModel(Verifier):
             heads += score_heads(directory(path))
         if self.ensemble != "mean" and heads == 1:
             what = f"{self.ensemble!r} is for several models, or for one with several heads"
-            raise UserError(what, where="ensemble", mend="name several paths, or leave it out")
+            raise UserError(what, where="verifier.model.ensemble", mend="name several paths, or leave it out")
         if self.reference:
             self._scales()
             _loaded.cache_clear()
