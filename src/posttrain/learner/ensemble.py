@@ -42,8 +42,10 @@ def bootstraps(batch: Batch, heads: int, seed: int, *, whole: bool) -> Float[tor
     >>> from posttrain.types import Trajectory
     >>> row = Trajectory(tokens=[7, 3], sampled=[False, True], logp_gen=[0, 0], logp_policy=[0, 0],
     ...                  version=[0, 0], reward=[0, 0])
-    >>> bootstraps(Batch.of([row, row], group=[0, 1]), 5, 0, whole=True).tolist()
-    []
+    >>> bootstraps(Batch.of([row, row], group=[0, 1]), 3, 0, whole=True)
+    tensor([[0., 0.],
+            [1., 1.],
+            [1., 1.]])
     """
     lengths = batch.length.tolist()
     rows = [_number(batch.tokens[i, :n].cpu().numpy().tobytes()) for i, n in enumerate(lengths)]

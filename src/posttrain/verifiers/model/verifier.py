@@ -126,7 +126,7 @@ class RewardModel(Verifier):
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
         """The verdicts, each the same as alone up to float rounding."""
         scorers = [self._scorer(path) for path in self.paths]
-        scales = self._scales()
+        scales = self._scales(scorers)
         members: list[list[list[float] | None]] = [
             [self._scaled(numbers[head] if numbers else None, scale) for numbers in said]
             for said, scales_of in zip((self._numbers(s, pairs) for s in scorers), scales, strict=True)
@@ -189,14 +189,14 @@ class RewardModel(Verifier):
             max_tokens=self.max_tokens,
         )
 
-    def _scales(self) -> list[list[Scale]]:
+    def _scales(self, scorers: Sequence[Scorer]) -> list[list[Scale]]:
         """Those of the heads of each model."""
         if self.reference:
             return [_reference_scales(self, path) for path in self.paths]
         means = self.mean or (0.0,) * len(self.paths)
         stds = self.std or (1.0,) * len(self.paths)
-        each = zip(self.paths, means, stds, strict=True)
-        return [[Scale(mean=mean, std=std)] * score_heads(directory(path)) for path, mean, std in each]
+        each = zip(scorers, means, stds, strict=True)
+        return [[Scale(mean=mean, std=std)] * scorer.heads for scorer, mean, std in each]
 
     def _kept_scales(self, path: str) -> list[Scale]:
         """Those of a model's heads on the reference, from the file beside it; made by the first who asks."""
@@ -267,13 +267,15 @@ class RewardModel(Verifier):
         """UserError if a model is not there or not of this kind. Makes the scales that workers will read."""
         heads = 0
         for path in self.paths:
-            check_config(directory(path), self.kind)
-            heads += score_heads(directory(path))
+            local = directory(path)
+            check_config(local, self.kind)
+            heads += score_heads(local)
         if self.ensemble != "mean" and heads == 1:
             what = f"{self.ensemble!r} is for several models, or for one with several heads"
             raise UserError(what, where="verifier.model.ensemble", mend="name several paths, or leave it out")
         if self.reference:
-            self._scales()
+            for path in self.paths:
+                _reference_scales(self, path)
             _loaded.cache_clear()
 
 
