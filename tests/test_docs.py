@@ -28,6 +28,7 @@ from posttrain.math.reduce import weighted_sum
 from posttrain.methods.choices import CHOICES, choices, least_group, readable
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.table import METHODS
+from posttrain.nearest import elsewhere
 from posttrain.pipeline import file as pipeline_file
 from posttrain.report.alarms import RULES
 from posttrain.runtime.ask import ask
@@ -504,3 +505,11 @@ def test_every_page_that_the_code_names_exists() -> None:
 def test_no_path_is_of_one_machine(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"(?<![\w.~$<])/(?:home|root|work|tmp|usr|opt|mnt)/", text)
+
+
+def test_every_name_of_another_trainer_that_the_page_lists_is_known_to_errors():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    rows = page.split("## Coming from TRL")[1].split("\n\n")[1].splitlines()[2:]
+    named = [name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[1])]
+    assert len(named) > 30
+    assert not [name for name in named if not elsewhere(name.rpartition(".")[2])]

@@ -657,6 +657,16 @@ def test_going_on_needs_a_directory(word, pipe, run_cli):
     assert "name its directory with --dir" in said.err
 
 
+def test_validate_checks_all_stages_and_starts_none(pipe, run_cli, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    said = run_cli("validate", pipe, "--set", "sft.run.updates=3")
+    assert (said.code, said.out) == (0, f"{pipe}: valid\n")
+    assert run_cli("validate", pipe, "--json").json == {"valid": True, "stages": ["sft", "reward", "grpo"]}
+    said = run_cli("validate", pipe, "--set", "sft.optim.lrr=1")
+    assert (said.code, "did you mean 'lr'" in said.err) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_directory_with_something_in_it_is_left_alone(pipe, tmp_path, run_cli):
     (tmp_path / "mine.txt").write_text("mine")
     said = run_cli("pipeline", pipe, "--dir", tmp_path)

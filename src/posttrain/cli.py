@@ -20,7 +20,7 @@ from posttrain.learner import pretrained
 from posttrain.listing import doctor, methods
 from posttrain.merge import merge
 from posttrain.new import new
-from posttrain.pipeline.command import pipeline
+from posttrain.pipeline.command import check_stages, pipeline
 from posttrain.report import write
 from posttrain.report.pipeline import write as write_pipeline
 from posttrain.runtime import local, process
@@ -102,11 +102,15 @@ def _same_recipe(found: config.Read, path: Path) -> None:
 
 @app.command()
 def validate(recipe: RecipeFile, sets: Set = None, as_json: Json = False) -> None:
-    """Checks everything that can be checked before weights are read.
+    """Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.
 
     Keys and values, every record of the data, every prompt's length, the verifier on its own golds and
     fakes, the tokenizer, the batch plan and the memory. Exit 2 with the first fault, or 0.
     """
+    if "stage" in config.document(recipe)[0]:
+        names = check_stages(recipe, sets or (), pretrained.silent if as_json else say)
+        out.print(json.dumps({"valid": True, "stages": names}) if as_json else f"{recipe}: valid")
+        return
     found = config.read(recipe, sets or ())
     try:
         chosen = local.plan(found.recipe, pretrained.silent if as_json else say)
@@ -128,7 +132,7 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Answers the held-out tasks and prints accuracy, reward and length.
+    """Answers the held-out tasks and prints accuracy, reward and length; of a method that samples.
 
     Of a recipe it evaluates the model that training would start from; of a run directory the newest
     whole checkpoint.

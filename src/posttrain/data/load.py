@@ -64,7 +64,7 @@ def _conversation(fields: Fields) -> tuple[Form, list[Conversation]]:
             near = next(filter(None, (did_you_mean(name, record.rest) for name in ("answer", *WORKED))), "")
             raise fields.fault(
                 f"there is no answer to learn; it has {fields.names}",
-                near or "say in [data.columns] which column is the completion",
+                near or "say in [task.data.columns] which column is the completion",
             )
         said = record.completion
         messages = (*messages, *([{"role": "assistant", "content": said}] if isinstance(said, str) else said))

@@ -83,7 +83,8 @@ def preference(fields: Fields) -> tuple[tuple[float, float], bool]:
 
 def _unequal(fields: Fields, scores: tuple[float, float]) -> tuple[float, float]:
     if scores[0] == scores[1]:
-        raise fields.fault("both sides have the same score, so neither is preferred")
+        what = "both sides have the same score, so neither is preferred"
+        raise fields.fault(what, "leave the pair out, or all such with bad = 'skip'")
     return scores
 
 

@@ -110,5 +110,5 @@ def _no_shape(fields: Fields) -> UserError:
     near = next((f"{column!r}: {hint}" for column, hint in hints if hint), "")
     return fields.fault(
         f"there is none of {', '.join(PROMPTS)}; it has {', '.join(map(repr, columns)) or 'no fields'}",
-        near or "say in [data.columns] which column is the prompt",
+        near or "say in [task.data.columns] which column is the prompt",
     )

@@ -1,6 +1,7 @@
 """`posttrain pipeline`: stages that take what earlier ones made, from a file to one report."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,19 @@ from rich.console import Console
 from posttrain.learner.pretrained import silent
 from posttrain.nearest import did_you_mean
 from posttrain.pipeline import file, stages
-from posttrain.pipeline.record import held
+from posttrain.pipeline.check import check
+from posttrain.pipeline.record import held, places
 from posttrain.training import free_directory, say
 from posttrain.types import UserError
 
 out = Console()
+
+
+def check_stages(path: Path, sets: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    """The names of the stages of a pipeline that could begin as it is; UserError with the first fault."""
+    found = file.read(path, sets)
+    check(found, places(found, free_directory(path.stem)), {}, say)
+    return [stage.name for stage in found.stages]
 
 
 def pipeline(

@@ -87,7 +87,10 @@ class Plan:
                 self.asked.line.learns: f"{len(self.groups):,} to train on, "
                 f"{len(self.held_out_groups):,} held out",
                 "longest": f"{self.longest_prompt} tokens",
+                "passes over them": f"{recipe.run.updates * recipe.batch.batch_size / len(self.groups):.3g}",
             }
+        if self.asked.line.step == "adamw":
+            out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}"
         return out | {
             "optimiser steps": f"{recipe.run.updates} updates × {recipe.steps.epochs} epochs × "
             f"{recipe.steps.minibatches} minibatches = {recipe.run.updates * steps}",

@@ -51,14 +51,16 @@ def directory(path: str) -> Path:
     if not local.is_dir():
         if path.count("/") != 1 or local.is_absolute() or local.parent.is_dir():
             raise UserError(
-                f"there is no directory {path!r}", where="paths", mend="give a directory or org/name"
+                f"there is no directory {path!r}",
+                where="verifier.model.paths",
+                mend="give a directory or org/name",
             )
         try:
             local = Path(snapshot_download(path, allow_patterns=_FILES, ignore_patterns=["*/*"]))
         except Exception as error:  # of its HTTP stack, any
             raise UserError(
                 f"no directory is called {path!r}, nor can it be fetched from the Hub: {cause(error)}",
-                where="paths",
+                where="verifier.model.paths",
             ) from None
     if not any(local.glob("*.safetensors")):
         raise UserError("has no safetensors weights", where=path, mend="save it with save_pretrained")
