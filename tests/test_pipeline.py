@@ -801,7 +801,7 @@ def test_fresh_pairs_are_the_models_own_answers_in_the_order_of_the_judge(finish
     assert len(held_out) == (len(fresh) + len(held_out)) // 10 > 0
     prompts = [{pair["prompt"][-1]["content"] for pair in part} for part in (held_out, train)]
     assert not prompts[0] & prompts[1]
-    says = RewardModel(paths=(str(reward),), dtype="bfloat16")
+    says = RewardModel(paths=(str(reward),), dtype="auto")
     met = set()
     for pair in [*held_out, *fresh]:
         task = Task(id="", messages=tuple(pair["prompt"]))
