@@ -820,13 +820,13 @@ def test_hh_is_dealt_to_three_files_without_a_common_prompt(tmp_path):
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "out").mkdir()
     write = load_named(f"{ROOT / 'recipes' / 'rlhf' / 'hh.py'}:pairs")
-    write(tmp_path / "out", path=str(pairs), subset="", longest=100, held_out=10)
+    write(tmp_path / "out", path=str(pairs), folder="", longest=100, held_out=10)
     dealt = {name: lines(tmp_path / "out" / f"{name}.jsonl") for name in ("held_out", "gold", "train")}
     assert {name: len(part) for name, part in dealt.items()} == {"held_out": 10, "gold": 12, "train": 18}
     prompts = [row["chosen"].split("Assistant:")[0] for part in dealt.values() for row in part]
     assert len(set(prompts)) == len(prompts) == 40
     with pytest.raises(ValueError, match="too few to hold 20 out"):
-        write(tmp_path / "out", path=str(pairs), subset="", longest=100, held_out=20)
+        write(tmp_path / "out", path=str(pairs), folder="", longest=100, held_out=20)
 
 
 def test_the_page_on_pipelines_has_every_key():

@@ -12,16 +12,17 @@ HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 
 
 def pairs(
-    directory: Path, path: str, subset: str, longest: int, held_out: int, gold: float = 0.4, shown: int = 300
+    directory: Path, path: str, folder: str, longest: int, held_out: int, gold: float = 0.4, shown: int = 300
 ) -> None:
-    """Writes the pairs of a file, or of a data set of the Hub, with answers of at most `longest` characters.
+    """Writes the pairs of a file, or of a `folder` of a data set of the Hub, whose answers have no more than
+    `longest` characters.
 
     Of a conversation the last turns are kept, as many as fit in `shown` characters; a pair of whose prompt
     not even the last question fits is left out, and so is one whose sides were asked different things.
     `gold` is the share of those that are not held out which the second reward model learns from.
     """
     by_prompt: dict[str, dict[str, str]] = {}
-    for row in _rows(path, subset):
+    for row in _rows(path, folder):
         asked, _, chosen = str(row["chosen"]).rpartition(ASSISTANT)
         also, _, rejected = str(row["rejected"]).rpartition(ASSISTANT)
         prompt = last_turns(asked, shown)
@@ -50,10 +51,10 @@ def last_turns(conversation: str, shown: int) -> str:
     return "" if at < 0 else conversation[at:]
 
 
-def _rows(path: str, subset: str) -> Iterable[Mapping[str, Any]]:
+def _rows(path: str, folder: str) -> Iterable[Mapping[str, Any]]:
     if Path(path).expanduser().exists():
         return (record.fields for record in read_records(path))
     import datasets  # takes a second, and only the Hub needs it
 
     # Its parts are folders of one data set.
-    return datasets.load_dataset(path, data_dir=subset, split="train")  # type: ignore[no-any-return]
+    return datasets.load_dataset(path, data_dir=folder, split="train")  # type: ignore[no-any-return]
