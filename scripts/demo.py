@@ -34,11 +34,12 @@ def run(seed: int, sets: list[str]) -> dict[str, float]:
         sys.exit(code)
     lines = [json.loads(text) for text in (directory / "metrics.jsonl").read_text().splitlines()]
     scored = [x["eval/accuracy"] for x in lines if "eval/accuracy" in x]
+    sampled = [x["reward/mean"] for x in lines if "reward/mean" in x]
     return {
         "seed": seed,
         "before": scored[0],
         "after": scored[-1],
-        "sampled": statistics.fmean(x["reward/mean"] for x in lines[-5:]),
+        "sampled": statistics.fmean(sampled[-5:]),
         "seconds": lines[-1]["seconds"],
         "directory": str(directory),
     }

@@ -109,7 +109,7 @@ def validate(recipe: RecipeFile, sets: Set = None, as_json: Json = False) -> Non
     """
     if "stage" in config.document(recipe)[0]:
         names = check_stages(recipe, sets or (), pretrained.silent if as_json else say)
-        out.print(json.dumps({"valid": True, "stages": names}) if as_json else f"{recipe}: valid")
+        typer.echo(json.dumps({"valid": True, "stages": names}) if as_json else f"{recipe}: valid")
         return
     found = config.read(recipe, sets or ())
     try:
