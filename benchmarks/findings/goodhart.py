@@ -91,6 +91,8 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for name in found[0]["judges"]:
         print(f"| {name} | {over([one['judges'][name] for one in found])} |")
+    for name in found[0]["apart"]:
+        print(f"five {name} are apart by {over([{name: one['apart'][name]} for one in found])} deviations")
     print("\n| paid by | best gold | KL there | gold at KL 1.5 | gold at the end | proxy | KL | letters |")
     print("|---|---|---|---|---|---|---|---|")
     for name in CASES:
@@ -114,7 +116,7 @@ def run(seed: int) -> dict[str, Any]:
     fresh = fresh.turned(fresh.gap(gold) < 0)
     lots = torch.rand(PAIRS + FRESH, generator=chance, dtype=torch.float64)
     proxies: dict[tuple[str, str], Proxies] = {}
-    judges = {"gold": compared(gold, fresh)}
+    judges, apart = {"gold": compared(gold, fresh)}, dict[str, float]()
     for judge, longer in (("length", LONGER), ("blind", 0.0)):
         taste, tag = SURE * gold + longer * LETTERS_OF, {"length": "", "blind": ", blind to length"}[judge]
         learnt = pairs.turned(lots[:PAIRS] > pairs.gap(taste).sigmoid())
@@ -126,6 +128,8 @@ def run(seed: int) -> dict[str, Any]:
         least = scaled(torch.stack(scores[1:]).amin(0), logp_ref)
         numbers = [scaled(each, logp_ref) for each in reward_model(model, learnt, seed, heads=MEMBERS)]
         below = scaled(torch.stack(numbers).amin(0), logp_ref)
+        for members, each in (("models", scores[1:]), ("heads", numbers)):
+            apart[f"{members}{tag}"] = mean_of(torch.stack(each).std(0, correction=0), logp_ref)
         proxies[judge, "one"], proxies[judge, "least"] = always(scores[0]), always(least)
         proxies[judge, "heads"] = always(below)
         proxies[judge, "again"] = again(model, learnt.at(torch.arange(FIRST)), taste, logp_ref, seed)
@@ -138,7 +142,7 @@ def run(seed: int) -> dict[str, Any]:
         end = paths[name][-1]
         print(f"seed {seed}, {name}: gold {end['gold']:.2f}, KL {end['kl']:.2f}", flush=True)
     best = [point for point in frontier(logp_ref, gold) if point[0] < 9]
-    return {"judges": judges, "paths": paths, "best": best}
+    return {"judges": judges, "apart": apart, "paths": paths, "best": best}
 
 
 def always(score: Table) -> Proxies:
