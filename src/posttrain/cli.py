@@ -80,7 +80,8 @@ def train(
     found = config.read(recipe, sets or ())
     path = run_dir or free_directory(recipe.stem)
     if resume:
-        _same_recipe(as_begun(found, path), path)
+        found = as_begun(found, path)
+        _same_recipe(found, path)
     shown = (show.as_json if as_json else show.quiet) if quiet or as_json else None
     last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown)
     result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())

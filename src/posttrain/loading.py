@@ -1,4 +1,4 @@
-"""What loading a model takes, whoever loads one: a device that is there, and a library that is quiet."""
+"""What loading a model takes, whoever loads one: a device, a dtype, how many heads, and a quiet library."""
 
 import json
 import platform
@@ -12,14 +12,9 @@ from transformers.utils import logging as transformers_logging
 
 from posttrain.types import UserError
 
-
-def score_heads(path: Path) -> int:
-    """How many heads a reward model has; 1 where its config.json says nothing of it."""
-    try:
-        heads = json.loads((path / "config.json").read_bytes()).get(SCORE_HEADS, 1)
-    except (OSError, ValueError, AttributeError):
-        return 1
-    return heads if isinstance(heads, int) else 1
+Dtype = Literal["auto", "bfloat16", "float32"]
+SCORE_HEADS = "score_heads"
+"""In a reward model's config.json: how many heads its numbers are of, an ensemble on one backbone."""
 
 
 def usable_device(name: str, where: str = "device") -> torch.device:
@@ -43,21 +38,14 @@ def usable_device(name: str, where: str = "device") -> torch.device:
     return device
 
 
-SCORE_HEADS = "score_heads"
-"""In a reward model's config.json: how many heads its numbers are of, an ensemble on one backbone."""
-
-Dtype = Literal["auto", "bfloat16", "float32"]
-
-
 def multiplies_in_bfloat16(device: str = "cpu") -> bool:
     """Whether the device of that name has instructions for bfloat16, without which it takes times as long.
 
     GPUs have them from Ampere on, processors with AVX512_BF16, AMX or Arm's BF16, of which PyTorch must know.
     """
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
-        with suppress(
-            RuntimeError, AssertionError
-        ):  # no GPU, or none of that number: said where it is loaded
+        # Without a GPU, or one of that number: that is said where the model is loaded.
+        with suppress(RuntimeError, AssertionError):
             return torch.cuda.get_device_capability(None if device == "auto" else device) >= (8, 0)
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -77,6 +65,15 @@ def settled(dtype: Dtype, device: str) -> Literal["bfloat16", "float32"]:
     if dtype != "auto":
         return dtype
     return "bfloat16" if multiplies_in_bfloat16(device) else "float32"
+
+
+def score_heads(path: Path) -> int:
+    """How many heads a reward model has; 1 where its config.json says nothing of it."""
+    try:
+        heads = json.loads((path / "config.json").read_bytes()).get(SCORE_HEADS, 1)
+    except (OSError, ValueError, AttributeError):
+        return 1
+    return heads if isinstance(heads, int) else 1
 
 
 @contextmanager

@@ -44,8 +44,9 @@ def train(
     Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
     """
     process.settle(found.recipe.run.threads)
-    found, directory = as_begun(found, path), RunDir(path, resume=resume)
+    directory = RunDir(path, resume=resume)
     try:
+        found = as_begun(found, path)
         chosen = local.plan(found.recipe, silent if shown else say)
         directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
         if shown is None:

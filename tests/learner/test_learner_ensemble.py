@@ -145,8 +145,8 @@ def test_a_groups_count_hangs_on_what_is_in_it_and_on_nothing_else(rows_of: Make
 # ---------------------------------------------------------------- whoever reads them
 
 
-def asked(template: str) -> dict[str, Any]:
-    return {"role": "user", "content": template}
+def asked(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
 
 
 RANKINGS = [

@@ -106,8 +106,9 @@ class Scorer:
                 where=path,
                 mend="set chat_template to one, or to 'none' for plain text",
             )
-        self.model = _model(local, kind, getattr(torch, settled(dtype, device))).to(self.device)
-        self.head, self.heads = self.model.score, score_heads(local)
+        self.heads = score_heads(local)
+        self.model = _model(local, kind, getattr(torch, settled(dtype, device)), self.heads).to(self.device)
+        self.head = self.model.score
         self.backbone = getattr(self.model, self.model.base_model_prefix)
         context = context_of(self.model.config)
         self.most = min(max_tokens or context, context)
@@ -185,7 +186,7 @@ def _tokenizer(local: Path) -> Any:
         raise UserError(f"its tokenizer cannot be read: {cause(error)}", where=str(local)) from None
 
 
-def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
+def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
     """The model, every weight of it from its file; UserError for one that would have been drawn at random."""
     auto = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
     try:
@@ -207,7 +208,7 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype) -> Any:
         )
     if not hasattr(model, "score"):
         raise UserError("is no decoder with a head called 'score'", where=str(local))
-    labels, heads = model.score.weight.shape[0], score_heads(local)
+    labels = model.score.weight.shape[0]
     if labels != heads and (heads > 1 or kind == "outcome" or labels != 2):
         wanted = "one number" if kind == "outcome" else "one number, or bad and good"
         wanted = f"one for each of {heads} heads" if heads > 1 else wanted
