@@ -43,7 +43,6 @@ def train(
     The plan, and a line an update, go to the terminal; or to `shown` alone, if it is given.
     Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
     """
-    process.settle(found.recipe.run.threads)
     directory = RunDir(path, resume=resume)
     try:
         found = as_begun(found, path)
@@ -52,7 +51,8 @@ def train(
         if shown is None:
             print_plan(chosen)
             say(f"run directory: {directory.path}")
-        return _run(chosen, directory, resume=resume, tables=found.tables, shown=shown)
+        with process.settled(found.recipe.run.threads):
+            return _run(chosen, directory, resume=resume, tables=found.tables, shown=shown)
     except UserError as error:
         if not resume:
             directory.discard()

@@ -1,5 +1,6 @@
 """Promise 5: the sampler holds the trainer's weights, or the run stops and says what is wrong."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,26 @@ def test_the_command_stops_with_1_and_keeps_what_was_trained(
     assert (run / "report.html").exists()
     monkeypatch.undo()
     assert run_cli("train", tmp_path / "recipe.toml", "--run-dir", run, "--quiet", "--resume").code == 0
+
+
+def test_an_adapter_is_merged_a_matrix_at_a_time(sides):
+    learner, engine = sides({"lora": {"rank": 4}})
+    alive, most = [], 0
+
+    class Counts(Faulty):
+        def load(self, weights, version):
+            def counted():
+                nonlocal most
+                for name, tensor in weights:
+                    alive.append(weakref.ref(tensor))
+                    most = max(most, sum(ref() is not None and "proj" in name for ref in alive))
+                    yield name, tensor
+
+            return self.engine.load(counted(), version)
+
+    own = {id(p) for p in learner.model.parameters()}
+    hand_over(learner, Counts(engine), 1, CANARY)
+    kept = sum(ref() is not None and id(ref()) not in own for ref in alive)
+    assert len(alive) > 10
+    assert kept <= 1
+    assert most - sum(ref() is not None for ref in alive) <= 2, "the one before may not be gone yet"

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import signal
 from collections import Counter
@@ -18,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from posttrain.learner.forward import _kept
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.pretrained import parameter_count
-from posttrain.runtime.error_rate import ErrorRate
+from posttrain.runtime.error_rate import WINDOW, ErrorRate
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, is_right, rollout_metrics
 from posttrain.runtime.online import Evaluation
@@ -107,21 +108,34 @@ def test_selection():
     assert all(selection(name, 9.0) is SELECT[name] for name in ("all", "varied"))
 
 
-def test_the_error_rate_is_of_everything_seen_and_keeps_the_first_cause():
+def test_the_error_rate_keeps_the_first_cause():
     rate = ErrorRate(0.25)
     rate.see([episode(None, label="raised")] * 4 + [episode(1.0)] * 11)
-    assert (rate.judged, rate.failed, rate.first) == (15, 4, "raised: because")
+    assert (rate.recent.count("."), rate.recent.count("x"), rate.first) == (11, 4, "raised: because")
     rate.see([episode(1.0)])
     with pytest.raises(
-        RunError, match=r"failed on 5 of 17 .* more than the 25% .* first cause: raised: because"
+        RunError, match=r"failed on 5 of the last 17 .* more than the 25% .* first cause: raised: because"
     ):
         rate.see([episode(None, label="timeout")])
+
+
+def test_what_went_well_long_ago_makes_up_for_nothing():
+    rate = ErrorRate(0.2)
+    rate.see([episode(1.0)] * 500 * 64)
+    half = [episode(None), episode(1.0)] * 32
+    for _ in range(math.ceil((0.2 * WINDOW + 1) / 32) - 1):
+        rate.see(half)
+    with pytest.raises(RunError, match=f"of the last {WINDOW} episodes"):
+        rate.see(half)
+    again = ErrorRate(0.2, recent="x" * 15)
+    with pytest.raises(RunError, match="16 of the last 16"):
+        again.see([episode(None)])
 
 
 def test_few_episodes_stop_nothing():
     rate = ErrorRate(0.0)
     rate.see([episode(None)] * 15)
-    with pytest.raises(RunError, match="16 of 16"):
+    with pytest.raises(RunError, match="16 of the last 16"):
         rate.see([episode(None)])
     never = ErrorRate(1.0)
     never.see([episode(None)] * 100)
@@ -370,9 +384,7 @@ def test_the_estimate_is_the_sum_of_what_is_held(make_model):
     assert (half["weights"], half["float32 masters"], half["reference policy"]) == (2 * n, 4 * n, 2 * n)
     adapter = estimate(Shape.of(config, n, 500), dtype=torch.bfloat16, microbatch_tokens=100).parts
     assert (adapter["gradients"], adapter["AdamW moments"]) == (2000, 4000)
-    sampler = estimate(
-        shape, dtype=torch.float32, microbatch_tokens=1, sampler_rows=3, sampler_length=50
-    ).parts
+    sampler = estimate(shape, dtype=torch.float32, microbatch_tokens=1, sampler_tokens=3 * 50).parts
     heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
     assert sampler["key-value cache"] == 3 * 50 * 2 * config.num_hidden_layers * heads * size * 4
     one, two = (

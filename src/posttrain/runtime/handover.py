@@ -1,5 +1,7 @@
 """New weights from the learner to the sampler, and proof that they arrived."""
 
+from collections.abc import Iterator
+
 import torch
 
 from posttrain.engines.protocol import Engine
@@ -22,13 +24,12 @@ def hand_over(learner: Learner, engine: Engine, version: int, canary: list[int])
     sent: list[str] = []
     dtype = learner.compute_dtype
 
-    def parcel() -> "list[tuple[str, torch.Tensor]]":
-        weights = []
+    def parcel() -> Iterator[tuple[str, torch.Tensor]]:
+        # One at a time: an adapter's merged matrices together would be a second model.
         for name, tensor in learner.weights():
             value = tensor.detach().to(dtype)
             sent.append(fingerprint(name, value))
-            weights.append((name, value))
-        return weights
+            yield name, value
 
     try:
         received = engine.load(parcel(), version)

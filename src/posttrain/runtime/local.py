@@ -127,8 +127,7 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     }
     if asked.online:
         needs |= {
-            "sampler_rows": recipe.engine.rows,
-            "sampler_length": longest + recipe.sampling.max_new_tokens,
+            "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
         }
     free = free_memory(policy.device)
     tokens = recipe.steps.microbatch_tokens or microbatch(

@@ -55,7 +55,7 @@ class Rollout:
     memory_mb: int = 4096
     """What one such process may take; a judge or reward model of billions of parameters needs more."""
     max_error_rate: float = 0.2
-    """The run stops when more than this share of all episodes could not be judged."""
+    """The run stops when more than this share of the last 512 episodes could not be judged."""
 
     def __post_init__(self) -> None:
         if self.replay < 0:
@@ -116,8 +116,7 @@ class OnlineRun:
     """The least reward of an answer worth imitating, for settings.select = "accepted"."""
 
     def __post_init__(self) -> None:
-        self._errors = ErrorRate(self.settings.max_error_rate)
-        self._errors.judged, self._errors.failed = self.progress.judged, self.progress.failed
+        self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
         self.stream.taken = self.progress.taken
         self._auditors = auditors_of(self.rollouts.verifier)
 
@@ -131,7 +130,8 @@ class OnlineRun:
     def run(self) -> dict[str, float]:
         """Trains to the last update; the metrics of the last evaluation.
 
-        Raises RunError after saving when SIGTERM or Ctrl-C asks it to stop.
+        Raises RunError after saving when SIGTERM or Ctrl-C asks it to stop, and at the end of a run that
+        trained nothing.
         """
         last: dict[str, float] = {}
         with stop_requested() as stopped:
@@ -156,6 +156,8 @@ class OnlineRun:
                         f"stopped on request after update {update} of {self.updates}; "
                         "all of it is saved, go on with --resume"
                     )
+        if self.updates and not self.learner.update_count:
+            raise RunError(f"nothing was trained in {self.updates} updates: {self._why_nothing()}")
         return last
 
     def _one_update(self) -> dict[str, float]:
@@ -234,16 +236,25 @@ class OnlineRun:
         except RunError:
             self._log(metrics)  # the line that shows why
             raise
-        self.progress.judged, self.progress.failed = self._errors.judged, self._errors.failed
+        self.progress.recent = self._errors.recent
 
     def _nothing_kept(self) -> None:
         self.progress.empty += 1
         if self.progress.empty >= 3:
             raise RunError(
-                f"no group was kept in {self.progress.empty} updates in a row: with rollout.select "
-                f"{self.settings.select!r} {WHY_NOT[self.settings.select]}, or none could be judged; "
-                "make the tasks easier or harder, or set rollout.select to 'all'"
+                f"no group was kept in {self.progress.empty} updates in a row: {self._why_nothing()}"
             )
+
+    def _why_nothing(self) -> str:
+        recent, select = self.progress.recent, self.settings.select
+        if set(recent) == {"x"}:
+            return (
+                f"none of the last {len(recent)} episodes could be judged; first cause: {self._errors.first}"
+            )
+        return (
+            f"with rollout.select {select!r} {WHY_NOT[select]}, or none could be judged; "
+            "make the tasks easier or harder, or set rollout.select to 'all'"
+        )
 
     def _publish(self) -> None:
         hand_over(self.learner, self.engine, self.learner.update_count, self.canary)

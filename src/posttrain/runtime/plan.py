@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from posttrain.learner.forward import Recompute
+from posttrain.runtime.process import memory_left
 
 GIB = 1 << 30
 
@@ -75,8 +76,7 @@ def estimate(
     dtype: torch.dtype,
     microbatch_tokens: int,
     checkpointing: Recompute = "none",
-    sampler_rows: int = 0,
-    sampler_length: int = 0,
+    sampler_tokens: int = 0,
     reference: int = 0,
     reference_follows: bool = False,
     critic: Shape | None = None,
@@ -86,7 +86,8 @@ def estimate(
 
     Weights count in the compute type; masters, summed gradients and AdamW's two moments in float32
     for each trained weight. `reference` is the number of weights of a frozen policy that is held.
-    Activations are those that the backward pass of one microbatch reads.
+    Activations are those that the backward pass of one microbatch reads. `sampler_tokens` is the number of
+    tokens whose keys and values the sampler holds.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
@@ -102,11 +103,11 @@ def estimate(
     activations = token_bytes(shape, size, checkpointing=checkpointing, critic=critic, natural=natural)
     parts["activations"] = microbatch_tokens * activations
     parts["one chunk of logits"] = 3 * (24 << 20)
-    if sampler_rows:
+    if sampler_tokens:
         # A tied output head is kept twice: packed for products, plain for look-ups.
         parts["sampler's weights"] = weights + shape.vocabulary * shape.hidden * size
         cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
-        parts["key-value cache"] = sampler_rows * sampler_length * cached
+        parts["key-value cache"] = sampler_tokens * cached
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference
     if critic:
@@ -170,11 +171,7 @@ def free_memory(device: torch.device) -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    used = Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, int(text) - int(used.read_text()))
-    return available
+    return int(min(available, memory_left()))
 
 
 def gib(size: float) -> str:

@@ -43,6 +43,14 @@ class NativeConfig:
         if self.rows < 1 or self.cache_tokens < 1:
             raise ValueError("rows and cache_tokens must be 1 or more")
 
+    def held(self, longest: int) -> int:
+        """Tokens that the rows hold, where the longest prompt with its answer has so many.
+
+        >>> NativeConfig(rows=64, cache_tokens=100).held(33), NativeConfig(rows=2).held(33)
+        (99, 66)
+        """
+        return max(1, min(self.rows, self.cache_tokens // longest)) * longest
+
 
 Decode = Callable[[list[int]], str]
 
