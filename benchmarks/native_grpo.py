@@ -14,6 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+# isort: off
+import posttrain  # noqa: F401 - before torch, so that its threads wait as those of a run do
+
+# isort: on
 import torch
 from prompts import addition_tasks, chat, peak_resident_mib, resident_mib, restart_peak, reward
 

@@ -162,6 +162,9 @@ class Request:
     """0 ... K-1 within the task."""
     position: int = 0
     """Tokens of this episode drawn before; a later turn continues the count."""
+    episode: str = ""
+    """Requests of one name are turns of one conversation: what was computed of a turn is kept for the next
+    one, until the engine is told to release it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,13 +42,14 @@ class Run:
     seed: int = 0
     """Of the order of tasks, every draw and the start of adapters."""
     threads: int = 0
-    """Of the processor; 0 takes one a core."""
+    """Of the processor; 0 takes as many as this process may use: of the cores of its affinity mask, the quota of
+    its container and OMP_NUM_THREADS the fewest."""
 
     def __post_init__(self) -> None:
         if self.updates < 1:
             raise ValueError(f"updates must be 1 or more, not {self.updates}")
         if self.threads < 0:
-            raise ValueError(f"threads must be 0 (one a core) or more, not {self.threads}")
+            raise ValueError(f"threads must be 0 (one for each core) or more, not {self.threads}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -229,6 +229,7 @@ class Rollouts:
             task=live.key,
             sample=live.sample,
             position=sum(live.sampled),
+            episode=f"{group}/{live.sample}" if self.env else "",
         )
         self._answering[self.engine.submit(request)] = (group, live)
 
@@ -271,6 +272,7 @@ class Rollouts:
         self._ask(group, live)
 
     def _close(self, group: int, live: _Live, verdict: Verdict) -> None:
+        self.engine.release(f"{group}/{live.sample}")
         episodes = self._groups[group]
         episodes[live.sample] = live.episode(verdict)
         if all(e is not None for e in episodes):

@@ -26,6 +26,8 @@ class Cache:
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.prompts: dict[Prompt, Layers] = {}
+        self.kept: dict[str, tuple[Prompt, Layers]] = {}
+        """By episode, what was computed of it so far: a prompt and its answer but for the last token."""
         self.latest: tuple[Prompt, Layers] = ((), {})
         """The prompt that ran last, kept beyond the bound: the next ones may begin as it does."""
 
@@ -59,6 +61,23 @@ class Cache:
             for tensor in store.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
 
+    def keep(self, episode: str, tokens: Prompt, row: int) -> None:
+        """Copies a row's keys and values of these tokens for a later turn; beyond the bound the oldest go."""
+        self.kept.pop(episode, None)
+        self.kept[episode] = (
+            tokens,
+            {
+                layer: (
+                    keys[row, :, : len(tokens)].clone(),
+                    self.values[layer][row, :, : len(tokens)].clone(),
+                )
+                for layer, keys in self.keys.items()
+            },
+        )
+        held = sum(len(tokens) for tokens, _ in self.kept.values())
+        while held > self.tokens:
+            held -= len(self.kept.pop(next(iter(self.kept)))[0])
+
     def excess(self) -> list[Prompt]:
         """The prompts to drop so that the others keep within the bound; the newest are used the latest."""
         held, dropped = sum(map(len, self.prompts)), []
@@ -73,19 +92,21 @@ class Cache:
 class PromptLayout:
     """Several prompts end to end, each seeing only itself; their keys and values go to the cache.
 
-    What all of them begin with, the stem, is not run for each: it stands once before them, or is
-    taken from the prompt that ran last.
+    What has run before is not run again: each prompt may begin with tokens whose keys and values are held.
+    What all of them begin with, the stem, stands once before them if nothing is held.
     """
 
     def __init__(
-        self, cache: Cache, prompts: list[Prompt], stem: int = 0, held: Layers | None = None
+        self, cache: Cache, prompts: list[Prompt], stem: int = 0, held: list[tuple[int, Layers]] | None = None
     ) -> None:
-        """stem: its length, less than any prompt's; held: of a prompt that begins with it, if one has run."""
-        self.cache, self.prompts, self.stem, self.held = cache, prompts, stem, held
-        own = 0 if held else stem
-        self.parts = [tuple(prompts[0][:own])] * bool(own) + [p[stem:] for p in prompts]
+        """stem: its length, less than any prompt's; held: for each prompt how much of it, and where."""
+        self.cache, self.prompts, self.stem = cache, prompts, stem
+        self.held = held or [(stem, {})] * len(prompts)
+        self.parts = [prompts[0][:stem]] * bool(stem) + [
+            p[n:] for p, (n, _) in zip(prompts, self.held, strict=True)
+        ]
         """What is run, in order."""
-        self.starts = [0] * bool(own) + [stem] * len(prompts)
+        self.starts = [0] * bool(stem) + [n for n, _ in self.held]
         """The position of each part's first token."""
         for prompt in prompts:
             cache.prompts[prompt] = {}
@@ -104,18 +125,20 @@ class PromptLayout:
         """Causal attention within each prompt (see attention.Layout)."""
         sizes = [len(part) for part in self.parts]
         queries, keys, values = (torch.split(x, sizes, dim=2) for x in (query, key, value))
-        before = () if self.held is None else tuple(x[None, :, : self.stem] for x in self.held[layer])
+        first = len(sizes) - len(self.prompts)
         out = []
-        for q, k, v, start in zip(queries, keys, values, self.starts, strict=True):
+        for n, (q, k, v, start) in enumerate(zip(queries, keys, values, self.starts, strict=True), -first):
             if start:
+                before = (
+                    (keys[0], values[0])
+                    if self.stem
+                    else (x[None, :, :start] for x in self.held[n][1][layer])
+                )
                 k, v = (torch.cat([x, y], dim=2) for x, y in zip(before, (k, v), strict=True))
             mask = seen_by(start, start + q.shape[2], window, q.device)
             out.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None))
-            if not start and self.stem:
-                before = (k, v)
-            else:
-                prompt = self.prompts[len(out) - 1 - (len(sizes) - len(self.prompts))]
-                self.cache.prompts[prompt][layer] = (k[0].clone(), v[0].clone())
+            if n >= 0:
+                self.cache.prompts[self.prompts[n]][layer] = (k[0].clone(), v[0].clone())
         return torch.cat(out, dim=2)
 
 

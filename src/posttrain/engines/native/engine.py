@@ -114,11 +114,16 @@ class NativeEngine:
         Running answers go on under the new weights over keys and values of the old; every later
         token carries the new version.
         """
-        # What waiting samples share was computed by the old weights; the prompt runs again for them.
+        # What waiting samples share and earlier turns left was computed by the old weights: it runs again.
+        self.runner.cache.kept.clear()
         self._forget(list(self._first_logits))
         received = self.runner.load(weights)
         self.version = version
         return received
+
+    def release(self, episode: str) -> None:
+        """Drops what was kept for further turns of this episode; none may have been."""
+        self.runner.cache.kept.pop(episode, None)
 
     def score(self, tokens: list[int]) -> list[float]:
         """log π(token t | before t) for t ≥ 1 at temperature 1, through the weights that draw."""
@@ -151,7 +156,8 @@ class NativeEngine:
         cache.reserve(len(running), max(s.longest for s in running))
         new = list(dict.fromkeys(s.request.prompt for s in started if s.request.prompt not in cache.prompts))
         if new:
-            self._first_logits.update(zip(new, self.runner.prefill(new), strict=True))
+            turns = {s.request.prompt: s.request.episode for s in started if s.request.episode}
+            self._first_logits.update(zip(new, self.runner.prefill(new, turns), strict=True))
         first_row = len(running) - len(started)
         for row, sequence in enumerate(started, first_row):
             cache.place(sequence.request.prompt, row)
@@ -184,8 +190,10 @@ class NativeEngine:
         return done
 
     def _retire(self, sequence: Sequence) -> None:
-        running = self.scheduler.running
+        running, request = self.scheduler.running, sequence.request
         row = next(i for i, s in enumerate(running) if s is sequence)
+        if request.episode:  # the newest token has not run
+            self.runner.cache.keep(request.episode, (*request.prompt, *sequence.tokens[:-1]), row)
         moved = self.scheduler.retire(row)
         if moved is not None:
             other = running[row]

@@ -1,5 +1,8 @@
 """The model at work: a pass over prompts, and a pass over one new token a row."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from jaxtyping import Float, Int
 from torch import nn
@@ -98,23 +101,39 @@ class Runner:
         return combined(prints)
 
     @torch.no_grad()
-    def prefill(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
-        """Logits of the token after each prompt; the prompts' keys and values are in the cache."""
+    def prefill(
+        self, prompts: list[Prompt], turns: Mapping[Prompt, str] = MappingProxyType({})
+    ) -> Float[torch.Tensor, "P V"]:
+        """Logits of the token after each prompt; the prompts' keys and values are in the cache.
+
+        turns: the episodes of prompts that may be later turns, of which the cache has kept the earlier ones.
+        """
+        held = {
+            prompt: (len(tokens), layers)
+            for prompt, episode in turns.items()
+            for tokens, layers in [self.cache.kept.pop(episode, ((), {}))]
+            if 0 < len(tokens) < len(prompt) and prompt[: len(tokens)] == tokens
+        }
         logits = []
-        for part in _passes(prompts):
-            layout = PromptLayout(self.cache, part, *self._stem(part))
+        for part in [
+            *_passes([p for p in prompts if p in held]),
+            *_passes([p for p in prompts if p not in held]),
+        ]:
+            stem = (0, [held[p] for p in part]) if part[0] in held else self._stem(part)
+            layout = PromptLayout(self.cache, part, *stem)
             hidden = self._read(layout)
             ends = torch.tensor([len(p) for p in layout.parts], device=self.device).cumsum(0)
             logits.append(self._head(hidden[ends[-len(part) :] - 1]))
             self.cache.latest = (part[-1], self.cache.prompts[part[-1]])
-        return torch.cat(logits)
+        order = {p: n for n, p in enumerate(sorted(prompts, key=lambda p: p not in held))}
+        return torch.cat(logits)[[order[p] for p in prompts]]
 
     def forget(self) -> None:
         """Prompts to come share nothing with those that have run."""
         self.cache.latest = ((), {})
 
-    def _stem(self, prompts: list[Prompt]) -> tuple[int, Layers | None]:
-        """How many tokens these prompts begin with, and their keys and values if the latest began so too."""
+    def _stem(self, prompts: list[Prompt]) -> tuple[int, list[tuple[int, Layers]] | None]:
+        """How many tokens of these prompts are to be run once for all; or what the latest began with too."""
         latest, layers = self.cache.latest
         # The last token of a prompt always runs: the first answer token is read off it.
         most = min(map(len, prompts)) - 1
@@ -122,7 +141,7 @@ class Runner:
         saved = max(held * len(prompts), new * (len(prompts) - 1))
         if not saved or saved * WORTH < sum(map(len, prompts)):
             return 0, None
-        return (held, layers) if saved == held * len(prompts) else (new, None)
+        return (0, [(held, layers)] * len(prompts)) if saved == held * len(prompts) else (new, None)
 
     def after(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
         """Logits of the token after each prompt; the cache is left as it was."""
