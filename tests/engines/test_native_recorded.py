@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from posttrain.engines.native.cache import Cache, TokenLayout
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.engines.native.recorded import CudaGraphs, Recorded
+from posttrain.engines.native.recorded import CudaGraphs, Recorded, Replay
 from posttrain.types import Request, Sampling
 
 
@@ -25,7 +25,7 @@ class Recorder:
     def __init__(self) -> None:
         self.recorded = 0
 
-    def __call__(self, step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def __call__(self, step: Replay) -> Replay:
         self.recorded += 1
         step()  # a recording runs its step before the first replay: that must leave no trace
         return step
@@ -116,7 +116,7 @@ def test_a_step_never_waits_for_the_device(lab, family: str) -> None:
 
 
 def test_a_model_that_cannot_be_recorded_is_decoded_all_the_same(lab) -> None:
-    def refuse(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def refuse(step: Replay) -> Replay:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     model = lab.tiny("smollm", torch.float64)

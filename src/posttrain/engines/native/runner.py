@@ -1,5 +1,7 @@
 """The model at work: a pass over prompts, and a pass over one new token a row."""
 
+from itertools import accumulate
+
 import torch
 from jaxtyping import Float, Int
 from torch import nn
@@ -8,6 +10,7 @@ from transformers import PreTrainedModel
 from posttrain.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, TokenLayout
 from posttrain.engines.native.recorded import CudaGraphs, Recorded
+from posttrain.loading import on_device
 from posttrain.weights import Named, combined, fingerprint
 
 PASS = 8192
@@ -104,8 +107,8 @@ class Runner:
         for part in _passes(prompts):
             layout = PromptLayout(self.cache, part, *self._stem(part))
             hidden = self._read(layout)
-            ends = torch.tensor([len(p) for p in layout.parts], device=self.device).cumsum(0)
-            logits.append(self._head(hidden[ends[-len(part) :] - 1]))
+            ends = list(accumulate(map(len, layout.parts)))[-len(part) :]
+            logits.append(self._head(hidden[on_device([end - 1 for end in ends], self.device)]))
             self.cache.latest = (part[-1], self.cache.prompts[part[-1]])
         return torch.cat(logits)
 
@@ -144,7 +147,7 @@ class Runner:
             for start, part in zip(layout.starts, layout.parts, strict=True)
             for i in range(len(part))
         ]
-        fed, at = (torch.tensor([x], device=self.device) for x in (tokens, positions))
+        fed, at = on_device([tokens, positions], self.device)[:, None]
         return hidden_states(self.model, fed, at, layout)[0]
 
     @torch.no_grad()
@@ -152,7 +155,7 @@ class Runner:
         """Logits of the token after each row's newest one, which is written to the cache at its length."""
         if self._recorded is not None:
             return self._recorded(tokens, lengths)
-        newest, position = (torch.tensor(x, device=self.device) for x in (tokens, lengths))
+        newest, position = on_device([tokens, lengths], self.device)
         return self._step(newest, position, max(lengths) + 1)
 
     def _step(
