@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -47,9 +48,8 @@ def _row_sums(words: torch.Tensor) -> torch.Tensor:
     weight = _odd(_WIDTH, words.device)
     if words.device.type == "cpu":
         return torch.mv(words, weight)
-    return torch.cat(
-        [(part * weight).sum(1) for part in torch.split(words, _ROWS)]
-    )  # no integer mv is promised
+    # Nobody promises a product of integer matrices there.
+    return torch.cat([(part * weight).sum(1) for part in torch.split(words, _ROWS)])
 
 
 def combined(fingerprints: Iterable[str]) -> str:
@@ -57,6 +57,7 @@ def combined(fingerprints: Iterable[str]) -> str:
     return hashlib.blake2b("\n".join(sorted(fingerprints)).encode(), digest_size=8).hexdigest()
 
 
+@lru_cache(maxsize=64)
 def _odd(n: int, device: torch.device) -> torch.Tensor:
     """n odd numbers of 64 bits without a pattern, the same on every machine."""
     x = torch.arange(1, n + 1, device=device) * 0x1E3779B97F4A7C15
@@ -76,4 +77,4 @@ def finite(tensor: torch.Tensor) -> bool:
     if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return all(bool(x.isfinite()) for x in values.detach().aminmax())
+    return bool(torch.stack(values.detach().aminmax()).isfinite().all())

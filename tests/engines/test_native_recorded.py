@@ -72,6 +72,24 @@ def test_few_shapes_are_recorded_and_each_once(lab) -> None:
     assert recorder.recorded <= 5  # 1, 2, 4, 8 and 16 rows
 
 
+def test_recordings_of_all_shapes_leave_their_logits_in_one_place(lab) -> None:
+    """Each with logits of its own, those of 64 rows and 33k columns would hold gigabytes."""
+    engine, recorder = lab.engine_of(lab.tiny("smollm"), rows=16), Recorder()
+    recorded, places = record(engine, recorder), set()
+    engine.runner.cache.reserve(16, 200)
+    decode = engine.runner.decode
+
+    def spied(tokens: list[int], lengths: list[int]) -> torch.Tensor:
+        logits = decode(tokens, lengths)
+        places.add((logits.data_ptr(), logits.untyped_storage().nbytes()))
+        return logits
+
+    engine.runner.decode = spied
+    lab.answers(engine, traffic(lab, 0, n=60))
+    assert recorder.recorded > 3
+    assert places == {(recorded.logits.data_ptr(), 16 * engine.runner.vocabulary * 4)}
+
+
 def test_a_recording_ends_when_the_cache_moves(lab) -> None:
     """A graph would go on to read the memory that the rows have left."""
     model = lab.tiny("smollm", torch.float64)
