@@ -5,12 +5,16 @@ plain run bit for bit. What is not tested is what only the real thing has: its k
 """
 
 import copy
+import json
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
@@ -156,27 +160,50 @@ class Gpu(TorchFunctionMode):
         return Fetched.apply(x) if device == HERE else Sent.apply(x)
 
 
+class Graphs:
+    """Records steps as a GPU does, but for being one: a replay runs the step again on the same inputs."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert device == THERE
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
+        step()
+
+        def replay() -> None:
+            before = len(Gpu.waits)
+            step()
+            assert len(Gpu.waits) == before, "a recording cannot wait"
+
+        return replay
+
+
+def moved(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """What `nn.Module.to` does, for a device that is none: weights that are shared stay so."""
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    made: dict[int, Any] = {}
+    for part in module.modules():
+        for name, p in part._parameters.items():
+            if p is not None:
+                grown = p.detach().to(device or p.device, p.dtype if dtype is None else dtype)
+                made.setdefault(id(p), nn.Parameter(grown, p.requires_grad))
+                part._parameters[name] = made[id(p)]
+        for name, b in part._buffers.items():
+            part._buffers[name] = None if b is None else b.to(device or b.device)
+    return module
+
+
 @pytest.fixture
-def gpu() -> Iterator[type[Gpu]]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gpu]]:
     """The mode, within which cuda is a device."""
-    before = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    monkeypatch.setattr(nn.Module, "to", moved)
+    monkeypatch.setattr("posttrain.engines.native.runner.CudaGraphs", Graphs)
     with Gpu():
         yield Gpu
-    torch.__future__.set_overwrite_module_params_on_conversion(before)
 
 
 def there(model: PreTrainedModel) -> Any:
     """A copy of this model on the device that is none."""
-    model = copy.deepcopy(model)
-    made: dict[int, Any] = {}
-    for module in model.modules():
-        for name, p in module._parameters.items():
-            if p is not None:
-                made.setdefault(id(p), nn.Parameter(Remote(p.detach().clone()), p.requires_grad))
-                module._parameters[name] = made[id(p)]
-        for name, b in module._buffers.items():
-            module._buffers[name] = None if b is None else Remote(b.clone())
+    model = copy.deepcopy(model).to("cuda")
     assert model.device == THERE
     return model
 
@@ -363,23 +390,6 @@ def answers(engine: NativeEngine, requests: list[Request]) -> dict[int, Any]:
     return done
 
 
-class Graphs:
-    """Records steps as a GPU does, but for being one: a replay runs the step again on the same inputs."""
-
-    def __init__(self, device: torch.device) -> None:
-        assert device == THERE
-
-    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        step()
-
-        def replay() -> None:
-            before = len(Gpu.waits)
-            step()
-            assert len(Gpu.waits) == before, "a recording cannot wait"
-
-        return replay
-
-
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.parametrize(
@@ -388,7 +398,6 @@ class Graphs:
 def test_an_engine_on_another_device_gives_the_same_answers(
     gpu, monkeypatch: pytest.MonkeyPatch, family: str, kinds: list[dict[str, Any]], recorded: bool
 ) -> None:
-    monkeypatch.setattr("posttrain.engines.native.runner.CudaGraphs", Graphs)
     monkeypatch.setattr("posttrain.engines.native.runner._can_pack", lambda device, dtype: False)
     model = model_of(family=family)
     plain, remote = engine_of(copy.deepcopy(model)), engine_of(there(model), cuda_graphs=recorded)
@@ -405,10 +414,7 @@ def test_an_engine_on_another_device_gives_the_same_answers(
 @pytest.mark.parametrize(
     "kinds", [[{}], [{"temperature": 0.7}, {"temperature": 0.0}, {"top_k": 5, "min_p": 0.1}]]
 )
-def test_a_decoding_step_waits_for_the_device_once(
-    gpu, monkeypatch: pytest.MonkeyPatch, kinds: list[dict[str, Any]], recorded: bool
-) -> None:
-    monkeypatch.setattr("posttrain.engines.native.runner.CudaGraphs", Graphs)
+def test_a_decoding_step_waits_for_the_device_once(gpu, kinds: list[dict[str, Any]], recorded: bool) -> None:
     engine = engine_of(there(model_of()), cuda_graphs=recorded)
     engine.stop_tokens = frozenset()
     for request in requests_of(kinds, 5):
@@ -443,6 +449,45 @@ def test_a_fingerprint_is_the_same_on_every_device(
     x = torch.randn(n, generator=torch.manual_seed(n)).to(dtype)
     assert digest([("x", Remote(x))]) == digest([("x", x)])
     assert finite(Remote(x))
+
+
+TIMES = re.compile("speed|time|seconds|memory")
+"""Metrics in which two runs may differ."""
+RECIPES: dict[str, dict[str, Any]] = {
+    "grpo": {"method": {"name": "grpo", "kl_in_loss": 0.05}, "model": {"dtype": "bfloat16"}},
+    "ppo": {"method": {"name": "ppo"}},
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_on_another_device_trains_and_resumes_alike(
+    gpu, monkeypatch: pytest.MonkeyPatch, online, write, run_cli, tmp_path, name: str
+) -> None:
+    """From the recipe to the last checkpoint: the same metrics, and the same weights bit for bit."""
+    monkeypatch.setattr("posttrain.runtime.policy.usable_device", lambda device, _: torch.device(device))
+    monkeypatch.setattr("posttrain.runtime.local.free_memory", lambda device: 1 << 34)
+    monkeypatch.setattr("posttrain.engines.native.runner._can_pack", lambda device, dtype: False)
+    found: dict[str, list[Any]] = {}
+    for device in ("cpu", "cuda"):
+        model = {"device": device} | RECIPES[name].get("model", {})
+        over = {"model": model, "run": {"updates": 2}, "engine": {"cuda_graphs": False}}
+        recipe = write(online, RECIPES[name] | over, name=device)
+        run = tmp_path / f"run-{device}"
+        last = run / "checkpoints" / "step_000002"
+        for options in ([], ["--resume"]):
+            said = run_cli("train", recipe, "--run-dir", run, "--quiet", *options)
+            assert said.code == 0, said.err
+            kept = {f.relative_to(last): load_file(f) for f in sorted(last.rglob("*.safetensors"))}
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            timeless = [{k: v for k, v in line.items() if not TIMES.search(k)} for line in lines]
+            found.setdefault(device, []).append((timeless, kept))
+            shutil.rmtree(last)
+    assert len(found["cpu"][0][0]) >= 2
+    for metrics, kept in found["cuda"]:
+        assert metrics == found["cpu"][0][0]
+        for file, tensors in found["cpu"][0][1].items():
+            assert tensors.keys() == kept[file].keys()
+            assert all(tensor.equal(kept[file][n]) for n, tensor in tensors.items())
 
 
 def test_tensors_of_two_devices_do_not_meet_unseen(gpu) -> None:
