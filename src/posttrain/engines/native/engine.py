@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from transformers import PreTrainedModel
 
-from posttrain.engines.native.draw import draw
+from posttrain.engines.native.draw import draw, uniforms
 from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
 from posttrain.engines.native.sequence import Sequence
@@ -177,8 +177,11 @@ class NativeEngine:
 
     def _extend(self, sequences: list[Sequence], logits: torch.Tensor) -> list[tuple[int, Completion]]:
         """Draws a token for each of these sequences; the answers that end with it leave their rows."""
+        positions = [s.request.position + len(s.tokens) for s in sequences]
         tokens, gen, policy = draw(
-            logits, [s.request.sampling for s in sequences], [s.next_uniform() for s in sequences]
+            logits,
+            [s.request.sampling for s in sequences],
+            uniforms([s.key for s in sequences], positions).tolist(),
         )
         done = []
         for sequence, token, logp_gen, logp_policy in zip(sequences, tokens, gen, policy, strict=True):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 from posttrain.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, TokenLayout
 from posttrain.engines.native.recorded import CudaGraphs, Recorded
+from posttrain.loading import on_device
 from posttrain.weights import Named, combined, fingerprint
 
 PASS = 8192
@@ -114,7 +116,7 @@ class Runner:
             for tokens, layers in [self.cache.kept.pop(episode, ((), {}))]
             if 0 < len(tokens) < len(prompt) and prompt[: len(tokens)] == tokens
         }
-        logits = []
+        found: dict[Prompt, torch.Tensor] = {}
         for part in [
             *_passes([p for p in prompts if p in held]),
             *_passes([p for p in prompts if p not in held]),
@@ -122,11 +124,11 @@ class Runner:
             stem = (0, [held[p] for p in part]) if part[0] in held else self._stem(part)
             layout = PromptLayout(self.cache, part, *stem)
             hidden = self._read(layout)
-            ends = torch.tensor([len(p) for p in layout.parts], device=self.device).cumsum(0)
-            logits.append(self._head(hidden[ends[-len(part) :] - 1]))
+            ends = list(accumulate(map(len, layout.parts)))[-len(part) :]
+            logits = self._head(hidden[on_device([end - 1 for end in ends], self.device)])
+            found.update(zip(part, logits, strict=True))
             self.cache.latest = (part[-1], self.cache.prompts[part[-1]])
-        order = {p: n for n, p in enumerate(sorted(prompts, key=lambda p: p not in held))}
-        return torch.cat(logits)[[order[p] for p in prompts]]
+        return torch.stack([found[p] for p in prompts])
 
     def forget(self) -> None:
         """Prompts to come share nothing with those that have run."""
@@ -163,7 +165,7 @@ class Runner:
             for start, part in zip(layout.starts, layout.parts, strict=True)
             for i in range(len(part))
         ]
-        fed, at = (torch.tensor([x], device=self.device) for x in (tokens, positions))
+        fed, at = on_device([tokens, positions], self.device)[:, None]
         return hidden_states(self.model, fed, at, layout)[0]
 
     @torch.no_grad()
@@ -171,7 +173,7 @@ class Runner:
         """Logits of the token after each row's newest one, which is written to the cache at its length."""
         if self._recorded is not None:
             return self._recorded(tokens, lengths)
-        newest, position = (torch.tensor(x, device=self.device) for x in (tokens, lengths))
+        newest, position = on_device([tokens, lengths], self.device)
         return self._step(newest, position, max(lengths) + 1)
 
     def _step(

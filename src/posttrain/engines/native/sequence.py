@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from posttrain.engines.native.draw import stream, uniform
+from posttrain.engines.native.draw import stream
 from posttrain.types import Completion, Request
 
 
@@ -25,10 +25,6 @@ class Sequence:
     def longest(self) -> int:
         """The most tokens that it can come to, prompt included."""
         return len(self.request.prompt) + self.request.sampling.max_new_tokens
-
-    def next_uniform(self) -> float:
-        """The random number that the next token is drawn with."""
-        return uniform(self.key, self.request.position + len(self.tokens))
 
     def append(self, token: int, logp_gen: float, logp_policy: float, version: int) -> None:
         """Takes the next drawn token."""

@@ -28,6 +28,7 @@ from posttrain.loading import Dtype, quiet, score_heads, settled, usable_device
 from posttrain.types import Message, UserError
 from posttrain.usercode import cause
 from posttrain.verifiers.model.scores import Step
+from posttrain.weights import finite
 
 Kind = Literal["outcome", "process"]
 _ANSWER = "posttrainplaceholder"
@@ -216,6 +217,6 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
             f"its head gives {labels} numbers, not {wanted}", where=str(local), mend="see num_labels"
         )
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
+        if not finite(parameter):
             raise UserError(f"has NaN or infinite weights in {name}", where=str(local))
     return model.eval().requires_grad_(False)
