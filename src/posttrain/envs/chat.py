@@ -65,6 +65,8 @@ class Chat:
     tokenizer: Tokenizer
     template: str | None = None
     ends: frozenset[int] = frozenset()
+    embedded: int | None = None
+    """How many tokens the model has an embedding for, where that is to be checked."""
     _close: str = field(init=False, repr=False)
     """The text that closes an assistant's turn."""
     _end: int | None = field(init=False, repr=False)
@@ -209,4 +211,8 @@ class Chat:
         return text
 
     def _tokens(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+        tokens = list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+        beyond = [t for t in tokens if self.embedded is not None and t >= self.embedded]
+        if beyond:
+            raise UserError(f"it holds {self._decoded(beyond[:1])!r}, for which the model has no embedding")
+        return tokens
