@@ -15,6 +15,7 @@ with the same words have the same boundaries between turns.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
@@ -67,6 +68,8 @@ class Chat:
     ends: frozenset[int] = frozenset()
     embedded: int | None = None
     """How many tokens the model has an embedding for, where that is to be checked."""
+    today: datetime | None = None
+    """What templates that ask for it are told is now; None for the clock's."""
     _close: str = field(init=False, repr=False)
     """The text that closes an assistant's turn."""
     _end: int | None = field(init=False, repr=False)
@@ -200,6 +203,8 @@ class Chat:
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": prompt}
+        if self.today is not None:
+            options["strftime_now"] = self.today.strftime
         if self.template is not None:
             options["chat_template"] = plain.TEMPLATE if self.plain else self.template
         try:

@@ -8,6 +8,7 @@ there. A component is given its own table and never the whole.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import date
 from typing import Any
 
 from posttrain.data import Data
@@ -67,10 +68,14 @@ class Model:
     right behind what it answers, and eos at its end."""
     random_init: bool = False
     """Draw the weights of its config.json from run.seed instead of reading them."""
+    date: str = "auto"
+    """What day templates are told that it is, as 2026-01-31; auto: the one on which the run began."""
 
     def __post_init__(self) -> None:
-        # At once, so that a run is the same wherever it is resumed or read.
+        # At once, so that a run is the same wherever and whenever it is resumed or read.
         object.__setattr__(self, "dtype", settled(self.dtype, self.device))
+        today = date.today() if self.date == "auto" else date.fromisoformat(self.date)
+        object.__setattr__(self, "date", today.isoformat())
 
 
 @dataclass(frozen=True, kw_only=True)
