@@ -62,16 +62,20 @@ def train(
 
 
 def as_begun(found: config.Read, run: Path) -> config.Read:
-    """The recipe with what auto came to as its dtype: where the run in this directory began, or else here.
+    """The recipe with what auto came to as dtype and date: where the run in this directory began, or here.
 
-    So the policy goes on in the same one on whatever machine the run is resumed.
+    So the policy goes on in the same numbers and reads the same prompts wherever and whenever it is resumed.
     """
-    dtype, began = found.recipe.model.dtype, run / "config.toml"
-    if found.tables["model"].get("dtype", "auto") == "auto" and began.exists():
-        dtype = config.read(began).recipe.model.dtype
-    recipe = replace(found.recipe, model=replace(found.recipe.model, dtype=dtype))
-    tables = {**found.tables, "model": {**found.tables["model"], "dtype": dtype}}
-    return replace(found, recipe=recipe, tables=tables)
+    model, began = found.recipe.model, run / "config.toml"
+    keys = [key for key in ("dtype", "date") if found.tables["model"].get(key, "auto") == "auto"]
+    if keys and began.exists():
+        before = config.read(began).recipe.model
+        model = replace(model, **{key: getattr(before, key) for key in keys})
+    recipe = replace(found.recipe, model=model)
+    settled = {"dtype": model.dtype, "date": model.date}
+    return replace(
+        found, recipe=recipe, tables={**found.tables, "model": {**found.tables["model"], **settled}}
+    )
 
 
 def _run(

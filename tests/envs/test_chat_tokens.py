@@ -1,6 +1,7 @@
 """Conversations as tokens: only ever extended, and exact at every boundary, under any template."""
 
 import random
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -64,6 +65,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def test_a_template_that_asks_for_the_date_is_told_the_one_given(tokenizer: PreTrainedTokenizerFast) -> None:
+    dated = "{{ 'Today is ' + strftime_now('%d %B %Y') }}" + CHATML
+    chat = Chat(tokenizer, dated, today=datetime(2024, 2, 29))
+    assert "Today is 29 February 2024" in tokenizer.decode(chat.render(USER[:1]))
 
 
 def test_the_first_prompt_is_the_template_up_to_where_the_policy_speaks(tokenizer):

@@ -15,6 +15,7 @@ with the same words have the same boundaries between turns.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
@@ -65,6 +66,10 @@ class Chat:
     tokenizer: Tokenizer
     template: str | None = None
     ends: frozenset[int] = frozenset()
+    embedded: int | None = None
+    """How many tokens the model has an embedding for, where that is to be checked."""
+    today: datetime | None = None
+    """What templates that ask for it are told is now; None for the clock's."""
     _close: str = field(init=False, repr=False)
     """The text that closes an assistant's turn."""
     _end: int | None = field(init=False, repr=False)
@@ -198,6 +203,8 @@ class Chat:
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": prompt}
+        if self.today is not None:
+            options["strftime_now"] = self.today.strftime
         if self.template is not None:
             options["chat_template"] = plain.TEMPLATE if self.plain else self.template
         try:
@@ -209,4 +216,8 @@ class Chat:
         return text
 
     def _tokens(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+        tokens = list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+        beyond = [t for t in tokens if self.embedded is not None and t >= self.embedded]
+        if beyond:
+            raise UserError(f"it holds {self._decoded(beyond[:1])!r}, for which the model has no embedding")
+        return tokens

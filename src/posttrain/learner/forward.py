@@ -111,6 +111,11 @@ def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool = Fa
     for module in model.modules():
         # transformers checkpoints in training mode only; what a layer consists of stays without dropout.
         module.training = getattr(module, "gradient_checkpointing", False)
+        if module.training:
+            # Some layers (OPT's) apply it themselves, at a rate that is their attribute.
+            rates = [k for k, v in vars(module).items() if "drop" in k and isinstance(v, float)]
+            for name in rates:
+                setattr(module, name, 0.0)
 
 
 def _kept(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -> CheckpointPolicy:

@@ -19,6 +19,7 @@ from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.critics import critic_of, critic_shape, head_class
 from posttrain.runtime.curriculum import Supply, supply
 from posttrain.runtime.dataset import bytes_of, groups_of
+from posttrain.runtime.handover import CANARY
 from posttrain.runtime.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
@@ -310,7 +311,7 @@ def _run_online(
             save=save,
             updates=recipe.run.updates,
             save_every=recipe.checkpoint.every,
-            canary=policy.chat.render(asked.train[0].messages)[-24:],
+            canary=policy.chat.render(asked.train[0].messages)[-CANARY:],
             replay=replay,
             least_group=least_group(asked.method),
             accept=getattr(asked.method, "accept", recipe.eval.right),

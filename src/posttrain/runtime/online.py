@@ -21,7 +21,7 @@ from posttrain.learner.learner import Learner, Update
 from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.hacking import auditors_of, hacking_metrics
-from posttrain.runtime.handover import hand_over
+from posttrain.runtime.handover import DRAWN, hand_over
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, rollout_metrics, success_rate
 from posttrain.runtime.replay import Replay
@@ -257,7 +257,8 @@ class OnlineRun:
         )
 
     def _publish(self) -> None:
-        hand_over(self.learner, self.engine, self.learner.update_count, self.canary)
+        drawn = min(DRAWN, self.sampling.max_new_tokens)
+        hand_over(self.learner, self.engine, self.learner.update_count, self.canary, drawn)
 
     # ------------------------------------------------------------------ looking
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from posttrain.attention import BLOCK
 from posttrain.learner.forward import Recompute
+from posttrain.learner.pack import WHOLE_FAMILY
 from posttrain.math.tokens import chunk_bytes
 from posttrain.runtime.process import memory_left
 
@@ -36,6 +38,8 @@ class Shape:
     key_heads: int
     head_size: int
     vocabulary: int
+    windows: int = 1
+    """Kinds of layers that differ in how far a token sees."""
 
     @staticmethod
     def of(config: Any, parameters: int, trained: int) -> "Shape":
@@ -52,6 +56,7 @@ class Shape:
             key_heads=getattr(text, "num_key_value_heads", None) or heads,
             head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
             vocabulary=text.vocab_size,
+            windows=len(set(getattr(text, "layer_types", None) or [""])),
         )
 
 
@@ -125,8 +130,8 @@ def token_bytes(
 
     A natural step computes with pairs of numbers, and holds about eight rows of logits for each token.
     """
-    own = activation_bytes(shape, size, checkpointing)
-    judged = activation_bytes(critic, size, checkpointing) if critic else 0
+    own = activation_bytes(shape, size, checkpointing) + mask_bytes(shape, size)
+    judged = activation_bytes(critic, size, checkpointing) + mask_bytes(critic, size) if critic else 0
     return own + judged + (own + 32 * shape.vocabulary if natural else 0)
 
 
@@ -147,6 +152,14 @@ def activation_bytes(shape: Shape, size: int, checkpointing: Recompute) -> int:
     if checkpointing == "full":
         return shape.layers * shape.hidden * size + layer
     return shape.layers * layer
+
+
+def mask_bytes(shape: Shape, size: int) -> int:
+    """Bytes of attention masks for one token, at most: its row in a family's mask, and its column in a band.
+
+    They are made once a pass, for each kind of layer, in the compute type.
+    """
+    return shape.windows * size * (WHOLE_FAMILY + BLOCK)
 
 
 def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:

@@ -8,6 +8,7 @@ there. A component is given its own table and never the whole.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import date
 from typing import Any
 
 from posttrain.data import Data
@@ -42,7 +43,7 @@ class Run:
     seed: int = 0
     """Of the order of tasks, every draw and the start of adapters."""
     threads: int = 0
-    """Of the processor; 0: as many as this process may use, by its affinity mask, the quota of its container and
+    """Of the processor; 0: as many as this process may use, by its affinity mask, its container's quota and
     OMP_NUM_THREADS."""
 
     def __post_init__(self) -> None:
@@ -68,10 +69,14 @@ class Model:
     right behind what it answers, and eos at its end."""
     random_init: bool = False
     """Draw the weights of its config.json from run.seed instead of reading them."""
+    date: str = "auto"
+    """What day templates are told that it is, as 2026-01-31; auto: the one on which the run began."""
 
     def __post_init__(self) -> None:
-        # At once, so that a run is the same wherever it is resumed or read.
+        # At once, so that a run is the same wherever and whenever it is resumed or read.
         object.__setattr__(self, "dtype", settled(self.dtype, self.device))
+        today = date.today() if self.date == "auto" else date.fromisoformat(self.date)
+        object.__setattr__(self, "date", today.isoformat())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,15 +7,15 @@ Rows × columns never exceeds the bound given: few long sequences or many short 
 
 import torch
 
-from posttrain.attention import Heads, masked_attention, seen_by
+from posttrain.attention import Bands, Heads, additive, causal_attention, masked_attention
 
 Prompt = tuple[int, ...]
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of one prompt, [key heads, tokens, head size], by layer."""
+"""Keys and values of one prompt, [key heads, tokens, head size], by number of the attention in a pass."""
 
 
 class Cache:
-    """[rows, key heads, columns, head size] for the keys and the values of every layer."""
+    """[rows, key heads, columns, head size] for the keys and the values of every attention."""
 
     def __init__(self, rows: int, tokens: int) -> None:
         """rows: the most there may be; tokens: bound on rows × columns, and on the prompts kept apart."""
@@ -108,12 +108,12 @@ class PromptLayout:
         """What is run, in order."""
         self.starts = [0] * bool(stem) + [n for n, _ in self.held]
         """The position of each part's first token."""
+        self._bands, self._calls = Bands(), 0
         for prompt in prompts:
             cache.prompts[prompt] = {}
 
     def attend(
         self,
-        layer: int,
         query: Heads,
         key: Heads,
         value: Heads,
@@ -123,6 +123,7 @@ class PromptLayout:
         softcap: float | None,
     ) -> Heads:
         """Causal attention within each prompt (see attention.Layout)."""
+        layer, self._calls = self._calls, self._calls + 1
         sizes = [len(part) for part in self.parts]
         queries, keys, values = (torch.split(x, sizes, dim=2) for x in (query, key, value))
         first = len(sizes) - len(self.prompts)
@@ -135,8 +136,7 @@ class PromptLayout:
                     else (x[None, :, :start] for x in self.held[n][1][layer])
                 )
                 k, v = (torch.cat([x, y], dim=2) for x, y in zip(before, (k, v), strict=True))
-            mask = seen_by(start, start + q.shape[2], window, q.device)
-            out.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None))
+            out.append(causal_attention(q, k, v, self._bands, scale=scale, window=window, softcap=softcap))
             if n >= 0:
                 self.cache.prompts[self.prompts[n]][layer] = (k[0].clone(), v[0].clone())
         return torch.cat(out, dim=2)
@@ -150,10 +150,10 @@ class TokenLayout:
         self.cache, self.lengths, self.columns = cache, lengths, columns
         self.row = torch.arange(len(lengths), device=lengths.device)
         self._masks: dict[int | None, torch.Tensor] = {}
+        self._calls = 0
 
     def attend(
         self,
-        layer: int,
         query: Heads,
         key: Heads,
         value: Heads,
@@ -163,6 +163,7 @@ class TokenLayout:
         softcap: float | None,
     ) -> Heads:
         """Attention of the newest tokens over their rows (see attention.Layout)."""
+        layer, self._calls = self._calls, self._calls + 1
         B, H, _, D = query.shape
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.row, :, self.lengths] = key[:, :, 0]
@@ -179,6 +180,5 @@ class TokenLayout:
         if window not in self._masks:
             ago = self.lengths[:, None] - torch.arange(self.columns, device=self.lengths.device)
             seen = (ago >= 0) & (ago < (window or self.columns + 1))
-            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-            self._masks[window] = mask[:, None, None]
+            self._masks[window] = additive(seen, dtype)[:, None, None]
         return self._masks[window]

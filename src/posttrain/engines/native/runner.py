@@ -1,8 +1,8 @@
 """The model at work: a pass over prompts, and a pass over one new token a row."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from itertools import accumulate
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float, Int
