@@ -9,8 +9,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+from posttrain.chat import Chat
 from posttrain.data import Ranking
-from posttrain.envs.chat import Chat
 from posttrain.learner.pretrained import silent
 from posttrain.runtime.policy import NO_TASK, surroundings
 from posttrain.runtime.recipe import Model, Recipe

@@ -9,7 +9,7 @@ import torch
 
 from posttrain import plain
 from posttrain.attention import context_of, use_layouts
-from posttrain.envs.chat import Chat
+from posttrain.chat import Chat
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.learner import pretrained
 from posttrain.loading import usable_device
@@ -52,7 +52,8 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
     tokenizer = pretrained.load_tokenizer(
         path, chat_template=template, require_chat_template=template is None
     )
-    chat = Chat(tokenizer, template=template, ends=frozenset(pretrained.stop_ids(path, tokenizer)))
+    ends = frozenset(pretrained.stop_ids(path, tokenizer))
+    chat = Chat(tokenizer, template, ends, recipe.model.parse_special)
     if chat.plain:
         begins = tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{ bos_token }}" * begins + plain.TEMPLATE

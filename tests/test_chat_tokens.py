@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posttrain import plain
-from posttrain.envs.chat import Chat
+from posttrain.chat import Chat
 from posttrain.types import UserError
 
 CHATML = (
@@ -238,7 +238,7 @@ def test_plain_text_of_several_turns_is_one_text_however_it_comes_about(tokenize
     played = chat.render(said[:2]) + chat.spell("3") + [tokenizer.eos_token_id]
     played = chat.extend(played, said[3:5])
     assert played == learnt[len(chat.render(said[:2])) + 2 : -2]
-    assert tokenizer.decode(chat.render(said[:5]) + chat.spell("8") + chat.close()) == text
+    assert [tokenizer.decode(tokens) for tokens in chat.judged(said[:5], ["8"])] == [text]
     assert tokenizer.apply_chat_template(said, chat_template=plain.TEMPLATE, tokenize=False) == text
 
 
