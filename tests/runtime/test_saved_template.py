@@ -84,7 +84,7 @@ def test_transformers_and_our_commands_see_the_template_that_trained_it(trained)
         assert by_transformers["input_ids"] == asked, name
         assert ours.render(question) == asked, name
     assert ours.render_supervised([*QUESTION, ANSWER]) == under.render_supervised([*QUESTION, ANSWER])
-    assert ours.close() == under.close()
+    assert ours.judged(QUESTION, ["5"]) == under.judged(QUESTION, ["5"])
     assert ours.stops == under.stops
 
 
