@@ -42,6 +42,8 @@ class Chat:
     tokenizer: Tokenizer
     template: str | None = None
     ends: frozenset[int] = frozenset()
+    embedded: int | None = None
+    """How many tokens the model has an embedding for, where that is to be checked."""
     parse_special: bool = False
     _head: str = field(init=False, repr=False)
     """The text up to where an assistant speaks that answers our question."""
@@ -79,7 +81,8 @@ class Chat:
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_spelling", Spelling(self.tokenizer, self.stops, self.parse_special))
+        spelling = Spelling(self.tokenizer, self.stops, self.embedded, self.parse_special)
+        object.__setattr__(self, "_spelling", spelling)
 
     @property
     def stops(self) -> frozenset[int]:
@@ -162,7 +165,7 @@ class Chat:
         In an answer nothing is ever taken for a special token.
         """
         before, after = self._around(self._guarded(messages))
-        literal = Spelling(self.tokenizer, self.stops)
+        literal = Spelling(self.tokenizer, self.stops, self.embedded)
         return [self._first(before + literal.guarded(answer) + after) for answer in answers]
 
     def stepped(
@@ -173,7 +176,7 @@ class Chat:
         Steps and separators are tokenised apart, so that an answer begins like every longer one.
         """
         between = self.between(separator)
-        literal = Spelling(self.tokenizer, self.stops)
+        literal = Spelling(self.tokenizer, self.stops, self.embedded)
         tokens, ends = self._first(self._around(self._guarded(messages))[0]), []
         for step in steps:
             tokens += [*literal.within(literal.guarded(step)), *between]

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from posttrain.types import UserError
+
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Two of the characters that Unicode keeps for use inside a program; no text has them."""
 REPLACEMENT = "\ufffd"
@@ -61,11 +63,13 @@ class Tokenizer(Protocol):
 class Spelling:
     """How a tokenizer writes text. `ends` are marks besides the tokenizer's special tokens.
 
+    `embedded` is the number of tokens that a model knows; a text with another is a UserError.
     With `parse_special` text from outside is read like a template's: the spelling of a mark is that mark.
     """
 
     tokenizer: Tokenizer
     ends: frozenset[int] = frozenset()
+    embedded: int | None = None
     parse_special: bool = False
     _marks: frozenset[int] = field(init=False, repr=False)
     _spelt: re.Pattern[str] = field(init=False, repr=False)
@@ -140,7 +144,12 @@ class Spelling:
     def _ids(self, text: str, **options: bool) -> list[int]:
         if not text:
             return []
-        return list(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+        tokens = list(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+        beyond = [t for t in tokens if self.embedded is not None and t >= self.embedded]
+        if beyond:
+            spelt = self.tokenizer.convert_ids_to_tokens(beyond[0])
+            raise UserError(f"it holds {spelt!r}, for which the model has no embedding")
+        return tokens
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:

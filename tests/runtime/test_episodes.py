@@ -367,3 +367,86 @@ def test_a_prompt_is_rendered_once_for_all_its_samples(tiny, monkeypatch):
     rollouts.open(TASK, 16, Sampling(max_new_tokens=8))
     rollouts.close()
     assert len(rendered) == 1
+
+
+DEAF_ENV = """
+from posttrain.envs.protocol import Start, Turn
+
+
+class Tool:
+    trusted = False
+
+    def start(self, task):
+        return Start(state=0, messages=task.messages)
+
+    def reply(self, state, response):
+        return Turn(state=0, messages=({"role": "tool", "content": "5"},))
+
+
+def make():
+    return Tool()
+"""
+ALTERS = (
+    "{% for m in messages %}{{ m['role'] }} {% if m['role'] == 'tool' %}{{ m['content'] | tojson }}"
+    "{% else %}{{ m['content'] }}{% endif %}<|im_end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("template", "fine"), [(DEAF, False), (ALTERS, False), (None, True)])
+def test_a_template_that_does_not_show_a_tool_is_refused_before_the_run(
+    run_cli, write, online, tmp_path, template, fine
+):
+    (tmp_path / "tool.py").write_text(DEAF_ENV)
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "a", "answer": "5"}\n' * 4)
+    over = {
+        "model": {"chat_template": template} if template else {},
+        "task": {
+            "arithmetic": None,
+            "data": {"path": str(tmp_path / "tasks.jsonl")},
+            "env": {"factory": f"{tmp_path / 'tool.py'}:make"},
+        },
+        "verifier": None,
+        "eval": {"limit": 0},
+    }
+    said = run_cli("validate", write(online, over))
+    assert said.code == (0 if fine else 2), said.err
+    assert fine or "the chat template leaves out or alters what the tool says" in said.err
+
+
+def test_prompts_that_were_in_order_are_not_rendered_again(run_cli, write, online, tmp_path, monkeypatch):
+    rendered: list[Any] = []
+    render = Chat.render
+
+    def spied(self, messages):
+        rendered.append(messages)
+        return render(self, messages)
+
+    monkeypatch.setattr(Chat, "render", spied)
+    over = {"eval": {"limit": 0}, "run": {"updates": 1}}
+    recipe, run = write(online, over), tmp_path / "run"
+    assert run_cli("train", recipe, "--run-dir", run, "--quiet").code == 0
+    tasks = len({json.dumps(messages) for messages in rendered})
+    assert len(rendered) > tasks > 20, "every prompt, and some again as they are asked"
+    rendered.clear()
+    longer = write(online, over | {"run": {"updates": 2}})
+    said = run_cli("train", longer, "--run-dir", run, "--resume", "--quiet")
+    assert said.code == 0, said.err
+    assert len(rendered) <= 3 + 1, "the tasks of one update, and the canary"
+    # Another prompt is looked at, and so are the others with it.
+    rendered.clear()
+    other = write(online, merged_task(over))
+    run_cli("train", other, "--run-dir", tmp_path / "other", "--quiet")
+    (tmp_path / "other" / "prompts.json").write_bytes((run / "prompts.json").read_bytes())
+    rendered.clear()
+    run_cli(
+        "train",
+        write(online, merged_task(over) | {"run": {"updates": 2}}),
+        "--run-dir",
+        tmp_path / "other",
+        "--resume",
+    )
+    assert len(rendered) >= tasks
+
+
+def merged_task(over: dict) -> dict:
+    return over | {"task": {"arithmetic": {"template": "{a}plus{b}="}}}

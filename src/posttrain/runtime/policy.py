@@ -52,8 +52,13 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
     tokenizer = pretrained.load_tokenizer(
         path, chat_template=template, require_chat_template=template is None
     )
-    ends = frozenset(pretrained.stop_ids(path, tokenizer))
-    chat = Chat(tokenizer, template, ends, recipe.model.parse_special)
+    chat = Chat(
+        tokenizer,
+        template=template,
+        ends=frozenset(pretrained.stop_ids(path, tokenizer)),
+        embedded=config.get_text_config().vocab_size,
+        parse_special=recipe.model.parse_special,
+    )
     if chat.plain:
         begins = tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{ bos_token }}" * begins + plain.TEMPLATE

@@ -164,7 +164,7 @@ class Rollouts:
             try:
                 prompt = self.chat.render(start.messages)
             except UserError as error:
-                start = _bad_turn(error)
+                start = Verdict(score=None, label="bad_turn", reason=str(error))
         for sample in range(size):
             live = _Live(task, sample, f"{epoch}:{task.id}", sampling, prompt)
             if isinstance(start, Verdict):
@@ -214,7 +214,7 @@ class Rollouts:
             return Start(state=None, messages=task.messages)
         if self.workers is None:
             return guarded_start(self.env, task)
-        [outcome] = self._call([(guarded_start, self.env, task)])
+        [outcome] = called(self.workers, [(guarded_start, self.env, task)])
         if isinstance(outcome, Failed):
             return Verdict(score=None, label=outcome.label, reason=outcome.reason)
         started: Start | Verdict = outcome
@@ -253,21 +253,13 @@ class Rollouts:
         assert self.env is not None
         if self.workers is None:
             return [guarded_reply(self.env, live.state, live.said[-1]) for live in lives]
-        outcomes = self._call([(guarded_reply, self.env, live.state, live.said[-1]) for live in lives])
+        outcomes = called(
+            self.workers, [(guarded_reply, self.env, live.state, live.said[-1]) for live in lives]
+        )
         return [
             broken_turn(live.state, o.label, o.reason) if isinstance(o, Failed) else o
             for live, o in zip(lives, outcomes, strict=True)
         ]
-
-    def _call(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What these calls return in worker processes, in order; a Failed for each that does not."""
-        assert self.workers is not None
-        tickets = [self.workers.submit(*call) for call in calls]
-        outcomes: dict[int, Any] = {}
-        while len(outcomes) < len(tickets):
-            for ticket, outcome in self.workers.poll(_POLL_S):
-                outcomes[ticket] = outcome if isinstance(outcome, Failed) else outcome.value
-        return [outcomes[t] for t in tickets]
 
     def _turn(self, group: int, live: _Live, turn: Turn) -> None:
         """Takes an environment's reply: the next turn, or the end."""
@@ -283,7 +275,7 @@ class Rollouts:
         try:
             added = self.chat.extend(live.tokens, turn.messages)
         except UserError as error:
-            self._close(group, live, _bad_turn(error))
+            self._close(group, live, Verdict(score=None, label="bad_turn", reason=str(error)))
         else:
             self._ask(group, live, added)
 
@@ -297,6 +289,11 @@ class Rollouts:
         return [e for e in self._groups.pop(group) if e is not None]
 
 
-def _bad_turn(error: UserError) -> Verdict:
-    """The verdict on an episode whose environment says what the chat template cannot show."""
-    return Verdict(score=None, label="bad_turn", reason=str(error))
+def called(workers: Workers, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What these calls return in worker processes, in order; a Failed for each that does not."""
+    tickets = [workers.submit(*call) for call in calls]
+    outcomes: dict[int, Any] = {}
+    while len(outcomes) < len(tickets):
+        for ticket, outcome in workers.poll(_POLL_S):
+            outcomes[ticket] = outcome if isinstance(outcome, Failed) else outcome.value
+    return [outcomes[t] for t in tickets]
