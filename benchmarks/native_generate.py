@@ -16,8 +16,8 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 import torch
 from prompts import sampling_prompts
 
+from posttrain.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.learner.pretrained import load_model, load_tokenizer
 from posttrain.runtime.process import settle
 from posttrain.types import Request, Sampling

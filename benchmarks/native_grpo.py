@@ -21,8 +21,8 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 import torch
 from prompts import addition_tasks, chat, peak_resident_mib, resident_mib, restart_peak, reward
 
+from posttrain.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.learner.pretrained import load_model, load_tokenizer

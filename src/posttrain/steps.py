@@ -14,6 +14,7 @@ from posttrain.learner.pretrained import silent
 from posttrain.runtime import local, process
 from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.policy import Policy, surroundings
+from posttrain.runtime.prompts import check_prompts
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.step_labels import Labelling, step_labels
 from posttrain.target import target_of
@@ -98,5 +99,5 @@ def _asked(recipe: Recipe, limit: int | None) -> tuple[Asked, Verifier, Policy]:
         what = "steps are judged by where they lead, and this recipe has no verifier that could"
         raise UserError(what, where="verifier", mend="take the recipe of an online method")
     first, policy = replace(asked, train=asked.train[:limit], held_out=()), surroundings(recipe, silent)
-    local.check_prompts(first, policy)
+    check_prompts(first, policy)
     return first, asked.verifier, policy

@@ -46,7 +46,7 @@ def train(
     directory = RunDir(path, resume=resume)
     try:
         found = as_begun(found, path)
-        chosen = local.plan(found.recipe, silent if shown else say)
+        chosen = local.plan(found.recipe, silent if shown else say, directory.path / "prompts.json")
         directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
         if shown is None:
             print_plan(chosen)

@@ -251,7 +251,7 @@ class Episode:
     response: str
     """Everything the policy said; turns joined by newlines."""
     stop: str
-    """Why the last turn ended: eos, stop, length; or context, error."""
+    """Why the last turn ended: eos, stop, length; or context: no room was left."""
     turns: int = 1
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.protocol import Start, guarded_start
 from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
 from posttrain.methods.choices import described, least_group
@@ -25,6 +24,7 @@ from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.plan import Memory, Shape, estimate, free_memory, gib, microbatch
 from posttrain.runtime.policy import Policy, Say, bounded, surroundings, weights_of
+from posttrain.runtime.prompts import check_prompts, check_replies
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.reference import held, held_size, reference_of, scores_once
 from posttrain.runtime.replay import Replay
@@ -102,8 +102,11 @@ class Plan:
 # ---------------------------------------------------------------------- before its weights
 
 
-def plan(recipe: Recipe, say: Say) -> Plan:
-    """Everything that is decided before weights are read: what `posttrain validate` checks and prints."""
+def plan(recipe: Recipe, say: Say, checked: Path | None = None) -> Plan:
+    """Everything that is decided before weights are read: what `posttrain validate` checks and prints.
+
+    In `checked`, a file, is kept which prompts were found in order, so that they need not be looked at again.
+    """
     check_sinks(recipe.track.sinks)
     asked = ask(recipe, say)
     policy = bounded(recipe, surroundings(recipe, say), say)
@@ -113,7 +116,8 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     if asked.online:
-        longest = check_prompts(asked, policy)
+        longest = check_prompts(asked, policy, checked)
+        check_replies(asked, policy)
     else:
         groups, held_out, longest = groups_of(asked, policy, say)
         if head_class(policy.config, asked) is not None:
@@ -149,34 +153,6 @@ def _adapter_size(policy: Policy, recipe: Recipe) -> int:
             f"no adapter can be made: {str(error).splitlines()[0]}",
             where="lora.targets" if recipe.lora.targets else "lora",
         ) from None
-
-
-def check_prompts(asked: Asked, policy: Policy) -> int:
-    """The longest first prompt, in tokens; UserError for one that is empty or has no room for an answer."""
-    longest, room = 0, asked.recipe.sampling.max_new_tokens
-    for task in (*asked.train, *asked.held_out):
-        start = guarded_start(asked.env, task) if asked.env and asked.env.trusted else None
-        messages = start.messages if isinstance(start, Start) else task.messages
-        try:
-            length = len(policy.chat.render(messages))
-        except UserError as error:
-            raise UserError(f"task {task.id!r}: {error}", where=task.source) from None
-        if length + room > policy.context:
-            raise UserError(
-                f"the prompt of task {task.id!r} has {length} tokens, and with {room} new ones that is more "
-                f"than {policy.narrowest}'s context of {policy.context}",
-                where=task.source,
-                mend="leave it out, or lower sampling.max_new_tokens",
-            )
-        longest = max(longest, length)
-    if longest + room > asked.recipe.engine.cache_tokens:
-        raise UserError(
-            f"the longest prompt has {longest} tokens, and with {room} new ones that is more than the "
-            f"cache of {asked.recipe.engine.cache_tokens}",
-            where="engine.cache_tokens",
-            mend="raise it",
-        )
-    return longest
 
 
 # ---------------------------------------------------------------------- with its weights

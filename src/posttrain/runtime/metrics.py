@@ -36,7 +36,7 @@ def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: fl
             "distinct": statistics.fmean(len({_said(e) for e in group}) / len(group) for group in by_group),
             "length/mean": statistics.fmean(lengths),
             "length/max": float(max(lengths)),
-            "length/clipped": sum(e.stop == "length" for e in judged) / len(judged),
+            "length/clipped": sum(e.stop in ("length", "context") for e in judged) / len(judged),
             "length/total": float(sum(lengths)),
             "lag/mean": statistics.fmean(lags),
             "lag/max": float(max(lags)),

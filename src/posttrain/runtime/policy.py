@@ -10,7 +10,7 @@ import torch
 
 from posttrain import plain
 from posttrain.attention import context_of, use_layouts
-from posttrain.envs.chat import Chat
+from posttrain.chat import Chat
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.learner import pretrained
 from posttrain.loading import usable_device
@@ -59,6 +59,7 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
         ends=frozenset(pretrained.stop_ids(path, tokenizer)),
         embedded=config.get_text_config().vocab_size,
         today=datetime.fromisoformat(recipe.model.date),
+        parse_special=recipe.model.parse_special,
     )
     if chat.plain:
         begins = tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]

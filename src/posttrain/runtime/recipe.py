@@ -67,6 +67,9 @@ class Model:
     chat_template: str | None = None
     """A Jinja template in place of the tokenizer's own; "none": messages joined by newlines, an answer
     right behind what it answers, and eos at its end."""
+    parse_special: bool = False
+    """Whether what data, tasks and environments say may spell special tokens. Off, it is plain text, and
+    nothing that is said ends a turn or begins one."""
     random_init: bool = False
     """Draw the weights of its config.json from run.seed instead of reading them."""
     date: str = "auto"

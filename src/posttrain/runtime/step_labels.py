@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.chat import Chat
 from posttrain.types import Request, Sampling, Task
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
@@ -67,11 +67,11 @@ def split_steps(text: str, separator: str) -> list[str]:
 
 def prefixes(task: Task, solution: int, steps: Sequence[str], chat: Chat, separator: str) -> list[Prefix]:
     """Each beginning of the answer that is not all of it, its tokens those of a process model's row."""
-    tokens, between, out = chat.render(task.messages), chat.spell(separator), []
-    for number, step in enumerate(steps[:-1]):
-        tokens = [*tokens, *chat.spell(step), *between]
+    tokens, ends = chat.stepped(task.messages, steps[:-1], separator)
+    out = []
+    for number, end in enumerate(ends):
         text = "".join(said + separator for said in steps[: number + 1])
-        out.append(Prefix(task, solution, number, tuple(tokens), text))
+        out.append(Prefix(task, solution, number, tuple(tokens[:end]), text))
     return out
 
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from posttrain.engines.native.draw import draw, uniforms
 from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
-from posttrain.engines.native.sequence import Sequence
+from posttrain.engines.native.sequence import Sequence, tail
 from posttrain.types import Completion, Request
 from posttrain.weights import Named
 
@@ -208,10 +208,12 @@ class NativeEngine:
         if sequence.tokens[-1] in self.stop_tokens:
             return sequence.completion(self.decode(sequence.tokens[:-1]), "eos")
         if sampling.stop:
-            text = self.decode(sequence.tokens)
-            found = [text.index(s) + len(s) for s in sampling.stop if s in text]
-            if found:
-                return sequence.completion(text[: min(found)], "stop")
+            end = tail(self.decode, sequence.tokens, max(map(len, sampling.stop)))
+            if any(s in end for s in sampling.stop):
+                text = self.decode(sequence.tokens)
+                found = [text.index(s) + len(s) for s in sampling.stop if s in text]
+                if found:
+                    return sequence.completion(text[: min(found)], "stop")
         if len(sequence.tokens) >= sampling.max_new_tokens:
             return sequence.completion(self.decode(sequence.tokens), "length")
         return None
