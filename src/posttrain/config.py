@@ -205,9 +205,13 @@ class Where:
             head = re.fullmatch(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(#.*)?", text)
             key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", text)
             if head:
-                name, *rest = _parts(head[1])
-                arrays[name] += text.lstrip().startswith("[[")
-                here = table = [name, *([str(arrays[name] - 1)] if arrays[name] else []), *rest]
+                parts = _parts(head[1])
+                arrays[".".join(parts)] += text.lstrip().startswith("[[")
+                table = []
+                for depth, part in enumerate(parts, 1):
+                    number_of = arrays[".".join(parts[:depth])]
+                    table += [part, str(number_of - 1)] if number_of else [part]
+                here = table
             elif key:
                 here = table + _parts(key[1])
             else:
@@ -227,13 +231,13 @@ def _parts(dotted: str) -> list[str]:
 def parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
     """The tables as an instance of a configuration of ours; UserError at the line of the first mistake."""
     try:
-        text = json.dumps(_jsonable(tables, (), where))
+        text = json.dumps(_jsonable(_in_lists(tables, cls), (), where))
     except RecursionError:
         raise UserError("is nested too deeply", where=str(where.path)) from None
     try:
         return _plain(_adapter(cls).validate_json(text))
     except ValidationError as error:
-        raise _first(error, cls, where) from None
+        raise _first(error, cls, tables, where) from None
     except UserError as error:  # of a component that names what it was given, a function say
         key = _holding(tables, error.where)
         if not key or not where.text:
@@ -243,12 +247,41 @@ def parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
 
 def _holding(value: Any, wanted: str) -> tuple[str, ...]:
     """The key under which this text stands; empty if there is none."""
-    for key, held in value.items() if isinstance(value, Mapping) else ():
+    held_by = value.items() if isinstance(value, Mapping) else enumerate(value) if type(value) is list else ()
+    for key, held in held_by:
         if held == wanted and wanted:
-            return (key,)
+            return (str(key),)
         if below := _holding(held, wanted):
-            return (key, *below)
+            return (str(key), *below)
     return ()
+
+
+def _in_lists(tables: Any, cls: type) -> Any:
+    """The tables, and one alone in a list of its own where there may be several."""
+    if not isinstance(tables, Mapping):
+        return tables
+    hints, made = typing.get_type_hints(cls), dict(tables)
+    for name in made.keys() & hints.keys():
+        kinds = (hints[name], *typing.get_args(hints[name]))
+        table = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+        if isinstance(table, type):
+            several = typing.get_origin(hints[name]) is tuple and isinstance(made[name], Mapping)
+            made[name] = [made[name]] if several else _in_lists(made[name], table)
+    return made
+
+
+def _as_written(tables: Any, loc: Sequence[str]) -> list[str]:
+    """The place of a key without the numbers of tables that were given alone."""
+    written, here = [], tables
+    for name in loc:
+        if isinstance(here, Mapping) and name.isdigit() and name not in here:
+            continue
+        written.append(name)
+        if isinstance(here, list):
+            here = dict(enumerate(here)).get(int(name)) if name.isdigit() else None
+        else:
+            here = here.get(name) if isinstance(here, Mapping) else None
+    return written
 
 
 def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
@@ -326,11 +359,11 @@ _URGENCY = {
 """Which of several mistakes to name: an unknown key, then anything else, then a missing one."""
 
 
-def _first(error: ValidationError, cls: type, where: Where) -> UserError:
+def _first(error: ValidationError, cls: type, tables: Mapping[str, Any], where: Where) -> UserError:
     """The first mistake, as one line."""
     # What is there and should not be tells more than what is missing because of it.
     mistake, *others = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
-    loc = [str(part) for part in mistake["loc"]]
+    loc = _as_written(tables, [str(part) for part in mistake["loc"]])
     more = f" (and {len(others)} more)" if others else ""
     kind, said = mistake["type"], mistake["msg"]
     if _URGENCY.get(kind) == 0:

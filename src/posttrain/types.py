@@ -64,6 +64,8 @@ class Task:
     """Everything else that the data held, for verifiers and environments that want it."""
     source: str = ""
     """Where it was read, as "file:line", for error messages."""
+    conversational: bool = False
+    """Whether the data held the question as messages, and not as a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from posttrain.envs.chat import Chat
+from posttrain.chat import Chat
 from posttrain.learner import pretrained
 from posttrain.learner.pretrained import (
     check_weights,

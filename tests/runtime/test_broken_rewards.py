@@ -18,39 +18,40 @@ import math, os, time
 WAYS = (
     lambda: 1 / 0,
     lambda: time.sleep(60),
-    lambda: [math.nan],
-    lambda: [None],
     lambda: os._exit(7),
-    lambda: [0.5, 0.5],
+    lambda: [0.5],
 )
 
-def way(prompt, response):
-    return (sum(map(ord, prompt)) + 3 * sum(map(ord, response))) % 13
+def way(prompt):
+    first, second = (int(c) - 2 for c in prompt if c.isdigit())
+    return 3 * first + second
+
+def entry(response):
+    return (math.nan, None, 1.0, 2.0)[sum(map(ord, response)) % 4]
 
 def rewards(prompts, completions, **columns):
-    chosen = way(prompts[0], completions[0])
+    chosen = way(prompts[0])
     if chosen < len(WAYS) and completions[0]:
         return WAYS[chosen]()
-    return [1.0 + chosen]
+    return [entry(said) if said else 1.0 for said in completions]
 
 def one(prompt, response):
-    if way(prompt, response) < 6 and response:
+    if sum(map(ord, response)) % 2 and response:
         raise KeyError("unit")
     return 1.0
 """
-EXPECTED = (
-    ("raised", "ZeroDivisionError"),
-    ("timeout", "0.6 s"),
-    ("not_a_number", "nan"),
-    ("not_a_number", "None"),
-    ("died", "7"),
-    ("wrong_length", "2 scores"),
-)
-"""Label and part of the reason of each way."""
+WHOLE = ("raised", "timeout", "died", "wrong_length")
+"""Labels of the ways in which it breaks on a whole group."""
+ENTRIES = (("not_a_number", "nan"), ("not_applicable", "None"))
+"""Label and part of the reason of each way in which it breaks on one response."""
 
 
-def way(prompt: str, response: str) -> int:
-    return (sum(map(ord, prompt)) + 3 * sum(map(ord, response))) % 13
+def expected(answer: str) -> tuple[float | None, str, str]:
+    """Score, label and part of the reason."""
+    entry = sum(map(ord, answer)) % 4
+    if not answer or entry >= len(ENTRIES):
+        return (float(entry - 1) if answer else 1.0, "scored", "")
+    return (None, *ENTRIES[entry])
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def recipe_of(online, able, write, tmp_path):
         code.write_text(REWARDS)
         tables = {
             "model": {"path": str(able)},
-            "task": {"arithmetic": {"low": 2, "high": 4, "held_out": 2}},
+            "task": {"arithmetic": {"low": 2, "high": 4, "held_out": 0}},
             "verifier": {"number": None, "function": {"function": f"{code}:{function}"}},
             "rollout": {"groups": 5, "group_size": 8, "deadline_s": 0.6, "max_error_rate": 1.0},
             "sampling": {"temperature": 2.0},
@@ -94,30 +95,26 @@ def test_what_breaks_is_masked_counted_and_leaves_the_gradient_of_the_others(
         return done
 
     monkeypatch.setattr(Learner, "update", spied)
-    recipe, run = recipe_of("rewards"), tmp_path / "run"
+    recipe, run = recipe_of("rewards", rollout={"groups": 9}), tmp_path / "run"
     said = run_cli("train", recipe, "--run-dir", run, "--quiet")
     assert said.code == 0, said.err
 
     rows, metrics = rows_of(run), metrics_of(run)
-    assert metrics["select/dropped"] == 0
-    assert len(rows) == 40
-    ways = set()
+    assert metrics["select/dropped"] == len(WHOLE)
+    for label in WHOLE:
+        assert metrics[f"verdict/{label}"] == 8 / 72
+    assert len(rows) == 72 - 8 * len(WHOLE)
     for row in rows:
-        question = row["prompt"].split("user\n")[1].split("<|im_end|>")[0]
         answer = "".join(row["pieces"]).partition("<|im_end|>")[0]
-        chosen = way(question, answer)
-        if chosen >= len(EXPECTED) or not answer:
-            assert (row["score"], row["label"]) == (1.0 + chosen, "scored")
-            continue
-        ways.add(chosen)
-        label, reason = EXPECTED[chosen]
-        assert (row["score"], row["label"]) == (None, label)
+        score, label, reason = expected(answer)
+        assert (row["score"], row["label"]) == (score, label)
         assert reason in row["reason"]
-        assert "advantage" not in row
-    assert ways == set(range(6)), "the test needs answers on which it breaks in every way"
+        assert ("advantage" in row) is (score is not None)
+    labels = {label for label, _ in ENTRIES} | {"scored"}
+    assert {row["label"] for row in rows} == labels, "the test needs answers on which it breaks in every way"
     whole = [r for r in rows if r["score"] is not None]
-    for label in {label for label, _ in EXPECTED} | {"scored"}:
-        assert metrics[f"verdict/{label}"] == sum(r["label"] == label for r in rows) / len(rows)
+    for label in labels:
+        assert metrics[f"verdict/{label}"] == sum(r["label"] == label for r in rows) / 72
     assert metrics["reward/mean"] == pytest.approx(sum(r["score"] for r in whole) / len(whole))
 
     # The batch that was trained has the judged rows and no other, and a learner that is given these alone

@@ -19,9 +19,10 @@ import pytest
 
 from posttrain.types import Task
 from posttrain.verifiers.code import grade, talk
+from posttrain.verifiers.code.caller import Caller
 from posttrain.verifiers.code.verifier import Code
 from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.sandbox import LEVELS, Level, available, host
+from posttrain.verifiers.sandbox import LEVELS, Box, Level, available, host
 from posttrain.verifiers.sandbox.live import USED
 
 HERE = Path(__file__).parent / "adversarial"
@@ -245,3 +246,122 @@ def test_the_verdicts_are_the_same_under_load() -> None:
         verdicts = pool.judge(Code(level=level), [pair for _, pair in numbered])
     said = {(number, v.label) for (number, _), v in zip(numbered, verdicts, strict=True)}
     assert said == {(number, found.split(" ")[0]) for number, found in enumerate(alone)}
+
+
+# ---------------------------------------------------------------------- which call it is
+
+FILE = """
+def f():
+    try:
+        seen = int(open(PATH).read())
+    except OSError:
+        seen = 0
+    try:
+        open(PATH, "w").write(str(seen + 1))
+    except OSError:
+        return 0
+    return seen
+"""
+COUNTERS = {
+    **{
+        name: f"import os\nPATH = {path}{FILE}"
+        for name, path in (
+            ("working directory", "'count'"),
+            ("TMPDIR", "os.environ['TMPDIR'] + '/count'"),
+            ("HOME", "os.environ['HOME'] + '/count'"),
+            ("/tmp", "'/tmp/count'"),
+            ("/var/tmp", "'/var/tmp/count'"),
+            ("/dev/shm", "'/dev/shm/count'"),
+        )
+    },
+    "System V memory": """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+def f():
+    place = libc.shmat(libc.shmget(77, 8, 0o1666), None, 0)
+    if place is None or place == 2**64 - 1:
+        return 0
+    count = ctypes.cast(place, ctypes.POINTER(ctypes.c_long))
+    count[0] += 1
+    return count[0]
+""",
+    "a process that stays": """
+import os, time
+def f():
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+    try:
+        return sum(name.isdigit() for name in os.listdir("/proc"))
+    except OSError:
+        return 0
+""",
+    "its own number": "import os\ndef f(): return os.getpid()",
+    "its user": "import os\ndef f(): return [os.getuid(), open('/proc/self/uid_map').read().split()[0]]",
+    "the process that loads it": """
+import os
+count = [0]
+fork = os.fork
+def counted():
+    count[0] += 1
+    return fork()
+os.fork = counted
+def f(): return count[0]
+""",
+}
+ONLY_STRICT = {"its own number", "its user", "a process that stays"}
+"""Of the host, where there are no namespaces."""
+
+
+@pytest.mark.parametrize("level", [level for level in GIVEN if level != "rlimits"])
+@pytest.mark.parametrize("channel", COUNTERS)
+def test_a_program_cannot_tell_how_many_calls_came_before(level: Level, channel: str) -> None:
+    if channel in ONLY_STRICT and level != "strict":
+        pytest.skip("a box of this level has no namespaces")
+    caller = Caller([COUNTERS[channel]], "f", Box(level=level))
+    try:
+        said = [caller.call([], {}) for _ in range(4)]
+    finally:
+        caller.close()
+    assert said[0].keys() == {"value"}
+    assert said == [said[0]] * 4
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only boxes of root's have users of their own")
+def test_users_of_boxes_do_not_count_upwards() -> None:
+    drawn = [host.spare_uid() for _ in range(50)]
+    assert drawn != sorted(drawn)
+    assert all(uid not in {host.spare_uid({uid}) for _ in range(50)} for uid in drawn[:3])
+
+
+@pytest.mark.parametrize("kind", ["call", "assert"])
+def test_a_program_that_answers_in_the_order_of_its_cases_is_wrong(kind: str) -> None:
+    fields: dict[str, Any] = {"entry_point": "f"}
+    if kind == "call":
+        fields["cases"] = [{"args": [], "expected": n} for n in range(3)]
+    else:
+        fields["test"] = "def check(candidate):\n    for n in range(3):\n        assert candidate() == n\n"
+    verdict = Code(level=GIVEN[0])(
+        Task(id="t", messages=(), fields=fields | {"kind": kind}), COUNTERS["TMPDIR"]
+    )
+    assert (verdict.score, verdict.label) == (0.0, "WRONG")
+
+
+def test_a_test_of_many_calls_shares_a_box_after_the_first_of_them() -> None:
+    caller = Caller([COUNTERS["TMPDIR"]], "f", Box(level=GIVEN[0]), fresh=2)
+    try:
+        assert [caller.call([], {})["value"] for _ in range(5)] == [0, 0, 0, 1, 2]
+    finally:
+        caller.close()
+
+
+def test_loading_a_program_again_and_again_is_not_the_time_of_its_calls() -> None:
+    wait = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
+    test = "def check(candidate):\n    for n in range(18):\n        assert candidate(n) == n\n"
+    fields = {"kind": "assert", "entry_point": "f", "test": test, "time_limit_s": 0.5}
+    assert grade.TEST_LIMITS * 0.5 < 18 * 0.3
+    assert (
+        Code(level=GIVEN[0])(Task(id="t", messages=(), fields=fields), wait + "def f(n): return n").label
+        == "PASS"
+    )

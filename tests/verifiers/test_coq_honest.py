@@ -133,6 +133,65 @@ def test_the_header_opens_what_the_statement_is_read_in():
     assert Coq(level=LEVEL)(task("forall a : Z, a - a = 0", header=header), "intros. lia.").label == "proved"
 
 
+INTEGERS = "Require Import ZArith. Open Scope Z_scope."
+
+
+@needs_coq
+@pytest.mark.parametrize(
+    ("statement", "header", "proof", "other"),
+    [
+        ("{n : nat | n < 0} -> False", "", "intros [n H]. inversion H.", "intros [n H]. auto."),
+        ("{n : nat & n < 0} -> False", "", "intros [n H]. inversion H.", "intros [n H]. auto."),
+        ("{n : nat | n = 3}", "", "exists 3. reflexivity.", "exists 4. reflexivity."),
+        ("{True} + {False}", "", "left. exact I.", "right. exact I."),
+        ("(exists n : nat, n < 0) -> False", "", "intros [n H]. inversion H.", "intros H. exact H."),
+        ("- 1 + 1 = 0", INTEGERS, "reflexivity.", "discriminate."),
+        (
+            "forall P : Type, (P -> False) -> P -> False",
+            "",
+            "intros P H p. exact (H p).",
+            "intros P H p. exact p.",
+        ),
+        (
+            "forall (A : Type) (P : A -> Prop), ~ (exists x, P x) -> forall x, ~ P x",
+            "",
+            "intros A P H x p. apply H. exists x. exact p.",
+            "intros A P H x p. exact p.",
+        ),
+    ],
+)
+def test_a_statement_may_begin_and_end_with_any_type(statement, header, proof, other):
+    asked, coq = task(statement, header=header), Coq(level=LEVEL)
+    coq.check(asked)
+    whole = f"Theorem t : {statement}.\nProof. {proof} Qed."
+    assert [coq(asked, said).label for said in (proof, whole)] == ["proved", "proved"]
+    assert coq(asked, other).score == 0.0
+    assert coq(asked, f"Theorem t : True. Proof. exact I. Qed. (* {proof} *)").label == "wrong_statement"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "True) . Axiom x : (False",
+        "True. True",
+        "True := I) . Definition y : (True",
+        "True -> (* False",
+        "{True. }",
+    ],
+)
+def test_a_statement_that_is_more_than_one_sentence_is_refused(statement):
+    with pytest.raises(UserError, match=r"^d\.jsonl:3: .*not one proposition"):
+        Coq(level=LEVEL).check(task(statement))
+
+
+@needs_coq
+@pytest.mark.parametrize(
+    "statement", ["True) (False", "True := I", "(True", "True)", "fun n : nat => n", "{}"]
+)
+def test_a_statement_that_is_no_type_proves_nothing(statement):
+    assert Coq(level=LEVEL)(task(statement), "exact I.").label == "bad_task"
+
+
 @needs_coq
 def test_an_axiom_on_the_list_may_be_used_and_no_other():
     coq = Coq(level=LEVEL, axioms=("Coq.Logic.Classical_Prop.classic",))

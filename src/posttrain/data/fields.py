@@ -88,6 +88,12 @@ class Fields:
         return ", ".join((["a template"] if self.template is not None else []) + named)
 
     @property
+    def conversational(self) -> bool:
+        """Whether what was asked is a list of messages."""
+        asked = self.used.intersection((*PROMPTS, *PAIR))
+        return any(isinstance(self.record.fields[self.column(name)], list) for name in asked)
+
+    @property
     def rest(self) -> dict[str, Any]:
         """Columns that were not read."""
         read = set(map(self.column, self.used))

@@ -43,6 +43,7 @@ def _task(fields: Fields) -> tuple[Form, list[Task]]:
         answer=record.answer,
         fields=record.rest,
         source=fields.source,
+        conversational=fields.conversational,
     )
     return Form("task", record.form), [task]
 

@@ -34,11 +34,15 @@ class Record:
     source: str
 
 
-def read_records(path: str, *, split: str | None = None, subset: str | None = None) -> list[Record]:
+def read_records(
+    path: str, *, split: str | None = None, subset: str | None = None, whole: bool = True
+) -> list[Record]:
     """The records of a file (JSONL, a JSON array, Parquet; also gzipped) or of a data set "owner/name".
 
     The kind of a file is told from its content. `split` and `subset` are for the Hub only. Raises
-    UserError for whatever cannot be read, and for a file without records.
+    UserError for whatever cannot be read, and for a file without records. With whole = False the texts of
+    a file may hold what is no character, as halves of surrogate pairs, which also stand for bytes that
+    are not UTF-8.
     """
     file = Path(os.path.expanduser(path))  # unlike pathlib, os.path raises on no path at all
     if not os.path.exists(file) and _is_hub_name(path, file):
@@ -46,7 +50,7 @@ def read_records(path: str, *, split: str | None = None, subset: str | None = No
     if split is not None or subset is not None:
         given = "split" if split is not None else "subset"
         raise UserError(f"{path} is a file, and a file has no {given}", mend=f"leave {given} out")
-    records = list(_from_bytes(_contents(file, path), file.name))
+    records = list(_from_bytes(_contents(file, path), file.name, whole))
     if not records:
         raise UserError("the file has no records", where=path)
     return records
@@ -94,26 +98,26 @@ def _contents(file: Path, path: str) -> bytes:
         raise UserError(f"it cannot be read: {error.strerror or error}", where=path) from None
 
 
-def _from_bytes(data: bytes, name: str) -> Iterator[Record]:
+def _from_bytes(data: bytes, name: str, whole: bool) -> Iterator[Record]:
     if data[:4] == b"PAR1":
         return _parquet(data, name)
     start = data.removeprefix(b"\xef\xbb\xbf")  # the byte order mark that some editors write
     if start.lstrip()[:1] == b"[":
-        return _array(_decoded(start, name, 1), name)
-    return _lines(start, name)
+        return _array(_decoded(start, name, 1, whole), name, whole)
+    return _lines(start, name, whole)
 
 
-def _lines(data: bytes, name: str) -> Iterator[Record]:
+def _lines(data: bytes, name: str, whole: bool) -> Iterator[Record]:
     """One object a line; blank lines are skipped."""
     lines = data.split(b"\n")
     for number, raw in enumerate(lines, start=1):
-        text = _decoded(raw, name, number).strip(_JSON_SPACE)
+        text = _decoded(raw, name, number, whole).strip(_JSON_SPACE)
         if text:
             last = number == len(lines)  # it does not end in a newline
-            yield _object(text, f"{name}:{number}", last)
+            yield _object(text, f"{name}:{number}", last, whole)
 
 
-def _array(text: str, name: str) -> Iterator[Record]:
+def _array(text: str, name: str, whole: bool) -> Iterator[Record]:
     """The objects of a JSON array, each with the line on which it begins."""
     decoder = json.JSONDecoder(**_STRICT)
     at = _skip(text, text.index("[") + 1)
@@ -123,7 +127,7 @@ def _array(text: str, name: str) -> Iterator[Record]:
     while True:
         source = f"{name}:{line}"
         value, end = _parsed(lambda begin=at: decoder.raw_decode(text, begin), source, at_end=True)
-        yield Record(_checked(value, text[at:end], source), source)
+        yield Record(_checked(value, text[at:end], source, whole), source)
         after = _skip(text, end)
         mark = text[after : after + 1]
         if mark == "]":
@@ -144,9 +148,9 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _object(text: str, source: str, last: bool) -> Record:
+def _object(text: str, source: str, last: bool, whole: bool = True) -> Record:
     value = _parsed(lambda: json.loads(text, **_STRICT), source, at_end=last)
-    return Record(_checked(value, text, source), source)
+    return Record(_checked(value, text, source, whole), source)
 
 
 def _parsed(parse: Any, source: str, *, at_end: bool) -> Any:
@@ -163,12 +167,12 @@ def _parsed(parse: Any, source: str, *, at_end: bool) -> Any:
         raise UserError(str(error).partition(";")[0], where=source) from None
 
 
-def _checked(value: Any, text: str, source: str) -> dict[str, Any]:
+def _checked(value: Any, text: str, source: str, whole: bool) -> dict[str, Any]:
     if not isinstance(value, dict):
         kinds = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
         kind = kinds.get(type(value), "a number")
         raise UserError(f"it is {kind}, not an object", where=source, mend='write {"prompt": ...}')
-    if _ESCAPED_SURROGATE.search(text):
+    if whole and _ESCAPED_SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -177,9 +181,9 @@ def _checked(value: Any, text: str, source: str) -> dict[str, Any]:
     return value
 
 
-def _decoded(raw: bytes, name: str, line: int) -> str:
+def _decoded(raw: bytes, name: str, line: int, whole: bool = True) -> str:
     try:
-        return raw.decode()
+        return raw.decode(errors="strict" if whole else "surrogateescape")
     except UnicodeDecodeError as error:
         at = line + raw[: error.start].count(b"\n")
         kind = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else f"byte 0x{raw[error.start]:02x}"

@@ -42,7 +42,7 @@ class VerifierChoice:
     format: Format | None = None
     judge: JudgeChoice | None = None
     model: RewardModel | None = None
-    function: Function | None = None
+    function: tuple[Function, ...] = ()
     repetition: Repetition | None = None
     language: Language | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -60,7 +60,8 @@ class VerifierChoice:
 
     def build(self) -> Verifier | None:
         """The verifier, or None if none is named. UserError for a weight or place of something else."""
-        chosen: list[Any] = [v for n in VERIFIERS if (v := getattr(self, n)) is not None]
+        named = [v for n in VERIFIERS if (v := getattr(self, n)) is not None]
+        chosen: list[Any] = [each for v in named for each in (v if isinstance(v, tuple) else (v,))]
         given: list[Verifier] = [v.build() if hasattr(v, "build") else v for v in chosen]
         names = [v.name for v in given]
         for key, mentioned in (("weights", self.weights), ("order", self.order)):

@@ -289,6 +289,7 @@ def _run_online(
             save_every=recipe.checkpoint.every,
             canary=policy.chat.render(asked.train[0].messages)[-CANARY:],
             replay=replay,
+            tasks=len(asked.train),
             least_group=least_group(asked.method),
             accept=getattr(asked.method, "accept", recipe.eval.right),
         ).run()

@@ -29,6 +29,7 @@ from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, WHY_NOT, selection
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
+from posttrain.verifiers.protocol import TrainerState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +111,8 @@ class OnlineRun:
     save_every: int
     canary: list[int]
     replay: Replay
+    tasks: int
+    """How many there are to learn from."""
     least_group: int = 1
     """Judged episodes that a group must have for its credit to be defined."""
     accept: float = 1.0
@@ -124,6 +127,15 @@ class OnlineRun:
     def progress(self) -> Progress:
         """How far the loop is."""
         return self.journal.progress
+
+    @property
+    def _state(self) -> TrainerState:
+        """What a reward function may know of it: the same for all groups of an update."""
+        return TrainerState(
+            global_step=self.progress.update,
+            max_steps=self.updates,
+            epoch=self.progress.taken / self.tasks,
+        )
 
     # ------------------------------------------------------------------ the loop
 
@@ -218,7 +230,8 @@ class OnlineRun:
             numbers = []
             for _ in range(wanted - len(kept)):
                 epoch, task = self.stream.take()
-                numbers.append(self.rollouts.open(task, self.settings.group_size, self.sampling, epoch=epoch))
+                size = self.settings.group_size
+                numbers.append(self.rollouts.open(task, size, self.sampling, epoch=epoch, state=self._state))
             complete: dict[int, list[Episode]] = {}
             while self.rollouts.busy:
                 complete.update(self.rollouts.step())
@@ -271,6 +284,7 @@ class OnlineRun:
                 1,
                 sampling,
                 lambda done: self.journal.show("eval", {"done": done, "total": len(self.held_out)}),
+                self._state,
             )
         episodes = [e for g in groups for e in g]
         rows = [self._row(n, e) for n, e in enumerate(episodes)]

@@ -12,6 +12,7 @@ does wrong ends that one episode with a verdict that has no score.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 from posttrain.chat import Chat
@@ -19,10 +20,11 @@ from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
 from posttrain.types import Completion, Episode, Request, Sampling, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.protocol import Group, TrainerState, Verifier
 from posttrain.verifiers.workers import Failed, Workers
 
 _POLL_S = 0.05
+_UNKNOWN = TrainerState()
 
 
 @dataclass
@@ -115,7 +117,8 @@ class Rollouts:
     """Runs the episodes of groups side by side.
 
     A task is judged by `verifier` after one answer, or played in `env` until that ends it. Both
-    are guarded: their code runs in worker processes unless it is known to be harmless.
+    are guarded: their code runs in worker processes unless it is known to be harmless. A verifier that
+    compares answers is asked when all of a group have been given.
     """
 
     def __init__(
@@ -139,6 +142,9 @@ class Rollouts:
         self.pool = Pool(workers=workers, **guards)
         self.workers = Workers(workers, **guards) if env and not env.trusted else None
         self._groups: dict[int, list[Episode | None]] = {}
+        self._states: dict[int, TrainerState] = {}
+        self._answered: dict[int, list[_Live]] = {}
+        """Those of each group whose answers wait to be judged together."""
         self._opened = 0
         self._answering: dict[int, tuple[int, _Live]] = {}
         self._judging: dict[int, tuple[int, _Live]] = {}
@@ -155,10 +161,18 @@ class Rollouts:
         """Whether an episode is going on."""
         return bool(self._answering or self._judging or self._finished)
 
-    def open(self, task: Task, size: int, sampling: Sampling, *, epoch: int = 0) -> int:
-        """The number of a new group: `size` episodes about this task."""
+    def open(
+        self,
+        task: Task,
+        size: int,
+        sampling: Sampling,
+        *,
+        epoch: int = 0,
+        state: TrainerState = _UNKNOWN,
+    ) -> int:
+        """The number of a new group: `size` episodes about this task; `state` is for its verifier."""
         group, self._opened = self._opened, self._opened + 1
-        self._groups[group] = [None] * size
+        self._groups[group], self._states[group] = [None] * size, state
         start, prompt = self._begin(task), list[int]()
         if isinstance(start, Start):
             try:
@@ -196,10 +210,15 @@ class Rollouts:
         return [(group, self._complete(group)) for group in done]
 
     def run(
-        self, tasks: Sequence[Task], size: int, sampling: Sampling, seen: Callable[[int], None] | None = None
+        self,
+        tasks: Sequence[Task],
+        size: int,
+        sampling: Sampling,
+        seen: Callable[[int], None] | None = None,
+        state: TrainerState = _UNKNOWN,
     ) -> list[list[Episode]]:
         """The groups of all these tasks, in their order; `seen` is told how many are complete."""
-        numbers = [self.open(task, size, sampling) for task in tasks]
+        numbers = [self.open(task, size, sampling, state=state) for task in tasks]
         complete: dict[int, list[Episode]] = {}
         while self.busy:
             complete.update(self.step())
@@ -248,7 +267,24 @@ class Rollouts:
 
     def _judge(self, group: int, live: _Live) -> None:
         assert self.verifier is not None
-        self._judging[self.pool.submit(self.verifier, live.task, live.said[-1])] = (group, live)
+        if not self.verifier.grouped:
+            self._judging[self.pool.submit(self.verifier, live.task, live.said[-1])] = (group, live)
+            return
+        waiting = self._answered.setdefault(group, [])
+        waiting.append(live)
+        if len(waiting) < sum(episode is None for episode in self._groups[group]):
+            return
+        lives = sorted(self._answered.pop(group), key=lambda each: each.sample)
+        tickets = self.pool.submit_group(
+            self.verifier,
+            Group(
+                task=live.task,
+                responses=tuple(each.said[-1] for each in lives),
+                tokens=tuple(tuple(compress(each.tokens, each.sampled)) for each in lives),
+                state=self._states[group],
+            ),
+        )
+        self._judging.update(zip(tickets, ((group, each) for each in lives), strict=True))
 
     def _replies(self, lives: Sequence[_Live]) -> list[Turn]:
         assert self.env is not None
@@ -288,6 +324,7 @@ class Rollouts:
             self._finished.append(group)
 
     def _complete(self, group: int) -> list[Episode]:
+        del self._states[group]
         return [e for e in self._groups.pop(group) if e is not None]
 
 

@@ -1,40 +1,48 @@
 """A reward that is a Python function of the user's.
 
     def reward(prompt, response, answer, **fields) -> float            one response
-    def reward(prompts, completions, **columns) -> list[float]         lists, as TRL calls it
+    def reward(prompts, completions, **columns) -> list[float]         a group, as TRL calls it
 
 A function gets what its parameters name, by keyword:
 
-| parameter | one response | lists |
+| parameter | one response | a group |
 |---|---|---|
-| `prompt` / `prompts` | the last message shown to the policy | a list of it |
-| `response` / `completions` | what the policy said (required) | a list of it |
+| `prompt` / `prompts` | the last message shown to the policy | a list of it; of lists of messages |
+| `response` / `completions` | what the policy said | a list of it; of lists of one message |
+| `completion_ids` | | a list of the sampled tokens of each |
+| `trainer_state` | | a TrainerState: global_step, max_steps, epoch |
 | `answer` | the task's answer or None | a list of it |
 | `messages`, `task` | the conversation; the whole Task | lists of it |
 | any other name, `**fields` | the task's other fields | lists of them |
 
-Lists have one entry: responses are judged one by one, so that one that breaks takes no other
-with it. A function returns a number (bool, int, float, or a 0-dimensional array), a dictionary
-of named numbers whose sum is the score, or a Verdict; with lists, a list of one of these.
+A group is all responses to one task, each list has an entry for each of them, and prompts and
+completions are lists of messages where the data are. A group is judged in one call, so a function
+that raises fails on all of it; its verdicts are never remembered, as they depend on each other.
+
+A function returns a number (bool, int, float, or a 0-dimensional array), a dictionary of named
+numbers whose sum is the score, or a Verdict; with a group, a list of one of these for each
+response, or of None where it has nothing to say (label not_applicable).
 
 Whatever else happens is a failure and never a score of 0: labels raised, not_a_number (NaN,
-infinity, None, any other type) and wrong_length here; timeout and died from the pool.
+infinity, any other type) and wrong_length here; timeout and died from the pool.
 """
 
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
 from posttrain.usercode import load_named
-from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")
-_LISTS = ("prompts", "completions", "answer", "messages", "task")
+_TRL = ("prompts", "completions", "completion_ids", "trainer_state")
+_LISTS = (*_TRL, "answer", "messages", "task")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,39 +56,59 @@ class Function(Verifier):
     """
 
     function: str
-    name: str = "function"
+    name: str = ""
+    """Under which its score is recorded; empty: the function's own."""
     trusted: ClassVar[bool] = False
     best: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         _parameters(self.function)
+        if not self.name:
+            object.__setattr__(self, "name", re.split("[:.]", self.function)[-1])
 
     def __reduce__(self) -> tuple[Callable[[str, str], "Function"], tuple[str, str]]:
         # Being unpickled loads the function, so that loading is not counted as judging.
         return _function, (self.function, self.name)
 
+    @property
+    def grouped(self) -> bool:
+        """Whether it takes lists."""
+        return _parameters(self.function).lists
+
     def __call__(self, task: Task, response: str) -> Verdict:
         """The function's value as a verdict; whatever the function raises."""
-        wanted = _parameters(self.function)
-        given = self._given(task, response)
-        if not wanted.everything:
-            given = {key: value for key, value in given.items() if key in wanted.names}
-        returned = load_named(self.function)(**given)
-        if not wanted.lists:
-            return as_verdict(returned)
-        if not _is_sequence(returned):
-            return _not_a_number(returned, "a list")
-        if len(returned) != 1:
-            reason = f"{len(returned)} scores were returned for 1 response"
-            return Verdict(score=None, label="wrong_length", reason=reason)
-        return as_verdict(returned[0])
+        if self.grouped:
+            return self.judge_group(Group(task=task, responses=(response,)))[0]
+        given = {**_columns(task), "prompt": _prompt(task), "response": response}
+        return as_verdict(self._call(given))
 
-    def _given(self, task: Task, response: str) -> dict[str, Any]:
+    def judge_group(self, group: Group) -> list[Verdict]:
+        """The function's values as verdicts; whatever the function raises."""
+        if not self.grouped:
+            return super().judge_group(group)
+        task, size = group.task, len(group.responses)
+        given: dict[str, Any] = {key: [value] * size for key, value in _columns(task).items()}
+        given["prompts"], given["completions"] = [_prompt(task)] * size, list(group.responses)
+        if task.conversational:
+            given["prompts"] = [[dict(message) for message in task.messages] for _ in range(size)]
+            given["completions"] = [[{"role": "assistant", "content": r}] for r in group.responses]
+        if group.tokens is not None or not any(group.responses):
+            given["completion_ids"] = [list(ids) for ids in group.tokens or [()] * size]
+        elif "completion_ids" in _parameters(self.function).required:
+            raise ValueError("completion_ids are known in training and evaluation only")
+        returned = self._call({**given, "trainer_state": group.state})
+        if not _is_sequence(returned):
+            return [_not_a_number(returned, "a list")] * size
+        if len(returned) != size:
+            reason = f"{len(returned)} scores were returned for {size} response{'s' * (size != 1)}"
+            return [Verdict(score=None, label="wrong_length", reason=reason)] * size
+        return [_SILENT if value is None else as_verdict(value) for value in returned]
+
+    def _call(self, given: Mapping[str, Any]) -> object:
         wanted = _parameters(self.function)
-        prompt = task.messages[-1]["content"] if task.messages else ""
-        values = (prompt, response, task.answer, list(task.messages), task)
-        given = {**task.fields, **dict(zip(_LISTS if wanted.lists else _SINGLE, values, strict=True))}
-        return {key: [value] for key, value in given.items()} if wanted.lists else given
+        named = {key: value for key, value in given.items() if wanted.everything or key in wanted.names}
+        returned: object = load_named(self.function)(**named)
+        return returned
 
     def golds(self, task: Task) -> list[str]:
         """None: nobody knows what the function likes."""
@@ -102,8 +130,20 @@ class Function(Verifier):
             )
 
 
+_SILENT = Verdict(score=None, label=NOT_APPLICABLE, reason="the function returned None")
+
+
 def _function(function: str, name: str) -> Function:
     return Function(function=function, name=name)
+
+
+def _prompt(task: Task) -> str:
+    return task.messages[-1]["content"] if task.messages else ""
+
+
+def _columns(task: Task) -> dict[str, Any]:
+    """What is known of a task by name; the data's own columns before what is called the same here."""
+    return {"messages": list(task.messages), "task": task, **task.fields, "answer": task.answer}
 
 
 def as_verdict(returned: object) -> Verdict:
@@ -152,7 +192,7 @@ def _not_a_number(returned: object, wanted: str) -> Verdict:
     return Verdict(score=None, label="not_a_number", reason=reason)
 
 
-def _is_sequence(value: object) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
     """A list, a tuple, or a 1-dimensional array; not a string or a dictionary."""
     shape = getattr(value, "shape", None)
     return isinstance(value, (list, tuple)) or (shape is not None and len(shape) == 1)
@@ -165,6 +205,7 @@ class _Wanted:
     everything: bool
     """It has **fields."""
     lists: bool
+    """It takes the lists of a group."""
 
 
 def _parameters(function: str) -> _Wanted:
@@ -184,8 +225,9 @@ def _parameters(function: str) -> _Wanted:
     required = frozenset(p.name for p in keyword if p.default is kinds.empty)
     everything = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
     positional = [p.name for p in parameters if p.kind is kinds.POSITIONAL_ONLY and p.default is kinds.empty]
-    lists = "completions" in names
-    if positional or not (lists or "response" in names or (everything and not names & set(_LISTS[:2]))):
+    lists = bool(names & set(_TRL))
+    said = {"completions", "completion_ids"} if lists else {"response"}
+    if positional or not (everything or names & said):
         takes = ", ".join(str(p) for p in parameters) or "nothing"
         raise UserError(
             f"it takes ({takes}), which has no place for a response",

@@ -5,14 +5,14 @@ import math
 import pickle
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
 from posttrain.types import Task, UserError, Verdict
 from posttrain.usercode import cause
-from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.protocol import Group, Verifier
 from posttrain.verifiers.workers import Failed, Workers
 
 _NEVER_S = 3600.0
@@ -31,14 +31,23 @@ def judged(verifier: Verifier, task: Task, response: str) -> Verdict:
 
 def judged_all(verifier: Verifier, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
     """The verdicts of a verifier that judges several responses at once; all failed if it raises."""
+    return _several(lambda: verifier.judge_all(pairs), len(pairs))
+
+
+def judged_group(verifier: Verifier, group: Group) -> list[Verdict]:
+    """The verdicts of a verifier that compares the responses to a task; all failed if it raises."""
+    return _several(lambda: verifier.judge_group(group), len(group.responses))
+
+
+def _several(judge: Callable[[], Any], count: int) -> list[Verdict]:
     begin = time.monotonic()
     try:
-        verdicts: Any = verifier.judge_all(pairs)
-        if len(verdicts) != len(pairs):
-            raise ValueError(f"{len(verdicts)} verdicts were returned for {len(pairs)} responses")
+        verdicts = judge()
+        if len(verdicts) != count:
+            raise ValueError(f"{len(verdicts)} verdicts were returned for {count} responses")
     except Exception as error:
-        verdicts = [Verdict(score=None, label="raised", reason=cause(error))] * len(pairs)
-    seconds = (time.monotonic() - begin) / max(1, len(pairs))
+        verdicts = [Verdict(score=None, label="raised", reason=cause(error))] * count
+    seconds = (time.monotonic() - begin) / max(1, count)
     return [_sound(verdict, seconds) for verdict in verdicts]
 
 
@@ -65,6 +74,8 @@ class _Asked:
     task: Task
     response: str
     tickets: list[int] = field(default_factory=list)
+    lasting: bool = True
+    """Whether the same response to the same task would be given the same verdict at any time."""
 
 
 class Pool:
@@ -72,7 +83,8 @@ class Pool:
 
     Whatever a verifier does, each response gets a verdict within the deadline, and it is the
     same for any number of workers and any order. The same response to the same task is judged once:
-    verdicts are remembered by content, but for failed ones.
+    verdicts are remembered by content, but for failed ones, and for those of a verifier that compares the
+    responses to a task.
 
     >>> from posttrain.verifiers.answers import Number
     >>> with Pool(workers=2, deadline_s=5.0) as pool:
@@ -103,6 +115,8 @@ class Pool:
 
     def submit(self, verifier: Verifier, task: Task, response: str) -> int:
         """A ticket for a verdict that `poll` brings; UserError if a worker cannot be sent the verifier."""
+        if verifier.grouped:
+            return self.submit_group(verifier, Group(task=task, responses=(response,)))[0]
         self._tickets += 1
         ticket = self._tickets
         if verifier.trusted:
@@ -127,6 +141,33 @@ class Pool:
         asked.tickets.append(ticket)
         return ticket
 
+    def submit_group(self, verifier: Verifier, group: Group) -> list[int]:
+        """A ticket for each response of the group; a verifier that compares them judges all in one call.
+
+        The call has as many seconds as the verdicts on the responses would have one by one.
+        """
+        if not verifier.grouped:
+            return [self.submit(verifier, group.task, response) for response in group.responses]
+        size = len(group.responses)
+        first, self._tickets = self._tickets + 1, self._tickets + size
+        tickets = list(range(first, first + size))
+        if verifier.trusted:
+            self._finished.update(zip(tickets, judged_group(verifier, group), strict=True))
+            return tickets
+        _content(verifier, group)  # refuses what cannot be sent, by the verifier's name
+        contents = [b"ticket%d" % ticket for ticket in tickets]
+        for ticket, content, response in zip(tickets, contents, group.responses, strict=True):
+            self._asked[content] = _Asked(verifier, group.task, response, [ticket], lasting=False)
+        sent = self._workers.submit(
+            judged_group,
+            verifier,
+            group,
+            key="\0".join((group.task.id, *group.responses)),
+            deadline_s=size * (verifier.budget_s(group.task) or self._deadline_s),
+        )
+        self._sent[sent] = contents
+        return tickets
+
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Verdict]]:
         """The verdicts that have arrived; waits up to timeout_s for the first, if any is under way."""
         self._collect(0.0 if self._finished else timeout_s)
@@ -134,8 +175,19 @@ class Pool:
         return list(finished.items())
 
     def judge(self, verifier: Verifier, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
-        """The verdict on each (task, response), in this order; waits for all of them."""
-        tickets = [self.submit(verifier, task, response) for task, response in pairs]
+        """The verdict on each (task, response), in this order; waits for all of them.
+
+        Responses to the same task are a group for a verifier that compares them.
+        """
+        groups: dict[int, list[int]] = {}
+        for place, (task, _) in enumerate(pairs):
+            groups.setdefault(id(task) if verifier.grouped else -place, []).append(place)
+        given: dict[int, int] = {}
+        for places in groups.values():
+            task = pairs[places[0]][0]
+            group = Group(task=task, responses=tuple(pairs[place][1] for place in places))
+            given.update(zip(places, self.submit_group(verifier, group), strict=True))
+        tickets = [given[place] for place in range(len(pairs))]
         while any(ticket not in self._finished for ticket in tickets):
             self._collect(_NEVER_S)  # every call under way has its own deadline
         return [self._finished.pop(ticket) for ticket in tickets]
@@ -185,18 +237,19 @@ class Pool:
                 self._settle(content, verdict)
 
     def _settle(self, content: bytes, verdict: Verdict) -> None:
-        for ticket in self._asked.pop(content).tickets:
+        asked = self._asked.pop(content)
+        for ticket in asked.tickets:
             self._finished[ticket] = verdict
-        if not verdict.failed:
+        if asked.lasting and not verdict.failed:
             self._remembered[content] = verdict
             if len(self._remembered) > _REMEMBERED:
                 self._remembered.popitem(last=False)
 
 
-def _content(verifier: Verifier, task: Task, response: str) -> bytes:
+def _content(verifier: Verifier, *given: Task | Group | str) -> bytes:
     """A digest of everything that a verdict depends on."""
     try:
-        body = pickle.dumps((verifier, task, response))
+        body = pickle.dumps((verifier, *given))
     except Exception as error:
         raise UserError(
             f"{verifier.name!r} cannot be sent to a worker: {cause(error)}",

@@ -1,10 +1,51 @@
 """What a verifier is: something that judges one response to one task, and says how it can be tested."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
+
+NOT_APPLICABLE = "not_applicable"
+"""Label of a verdict without a score on a response that the verifier has nothing to say about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """How far the run is, under the names that transformers' TrainerState has."""
+
+    global_step: int = 0
+    """Updates that are behind."""
+    max_steps: int = 1
+    """Updates of the whole run; 1 where nothing is trained, so that a share of it can be asked for."""
+    epoch: float = 0.0
+    """Tasks taken before this update, in multiples of all tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The responses to one task that are judged together."""
+
+    task: Task
+    responses: tuple[str, ...]
+    tokens: tuple[tuple[int, ...], ...] | None = None
+    """What the policy sampled for each, its end token included; None where only the text is known."""
+    state: TrainerState = field(default_factory=TrainerState)
+
+    def only(self, chosen: Sequence[int]) -> "Group":
+        """The group of these of its responses.
+
+        >>> Group(task=Task(id="q", messages=()), responses=("a", "b", "c")).only([0, 2]).responses
+        ('a', 'c')
+        """
+        tokens = None if self.tokens is None else tuple(self.tokens[i] for i in chosen)
+        return replace(self, responses=tuple(self.responses[i] for i in chosen), tokens=tokens)
+
+    @property
+    def pairs(self) -> list[tuple[Task, str]]:
+        """Each response with the task."""
+        return [(self.task, response) for response in self.responses]
 
 
 class Verifier(Protocol):
@@ -34,6 +75,11 @@ class Verifier(Protocol):
         """How many responses one call of `judge_all` may take; more than 1 where a model judges."""
         return 1
 
+    @property
+    def grouped(self) -> bool:
+        """Whether a verdict may depend on the other responses to the task, which `judge_group` is given."""
+        return False
+
     def __call__(self, task: Task, response: str) -> Verdict:
         """The verdict on one response."""
         ...
@@ -41,6 +87,10 @@ class Verifier(Protocol):
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
         """The verdicts on at most `batch` responses, each the same as if it were judged alone."""
         return [self(task, response) for task, response in pairs]
+
+    def judge_group(self, group: Group) -> list[Verdict]:
+        """The verdicts on all responses to one task, in their order."""
+        return self.judge_all(group.pairs)
 
     def golds(self, task: Task) -> list[str]:
         """Responses to which it must give `best`."""

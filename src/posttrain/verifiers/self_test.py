@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined
 from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.protocol import Verifier, shown
+from posttrain.verifiers.protocol import NOT_APPLICABLE, Verifier, shown
 
 _LISTED = 20
 """Tasks with a fault that one line names."""
@@ -66,7 +66,7 @@ def _judge_known(verifier: Verifier, tasks: Sequence[Task], pool: Pool) -> None:
 def _complaint(best: float | None, is_gold: bool, verdict: Verdict) -> str:
     """What is wrong with the verdict on a gold or a fake; empty if nothing is."""
     if verdict.score is None:
-        return "fails on"
+        return "" if verdict.label == NOT_APPLICABLE else "fails on"
     if best is None:
         return ""
     if is_gold and verdict.score != best:

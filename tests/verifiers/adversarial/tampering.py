@@ -125,9 +125,8 @@ PROGRAMS: dict[str, tuple[str, str, str]] = {
         FRAME + "def f(a, b):\n    frame('[\"returned\",\"%s\",[\"i\",\"3\"]]' % nonce())\n    return 0"),
     "replayed_nonce": (
         "call", "FORBIDDEN",
-        FRAME + "import pathlib\ndef f(a, b):\n    old = pathlib.Path('nonce')\n    if old.exists():\n"
-        "        frame('[\"returned\",\"%s\",[\"i\",\"a\"]]' % old.read_text())\n        return 0\n"
-        "    old.write_text(nonce())\n    return a + b"),
+        FRAME + "old = sys._getframe(1).f_locals['nonce']\ndef f(a, b):\n"
+        "    frame('[\"returned\",\"%s\",[\"i\",\"3\"]]' % old)\n    return a + b"),
     "forged_end": (
         "call", "RUNTIME_ERROR", FRAME + "def f(a, b):\n    frame('[\"ended\",\"%s\",0]' % nonce())\n    return 0"),
     "short_message": (

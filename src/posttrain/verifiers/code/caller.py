@@ -1,4 +1,4 @@
-"""A submission that is called: loaded once in its box, each call made in a copy of that process."""
+"""A submission that is called: each call in a fresh box, so that it cannot know how many came before."""
 
 import secrets
 from collections.abc import Sequence
@@ -11,12 +11,17 @@ from posttrain.verifiers.sandbox.live import Clock
 
 
 class Caller:
-    """A submission in its box, loaded at the first call and again after one that broke it."""
+    """A submission that is loaded in a box of its own for each call.
 
-    def __init__(self, sources: Sequence[str], entry_point: str, box: Box) -> None:
-        self.sources, self.entry_point, self.box = list(sources), entry_point, box
+    Calls after the first `fresh` share one box, in which each is made in a copy of the process that has
+    loaded the submission; it is loaded again after a call that broke it.
+    """
+
+    def __init__(self, sources: Sequence[str], entry_point: str, box: Box, fresh: int | None = None) -> None:
+        self.sources, self.entry_point, self.box, self.fresh = list(sources), entry_point, box, fresh
+        self.calls = 0
         self.spent_s = 0.0
-        """Time that the submission has taken so far."""
+        """Time that the calls have taken so far, without loading."""
         self._live: Live | None = None
         self._unloadable: Ended | None = None
 
@@ -24,6 +29,9 @@ class Caller:
         """The value as plain data, or what was raised; Ended if there is neither."""
         if self._unloadable is not None:
             raise self._unloadable
+        if self.fresh is None or self.calls <= self.fresh:
+            self.close()
+        self.calls += 1
         try:
             return self._call(args, kwargs)
         except plain.Unplain as error:
@@ -50,7 +58,7 @@ class Caller:
         send(live, {"nonce": nonce, "args": args, "kwargs": kwargs})
         answer: dict[str, Any] | None = None
         while True:
-            said = self._next(live, nonce)
+            said = self._next(live, nonce, calling=True)
             if said[0] == "ended":
                 if answer is None:
                     raise Ended("RUNTIME_ERROR", "the call ended its process without a value")
@@ -74,10 +82,10 @@ class Caller:
         self._unloadable = Ended(*outcome(said))
         raise self._unloadable
 
-    def _next(self, live: Live, nonce: str, more_s: float = 0.0) -> list[Any]:
+    def _next(self, live: Live, nonce: str, more_s: float = 0.0, *, calling: bool = False) -> list[Any]:
         clock = Clock(live, self.box.limits.wall_s + more_s)
         said = plain.message(receive(live, self.box.limits.output_bytes, clock))
-        self.spent_s += clock.used()
+        self.spent_s += clock.used() if calling else 0.0
         if len(said) < 2 or said[1] != nonce:
             raise plain.Garbled("another nonce")
         return said

@@ -23,6 +23,8 @@ from posttrain.verifiers.sandbox.live import Clock, attend
 _BUILD_S = 10.0
 TEST_LIMITS = 10
 """All calls of one test together may take this many times what one may."""
+FRESH = 32
+"""Calls of one test that are made in boxes of their own; a test may make thousands."""
 _EXAMINER = Limits(wall_s=10.0, memory_mb=1024, output_bytes=1 << 24)
 
 
@@ -147,7 +149,7 @@ def _of_process(
 
 
 def _calls(found: Problem, code: str, box: Box, every: bool) -> Outcome:
-    """A function called on each case, in copies of one process that has loaded it."""
+    """A function called on each case, each in a box of its own."""
     caller = Caller([code], found.entry_point, box)
     try:
         return _over(found, every, lambda case: _one_call(caller, case, found.compare))
@@ -171,7 +173,7 @@ def _one_call(caller: Caller, case: dict[str, Any], compare: Compare) -> Outcome
 
 def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
     """A task's own test, in a box of its own, calling the submission in another."""
-    caller = Caller(sources(found, code), found.entry_point, box)
+    caller = Caller(sources(found, code), found.entry_point, box, FRESH)
     calls: list[dict[str, Any]] = []
     try:
         done = _examined(found, caller, box.level, every, calls)

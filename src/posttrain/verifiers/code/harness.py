@@ -6,7 +6,7 @@ submission returned. Messages to us are marshalled by the grader; messages from 
 grader reads with a parser of its own (`plain.decoded`).
 
     stdio   the program is `__main__`; its stdin is a file, and this channel is closed before it starts
-    call    the program is loaded once; each call is made in a fresh copy of that process
+    call    the program is loaded once; each call that comes is made in a copy of that process
 """
 
 import _sitebuiltins

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers import sandbox
-from posttrain.verifiers.code.grade import TEST_LIMITS, graded
+from posttrain.verifiers.code.grade import FRESH, TEST_LIMITS, graded
 from posttrain.verifiers.code.problem import Problem, problem
 from posttrain.verifiers.code.runners import PYTHON, RUNNERS
 from posttrain.verifiers.code.talk import START_S
@@ -78,7 +78,7 @@ class Code(Verifier):
     def budget_s(self, task: Task) -> float:
         """Far more than the limits add up to, so that a program's slowness is never the host's fault."""
         found = self._problem(task)
-        steps = len(found.cases) or TEST_LIMITS + 1
+        steps = len(found.cases) or TEST_LIMITS + FRESH + 1
         return 120.0 + _BUSY * (START_S + 2 * found.time_limit_s) * (steps + 1)
 
     def require(self) -> None:

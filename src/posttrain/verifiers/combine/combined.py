@@ -1,15 +1,15 @@
 """One verdict from several verifiers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.combine.formula import ENSEMBLES, How, combined, deviation, total
 from posttrain.verifiers.combine.length import Length
-from posttrain.verifiers.pool import judged, judged_all
-from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.pool import judged, judged_all, judged_group
+from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 
 UNSTATED_S = 10.0
 """What a part that runs in a worker and states no budget is allowed, where another part states one."""
@@ -57,9 +57,11 @@ class Combined(Verifier):
     weight 0 is recorded and does not count; in a gate it stops what it must and pays 0.
 
     If a part cannot judge, the whole cannot, and carries that part's label: a broken part is never counted
-    as 0. The label is that of the first part, in a gate that of the part that decided, and `forbidden`
-    wherever a part says so. `Verdict.parts` holds each part's own score, `uncertainty` (the standard
-    deviation of w s) for the last three, and `length`, what the length has changed.
+    as 0. A part to which a response does not apply is left out of the formula, as if it were not there; where
+    no part that counts applies, or the last of a gate does not, the whole does not. The label is that of the
+    first part that applies, in a gate that of the part that decided, and `forbidden` wherever a part says so.
+    `Verdict.parts` holds each part's own score, `uncertainty` (the standard deviation of w s) for the last
+    three, and `length`, what the length has changed.
 
     `Verdict.progress` is Σ w Φ for a sum or a single part, over the same std and within the same clip as the
     score; others, and a cosine length, have none.
@@ -108,6 +110,11 @@ class Combined(Verifier):
         return max(part.verifier.batch for part in self.parts)
 
     @property
+    def grouped(self) -> bool:
+        """Whether a part compares the responses to a task."""
+        return any(part.verifier.grouped for part in self.parts)
+
+    @property
     def best(self) -> float | None:
         """The score where every part is at its best; None where that is not known to be the greatest.
 
@@ -125,16 +132,27 @@ class Combined(Verifier):
 
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
         """The combined verdicts; a part is asked only about responses that nothing has decided before."""
-        given: list[list[Verdict]] = [[] for _ in pairs]
-        going = list(range(len(pairs)))
+        return self._judge([r for _, r in pairs], lambda v, chosen: _judged(v, [pairs[i] for i in chosen]))
+
+    def judge_group(self, group: Group) -> list[Verdict]:
+        """The same, where parts that compare are given all responses that nothing has decided before."""
+
+        def judge(verifier: Verifier, chosen: Sequence[int]) -> list[Verdict]:
+            some = group.only(chosen)
+            return judged_group(verifier, some) if verifier.grouped else _judged(verifier, some.pairs)
+
+        return self._judge(group.responses, judge)
+
+    def _judge(
+        self, responses: Sequence[str], judge: Callable[[Verifier, Sequence[int]], list[Verdict]]
+    ) -> list[Verdict]:
+        given: list[list[Verdict]] = [[] for _ in responses]
+        going = list(range(len(responses)))
         for part in self.parts:
-            verdicts = _judged(part.verifier, [pairs[i] for i in going])
-            for i, verdict in zip(going, verdicts, strict=True):
+            for i, verdict in zip(going, judge(part.verifier, going) if going else (), strict=True):
                 given[i].append(verdict)
             going = [i for i in going if self._goes_on(part.verifier, given[i][-1])]
-        return [
-            self._verdict(verdicts, response) for verdicts, (_, response) in zip(given, pairs, strict=True)
-        ]
+        return [self._verdict(verdicts, each) for verdicts, each in zip(given, responses, strict=True)]
 
     def golds(self, task: Task) -> list[str]:
         """Those golds of the trusted parts that satisfy all of them; UserError if none does.
@@ -200,20 +218,25 @@ class Combined(Verifier):
 
     def _goes_on(self, verifier: Verifier, verdict: Verdict) -> bool:
         if verdict.score is None:
-            return False
+            return _silent(verdict)
         return self.how != "gate" or verifier.best is None or verdict.score >= verifier.best
 
     def _value(self, scores: list[float]) -> float:
         return combined(self.how, scores, 1.0 if self.k is None else self.k)
 
     def _verdict(self, given: list[Verdict], response: str) -> Verdict:
-        judges = self.parts[: len(given)]
-        kept = {p.verifier.name: v.score for p, v in zip(judges, given, strict=True) if v.score is not None}
-        last = given[-1]
-        if last.score is None:
-            reason = f"{judges[-1].verifier.name}: {last.reason}"
-            return Verdict(score=None, label=last.label, reason=reason)
-        scores = [p.weight * kept[p.verifier.name] for p in judges if p.weight != 0 or self.how == "gate"]
+        asked = list(zip(self.parts, given, strict=False))
+        said = [(p, v) for p, v in asked if not _silent(v)]
+        scored = [(p, v, v.score) for p, v in said if v.score is not None]
+        if len(scored) < len(said):
+            part, failed = next((p, v) for p, v in said if v.score is None)
+            return Verdict(score=None, label=failed.label, reason=f"{part.verifier.name}: {failed.reason}")
+        scores = [p.weight * score for p, _, score in scored if p.weight != 0 or self.how == "gate"]
+        if not scores or (self.how == "gate" and _silent(given[-1])):  # a gate pays by its last part
+            reason = "; ".join(f"{p.verifier.name}: {v.reason}" for p, v in asked)
+            return Verdict(score=None, label=NOT_APPLICABLE, reason=reason)
+        kept = {p.verifier.name: score for p, _, score in scored}
+        last = scored[-1][1]
         raw = shaped = self._value(scores)
         if self.length is not None:
             shaped = self.length.shaped(raw, response, self._raw_best)
@@ -223,10 +246,11 @@ class Combined(Verifier):
         score = self._scaled(shaped)
         if not all(math.isfinite(number) for number in (raw, score, *kept.values())):
             return Verdict(score=None, label="not_a_number", reason=f"the {self.how} of the scores is {raw}")
-        reason = "; ".join(f"{p.verifier.name}: {v.reason}" for p, v in zip(judges, given, strict=True))
-        label = last.label if self.how == "gate" else given[0].label
-        label = next((v.label for v in given if v.label.casefold() == "forbidden"), label)
-        return Verdict(score=score, label=label, reason=reason, parts=kept, progress=self._progress(given))
+        reason = "; ".join(f"{p.verifier.name}: {v.reason}" for p, v, _ in scored)
+        label = last.label if self.how == "gate" else scored[0][1].label
+        label = next((v.label for _, v, _ in scored if v.label.casefold() == "forbidden"), label)
+        progress = self._progress([(p.weight, v.progress) for p, v, _ in scored])
+        return Verdict(score=score, label=label, reason=reason, parts=kept, progress=progress)
 
     def _normal(self, score: float) -> float:
         return score if self.normalise is None else (score - self.normalise.mean) / self.normalise.std
@@ -235,19 +259,25 @@ class Combined(Verifier):
         score = self._normal(score)
         return score if self.clip is None else min(max(score, self.clip[0]), self.clip[1])
 
-    def _progress(self, given: list[Verdict]) -> tuple[tuple[int, float], ...]:
+    def _progress(
+        self, weighted: Sequence[tuple[float, Sequence[tuple[int, float]]]]
+    ) -> tuple[tuple[int, float], ...]:
         """Σ w Φ wherever a part's Φ changes. Every Φ starts from 0, and so must what becomes of it."""
         replaced = self.length is not None and self.length.shape == "cosine"
         if replaced or (self.how != "sum" and len(self.parts) > 1):
             return ()
         low, high = (-math.inf, math.inf) if self.clip is None else self.clip
         std = 1.0 if self.normalise is None else self.normalise.std
-        weighted = [(part.weight, v.progress) for part, v in zip(self.parts, given, strict=True)]
         points = []
         for at in sorted({at for _, progress in weighted for at, _ in progress}):
             phi = total([w * next((phi for a, phi in reversed(p) if a <= at), 0.0) for w, p in weighted])
             points.append((at, min(max(phi / std, min(low, 0.0)), max(high, 0.0))))
         return tuple(points)
+
+
+def _silent(verdict: Verdict) -> bool:
+    """Whether the response is none that the verifier has anything to say about."""
+    return verdict.score is None and verdict.label == NOT_APPLICABLE
 
 
 def _judged(verifier: Verifier, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
@@ -268,7 +298,9 @@ def _check_names(parts: Sequence[Part]) -> None:
         raise ValueError(f"two parts are called {twice[0]!r}; give each its own name")
     taken = sorted({"length", "uncertainty"} & set(names))
     if taken:
-        raise ValueError(f"no part can be called {taken[0]!r}: the verdict uses that name")
+        raise ValueError(
+            f"no part can be called {taken[0]!r}: the verdict uses that name; give it another with name"
+        )
 
 
 def _check_order_of_scores(how: str, parts: Sequence[Part]) -> None:

@@ -25,7 +25,8 @@ def problem_of(task: Task) -> Problem:
         raise UserError(
             f"the name {fields['name']!r} of task {task.id!r} is not one of Coq's", where=task.source
         )
-    one, wrong = sentences(f"{fields['statement']} .")
+    # In brackets, as it never begins a sentence: there a brace or a minus would be a bullet.
+    one, wrong = sentences(f"Check ({fields['statement']}) .")
     if wrong or len(one) != 1:
         raise UserError(
             f"the statement of task {task.id!r} is not one proposition: {shown(fields['statement'])}",
