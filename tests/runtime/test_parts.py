@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,6 +37,12 @@ from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, WHY_NOT, accepted, every, selection, varied
 from posttrain.runtime.stream import Stream
 from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
+
+
+def paid(rewards: list[float]) -> Episode:
+    """An episode that was paid in parts, one with each of its tokens."""
+    made = episode(0.0, tokens=len(rewards))
+    return replace(made, trajectory=replace(made.trajectory, reward=[0.0, *rewards]))
 
 
 def episode(
@@ -99,12 +106,30 @@ def test_selection():
     assert not varied([episode(1.0), episode(1.0)])
     assert not varied([episode(0.5), failed]), "a failure is no reward of 0"
     assert not varied([failed, failed])
-    assert accepted([failed, episode(0.0), episode(1.0 - 1e-6)]), "as float32 adds the rewards of steps"
+    assert accepted([failed, episode(0.0), paid([0.1] * 10)]), "whose sum in floats is 0.9999999999999999"
+    assert accepted([paid([0.7])], least=0.7), "which float32 rounds down"
     assert not accepted([failed, episode(0.9)])
     few, failing = [episode(0.0), episode(0.5)], [failed]
     assert [selection("accepted", least)(few) for least in (0.5, 0.6)] == [True, False]
     assert not selection("accepted", -1.0)(failing), "a failure is no answer"
     assert all(selection(name, 9.0) is SELECT[name] for name in ("all", "varied"))
+
+
+WAYS = [[0.1] * 15, [1.5], [0.7, 0.8], [1 / 7, 1 / 3 - 1 / 7, 0.9 - 1 / 3, 1.5 - 0.9]]
+NOTHING = [[0.0], [0.1, 0.6, -0.7], [1 / 7, 5 / 7 - 1 / 7, -5 / 7], [-0.3, 0.1, 0.1, 0.1]]
+
+
+@pytest.mark.parametrize(("ways", "worth"), [(WAYS, 1.5), (NOTHING, 0.0)])
+def test_episodes_of_one_worth_are_equal_however_they_were_paid(ways, worth):
+    assert len({sum(rewards) for rewards in ways}) > 1, "in floats they are not"
+    group = [paid(rewards) for rewards in ways]
+    assert {e.trajectory.total_reward for e in group} == {worth}
+    assert not varied(group)
+    assert accepted(group, least=worth)
+    metrics = rollout_metrics([group], version=3, right=worth)
+    assert metrics["reward/std"] == metrics["reward/group_std"] == 0.0
+    assert metrics["accuracy"] == 1.0
+    assert varied([*group, paid([worth + 1e-4])])
 
 
 def test_the_error_rate_is_of_everything_seen_and_keeps_the_first_cause():

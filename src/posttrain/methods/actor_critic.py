@@ -51,7 +51,8 @@ class ActorCritic(PolicyGradient):
             assert batch.logp_old is not None
             path = path._replace(log_weight=batch.logp_old - batch.logp_gen)
         advantage, target = self.psi(path)
-        return replace(batch, advantage=self._credited(advantage, batch, whole=False), target=target)
+        advantage = self._credited(advantage, batch, whole=False)
+        return replace(batch, advantage=advantage, target=target.to(advantage))
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask: a token without an advantage still teaches the critic."""

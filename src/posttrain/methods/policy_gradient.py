@@ -192,8 +192,10 @@ class PolicyGradient(Method):
         """credit() over rows, or over tokens. Rows that train nothing take no part.
 
         A row without a trained token (its verifier failed) has no return: a 0 would be a wrong answer
-        in the baseline of its group.
+        in the baseline of its group. What is credited is first rounded to the type of the losses, where
+        returns that are equal but for how they were added up are equal (math/returns.py: worth).
         """
+        x = x.to(batch.logp_gen)
         if whole:
             rows, first = batch.mask.any(-1), batch.mask.to(torch.uint8).argmax(-1, keepdim=True)
             advantage = torch.zeros_like(x[:, 0])
