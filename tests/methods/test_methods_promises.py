@@ -16,7 +16,7 @@ from posttrain.methods.build import build
 from posttrain.methods.choices import BY_TOKEN, CHOICES, choices, least_group, names, numbers
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import METHODS, line
-from posttrain.types import Batch, Method, Outputs
+from posttrain.types import Batch, Method, Outputs, Trajectory
 
 HORIZON = 16
 KL_AND_ENTROPY = {"kl_in_loss": 0.1, "kl_in_reward": 0.05, "entropy_bonus": 0.01}
@@ -269,6 +269,81 @@ def test_a_task_whose_answers_are_all_alike_teaches_nothing(
     assert not d_value.any()
     if method.unit == "group":
         assert not method.weight(batch).any()
+
+
+WAYS = [[0.1] * 15, [1.5], [0.7, 0.8], [1 / 7, 1 / 3 - 1 / 7, 0.9 - 1 / 3, 1.5 - 0.9]]
+NOTHING = [[0.0], [0.1, 0.6, -0.7], [1 / 7, 5 / 7 - 1 / 7, -5 / 7], [-0.3, 0.1, 0.1, 0.1]]
+
+
+def paid(ways: list[list[float]]) -> Batch:
+    """Four answers of 16 tokens to one task, paid in these parts."""
+    rows = [
+        Trajectory(
+            tokens=[7, *[i] * 16],
+            sampled=[False] + [True] * 16,
+            logp_gen=[-1.0] * 17,
+            logp_policy=[-1.0] * 17,
+            version=[0] * 17,
+            reward=[0.0] + [0.0] * (16 - len(parts)) + parts,
+        )
+        for i, parts in enumerate(ways)
+    ]
+    return Batch.of(rows, group=[0] * len(rows))
+
+
+COMPARES = [n for n, row in METHODS.items() if row.loop == "online" and least_group(row.method) > 1]
+COMPARING = [c for c in names("credit") if c != "raw"]
+
+
+@pytest.mark.parametrize("ways", [WAYS, NOTHING], ids=["1.5", "0"])
+def test_answers_of_one_worth_are_alike_however_they_were_paid(ways: list[list[float]]) -> None:
+    batch = paid(ways)
+    for name in [*COMPARES, "reinforce_pp"]:
+        method = build(
+            name, {"returns": "total", "kl_in_reward": 0} if name == "reinforce_pp" else {}, horizon=16
+        )
+        weight = method.weight(ready := method.prepare(replace(batch, carry=method.start)))
+        assert extra_penalty(name) or not weight.any(), name
+        assert ready.advantage is None or not ready.advantage.any()
+    for credit in COMPARING:
+        ready = build("grpo", {"credit": credit}, horizon=16).prepare(batch)
+        assert ready.advantage is not None
+        assert not ready.advantage.any(), credit
+    for keep in names("keep"):
+        method = build("expert_iteration", {"keep": keep, "accept": min(map(sum, ways))}, horizon=16)
+        assert bool((method.weight(method.prepare(batch))[:, 1:] > 0).all()), keep
+
+
+@every_method
+def test_what_is_trained_on_has_the_type_of_the_losses(
+    variant: str, update: Update, gradients: Gradients
+) -> None:
+    """Rewards are float64; advantages, targets and losses are what the model computes in."""
+    batch, out = (columns(x, torch.Tensor.float) for x in update(seed=6))
+    batch, method = replace(batch, reward=batch.reward.double()), method_of(variant)
+    ready = method.prepare(replace(batch, carry=method.start))
+    found = [x for x in (ready.advantage, ready.target) if x is not None] + [method.loss(out, ready)]
+    assert {x.dtype for x in found} == {torch.float32}
+    assert {x.dtype for x in gradients(method, batch, out)} == {torch.float32}
+
+
+def test_a_token_without_an_advantage_is_not_looked_at_however_far_its_ratio_went(
+    update: Update, gradients: Gradients
+) -> None:
+    """exp(200) is infinite in float32, and infinite times 0 not a number."""
+    batch, out = (columns(x, torch.Tensor.float) for x in update(seed=1))
+    alone = torch.zeros_like(batch.mask)
+    alone[0, 1] = True
+    batch = replace(batch, reward=torch.where(alone, 1.0, 0.0), logp_old=out.logp - 200 * ~alone)
+    for function in names("surrogate"):
+        for name, options in (
+            ("reinforce_to_go", {"ratio": "by_token"}),
+            ("trpo", {"returns": "to_go", "credit": "raw"}),
+        ):
+            method = build(name, {**options, "surrogate": function}, horizon=HORIZON)
+            total, d_logp, *_ = gradients(method, batch, out)
+            assert bool(total.isfinite()), function
+            assert bool(d_logp.isfinite().all()), function
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -116,8 +116,9 @@ def batch_normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow
 def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     """(R_i - mean) / (mean + eps) within each group: a success weighs as much as it is rare.
 
-    For returns in {0, 1}: the K-sample estimate of ∇log p, the gradient of the likelihood of success.
-    Groups whose mean is not above 0 get 0.
+    For returns in {0, 1} and a chance p of success, E[mean of A_i ∇log π_i] = ∇p (1 - (1 - p)^(K-1))/p =
+    Σ_{k<K} (1 - p)^(k-1) ∇p: the gradient of log p's series in 1 - p up to its term K - 1. K = 2 is plain
+    ∇p; ∇log p is the limit of large groups. Groups whose mean is not above 0 get 0.
 
     Source: MaxRL, arXiv:2602.02710.
 

@@ -3,6 +3,7 @@
 A step's loss is Σ weight_t · loss_t over all its tokens, whatever microbatch or rank they sit
 in. Each function here sees the mask of the *whole step* and answers with weights that are 0
 outside it. What "mean" means is thereby chosen once, and no split of the step can change it.
+Weights are float64, and weighted_sum rounds them to the type of the losses.
 """
 
 import torch
@@ -29,9 +30,9 @@ def per_token(mask: Mask) -> PerToken:
 
     >>> per_token(torch.tensor([[True, True, True], [True, False, False]]))
     tensor([[0.2500, 0.2500, 0.2500],
-            [0.2500, 0.0000, 0.0000]])
+            [0.2500, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    return _checked(mask).float() / mask.sum()
+    return _checked(mask).double() / mask.sum()
 
 
 def per_sequence(mask: Mask) -> PerToken:
@@ -44,11 +45,11 @@ def per_sequence(mask: Mask) -> PerToken:
 
     >>> per_sequence(torch.tensor([[True, True, False], [True, False, False]]))
     tensor([[0.2500, 0.2500, 0.0000],
-            [0.5000, 0.0000, 0.0000]])
+            [0.5000, 0.0000, 0.0000]], dtype=torch.float64)
     """
     length = _checked(mask).sum(-1, keepdim=True)
     rows = (length > 0).sum()
-    return mask.float() / (length.clamp(min=1) * rows)
+    return mask.double() / (length.clamp(min=1) * rows)
 
 
 def per_horizon(mask: Mask, horizon: int) -> PerToken:
@@ -60,10 +61,10 @@ def per_horizon(mask: Mask, horizon: int) -> PerToken:
 
     >>> per_horizon(torch.tensor([[True, True, False], [True, False, False]]), horizon=4)
     tensor([[0.1250, 0.1250, 0.0000],
-            [0.1250, 0.0000, 0.0000]])
+            [0.1250, 0.0000, 0.0000]], dtype=torch.float64)
     """
     rows = _checked(mask).any(-1).sum()
-    return mask.float() / (horizon * rows)
+    return mask.double() / (horizon * rows)
 
 
 def per_row(mask: Mask) -> PerToken:
@@ -75,9 +76,9 @@ def per_row(mask: Mask) -> PerToken:
 
     >>> per_row(torch.tensor([[True, True, False], [True, False, False]]))
     tensor([[0.5000, 0.5000, 0.0000],
-            [0.5000, 0.0000, 0.0000]])
+            [0.5000, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    return _checked(mask).float() / mask.any(-1).sum()
+    return _checked(mask).double() / mask.any(-1).sum()
 
 
 def per_group(mask: Mask, group: Int[torch.Tensor, "B"]) -> PerToken:
@@ -92,19 +93,20 @@ def per_group(mask: Mask, group: Int[torch.Tensor, "B"]) -> PerToken:
     >>> per_group(torch.tensor([[True, True], [True, True], [True, False]]), torch.tensor([4, 4, 7]))
     tensor([[0.1250, 0.1250],
             [0.1250, 0.1250],
-            [0.5000, 0.0000]])
+            [0.5000, 0.0000]], dtype=torch.float64)
     """
     length = mask.sum(-1)
     total = group_mean(length.double(), group) * group_size(group)
     groups = len(torch.unique(group[length > 0]))
-    return mask.float() / (total.clamp(min=1).float() * max(groups, 1))[:, None]
+    return mask.double() / (total.clamp(min=1) * max(groups, 1))[:, None]
 
 
 def weighted_sum(loss: PerToken, weight: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
-    """Σ weight · loss over the mask. What lies outside it is not read, NaN included.
+    """Σ weight · loss over the mask, in the type of the loss. What has no weight is not read, NaN included.
 
-    >>> loss = torch.tensor([[1.0, float("nan")]])
-    >>> weighted_sum(loss, torch.tensor([[0.5, 0.0]]), torch.tensor([[True, False]]))
+    >>> loss = torch.tensor([[1.0, float("nan"), float("inf")]])
+    >>> weighted_sum(loss, torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([[True, True, False]]))
     tensor(0.5000)
     """
-    return (fill(loss, mask) * fill(weight, mask)).sum()
+    weight = fill(weight, mask).to(loss)
+    return (fill(loss, weight != 0) * weight).sum()

@@ -38,7 +38,9 @@ def unclipped(log_ratio: PerToken, advantage: PerToken) -> PerToken:
     >>> unclipped(torch.tensor([[1.5]]).log(), torch.tensor([[1.0]]))
     tensor([[-1.5000]])
     """
-    return -log_ratio.exp() * advantage
+    # An exp that overflows is inf, and inf times an advantage of 0 is NaN, in value and in gradient.
+    idle = advantage == 0
+    return -log_ratio.masked_fill(idle, 0.0).exp() * advantage
 
 
 def clipped(

@@ -152,7 +152,7 @@ METHODS: Mapping[str, Line] = {
     "gspo_token": Line(GSPO_TOKEN, "GSPO, gradient token by token", "arXiv:2507.18071, eq. 14"),
     "cispo": Line(CISPO, "truncated ratios, no token dropped", "arXiv:2506.13585"),
     "sapo": Line(SAPO, "GRPO with soft gates for clipping", "arXiv:2511.20347"),
-    "max_rl": Line(MAX_RL, "GRPO over the mean: the likelihood of success", "arXiv:2602.02710"),
+    "max_rl": Line(MAX_RL, "GRPO over the mean: towards the likelihood of success", "arXiv:2602.02710"),
     "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),
     "expert_iteration": Line(
         EXPERT, "imitation of the policy's own answers that were accepted", "arXiv:2308.08998"
