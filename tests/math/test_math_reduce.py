@@ -169,6 +169,14 @@ def test_padding_and_groups_without_a_trained_token_change_no_groups_weight(
     assert not weight[:, T:].any()
 
 
+def test_a_mean_over_a_tasks_tokens_refuses_a_step_without_any() -> None:
+    group = torch.tensor([0, 0, 1])
+    mask = torch.tensor([[True, True], [True, False], [True, False]])
+    assert torch.equal(reduce.per_group_token(mask, group), reduce.per_group(mask, group))
+    with pytest.raises(ValueError, match="nothing to train on"):
+        reduce.per_group_token(torch.zeros(3, 2, dtype=torch.bool), group)
+
+
 def test_a_groups_weights_follow_its_rows_in_any_order() -> None:
     g = torch.Generator().manual_seed(6)
     mask, group = torch.rand(7, 5, generator=g) < 0.5, torch.tensor([3, -1, 3, 8, -1, 3, 8])

@@ -59,6 +59,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
                 if name == "grpo" and choice == "returns" and value != "total":
                     more["returns"] = {"credit": "centred"}
                 out[f"{name}, {value}"] = (name, {choice: value} | more.get(value, more.get(choice, {})))
+    out["grpo, masked"] = ("grpo", {"off_policy_mask": 0.05})
     out["reinforce, overlong"] = ("reinforce", {"overlong_buffer": 2})
     carried = {"baseline": 0.3, "running_baseline": 0.9, "running_scale": 0.5}
     return out | {"reinforce, carried": ("reinforce", carried)}
@@ -66,7 +67,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
 
 def extra_penalty(name: str) -> bool:
     """Whether a method as published moves the policy where no advantage does."""
-    return bool(getattr(METHODS[name].method, "kl_from_old", 0))
+    return any(getattr(METHODS[name].method, key, 0) for key in ("kl_from_old", "kl_in_loss"))
 
 
 VARIANTS = variants()
@@ -309,6 +310,8 @@ def test_answers_of_one_worth_are_alike_however_they_were_paid(ways: list[list[f
         ready = build("grpo", {"credit": credit}, horizon=16).prepare(batch)
         assert ready.advantage is not None
         assert not ready.advantage.any(), credit
+    scaled = build("reinforce", {"running_scale": 0.9}, horizon=16)
+    assert scaled.settle(replace(batch, carry=scaled.start), {})["variance"] == 0.0
     for keep in names("keep"):
         method = build("expert_iteration", {"keep": keep, "accept": min(map(sum, ways))}, horizon=16)
         assert bool((method.weight(method.prepare(batch))[:, 1:] > 0).all()), keep
@@ -325,6 +328,28 @@ def test_what_is_trained_on_has_the_type_of_the_losses(
     found = [x for x in (ready.advantage, ready.target) if x is not None] + [method.loss(out, ready)]
     assert {x.dtype for x in found} == {torch.float32}
     assert {x.dtype for x in gradients(method, batch, out)} == {torch.float32}
+
+
+def test_an_answer_that_the_policy_has_left_is_pushed_no_further_down(
+    update: Update, gradients: Gradients
+) -> None:
+    """DeepSeek-V3.2: no gradient where A < 0 and the mean of log π_gen/π is above δ; all else as it was."""
+    batch, out = update(seed=3)
+    free, held = (build("rloo", {"off_policy_mask": d}, horizon=HORIZON) for d in (0.0, 0.05))
+    A = free.prepare(batch).advantage
+    assert A is not None
+    left = []
+    for i, row in enumerate(batch.mask):
+        gap = [float(batch.logp_gen[i, t] - out.logp[i, t]) for t in row.nonzero().flatten()]
+        left.append(bool((A[i] < 0).any()) and sum(gap) / len(gap) > 0.05)
+    assert 0 < sum(left) < int((A < 0).any(-1).sum())
+    wanted = gradients(free, batch, out)[1]
+    wanted[torch.tensor(left)] = 0.0
+    assert torch.equal(gradients(held, batch, out)[1], wanted)
+    seen = held.watch(out, held.prepare(batch))["correction/masked"]
+    assert seen[batch.mask].tolist() == torch.tensor(left)[:, None].expand_as(A)[batch.mask].double().tolist()
+    both = build("rloo", {"off_policy_mask": 0.05, "kl_in_loss": 0.1}, horizon=HORIZON)
+    assert bool(gradients(both, batch, out)[1][torch.tensor(left)].any()), "the KL still pulls it"
 
 
 def test_a_token_without_an_advantage_is_not_looked_at_however_far_its_ratio_went(

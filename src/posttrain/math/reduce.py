@@ -3,7 +3,8 @@
 A step's loss is Σ weight_t · loss_t over all its tokens, whatever microbatch or rank they sit
 in. Each function here sees the mask of the *whole step* and answers with weights that are 0
 outside it. What "mean" means is thereby chosen once, and no split of the step can change it.
-Weights are float64, and weighted_sum rounds them to the type of the losses.
+Weights are float64, and weighted_sum rounds them to the type of the losses. Only the last two reductions
+read the groups.
 """
 
 import torch
@@ -13,6 +14,7 @@ from posttrain.math.masked import fill, group_mean, group_size
 
 PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]
+Group = Int[torch.Tensor, "B"]
 
 
 def _checked(mask: Mask) -> Mask:
@@ -21,7 +23,7 @@ def _checked(mask: Mask) -> Mask:
     return mask
 
 
-def per_token(mask: Mask) -> PerToken:
+def per_token(mask: Mask, group: Group | None = None) -> PerToken:
     """1 / (number of trained tokens in the step): every token counts the same.
 
     Long answers weigh more than short ones.
@@ -35,7 +37,7 @@ def per_token(mask: Mask) -> PerToken:
     return _checked(mask).double() / mask.sum()
 
 
-def per_sequence(mask: Mask) -> PerToken:
+def per_sequence(mask: Mask, group: Group | None = None) -> PerToken:
     """1 / (|y_i| · number of rows with a trained token): every answer counts the same.
 
     A token of a short answer weighs more: among right answers (A > 0) that favours short ones,
@@ -52,7 +54,7 @@ def per_sequence(mask: Mask) -> PerToken:
     return mask.double() / (length.clamp(min=1) * rows)
 
 
-def per_horizon(mask: Mask, horizon: int) -> PerToken:
+def per_horizon(mask: Mask, group: Group | None = None, *, horizon: int) -> PerToken:
     """1 / (horizon · number of rows with a trained token): a constant, so that no length is favoured.
 
     horizon is the most tokens that an answer may have, the same in every step.
@@ -67,7 +69,7 @@ def per_horizon(mask: Mask, horizon: int) -> PerToken:
     return mask.double() / (horizon * rows)
 
 
-def per_row(mask: Mask) -> PerToken:
+def per_row(mask: Mask, group: Group | None = None) -> PerToken:
     """1 / (number of rows with a trained token): the sum over tokens, the mean over answers.
 
     The policy-gradient theorem's own weighting: Σ_t A ∇log π_t is the score of the answer.
@@ -81,7 +83,23 @@ def per_row(mask: Mask) -> PerToken:
     return _checked(mask).double() / mask.any(-1).sum()
 
 
-def per_group(mask: Mask, group: Int[torch.Tensor, "B"]) -> PerToken:
+def per_group_token(mask: Mask, group: Group) -> PerToken:
+    """1 / (trained tokens of the row's group · groups with one): per_token within a task, tasks alike.
+
+    A task whose answers are long does not weigh more than another one.
+
+    Source: DAPO, arXiv:2503.14476, eq. 8 as printed, its expectation over questions taken as a mean; most
+    code bases compute per_token.
+
+    >>> per_group_token(torch.tensor([[True, True], [True, True], [True, False]]), torch.tensor([4, 4, 7]))
+    tensor([[0.1250, 0.1250],
+            [0.1250, 0.1250],
+            [0.5000, 0.0000]], dtype=torch.float64)
+    """
+    return per_group(_checked(mask), group)
+
+
+def per_group(mask: Mask, group: Group) -> PerToken:
     """1 / (trained tokens of the group · groups with one): every group counts the same.
 
     0 everywhere where no group has one.

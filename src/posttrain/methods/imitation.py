@@ -21,7 +21,7 @@ class Imitation(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask."""
-        return self.reduction(batch.mask)
+        return self.reduction(batch.mask, batch.group)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """-log π(y_t), token by token."""
@@ -76,4 +76,4 @@ class ExpertIteration(Imitation):
         kept = batch.mask & (batch.advantage > 0)
         if not bool(kept.any()):
             return torch.zeros_like(kept, dtype=torch.float64)
-        return self.balance(self.reduction(kept), batch.group)
+        return self.balance(self.reduction(kept, batch.group), batch.group)

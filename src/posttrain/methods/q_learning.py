@@ -52,7 +52,7 @@ class SoftQ(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask."""
-        return self.reduction(batch.mask)
+        return self.reduction(batch.mask, batch.group)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """½ (β log π/π_ref + V - G)² = ½ (β log π/π_old + V - target)², token by token."""
