@@ -10,6 +10,8 @@ K samples of one task (a group), V vocabulary.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import not_
 from typing import Any, ClassVar, Protocol
 
 import numpy
@@ -35,7 +37,7 @@ def worth(rewards: Sequence[float]) -> float:
     >>> worth([0.1, 0.6, -0.7])
     0.0
     """
-    total, parts = math.fsum(rewards), sum(r != 0 for r in rewards)
+    total, parts = math.fsum(rewards), len(rewards) - rewards.count(0.0)
     if abs(total) < parts * 2.0**-52 * math.fsum(map(abs, rewards)):
         return 0.0
     with numpy.errstate(over="ignore"):
@@ -242,9 +244,11 @@ class Trajectory:
             raise ValueError(f"a trajectory's lists differ in length: {lengths}")
         if self.sampled[:1] == [True]:
             raise ValueError("the first token cannot be a sampled one: nothing comes before it")
-        for place, (reward, sampled) in enumerate(zip(self.reward, self.sampled, strict=True)):
-            if reward and not sampled:
-                raise ValueError(f"token {place} has a reward of {reward} and is no choice of the policy")
+        if any(compress(self.reward, map(not_, self.sampled))):
+            place = next(t for t, r in enumerate(self.reward) if r and not self.sampled[t])
+            raise ValueError(
+                f"token {place} has a reward of {self.reward[place]} and is no choice of the policy"
+            )
 
     @property
     def prompt_length(self) -> int:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import random
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -16,9 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from posttrain.envs.guess import Guess, guess_tasks
 from posttrain.learner.forward import _kept
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.pretrained import parameter_count
+from posttrain.methods.build import build
 from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, is_right, rollout_metrics
@@ -36,7 +39,7 @@ from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, WHY_NOT, accepted, every, selection, varied
 from posttrain.runtime.stream import Stream
-from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
+from posttrain.types import Batch, Episode, RunError, Task, Trajectory, UserError, Verdict
 
 
 def paid(rewards: list[float]) -> Episode:
@@ -130,6 +133,26 @@ def test_episodes_of_one_worth_are_equal_however_they_were_paid(ways, worth):
     assert metrics["reward/std"] == metrics["reward/group_std"] == 0.0
     assert metrics["accuracy"] == 1.0
     assert varied([*group, paid([worth + 1e-4])])
+
+
+def test_a_game_that_is_won_is_worth_the_same_whatever_was_guessed_on_the_way():
+    """Shaping pays by how much each guess has told, in all what the game is worth."""
+    env, [task] = Guess(high=100, max_turns=50, shaping=0.5), guess_tasks(1, high=100)
+    group, dice = [], random.Random(0)
+    for _ in range(200):
+        state, rewards, turn = env.start(task).state, [], None
+        while turn is None or turn.verdict is None:
+            turn = env.reply(state, str(dice.randint(state.low, state.high)))
+            state = turn.state
+            rewards.append(turn.reward)
+        group.append(paid(rewards))
+    assert len({sum(e.trajectory.reward) for e in group}) > 1, "in floats it is not"
+    assert {e.trajectory.total_reward for e in group} == {1.5}
+    assert not varied(group)
+    batch = Batch.of([e.trajectory for e in group], [0] * len(group))
+    advantage = build("grpo", {}, horizon=50).prepare(batch).advantage
+    assert advantage is not None
+    assert not advantage.any()
 
 
 def test_the_error_rate_is_of_everything_seen_and_keeps_the_first_cause():

@@ -139,7 +139,9 @@ def test_grpo_and_dapo_are_one_where_lengths_are_equal(even: World, uneven: Worl
     assert error(uneven.group_gradients(dapo, pairs), uneven.group_gradients(GRPO, pairs)) > 0.05
 
 
-@pytest.mark.parametrize(("one", "other"), [("gspo", "grpo"), ("cispo", "dapo"), ("sapo", "grpo")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("gspo", "grpo"), ("gmpo", "grpo"), ("cispo", "dapo"), ("sapo", "grpo")]
+)
 def test_on_fresh_samples_the_kind_of_ratio_does_not_matter(one: str, other: str, uneven: World) -> None:
     pairs = uneven.groups(2)
     a, b = (uneven.group_gradients(METHODS[name].method, pairs) for name in (one, other))
