@@ -4,8 +4,10 @@ import fcntl
 import json
 import math
 import os
+import random
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,10 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from posttrain.envs.guess import Guess, guess_tasks
 from posttrain.learner.forward import _kept
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.pretrained import parameter_count
 from posttrain.math import tokens
+from posttrain.methods.build import build
 from posttrain.runtime.error_rate import WINDOW, ErrorRate
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, is_right, rollout_metrics
@@ -37,7 +41,13 @@ from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, WHY_NOT, accepted, every, selection, varied
 from posttrain.runtime.stream import Stream
-from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
+from posttrain.types import Batch, Episode, RunError, Task, Trajectory, UserError, Verdict
+
+
+def paid(rewards: list[float]) -> Episode:
+    """An episode that was paid in parts, one with each of its tokens."""
+    made = episode(0.0, tokens=len(rewards))
+    return replace(made, trajectory=replace(made.trajectory, reward=[0.0, *rewards]))
 
 
 def episode(
@@ -101,12 +111,50 @@ def test_selection():
     assert not varied([episode(1.0), episode(1.0)])
     assert not varied([episode(0.5), failed]), "a failure is no reward of 0"
     assert not varied([failed, failed])
-    assert accepted([failed, episode(0.0), episode(1.0 - 1e-6)]), "as float32 adds the rewards of steps"
+    assert accepted([failed, episode(0.0), paid([0.1] * 10)]), "whose sum in floats is 0.9999999999999999"
+    assert accepted([paid([0.7])], least=0.7), "which float32 rounds down"
     assert not accepted([failed, episode(0.9)])
     few, failing = [episode(0.0), episode(0.5)], [failed]
     assert [selection("accepted", least)(few) for least in (0.5, 0.6)] == [True, False]
     assert not selection("accepted", -1.0)(failing), "a failure is no answer"
     assert all(selection(name, 9.0) is SELECT[name] for name in ("all", "varied"))
+
+
+WAYS = [[0.1] * 15, [1.5], [0.7, 0.8], [1 / 7, 1 / 3 - 1 / 7, 0.9 - 1 / 3, 1.5 - 0.9]]
+NOTHING = [[0.0], [0.1, 0.6, -0.7], [1 / 7, 5 / 7 - 1 / 7, -5 / 7], [-0.3, 0.1, 0.1, 0.1]]
+
+
+@pytest.mark.parametrize(("ways", "worth"), [(WAYS, 1.5), (NOTHING, 0.0)])
+def test_episodes_of_one_worth_are_equal_however_they_were_paid(ways, worth):
+    assert len({sum(rewards) for rewards in ways}) > 1, "in floats they are not"
+    group = [paid(rewards) for rewards in ways]
+    assert {e.trajectory.total_reward for e in group} == {worth}
+    assert not varied(group)
+    assert accepted(group, least=worth)
+    metrics = rollout_metrics([group], version=3, right=worth)
+    assert metrics["reward/std"] == metrics["reward/group_std"] == 0.0
+    assert metrics["accuracy"] == 1.0
+    assert varied([*group, paid([worth + 1e-4])])
+
+
+def test_a_game_that_is_won_is_worth_the_same_whatever_was_guessed_on_the_way():
+    """Shaping pays by how much each guess has told, in all what the game is worth."""
+    env, [task] = Guess(high=100, max_turns=50, shaping=0.5), guess_tasks(1, high=100)
+    group, dice = [], random.Random(0)
+    for _ in range(200):
+        state, rewards, turn = env.start(task).state, [], None
+        while turn is None or turn.verdict is None:
+            turn = env.reply(state, str(dice.randint(state.low, state.high)))
+            state = turn.state
+            rewards.append(turn.reward)
+        group.append(paid(rewards))
+    assert len({sum(e.trajectory.reward) for e in group}) > 1, "in floats it is not"
+    assert {e.trajectory.total_reward for e in group} == {1.5}
+    assert not varied(group)
+    batch = Batch.of([e.trajectory for e in group], [0] * len(group))
+    advantage = build("grpo", {}, horizon=50).prepare(batch).advantage
+    assert advantage is not None
+    assert not advantage.any()
 
 
 def test_the_error_rate_keeps_the_first_cause():

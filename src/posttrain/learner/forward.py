@@ -56,7 +56,7 @@ def scored(
     model: PreTrainedModel, batch: Batch, temperature: float, budget: int, critic: CriticModel | None = None
 ) -> Outputs:
     """The same of all rows, microbatch by microbatch, without gradients."""
-    logp, entropy, value = (torch.zeros_like(batch.reward) for _ in range(3))
+    logp, entropy, value = (torch.zeros_like(batch.logp_gen) for _ in range(3))
     with torch.no_grad():
         for rows in microbatches(batch, budget):
             out = forward(model, batch.rows(torch.tensor(rows)), temperature, critic)
@@ -68,7 +68,7 @@ def scored(
 
 def valued(model: PreTrainedModel, batch: Batch, budget: int, critic: CriticModel) -> PerToken:
     """V at every trained token of all rows, where nobody asks for log-probabilities."""
-    out = torch.zeros_like(batch.reward)
+    out = torch.zeros_like(batch.logp_gen)
     with torch.no_grad():
         for rows in microbatches(batch, budget):
             out[rows] = values(model, batch.rows(torch.tensor(rows)), critic).to(out)

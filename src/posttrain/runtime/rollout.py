@@ -81,7 +81,10 @@ class _Live:
         self.reward[len(self.sampled) - 1 - self.sampled[::-1].index(True)] += reward
 
     def judged(self, score: float, progress: Sequence[tuple[int, float]], chat: Chat) -> None:
-        """Adds the score of the last answer: what each step gains to its last token, the rest at the end."""
+        """Adds the score of the last answer: what each step gains to its last token, the rest at the end.
+
+        The potentials cancel in the sum of rewards: with γ < 1 a gain counts more the earlier it comes.
+        """
         first = len(self.sampled) - self.sampled[::-1].index(False)
         answer, reached = self.tokens[first:], 0.0
         for characters, potential in progress:

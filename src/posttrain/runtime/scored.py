@@ -30,7 +30,7 @@ class Scored:
 
     def column(self, batch: Batch) -> PerToken:
         """The batch's logp_ref; KeyError for a row that was not scored."""
-        out = torch.zeros_like(batch.reward)
+        out = torch.zeros_like(batch.logp_gen)
         for i, length in enumerate(batch.length.tolist()):
             key = _key(batch.tokens[i, :length], batch.mask[i, :length])
             out[i, batch.mask[i]] = self._values[key].to(out)
