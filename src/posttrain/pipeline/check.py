@@ -61,12 +61,6 @@ def check(
         if stage.name in anew:
             continue
         check_unchanged(pipeline, place, finished=stage.name in finished)
-        if stage.name not in finished and weights_alone(place.directory / "checkpoints"):
-            raise UserError(
-                f"stage {stage.name!r} had finished, and its checkpoints hold weights alone: it cannot go on",
-                where=pipeline.at(stage),
-                mend=f"make it anew: --from {stage.name}",
-            )
         later = [p for p in where[place.number :] if p.stage.name not in anew]
         begun = [p.stage.name for p in later if p.directory.exists()]
         if begun and stage.name not in finished:
@@ -74,6 +68,12 @@ def check(
                 f"stage {stage.name!r} is not finished, and {begun[0]!r} after it has begun with what it was",
                 where=pipeline.at(stage),
                 mend=f"make it and what follows anew: --from {stage.name}",
+            )
+        if stage.name not in finished and weights_alone(place.directory / "checkpoints"):
+            raise UserError(
+                f"stage {stage.name!r} had finished, and its checkpoints hold weights alone: it cannot go on",
+                where=pipeline.at(stage),
+                mend=f"make it anew: --from {stage.name}",
             )
     if pipeline.compare is not None:
         _check_compare(pipeline, models, made, say)
