@@ -214,7 +214,7 @@ def test_the_labels_of_the_picture_have_room(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text("")
-    (run / "metrics.jsonl").write_text("".join(f'{{"update": {u}, "x": {-u * 2.5e-7}}}\n' for u in range(3)))
+    (run / "metrics.jsonl").write_text("".join(f'{{"update": {u}, "x": {-u * 5e-7}}}\n' for u in range(3)))
     picture = curves_svg([run], tmp_path / "x.svg", "x", "X").read_text()
     labels = re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]+)<', picture)
     assert "-2.5e-07" in [label for _, label in labels]
