@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from posttrain import config, show
+from posttrain.learner.checkpoint import weights_alone
 from posttrain.learner.pretrained import silent
 from posttrain.report import write
 from posttrain.report.record import json_lines
@@ -21,7 +22,7 @@ from posttrain.types import UserError
 
 err = Console(stderr=True)
 
-MAY_DIFFER = ("checkpoint", "track", "eval")
+MAY_DIFFER = ("checkpoint", "record", "track", "eval")
 """Tables that a run may be resumed with otherwise than it was started: no weight depends on them."""
 
 
@@ -46,7 +47,14 @@ def train(
     directory = RunDir(path, resume=resume)
     try:
         found = as_begun(found, path)
-        chosen = local.plan(found.recipe, silent if shown else say, directory.path / "prompts.json")
+        if resume and weights_alone(directory.checkpoints):
+            raise UserError(
+                "its checkpoints hold weights alone, or are of another version: nothing goes on from them",
+                where=str(path),
+                mend="begin another run with such a model as model.path",
+            )
+        chosen = local.plan(found.recipe, silent if shown else say, path, path / "prompts.json")
+        chosen.disk.check(path)
         directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
         if shown is None:
             print_plan(chosen)
@@ -118,3 +126,5 @@ def print_plan(chosen: local.Plan) -> None:
         say(f"note: {note}")
     if chosen.memory.total > chosen.free:
         say("note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help")
+    if chosen.disk.peak > chosen.disk.free:
+        say("note: the run may fill the disk; lora.rank, checkpoint.keep or record.tokens help")

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.envs.guess import Guess, guess_tasks
+from posttrain.learner import checkpoint
 from posttrain.learner.forward import _kept
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.pretrained import parameter_count
@@ -251,20 +252,26 @@ def test_every_group_within_the_lag_is_as_likely():
     assert max(counts.values()) < 140
 
 
-def test_a_memory_goes_through_json_and_goes_on_as_it_was():
+def test_a_memory_goes_through_a_file_and_goes_on_as_it_was(tmp_path):
     one, two = filled(5, seed=3), Replay(max_lag=4, seed=3)
+    # None of these is a float32.
+    exact = {"logp_gen": [0, -1 / 3], "logp_policy": [0, -0.1], "reward": [0, 2 / 3]}
+    row = Trajectory(tokens=[1 << 20, 7], sampled=[False, True], version=[0, 4], **exact)
+    one.add(5, [[row, row]])
     two.add(1, [group(999)])
     one.draw(2, 5)
-    state = json.loads(json.dumps(one.state()))
-    two.restore(state)
-    assert two.state() == one.state() == state
+    kept = one.tensors()
+    assert len(kept) == 9, "however much it holds"
+    checkpoint.write_tensors(tmp_path / "replay.safetensors", kept)
+    two.restore(checkpoint.read_tensors(tmp_path / "replay.safetensors"))
+    assert two.draw(99, 6)[-1] == [row, row]
+    assert len(two.draw(99, 6)) == 4 * 3 + 1, "what is too old is forgotten when next it draws"
     for update in (6, 7, 8, 9):
         assert two.draw(4, update) == one.draw(4, update)
         for replay in (one, two):
             replay.add(update, [group(10 * update)])
-    assert two.state() == one.state()
-    assert {u for u, _ in one.state()} == {5, 6, 7, 8, 9}, "what is too old is forgotten when next it draws"
-    assert Replay(max_lag=1, seed=0).state() == []
+    two.restore(Replay(max_lag=1, seed=0).tensors())
+    assert two.draw(99, 2) == []
 
 
 @pytest.mark.parametrize("lag", [1, 3])
@@ -303,7 +310,7 @@ def test_a_run_starts_its_critic_from_the_model_that_is_named(run_cli, online, w
     over = {"method": {"name": "ppo"}, "critic": critic, "run": {"updates": 1}, "eval": {"limit": 0}}
     said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
     assert said.code == 0, said.err
-    [file] = (tmp_path / "run").glob("checkpoints/*/critic.safetensors")
+    [file] = (tmp_path / "run").glob("checkpoints/*/resume/critic.safetensors")
     kept, start = load_file(file), load_file(other / "model.safetensors")
     wanted = {f"body.{name}": x for name, x in start.items() if "lm_head" not in name}
     assert kept.keys() == wanted.keys() | {"head.weight", "head.bias"}
@@ -565,8 +572,9 @@ def test_a_discarded_directory_is_gone_but_for_what_is_not_ours(tmp_path):
 
 def test_rollouts_after_a_checkpoint_are_forgotten(tmp_path):
     run = RunDir(tmp_path / "run", resume=False)
-    for name in ("000001", "000002", "eval_000000", "eval_000002"):
-        run.samples(name, [{"a": 1}])
+    with run.recording():
+        for name in ("000001", "000002", "eval_000000", "eval_000002"):
+            run.samples(name, lambda: [{"a": 1}])
     run.forget_after(1)
     kept = Counter(f.stem for f in (tmp_path / "run" / "samples").iterdir())
     assert kept == Counter(["000001", "eval_000000"])

@@ -51,6 +51,7 @@ class Plan:
     free: int
     parameters: int
     trained: int
+    disk: saving.Disk
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """As tables for a person, for plan.json and the report."""
@@ -69,6 +70,7 @@ class Plan:
             "Model": model,
             "Batch plan": self._batches(),
             "Memory estimate": self.memory.rows() | {"free now": gib(self.free)},
+            "Disk": self.disk.rows(),
         }
 
     def _batches(self) -> dict[str, Any]:
@@ -102,10 +104,11 @@ class Plan:
 # ---------------------------------------------------------------------- before its weights
 
 
-def plan(recipe: Recipe, say: Say, checked: Path | None = None) -> Plan:
+def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | None = None) -> Plan:
     """Everything that is decided before weights are read: what `posttrain validate` checks and prints.
 
-    In `checked`, a file, is kept which prompts were found in order, so that they need not be looked at again.
+    path: where the run will write; checked: a file that keeps which prompts were found in order, so that they
+    need not be looked at again.
     """
     check_sinks(recipe.track.sinks)
     asked = ask(recipe, say)
@@ -142,7 +145,20 @@ def plan(recipe: Recipe, say: Say, checked: Path | None = None) -> Plan:
         answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if asked.online else 0
         tokens = max(tokens, longest + answers)
     memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
-    return Plan(asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained)
+    disk = saving.disk(
+        recipe,
+        path,
+        parameters=parameters,
+        trained=trained,
+        itemsize=policy.dtype.itemsize,
+        head=head_class(policy.config, asked) is not None,
+        critic=needs["critic"].parameters if needs["critic"] else 0,
+        moments=not needs["natural"],
+        longest=longest,
+        reference_tokens=sum(len(r.tokens) for g in groups for r in g) if scores_once(asked) else 0,
+        online=asked.online,
+    )
+    return Plan(asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk)
 
 
 def _adapter_size(policy: Policy, recipe: Recipe) -> int:
@@ -192,7 +208,7 @@ def train(
 ) -> dict[str, float]:
     """Runs the recipe to its end in this directory; the metrics of the last evaluation."""
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
-    found, skipped = checkpoint.newest(run_dir.checkpoints) if resume else (None, [])
+    found, skipped = checkpoint.newest(run_dir.checkpoints, resume=True) if resume else (None, [])
     for fault in skipped:
         say(fault)
     if resume:
@@ -201,8 +217,10 @@ def train(
     progress = Progress(**state.get("progress", {}))
     say("loading the model")
     learner = _learner(chosen, state)
+    tasks, replay = _sources(asked, state)
+    kept_again = replay if asked.online and recipe.rollout.replay else None
     if found:
-        saving.restore(found, learner, state)
+        saving.restore(found, learner, state, kept_again)
     run_dir.forget_after(progress.update if found else -1)
     track = open_tracker(
         run_dir.path,
@@ -213,14 +231,21 @@ def train(
         resume_after=progress.update if found else (-1 if resume else None),
     )
     journal = Journal(track, progress, show)
-    tasks, replay = _sources(asked, state)
 
     def save() -> None:
         saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
-        saved |= {"replay": replay.state(), "curriculum": tasks.state() if tasks else {}}
-        root, keep = run_dir.checkpoints, recipe.checkpoint.keep
-        head = head_class(policy.config, asked)
-        saving.save(root, progress.update, learner, policy.tokenizer, saved, keep=keep, head=head)
+        saved["curriculum"] = tasks.state() if tasks else {}
+        saving.save(
+            run_dir.checkpoints,
+            progress.update,
+            learner,
+            policy.tokenizer,
+            saved,
+            keep=recipe.checkpoint.keep,
+            keep_weights=recipe.checkpoint.keep_weights,
+            head=head_class(policy.config, asked),
+            replay=kept_again.tensors() if kept_again else None,
+        )
 
     try:
         with stop_recorded(run_dir.path):
@@ -252,7 +277,6 @@ def _sources(asked: Asked, state: Mapping[str, Any]) -> tuple[Supply | None, Rep
     """Where tasks and older groups come from, as far as a checkpoint had come; offline there are no tasks."""
     recipe = asked.recipe
     replay = Replay(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
-    replay.restore(state.get("replay", []))
     if not asked.online:
         return None, replay
     tasks = supply(recipe.curriculum, asked.train, seed=recipe.run.seed)
@@ -291,6 +315,7 @@ def _run_online(
             replay=replay,
             tasks=len(asked.train),
             least_group=least_group(asked.method),
+            recorded=recipe.record.tokens,
             accept=getattr(asked.method, "accept", recipe.eval.right),
         ).run()
     finally:

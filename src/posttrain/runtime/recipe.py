@@ -155,10 +155,25 @@ class Checkpoints:
     """Updates between checkpoints; 0: only after the last."""
     keep: int = 2
     """How many of the newest are kept; 0 keeps all."""
+    keep_weights: int = 0
+    """How many before those keep their weights alone: a third of the size, and nothing goes on from them."""
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.keep < 0:
-            raise ValueError("every and keep must be 0 or more")
+        if min(self.every, self.keep, self.keep_weights) < 0:
+            raise ValueError("every, keep and keep_weights must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """How many of the rollouts are written to samples/."""
+
+    tokens: int = 32768
+    """About so many of an update or of an evaluation, prompts included: whole groups, drawn at random where
+    there are more, and one at least. 0 keeps all."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ValueError(f"tokens must be 0 (all) or more, not {self.tokens}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +189,7 @@ class Tracking:
 
 WHERE_NEEDED = ("critic", "reference", "trust")
 """Tables that only some methods read."""
-ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "curriculum")
+ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "curriculum", "record")
 OFFLINE_ONLY = ("batch",)
 
 
@@ -201,6 +216,7 @@ class Recipe:
     trust: Trust = Trust()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
+    record: Recorded = Recorded()
     track: Tracking = Tracking()
 
 
@@ -239,6 +255,8 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
         keys["steps.neftune_alpha"] = "an online method learns from what the policy said without noise"
     if loop == "offline":
         keys |= dict.fromkeys(("eval.temperature", "eval.right"), "an offline method samples nothing")
+    if not recipe.checkpoint.keep:
+        keys["checkpoint.keep_weights"] = "checkpoint.keep is 0, which keeps all"
     if not recipe.eval.limit:
         keys |= dict.fromkeys(("eval.every", "eval.temperature", "eval.right"), "eval.limit is 0")
     if not recipe.track.sinks:
