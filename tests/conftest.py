@@ -109,7 +109,7 @@ def able(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "recipe.toml").write_text(dump(tables))
     words = ["train", str(place / "recipe.toml"), "--run-dir", str(place / "run"), "--quiet"]
     with contextlib.redirect_stdout(io.StringIO()):
-        code = cli._guarded(lambda: cli.app(words, standalone_mode=False))
+        code = cli.run(words)
     assert code == 0
     return place / "run" / "checkpoints" / "step_000025" / "model"
 
@@ -168,7 +168,7 @@ def run_cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
     def call(*words: object) -> Said:
         capfd.readouterr()
-        code = cli._guarded(lambda: cli.app([str(w) for w in words], standalone_mode=False))
+        code = cli.run([str(w) for w in words])
         captured = capfd.readouterr()
         return Said(code, captured.out, captured.err)
 

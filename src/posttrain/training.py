@@ -1,10 +1,10 @@
 """A recipe that was read, run to its end: what `posttrain train` and each stage of a pipeline do."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from posttrain import config, show
@@ -16,10 +16,9 @@ from posttrain.runtime import local, process
 from posttrain.runtime.journal import Show
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.rundir import RunDir
+from posttrain.show import err
 from posttrain.toml import dump
-from posttrain.types import UserError
-
-err = Console(stderr=True)
+from posttrain.types import RunError, UserError
 
 MAY_DIFFER = ("checkpoint", "track", "eval")
 """Tables that a run may be resumed with otherwise than it was started: no weight depends on them."""
@@ -27,7 +26,7 @@ MAY_DIFFER = ("checkpoint", "track", "eval")
 
 def say(text: str) -> None:
     """One line of what is going on, on stderr."""
-    err.print(f"[dim]{text}[/dim]", highlight=False)
+    err.print(text, style="dim", soft_wrap=True)
 
 
 def free_directory(name: str) -> Path:
@@ -57,6 +56,11 @@ def train(
         if not resume:
             directory.discard()
         raise found.locate(error) from None
+    except KeyboardInterrupt as error:
+        if str(error) or resume:
+            raise
+        directory.discard()
+        raise KeyboardInterrupt("nothing was trained yet") from None
     finally:
         directory.close()
 
@@ -84,12 +88,20 @@ def _run(
 ) -> dict[str, float]:
     try:
         if shown:
-            return local.train(chosen, directory, resume=resume, config=tables, show=shown, say=silent)
-        watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
-        with show.Terminal(err, chosen.asked.recipe.run.updates, watch) as terminal:
-            return local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
-    finally:
+            last = local.train(chosen, directory, resume=resume, config=tables, show=shown, say=silent)
+        else:
+            watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
+            with show.Terminal(err, chosen.asked.recipe.run.updates, watch) as terminal:
+                last = local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
+    except BaseException:
+        with suppress(Exception):  # on a full disk the first error is the one to tell
+            write(directory.path)
+        raise
+    try:
         write(directory.path)
+    except UserError as error:
+        raise RunError(f"the run has ended and is saved, but {error}") from None
+    return last
 
 
 def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
@@ -107,8 +119,10 @@ def print_plan(chosen: local.Plan) -> None:
     """Prints what a run will do and need, and what is worth knowing of it."""
     for name, rows in chosen.sections().items():
         table = Table(title=name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column(style="dim")
+        table.add_column()
         for key, value in rows.items():
-            table.add_row(f"[dim]{key}[/dim]", str(value))
+            table.add_row(key, str(value))
         err.print(table)
     for note in chosen.policy.notes:
         say(f"note: {note}")

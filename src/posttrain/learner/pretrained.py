@@ -28,7 +28,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 from filelock import FileLock, Timeout
 from gguf import GGUFReader
@@ -448,7 +447,7 @@ def _check_chat_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None
     probe = [{"role": "user", "content": "pr0be"}]
     try:
         text = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)
-    except (jinja2.TemplateError, ValueError, TypeError) as error:
+    except Exception as error:  # a template may do anything, as divide by 0
         raise UserError(f"has a chat template that fails: {_cause(error)}", where=where) from error
     if "pr0be" not in text:
         raise UserError("has a chat template that leaves the user's message out", where=where)

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from posttrain.learner.pretrained import silent
 from posttrain.nearest import did_you_mean
 from posttrain.pipeline import file, stages
 from posttrain.pipeline.check import check
 from posttrain.pipeline.record import held, places
+from posttrain.show import out
 from posttrain.training import free_directory, say
 from posttrain.types import UserError
-
-out = Console()
 
 
 def check_stages(path: Path, sets: Sequence[str], say: Callable[[str], None]) -> list[str]:
@@ -71,4 +69,4 @@ def pipeline(
     if as_json:
         typer.echo(json.dumps({"state": "done", "report": str(page)}))
     else:
-        out.print(f"done: {', '.join(names)}  report {page}", highlight=False, soft_wrap=True)
+        out.print(f"done: {', '.join(names)}  report {page}", soft_wrap=True)
