@@ -221,4 +221,4 @@ def test_every_pipeline_is_read_with_all_that_its_stages_name(path: Path) -> Non
         if stage.recipe:
             assert (path.parent / stage.recipe).is_file()
         if stage.make:
-            assert callable(kinds.function_of(found, stage))
+            kinds.check_function(found, stage)

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from posttrain import __main__
+from posttrain.errors import RunError, UserError
 
 COMMANDS = {
     "new": ("new:new", "Makes a small Llama with random weights, and a tokenizer learnt from text."),
@@ -157,10 +158,9 @@ def _told(error: Exception) -> int:
         if what:  # without a command all of the help was printed instead
             _say(f"{what}{help_}")
         return int(error.exit_code)
-    ours = sys.modules.get("posttrain.types")  # not imported here: then it is none of ours, and may not load
-    if ours and isinstance(error, (ours.UserError, ours.RunError)):
+    if isinstance(error, UserError | RunError):
         _say(str(error))
-        return 2 if isinstance(error, ours.UserError) else 1
+        return 2 if isinstance(error, UserError) else 1
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         _say(f"a name is too long: {str(error.filename)[:60]}...")
         return 2

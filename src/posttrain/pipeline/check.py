@@ -11,7 +11,7 @@ from dataclasses import replace
 from posttrain import config
 from posttrain.learner.pretrained import resolve, silent
 from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, Stage, filled, flat, taken
-from posttrain.pipeline.kinds import function_of, words_of
+from posttrain.pipeline.kinds import check_function, words_of
 from posttrain.pipeline.record import Place, check_named, check_unchanged, placed, reading
 from posttrain.runtime import local
 from posttrain.runtime.ask import ask
@@ -50,7 +50,7 @@ def check(
         elif stage.kind == "new":
             words_of(pipeline, stage, made)
         elif stage.kind == "make":
-            function_of(pipeline, stage)
+            check_function(pipeline, stage)
         check_named(pipeline, place)
         if stage.name in anew:
             continue
