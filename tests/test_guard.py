@@ -142,7 +142,7 @@ def test_text_in_brackets_is_printed_as_it_stands(run_cli, online, write, tmp_pa
     assert "pip install 'posttrain[trackio]'" in said.out
 
     place = tmp_path / "a [/x] :smile: [bold]"
-    place.mkdir()
+    place.mkdir(parents=True)
     recipe = place / "recipe.toml"
     write(online, {"run": {"updates": 1}}).rename(recipe)
     assert run_cli("validate", recipe).out.strip() == f"{recipe}: valid"

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 import typer
 
-from posttrain import config, show
+from posttrain import config, plain, show
 from posttrain.classic.__main__ import NAMES
 from posttrain.classic.__main__ import main as run_classic
 from posttrain.learner import pretrained
@@ -24,7 +24,7 @@ from posttrain.runtime.policy import NO_TASK, surroundings
 from posttrain.runtime.recipe import Model, Recipe
 from posttrain.show import out
 from posttrain.target import target_of
-from posttrain.training import as_begun, free_directory, otherwise, print_plan, say
+from posttrain.training import as_begun, claimed_directory, otherwise, print_plan, say
 from posttrain.training import train as train_in
 from posttrain.truth import command as truth_command
 from posttrain.types import Request, Sampling, UserError
@@ -57,7 +57,7 @@ def train(
     if resume and run_dir is None:
         raise UserError("which run?", where="--resume", mend="name its directory with --run-dir")
     found = config.read(recipe, sets or ())
-    path = run_dir or free_directory(recipe.stem)
+    path = run_dir or claimed_directory(recipe.stem)
     if resume:
         found = as_begun(found, path)
         _same_recipe(found, path)
@@ -65,7 +65,9 @@ def train(
     last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown)
     result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
     if not as_json:
-        out.print(f"done: {result}  report {path / 'report.html'}", soft_wrap=True)
+        newest = max((path / "checkpoints").glob("step_*"))
+        made = next(name for name in ("model", "adapter") if (newest / name).is_dir())
+        out.print(f"done: {result}  {made} {newest / made}  report {path / 'report.html'}", soft_wrap=True)
 
 
 def _same_recipe(found: config.Read, path: Path) -> None:
@@ -175,9 +177,14 @@ def sample(
         _, recipe, adapter = target_of(Path(target), say=say)
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
     process.settle()
+    told = pretrained.silent if as_json else say
+    tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=told))
+    if model.chat_template is None and not tokenizer.chat_template:
+        told("the model has no chat template: it goes on with the prompt as plain text")
+        model = replace(model, chat_template=plain.NAME)
     # With the run's own seed: an adapter may lie on weights that were drawn by it.
     recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK)
-    policy = surroundings(recipe, pretrained.silent if as_json else say)
+    policy = surroundings(recipe, told)
     tokens = tuple(policy.chat.render([{"role": "user", "content": text}]))
     check_held(count, len(tokens) + max_new_tokens, free_memory(torch.device("cpu")), where="-n")
     engine = local.engine_of(recipe, policy, adapter)

