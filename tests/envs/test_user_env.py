@@ -70,7 +70,7 @@ def test_a_users_environment_is_made_with_its_options(file):
 
 def test_it_runs_in_a_worker_with_a_deadline(file):
     env = load_env(f"{file}:counting")
-    with Workers(1, deadline_s=1.0) as workers:
+    with Workers(1, deadline_s=4.0) as workers:
         outcomes = {}
         asked = {workers.submit(guarded_start, env, TASK): "start"}
         state = env.start(TASK).state
