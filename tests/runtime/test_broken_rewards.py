@@ -65,7 +65,7 @@ def recipe_of(online, able, write, tmp_path):
             "model": {"path": str(able)},
             "task": {"arithmetic": {"low": 2, "high": 4, "held_out": 0}},
             "verifier": {"number": None, "function": {"function": f"{code}:{function}"}},
-            "rollout": {"groups": 5, "group_size": 8, "deadline_s": 0.6, "max_error_rate": 1.0},
+            "rollout": {"groups": 5, "group_size": 8, "deadline_s": 3.0, "max_error_rate": 1.0},
             "sampling": {"temperature": 2.0},
             "run": {"updates": 1},
             "eval": {"limit": 0},
