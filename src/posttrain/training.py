@@ -90,7 +90,7 @@ def as_begun(found: config.Read, run: Path) -> config.Read:
     """The recipe with what auto came to as dtype and date: where the run in this directory began, or here.
 
     So the policy goes on in the same numbers and reads the same prompts wherever and whenever it is resumed.
-    A run's directory that is its model becomes the checkpoint that was the newest then: that run may go on too.
+    The directory of a run as its model becomes the checkpoint that is then its newest: that run may go on.
     """
     model, began = found.recipe.model, run / "config.toml"
     before = config.read(began).recipe.model if began.exists() else None
