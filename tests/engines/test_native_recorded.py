@@ -72,6 +72,15 @@ def test_few_shapes_are_recorded_and_each_once(lab) -> None:
     assert recorder.recorded <= 5  # 1, 2, 4, 8 and 16 rows
 
 
+def test_long_answers_meet_few_shapes_that_are_hardly_longer(lab) -> None:
+    engine = lab.engine_of(lab.tiny("smollm"), rows=2, cache_tokens=1 << 17)
+    recorded = record(engine, Recorder())
+    engine.runner.cache.reserve(2, 33_000)
+    wide = {n: recorded._shape(2, n)[1] for n in range(1, 33_001)}
+    assert len(set(wide.values())) <= 45
+    assert all(n <= columns <= max(n * 9 / 8, n + 255) for n, columns in wide.items())
+
+
 def test_recordings_of_all_shapes_leave_their_logits_in_one_place(lab) -> None:
     """Each with logits of its own, those of 64 rows and 33k columns would hold gigabytes."""
     engine, recorder = lab.engine_of(lab.tiny("smollm"), rows=16), Recorder()

@@ -16,7 +16,8 @@ from posttrain.engines.native.cache import Cache
 from posttrain.loading import on_device
 
 COLUMNS = 256
-"""Columns are rounded up to a multiple of this: attention over them is cheap beside the weights."""
+"""Columns are rounded up to a multiple of this: attention over them is cheap beside the weights. Beyond 4096
+to so large a multiple that at most an eighth is added: answers of 33k tokens would meet 129 shapes."""
 
 Step = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(tokens [R], lengths [R], columns) -> logits [R, V]; must not read a value back from the device."""
@@ -89,9 +90,10 @@ class Recorded:
 
     def _shape(self, rows: int, columns: int) -> tuple[int, int]:
         """The rows and columns to run: few different ones, and none that the cache does not have."""
+        unit = max(COLUMNS, (1 << columns.bit_length()) // 16)
         return (
             min(1 << (rows - 1).bit_length(), self.cache.rows),
-            min(-(-columns // COLUMNS) * COLUMNS, self.cache.columns),
+            min(-(-columns // unit) * unit, self.cache.columns),
         )
 
     def _replay(self, rows: int, columns: int) -> Replay:
