@@ -27,7 +27,7 @@ from posttrain.runtime.plan import Shape, gib
 from posttrain.runtime.policy import Policy
 from posttrain.runtime.recipe import Checkpoints
 from posttrain.runtime.reference import scores_once
-from posttrain.runtime.replay import Replay
+from posttrain.runtime.replay import TOKEN_BYTES, Replay
 from posttrain.runtime.rows import Group
 from posttrain.types import UserError
 
@@ -199,6 +199,8 @@ def disk(
         r, e = recipe.rollout, recipe.eval
         length = longest + recipe.sampling.max_new_tokens
         evaluations = bool(e.limit) * (2 + (updates - 1) // e.every if e.every else 2)
+        if r.replay:
+            resume += TOKEN_BYTES * r.groups * r.group_size * length * min(r.replay_lag + 1, updates)
         each = [(updates, r.groups * r.group_size * length), (evaluations, e.limit * length)]
         bound = recipe.record.tokens or math.inf
         beside["rollouts"] = LINE_BYTES * int(sum(times * min(bound, tokens) for times, tokens in each))
