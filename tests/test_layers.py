@@ -30,7 +30,6 @@ LONGER_FILES = {
     "learner/pack.py": 320,
     "learner/pretrained.py": 600,  # one check after the other, each with its message
     "runtime/local.py": 360,  # the one place that knows every component
-    "runtime/online.py": 330,
     "track.py": 400,  # five services of a page each
     "types.py": 402,  # mostly docstrings
     "verifiers/workers.py": 320,  # one event loop

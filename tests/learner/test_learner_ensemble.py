@@ -25,6 +25,7 @@ from posttrain.loading import quiet
 from posttrain.methods.build import build
 from posttrain.methods.table import METHODS
 from posttrain.runtime import saving
+from posttrain.runtime.recipe import Checkpoints
 from posttrain.runtime.rows import Shaper, numbered
 from posttrain.types import Batch, Task, Trajectory, UserError
 from posttrain.verifiers.model.verifier import RewardModel
@@ -183,7 +184,11 @@ def saved(tiny: Path, tmp_path: Path) -> Make:
         assert ("score/std" in metrics) == (count > 1)
         head = heads.head_class(load_config(tiny), per_token=steps)
         place = tmp_path / f"{name}-{count}"
-        return learner, batch, saving.save(place, 3, learner, words, {}, keep=1, head=head) / "model"
+        return (
+            learner,
+            batch,
+            saving.save(place, 3, learner, words, {}, Checkpoints(keep=1), head=head) / "model",
+        )
 
     return make
 

@@ -33,6 +33,7 @@ from posttrain.learner.pretrained import load_config, load_model
 from posttrain.loading import quiet
 from posttrain.methods.table import PPO, PROCESS_REWARD, REWARD
 from posttrain.runtime import saving
+from posttrain.runtime.recipe import Checkpoints
 from posttrain.runtime.rows import Group, Shaper, numbered
 from posttrain.types import Batch, Message, Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
@@ -98,7 +99,10 @@ def trained(tiny: Path, tmp_path: Path) -> Make:
         for _ in range(3):
             learner.update(Batch.of(*numbered(groups)))
         head = heads.head_class(load_config(tiny), per_token=steps)
-        saved = saving.save(tmp_path / "checkpoints", 3, learner, words, {}, keep=1, head=head) / "model"
+        saved = (
+            saving.save(tmp_path / "checkpoints", 3, learner, words, {}, Checkpoints(keep=1), head=head)
+            / "model"
+        )
         return Trained(learner, groups, saved)
 
     return make

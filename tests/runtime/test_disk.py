@@ -23,6 +23,7 @@ VARIANTS = {
     "a critic of its own": {"method": {"name": "ppo"}, "critic": {"kind": "own"}},
     "a shared critic": {"method": {"name": "ppo"}},
     "a reference that follows": {"method": {"kl_in_loss": 0.1}, "reference": {"refresh_every": 1}},
+    "replay": {"method": {"name": "decoupled_ppo"}, "rollout": {"replay": 2}},
     "trpo": {"method": {"name": "trpo"}, "optim": None},
 }
 

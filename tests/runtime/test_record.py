@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.runtime import online
-from posttrain.runtime.online import drawn
+from posttrain.runtime import samples
 from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.samples import drawn
 from posttrain.types import Episode, RunError, Task, Trajectory, Verdict
 
 
@@ -121,5 +121,5 @@ def test_a_disk_that_refuses_them_stops_the_run(tmp_path):
 
 def test_numbers_have_five_decimals() -> None:
     values = torch.tensor([-0.123456789, 1 / 3, -104.5, 1e-9, 3.0])
-    assert json.dumps(online._rounded(values)) == "[-0.12346, 0.33333, -104.5, 0.0, 3.0]"
-    assert online._rounded([0.1, 0]) == [0.1, 0.0]
+    assert json.dumps(samples._rounded(values)) == "[-0.12346, 0.33333, -104.5, 0.0, 3.0]"
+    assert samples._rounded([0.1, 0]) == [0.1, 0.0]

@@ -156,19 +156,7 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
         answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if asked.online else 0
         tokens = max(tokens, longest + answers)
     memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
-    disk = saving.disk(
-        recipe,
-        path,
-        parameters=parameters,
-        trained=trained,
-        itemsize=policy.dtype.itemsize,
-        head=head_class(policy.config, asked) is not None,
-        critic=needs["critic"].parameters if needs["critic"] else 0,
-        moments=not needs["natural"],
-        longest=longest,
-        reference_tokens=sum(len(r.tokens) for g in groups for r in g) if scores_once(asked) else 0,
-        online=asked.online,
-    )
+    disk = saving.disk(asked, policy, groups, path, shape, critic=needs["critic"], longest=longest)
     return Plan(asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk)
 
 
@@ -229,9 +217,9 @@ def train(
     say("loading the model")
     learner = _learner(chosen, state)
     tasks, replay = _sources(asked, state)
-    kept_again = replay if asked.online and recipe.rollout.replay else None
+    memory = replay if asked.online and recipe.rollout.replay else None
     if found:
-        saving.restore(found, learner, state, kept_again)
+        saving.restore(found, learner, state, memory)
     run_dir.forget_after(progress.update if found else -1)
     track = open_tracker(
         run_dir.path,
@@ -246,17 +234,8 @@ def train(
     def save() -> None:
         saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
         saved["curriculum"] = tasks.state() if tasks else {}
-        saving.save(
-            run_dir.checkpoints,
-            progress.update,
-            learner,
-            policy.tokenizer,
-            saved,
-            keep=recipe.checkpoint.keep,
-            keep_weights=recipe.checkpoint.keep_weights,
-            head=head_class(policy.config, asked),
-            replay=kept_again.tensors() if kept_again else None,
-        )
+        root, head, kept = run_dir.checkpoints, head_class(policy.config, asked), recipe.checkpoint
+        saving.save(root, progress.update, learner, policy.tokenizer, saved, kept, head=head, replay=memory)
 
     try:
         with stop_recorded(run_dir.path):

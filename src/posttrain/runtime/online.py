@@ -10,14 +10,12 @@ Everything that decides what happens next is in `Progress` and the learner, so a
 killed and resumed from a checkpoint makes the very numbers of one that was not.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
 
 from posttrain.engines.protocol import Engine
-from posttrain.learner.learner import Learner, Update
+from posttrain.learner.learner import Learner
+from posttrain.runtime import samples
 from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.hacking import auditors_of, hacking_metrics
@@ -28,12 +26,8 @@ from posttrain.runtime.replay import Replay
 from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, WHY_NOT, selection
-from posttrain.runtime.stream import dice
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState
-
-COMPUTED = ("logp", "entropy")
-"""Columns of samples that are there where the update computed the row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +198,9 @@ class OnlineRun:
         self.progress.tokens += int(update.batch.mask.sum())
         with self.journal.timed("publish"):
             self._publish()
-        self._record(kept, rows, update)
+        number, share = self.progress.update, samples.drawn(kept, self.recorded, str(self.progress.update))
+        trained = samples.columns([e for _, e in rows], update)
+        self.run_dir.samples(f"{number:06d}", samples.lines(number, kept, share, self.pieces, trained))
         return metrics | update.metrics
 
     def _batch(self, rows: Sequence[tuple[int, Episode]]) -> tuple[Batch, dict[str, float]]:
@@ -294,10 +290,8 @@ class OnlineRun:
                 self._state,
             )
         episodes = [e for g in groups for e in g]
-        update, chosen = self.progress.update, drawn(groups, self.recorded, "eval")
-        self.run_dir.samples(
-            f"eval_{update:06d}", lambda: [self._row(update, n, e) for n in chosen for e in groups[n]]
-        )
+        update, share = self.progress.update, samples.drawn(groups, self.recorded, "eval")
+        self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, share, self.pieces))
         metrics = evaluation_metrics(episodes, self.evaluation.right)
         self._count_failures(episodes, metrics)
         return metrics
@@ -310,74 +304,3 @@ class OnlineRun:
         if tokens and spent["train"]:
             metrics["speed/train_tokens"] = tokens / spent["train"]
         self.journal.log(self.learner.step_count, self.learner.update_count, metrics)
-
-    def _record(
-        self, kept: Sequence[Sequence[Episode]], rows: Sequence[tuple[int, Episode]], trained: Update
-    ) -> None:
-        """Has samples/ written of an update, in whole groups."""
-        update, place = self.progress.update, {id(e): i for i, (_, e) in enumerate(rows)}
-        chosen = drawn(kept, self.recorded, f"samples/{update}")
-        batch = trained.batch
-        columns = {
-            "logp": trained.logp,
-            "entropy": trained.entropy,
-            "advantage": batch.advantage,
-            "logp_ref": batch.logp_ref,
-        }
-        held = {name: column.cpu() for name, column in columns.items() if column is not None}
-        said = trained.computed.tolist()
-
-        def lines() -> Iterator[dict[str, Any]]:
-            for number in chosen:
-                for episode in kept[number]:
-                    row, i = self._row(update, number, episode), place.get(id(episode))
-                    if i is not None:
-                        start, stop = episode.trajectory.prompt_length, len(episode.trajectory.tokens)
-                        own = held if said[i] else {k: c for k, c in held.items() if k not in COMPUTED}
-                        row |= {name: _rounded(column[i, start:stop]) for name, column in own.items()}
-                    yield row
-
-        self.run_dir.samples(f"{update:06d}", lines)
-
-    def _row(self, update: int, group: int, episode: Episode) -> dict[str, Any]:
-        t, v = episode.trajectory, episode.verdict
-        start = t.prompt_length
-        return {
-            "update": update,
-            "task": episode.task.id,
-            "group": group,
-            "sample": episode.sample,
-            "prompt": "".join(self.pieces(t.tokens[:start])),
-            "answer": episode.task.answer,
-            "pieces": self.pieces(t.tokens[start:]),
-            "sampled": t.sampled[start:],
-            "logp_gen": _rounded(t.logp_gen[start:]),
-            "logp_policy": _rounded(t.logp_policy[start:]),
-            "reward": _rounded(t.reward[start:]),
-            "version": t.version[start:],
-            "score": v.score,
-            "label": v.label,
-            "reason": v.reason,
-            "parts": dict(v.parts),
-            "stop": episode.stop,
-            "turns": episode.turns,
-        }
-
-
-def _rounded(values: Sequence[float] | torch.Tensor) -> list[float]:
-    # Of a double that is a whole number over 1e5 the shortest decimal has five places.
-    return ((torch.as_tensor(values, dtype=torch.float64) * 1e5).round() / 1e5).tolist()
-
-
-def drawn(groups: Sequence[Sequence[Episode]], tokens: int, key: str) -> list[int]:
-    """The groups that are recorded, in their order: all, or a random share of about so many tokens.
-
-    Each group is as likely, however long it is, and one is there in any case. Which ones depends on the key
-    and on the sizes alone, and of two shares by one key the larger holds the smaller.
-    """
-    size = sum(len(e.trajectory.tokens) for group in groups for e in group)
-    if not tokens or size <= tokens:
-        return list(range(len(groups)))
-    draw = dice(key).random
-    order = sorted((draw(), place) for place in range(len(groups)))
-    return sorted(place for _, place in order[: max(1, len(groups) * tokens // size)])

@@ -18,7 +18,8 @@ COLUMNS = {
     "version": torch.int32,
     "reward": torch.float64,
 }
-"""How the lists of a trajectory are kept: 33 bytes a token, and not a bit of a number is lost."""
+"""How the lists of a trajectory are kept, so that not a bit of a number is lost."""
+TOKEN_BYTES = sum(dtype.itemsize for dtype in COLUMNS.values())
 
 
 class Replay:

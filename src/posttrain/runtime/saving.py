@@ -13,19 +13,22 @@ resume/                 what nothing but a resume reads:
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from posttrain.learner import checkpoint, heads
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import base, save_adapter
-from posttrain.runtime.plan import gib
-from posttrain.runtime.recipe import Recipe
-from posttrain.runtime.replay import Replay
+from posttrain.runtime.ask import Asked
+from posttrain.runtime.critics import head_class
+from posttrain.runtime.plan import Shape, gib
+from posttrain.runtime.policy import Policy
+from posttrain.runtime.recipe import Checkpoints
+from posttrain.runtime.reference import scores_once
+from posttrain.runtime.replay import TOKEN_BYTES, Replay
+from posttrain.runtime.rows import Group
 from posttrain.types import UserError
 
 REPLAY = "replay"
@@ -37,16 +40,15 @@ def save(
     learner: Learner,
     tokenizer: Any,
     state: Mapping[str, Any],
+    kept: Checkpoints,
     *,
-    keep: int,
-    keep_weights: int = 0,
     head: type | None = None,
-    replay: Mapping[str, torch.Tensor] | None = None,
+    replay: Replay | None = None,
 ) -> Path:
     """The committed checkpoint of this update; `head` is the class under which a reward model is saved."""
     tensors = learner.tensors()
     if replay is not None:
-        tensors[REPLAY] = dict(replay)
+        tensors[REPLAY] = replay.tensors()
 
     def write(folder: Path) -> None:
         for name in tensors.keys() - {"trained"}:
@@ -75,7 +77,7 @@ def save(
         words.save_pretrained(folder / "model")
 
     saved = {**state, "learner": learner.state()}
-    return checkpoint.save(root, update, write, saved, keep=keep, keep_weights=keep_weights)
+    return checkpoint.save(root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights)
 
 
 def _ends(model: Any, tokenizer: Any) -> set[int]:
@@ -171,42 +173,42 @@ LINE_BYTES = 64
 
 
 def disk(
-    recipe: Recipe,
+    asked: Asked,
+    policy: Policy,
+    groups: Sequence[Group],
     path: Path,
+    shape: Shape,
     *,
-    parameters: int,
-    trained: int,
-    itemsize: int,
-    head: bool,
-    critic: int,
-    moments: bool,
+    critic: Shape | None,
     longest: int,
-    reference_tokens: int,
-    online: bool,
 ) -> Disk:
-    """What a run in this directory will write.
+    """What a run in this directory will write; `critic` is one of a model of its own.
 
-    `parameters` of the model, of which `trained` are; a weight computes in `itemsize` bytes, and its master
-    and the two moments of AdamW, where there are any, have four each. `critic`: weights of a critic's model.
-    `longest`: tokens of a prompt. `reference_tokens`: of rows that a reference is asked of once.
+    What is trained has a master and two moments of AdamW of four bytes each. `longest`: tokens of a prompt.
     """
+    recipe, itemsize = asked.recipe, policy.dtype.itemsize
+    parameters, trained = shape.parameters, shape.trained
+    head = head_class(policy.config, asked) is not None
     model = itemsize * parameters if recipe.lora.rank else 4 * trained
     weights = model * (head or not recipe.lora.rank) + 8 * trained * bool(recipe.lora.rank)
-    followed = 4 * parameters * bool(recipe.reference.refresh_every)
+    resume = 8 * trained * (asked.line.step == "adamw") + 12 * (critic.parameters if critic else 0)
+    resume += 4 * parameters * bool(recipe.reference.refresh_every)
     every, updates = recipe.checkpoint.every, recipe.run.updates
     beside = {}
-    if online:
+    if asked.online:
         r, e = recipe.rollout, recipe.eval
         length = longest + recipe.sampling.max_new_tokens
         evaluations = bool(e.limit) * (2 + (updates - 1) // e.every if e.every else 2)
+        if r.replay:
+            resume += TOKEN_BYTES * r.groups * r.group_size * length * min(r.replay_lag + 1, updates)
         each = [(updates, r.groups * r.group_size * length), (evaluations, e.limit * length)]
         bound = recipe.record.tokens or math.inf
         beside["rollouts"] = LINE_BYTES * int(sum(times * min(bound, tokens) for times, tokens in each))
-    if reference_tokens:
-        beside["the reference's answers"] = 4 * reference_tokens
+    if scores_once(asked):
+        beside["the reference's answers"] = 4 * sum(len(row.tokens) for group in groups for row in group)
     return Disk(
         weights=weights,
-        resume=8 * trained * moments + 12 * critic + followed,
+        resume=resume,
         written=-(-updates // every) if every else 1,
         keep=recipe.checkpoint.keep,
         keep_weights=recipe.checkpoint.keep_weights,
