@@ -511,7 +511,7 @@ def load_model(
 
 
 def _check_read(path: Path, info: dict[str, Any], *, scores: bool) -> None:
-    """Passes where transformers read into the model all that the files hold, and nothing is left to chance."""
+    """Passes where transformers read all that the files hold, and drew nothing at random."""
     for name, stored, wanted in sorted(info["mismatched_keys"]):
         raise UserError(
             f"stores {name} as {list(stored)}, config.json makes it {list(wanted)}",
