@@ -657,6 +657,21 @@ MODELS: dict[str, tuple[Callable[[Path], object], Fragments]] = {
         lambda m: edited(m / "config.json", lambda c: c.update(architectures=["BertModel"])),
         ("not a decoder-only language model",),
     ),
+    "another attention": (
+        lambda m: edited(
+            m / "config.json",
+            lambda c: c.update(model_type="nemotron", architectures=["NemotronForCausalLM"]),
+        ),
+        ("config.json", "NemotronAttention does not hand its attention", "docs/models.md"),
+    ),
+    "no layers": (
+        lambda m: edited(m / "config.json", lambda c: c.update(num_hidden_layers=-1)),
+        ("config.json", "num_hidden_layers = -1 is no size"),
+    ),
+    "fewer layers than the weights": (
+        lambda m: edited(m / "config.json", lambda c: c.update(num_hidden_layers=2)),
+        ("has no place for", "model.layers.2."),
+    ),
     "a pickle": (pickled, ("pickle", "pytorch_model.bin")),
     "no weights": (lambda m: (m / "model.safetensors").unlink(), ("has no model.safetensors",)),
     "truncated weights": (

@@ -25,13 +25,14 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
-    "config.py": 410,  # one message for each kind of mistake
+    "attention.py": 325,  # one reason for each kind of model that is refused
+    "config.py": 450,  # one message for each kind of mistake
     "learner/learner.py": 420,
     "learner/pack.py": 320,
     "learner/pretrained.py": 600,  # one check after the other, each with its message
     "runtime/local.py": 360,  # the one place that knows every component
     "track.py": 400,  # five services of a page each
-    "types.py": 402,  # mostly docstrings
+    "types.py": 420,  # mostly docstrings
     "verifiers/workers.py": 320,  # one event loop
 }
 LONGER_FUNCTIONS: dict[str, int] = {}

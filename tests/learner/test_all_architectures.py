@@ -7,6 +7,7 @@ transformers' eager attention in float64. What is refused is named here, with th
 import copy
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +186,10 @@ def test_every_architecture_of_transformers_is_in_one_of_the_lists() -> None:
         ):
             missing.append(name)
     assert missing == []
+
+
+def test_the_page_of_models_names_those_that_are_proven() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    listed = page.partition("## Equal to transformers")[2].partition("Among them")[0]
+    assert set(re.findall(r"`([\w-]+)`", listed)) - {"model_type"} == PROVEN.keys()
+    assert f"{len(PROVEN)} of them" in listed

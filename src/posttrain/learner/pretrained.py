@@ -340,9 +340,14 @@ def parameter_count(config: PretrainedConfig) -> int:
 
 def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter of such a model, tied ones once."""
+    return {name: tuple(p.shape) for name, p in skeleton(config).named_parameters()}
+
+
+def skeleton(config: PretrainedConfig) -> PreTrainedModel:
+    """Such a model without numbers, on the device "meta"."""
     with quiet(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
 
 
 def check_weights(path: Path) -> None:
@@ -515,6 +520,16 @@ def load_model(
             )
     except (RuntimeError, ValueError, KeyError) as error:
         raise UserError(f"cannot be loaded: {_cause(error)}", where=str(path)) from error
+    _check_read(path, info, scores=scores)
+    for name, tensor in model.named_parameters():
+        if not finite(tensor):
+            raise UserError(f"has NaN or infinite weights in {name} as {dtype}", where=str(path))
+    model.generation_config = _saveable(model.generation_config)
+    return model.to(device)
+
+
+def _check_read(path: Path, info: dict[str, Any], *, scores: bool) -> None:
+    """Passes where transformers read all that the files hold, and drew nothing at random."""
     for name, stored, wanted in sorted(info["mismatched_keys"]):
         raise UserError(
             f"stores {name} as {list(stored)}, config.json makes it {list(wanted)}",
@@ -535,11 +550,6 @@ def load_model(
             where=str(path),
             mend="does config.json belong to these weights?",
         )
-    for name, tensor in model.named_parameters():
-        if not finite(tensor):
-            raise UserError(f"has NaN or infinite weights in {name} as {dtype}", where=str(path))
-    model.generation_config = _saveable(model.generation_config)
-    return model.to(device)
 
 
 def _saveable(generation: GenerationConfig) -> GenerationConfig:

@@ -14,10 +14,10 @@ TOLERANCE = {torch.bfloat16: 0.5, torch.float16: 0.1, torch.float32: 0.01, torch
 through different kernels. A wrong or stale tensor moves them by far more."""
 
 
-CANARY = 16
+CANARY = 8
 """Tokens of a prompt that a hand-over reads: both sides compute each of them at every hand-over."""
-DRAWN = 3
-"""Tokens that it draws behind them: the first off the prompt, the others off the cache."""
+DRAWN = 2
+"""Tokens that it draws behind them: the first off the prompt, the second off the cache."""
 
 
 def hand_over(learner: Learner, engine: Engine, version: int, canary: list[int], drawn: int = DRAWN) -> str:

@@ -49,6 +49,7 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
     """The tokenizer, template and configuration of the recipe's model, checked; UserError names the fault."""
     path = pretrained.resolve(recipe.model.path, say=say)
     config = pretrained.load_config(path, scores=reads_head(recipe))
+    with_layouts(pretrained.skeleton(config), str(path / "config.json"))
     template = recipe.model.chat_template
     tokenizer = pretrained.load_tokenizer(
         path, chat_template=template, require_chat_template=template is None
@@ -119,7 +120,7 @@ def with_layouts(model: Any, where: str) -> Any:
     try:
         use_layouts(model)
     except ValueError as error:
-        raise UserError(str(error), where=where, mend="take a Llama, Qwen, Gemma or Mistral") from None
+        raise UserError(str(error), where=where, mend="docs/models.md lists those that work") from None
     return model
 
 
