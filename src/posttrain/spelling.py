@@ -12,6 +12,7 @@ a mark. So a piece of a text has other tokens alone than within it: `behind` a m
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from posttrain.types import UserError
@@ -118,6 +119,7 @@ class Spelling:
         whole = self.tokens(f"{self.tokenizer.convert_ids_to_tokens(mark)}{text}")
         return whole[1:] if whole[:1] == [mark] else self.within(text)
 
+    @cached_property
     def begun(self) -> list[int]:
         """What the tokenizer puts before a text, as a token that begins it."""
         whole, bare = list(self.tokenizer("x")["input_ids"]), self._ids("x")
