@@ -275,3 +275,26 @@ def test_half_a_surrogate_pair_is_read_as_a_question_mark(tokenizer):
     assert chat.render([{"role": "user", "content": "a\ud800"}]) == chat.render(
         [{"role": "user", "content": "a?"}]
     )
+
+
+def test_letters_that_a_tokenizer_does_not_know_are_as_in_the_whole_text():
+    core = unigram("first")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=AddedToken("</s>", special=True, normalized=True),
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+    chat = Chat(made, CHATML.replace("<|im_end|>", "</s>"))
+    said = [{"role": "user", "content": "the 好好 cat 好"}]
+    assert made.unk_token_id in chat.render(said)
+    assert chat.render(said) == whole(chat, said, prompt=True)
+    assert chat.spell("a<unk>") != chat.spell("a好")
+
+
+def test_a_word_at_which_a_model_stops_is_a_word_in_what_is_said(tokenizer):
+    word = tokenizer("the cat", add_special_tokens=False).input_ids[-1]
+    plain, chat = Chat(tokenizer, CHATML), Chat(tokenizer, CHATML, ends=frozenset({word}))
+    said = [{"role": "user", "content": "the cat</s>"}]
+    assert chat.render(said) == plain.render(said)
+    assert chat.spell("the cat")[-1] == word

@@ -59,6 +59,8 @@ class Chat:
     _end: int | None = field(init=False, repr=False)
     """The token that ends a turn: that mark, or else the tokenizer's eos."""
     _spelling: Spelling = field(init=False, repr=False)
+    _literal: Spelling = field(init=False, repr=False)
+    """Of what a policy may have said: never with special tokens."""
 
     def __post_init__(self) -> None:
         if self.template is None and not self.tokenizer.chat_template:
@@ -82,8 +84,9 @@ class Chat:
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
-        spelling = Spelling(self.tokenizer, self.stops, self.embedded, self.parse_special)
-        object.__setattr__(self, "_spelling", spelling)
+        for name, parse in (("_spelling", self.parse_special), ("_literal", False)):
+            spelling = Spelling(self.tokenizer, self.stops, self.embedded, parse)
+            object.__setattr__(self, name, spelling)
 
     @property
     def stops(self) -> frozenset[int]:
@@ -166,8 +169,7 @@ class Chat:
         In an answer nothing is ever taken for a special token.
         """
         before, after = self._around(self._guarded(messages))
-        literal = Spelling(self.tokenizer, self.stops, self.embedded)
-        return [self._first(before + literal.guarded(answer) + after) for answer in answers]
+        return [self._first(before + self._literal.guarded(answer) + after) for answer in answers]
 
     def stepped(
         self, messages: Sequence[Message], steps: Iterable[str], separator: str
@@ -177,10 +179,9 @@ class Chat:
         Steps and separators are tokenised apart, so that an answer begins like every longer one.
         """
         between = self.between(separator)
-        literal = Spelling(self.tokenizer, self.stops, self.embedded)
         tokens, ends = self._first(self._around(self._guarded(messages))[0]), []
         for step in steps:
-            tokens += [*literal.within(literal.guarded(step)), *between]
+            tokens += [*self._literal.within(self._literal.guarded(step)), *between]
             ends.append(len(tokens))
         return tokens, ends
 
@@ -209,7 +210,7 @@ class Chat:
 
     def _first(self, text: str) -> list[int]:
         """The tokens of the beginning of a conversation."""
-        return (self._spelling.begun() if self.plain else []) + self._spelling.tokens(text)
+        return (self._spelling.begun if self.plain else []) + self._spelling.tokens(text)
 
     def _behind_end(self, text: str) -> list[int]:
         """The tokens of what stands behind the end of a turn."""

@@ -12,6 +12,7 @@ a mark. So a piece of a text has other tokens alone than within it: `behind` a m
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from posttrain.types import UserError
@@ -29,6 +30,7 @@ class Tokenizer(Protocol):
 
     chat_template: Any
     eos_token_id: int | None
+    unk_token_id: int | None
     all_special_ids: list[int]
 
     @property
@@ -73,18 +75,22 @@ class Spelling:
     parse_special: bool = False
     _marks: frozenset[int] = field(init=False, repr=False)
     _spelt: re.Pattern[str] = field(init=False, repr=False)
-    _normalized: bool = field(init=False, repr=False)
-    """Whether a mark is looked for in normalised text, where it may have been spelt otherwise."""
+    _normalized: frozenset[int] = field(init=False, repr=False)
+    """The marks that are looked for in normalised text, where they may have been spelt otherwise."""
 
     def __post_init__(self) -> None:
         added = dict(self.tokenizer.added_tokens_decoder)
-        special = {i for i, token in added.items() if token.special}
-        marks = frozenset({*self.tokenizer.all_special_ids, *special, *self.ends})
+        special = {*self.tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+        # A word at which a model stops is still a word.
+        marks = frozenset(special | {i for i in self.ends if i in added})
         texts = {*(self.tokenizer.convert_ids_to_tokens(i) for i in marks)} - {None, ""}
         longest_first = sorted(texts, key=lambda text: (-len(text), text))
+        # What stands for unknown letters is not only found where it is spelt.
+        letters = {self.tokenizer.unk_token_id} - {self.tokenizer.eos_token_id, *self.ends}
+        normalized = frozenset(i for i in marks & added.keys() - letters if added[i].normalized)
         object.__setattr__(self, "_marks", marks)
         object.__setattr__(self, "_spelt", re.compile("|".join(map(re.escape, longest_first)) or r"(?!)"))
-        object.__setattr__(self, "_normalized", any(added[i].normalized for i in marks & added.keys()))
+        object.__setattr__(self, "_normalized", normalized)
 
     def guarded(self, text: str) -> str:
         """The text with brackets around what spells a mark; without what no tokenizer can read.
@@ -96,7 +102,7 @@ class Spelling:
         if self.parse_special:
             return text
         rest = self._spelt.split(text)
-        if self._normalized and any(self._marks.intersection(self._ids(part)) for part in rest):
+        if self._normalized and any(self._normalized.intersection(self._ids(part)) for part in rest):
             return f"{_OPEN}{text}{_CLOSE}"
         return text if len(rest) == 1 else self._spelt.sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", text)
 
@@ -113,6 +119,7 @@ class Spelling:
         whole = self.tokens(f"{self.tokenizer.convert_ids_to_tokens(mark)}{text}")
         return whole[1:] if whole[:1] == [mark] else self.within(text)
 
+    @cached_property
     def begun(self) -> list[int]:
         """What the tokenizer puts before a text, as a token that begins it."""
         whole, bare = list(self.tokenizer("x")["input_ids"]), self._ids("x")
@@ -137,7 +144,7 @@ class Spelling:
     def _going_on(self, text: str, **options: bool) -> list[int]:
         for anchor in _ANCHORS if text else ():
             alone, whole = self._ids(anchor), self._ids(anchor + text, **options)
-            if whole[: len(alone)] == alone:
+            if whole[: len(alone)] == alone and self.tokenizer.unk_token_id not in alone:
                 return whole[len(alone) :]
         return self._ids(text, **options)
 

@@ -96,3 +96,15 @@ def test_a_reward_model_reads_conversations_as_it_was_trained_to(trained):
         [rows] = Shaper(under, 500, marks=True).groups([pair], "rankings", silent)
         for answer, row in zip(pair.answers, rows, strict=True):
             assert scorer.outcome(question, answer).tokens == row.tokens[:-1], name
+
+
+def test_special_tokens_are_read_in_what_is_said_where_a_recipe_asks_for_it(tiny):
+    def chat(**model: Any) -> Chat:
+        recipe = Recipe(
+            model=Model(path=str(tiny), device="cpu", **model), method={"name": "grpo"}, task=NO_TASK
+        )
+        return surroundings(recipe, silent).chat
+
+    spelt, read = chat().spell("a<|im_end|>"), chat(parse_special=True).spell("a<|im_end|>")
+    assert len(spelt) == 1 + len("<|im_end|>")
+    assert (len(read), read[1]) == (2, chat().tokenizer.eos_token_id)
