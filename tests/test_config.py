@@ -1,6 +1,8 @@
 """From TOML to a recipe and back; lines are found; keys that nothing reads are refused."""
 
+import re
 import tomllib
+import typing
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -9,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain import config
+from posttrain.methods.choices import choices, readable
+from posttrain.methods.table import METHODS
+from posttrain.nearest import ELSEWHERE
 from posttrain.runtime.ask import ask
 from posttrain.runtime.recipe import Recipe, unread
 from posttrain.toml import dump
@@ -167,3 +172,46 @@ def test_what_nothing_reads_is_known_for_every_loop(write, online, offline):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_no_recipe_of_ours_sets_what_nothing_reads(path):
     config.read(path)
+
+
+FOREIGN = {
+    "method": {"scale_rewards": True, "epsilon": 0.2, "colour": 1},
+    "optim": {"learning_rate": 1e-5, "warmup_ratio": 0.1},
+    "rollout": {"num_generations": 8},
+    "run": {"max_steps": 10},
+    "training": {"bf16": True},
+}
+
+
+def test_all_keys_that_nothing_reads_are_named_at_once_each_with_its_line(write, online):
+    with pytest.raises(UserError, match=r"recipe\.toml: 8 unknown keys: ") as raised:
+        config.read(write(online, FOREIGN))
+    said = str(raised.value)
+    lines = (write(online, FOREIGN)).read_text().splitlines()
+    for key, hint in (
+        ("method.scale_rewards", "it is method.credit ('centred' does not divide, 'normalised' does) here"),
+        ("method.epsilon", "it is method.clip_low and method.clip_high here"),
+        ("optim.learning_rate", "did you mean 'lr'?"),
+        ("rollout.num_generations", "did you mean 'group_size'?"),
+        ("run.max_steps", "did you mean 'updates'?"),
+    ):
+        number = next(n for n, text in enumerate(lines, 1) if text.startswith(key.partition(".")[2] + " ="))
+        assert f"recipe.toml:{number}: {key}: {hint}" in said
+    assert "kl_in_reward" not in said
+    assert "method.colour" in said
+    assert "training" in said
+
+
+def test_what_other_trainers_call_things_is_a_key_of_a_recipe():
+    known = {"method." + key for line in METHODS.values() for key in readable(line.method)}
+    known |= {"method." + key for line in METHODS.values() for key in choices(line.method)}
+    hints = typing.get_type_hints(Recipe)
+    for field in fields(Recipe):
+        hint = hints[field.name]
+        cls = next((c for c in (hint, *typing.get_args(hint)) if is_dataclass(c)), None)
+        known |= {f"{field.name}.{f.name}" for f in fields(cls)} if cls else set()
+    for name, here in ELSEWHERE.items():
+        if here.startswith("the option "):
+            continue
+        named = set(re.findall(r"\b([a-z_]+\.[a-z_]+)", here)) or {here}
+        assert named <= known | {"method.name"}, (name, named - known)

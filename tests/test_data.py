@@ -19,6 +19,7 @@ from posttrain.data import (
     load_tasks,
     read_hub,
     read_records,
+    records,
 )
 from posttrain.types import UserError
 
@@ -655,3 +656,68 @@ def test_whatever_happens_to_a_good_record_it_is_read_or_refused(tmp_path_factor
     good = RECORD.encode()
     path.write_bytes(good[:at] + added + good[at + removed :] + b"\n")
     assert outcome(path)
+
+
+def test_values_separated_by_commas_or_tabs_are_records(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_bytes(
+        b"\xef\xbb\xbfprompt,answer,code,score,good,note\r\n"
+        b'"1, 2 or\n3?",3,007,0.5,true,\r\n\r\nhi,-4,12,1,False,x\r\n'
+    )
+    one, two = read_records(str(file))
+    assert one.fields == {
+        "prompt": "1, 2 or\n3?",
+        "answer": 3,
+        "code": "007",
+        "score": 0.5,
+        "good": True,
+        "note": None,
+    }
+    assert (two.fields["answer"], two.fields["code"], two.fields["good"]) == (-4, "12", False)
+    assert (one.source, two.source) == ("a.csv:2", "a.csv:5")
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"prompt\tanswer\n1+1=\t2\n"))
+    assert [r.fields for r in read_records(str(tmp_path / "a.tsv.gz"))] == [{"prompt": "1+1=", "answer": 2}]
+    tasks = load_tasks(Data(path=str(file)))
+    assert [task.answer for task in tasks] == ["3", "-4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b\n1\n", "a.csv:2: 1 columns, and 2 have names"),
+        ("a,a\n1,2\n", "a.csv:1: the first row must name each column"),
+        ('a,b\n"1,2\n', "a.csv:2: it is not CSV"),
+        ("a,b\n", "the file has no records"),
+        ("", "a.csv"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, text, said):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_records(str(tmp_path / "a.csv"))
+
+
+def test_a_directory_that_save_to_disk_wrote_is_read(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}])
+    rows.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(str(tmp_path / "two"))
+    found = read_records(str(tmp_path / "one"))
+    assert [r.fields for r in found] == list(rows)
+    assert found[1].source == "one:2"
+    assert [r.fields for r in read_records(str(tmp_path / "two"))] == list(rows)
+    assert len(read_records(str(tmp_path / "two"), split="test")) == 1
+    with pytest.raises(UserError, match="there is no split 'dev'; it has train, test"):
+        read_records(str(tmp_path / "two"), split="dev")
+    with pytest.raises(UserError, match="has no splits"):
+        read_records(str(tmp_path / "one"), split="test")
+
+
+def test_a_line_of_more_than_any_model_reads_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MOST_LINE", 100)
+    (tmp_path / "a.jsonl").write_text(
+        '{"prompt": "1+1=", "answer": "2"}\n' + json.dumps({"prompt": "x" * 100})
+    )
+    with pytest.raises(UserError, match=r"a\.jsonl:2: the line has more than"):
+        read_records(str(tmp_path / "a.jsonl"))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,92 @@ def test_text_in_brackets_is_printed_as_it_stands(run_cli, online, write, tmp_pa
     assert f"run directory: {place / 'run'}" in trained.err
     assert trained.out.strip().endswith(f"report {place / 'run' / 'report.html'}")
     assert str(place / "nowhere") in run_cli("inspect", place / "nowhere").err
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_what_is_said_and_leaves_no_half_of_a_report(
+    run_cli, online, write, small_disk
+) -> None:
+    said = run_cli("train", write(online), "--run-dir", small_disk / "run", "-q")
+    assert said.code == 1
+    assert "No space left on device" in one_line(said.err)
+    assert "report" not in said.err
+    assert not list((small_disk / "run").glob("*report*"))
+
+
+TOO_MUCH = {
+    "group_size": ({"rollout": {"group_size": 10**9}}, ("rollout.group_size", "are free")),
+    "groups": ({"rollout": {"groups": 10**9}}, ("rollout.groups", "are free")),
+    "workers": ({"rollout": {"workers": 10**5}}, ("rollout.workers", "this machine has room for")),
+    "threads": ({"run": {"threads": 10**9}}, ("threads must be 1024 or fewer",)),
+    "rows": ({"engine": {"rows": 10**12}}, ("rows must be 131072 or fewer",)),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_no_machine_holds_is_refused_before_anything_is_done(run_cli, online, write, name) -> None:
+    over, fragments = TOO_MUCH[name]
+    said = run_cli("validate", write(online, over))
+    assert said.code == 2
+    for fragment in ("recipe.toml", *fragments):
+        assert fragment in one_line(said.err)
+
+
+def test_options_that_no_machine_holds_are_refused(run_cli, able, tmp_path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("one two three\n")
+    for words, fragment in (
+        (("sample", able, "2+2=", "-n", 10**11), "-n: 100,000,000,000 of up to"),
+        (("new", tmp_path / "a", "--text", text, "--vocab", 10**12), "are free"),
+        (("new", tmp_path / "b", "--text", text, "--vocab", 2 << 20, "--hidden", 8), "at most 1048576"),
+        (("new", tmp_path / "c", "--text", text, "--hidden", 10**12), "are free"),
+    ):
+        said = run_cli(*words)
+        assert said.code == 2
+        assert fragment in one_line(said.err)
+
+
+def test_prompts_and_names_that_are_none(run_cli, able) -> None:
+    assert "PROMPT: is not UTF-8" in one_line(run_cli("sample", able, "\udcff").err)
+    for command in ("train", "report", "inspect", "eval"):
+        said = run_cli(command, "n" * 5000)
+        assert said.code == 2
+        one_line(said.err)
+
+
+def test_pipes_and_devices_are_not_read(run_cli, online, write, tmp_path) -> None:
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    data = {"task": {"arithmetic": None, "data": {"path": "/dev/zero"}}}
+    for words in (("train", pipe), ("verify", "number", pipe, pipe), ("validate", write(online, data))):
+        said = run_cli(*words)
+        assert said.code == 2
+        assert "is a pipe or a device" in one_line(said.err)
+
+
+def test_numbers_of_thousands_of_digits(run_cli, online, write, tmp_path) -> None:
+    digits = "1" * 5000
+    recipe = write(online)
+    said = run_cli("validate", recipe, "--set", f"optim.lr={digits}")
+    assert "a number of thousands of digits" in one_line(said.err)
+    recipe.write_text(recipe.read_text().replace("lr = 0.003", f"lr = {digits}"))
+    assert "a number of thousands of digits" in one_line(run_cli("validate", recipe).err)
+
+
+def test_a_template_that_divides_by_zero(run_cli, online, write) -> None:
+    said = run_cli("validate", write(online, {"model": {"chat_template": "{{ 1/0 }}"}}))
+    assert said.code == 2
+    assert "ZeroDivisionError" in one_line(said.err) or "division by zero" in said.err

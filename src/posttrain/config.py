@@ -390,7 +390,7 @@ def _unknown(error: ValidationError, cls: type, tables: Mapping[str, Any], where
             foreign = strangers(str(options.pop("name", "")), options)
             found |= {("method", key): hint for key, hint in foreign.items()}
     (loc, mend), *others = found.items()
-    more = f" (and {rest} more mistakes)" if rest else ""
+    more = f" (and {rest} more)" if rest else ""
     if not others:
         return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
     told = [f"{where(loc)}{f': {hint}' if hint else ''}" for loc, hint in found.items()]

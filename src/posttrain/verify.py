@@ -13,7 +13,8 @@ from posttrain.config import read_verifier
 from posttrain.runtime.choice import VERIFIERS
 from posttrain.runtime.verdicts import read_responses, read_tasks, verdicts
 from posttrain.show import err
-from posttrain.types import Verdict
+from posttrain.types import UserError, Verdict
+from posttrain.verifiers.workers import most_workers
 
 
 def verify(
@@ -49,6 +50,8 @@ def verify(
     given = read_responses(responses, known)
     classes: Counter[str] = Counter()
     scores: list[float] = []
+    if workers > (most := most_workers()):
+        raise UserError(f"this machine has room for {most}", where="--workers", mend="lower it")
     with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
         line = bar.add_task("judging", total=len(given))
         found = verdicts(

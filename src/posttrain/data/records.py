@@ -114,7 +114,7 @@ def check_regular(file: Path, where: str) -> None:
             what = f"is a link to {os.readlink(file)}, which is not there"
             raise UserError(what, where=where, mend="mend the link") from None
         return
-    except OSError:  # it cannot be opened either, which tells more
+    except (OSError, ValueError):  # it cannot be opened either, which tells more
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError("is a pipe or a device", where=where, mend="write what it gives into a file")

@@ -89,7 +89,9 @@ class Workers:
             raise ValueError(f"deadlines must be positive, not {deadline_s} and {start_s}")
         if count > (most := most_workers()):
             what = f"this machine has room for {most} worker processes, and {count} are asked for"
-            raise UserError(what, where="workers", mend="lower it; more than it has cores gain little")
+            raise UserError(
+                what, where="rollout.workers", mend="lower it; more than it has cores gain little"
+            )
         if memory_mb < 1:
             raise ValueError(f"memory_mb must be positive, not {memory_mb}")
         self._count, self._deadline_s, self._start_s, self._memory_mb = count, deadline_s, start_s, memory_mb

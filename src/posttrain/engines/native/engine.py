@@ -25,6 +25,9 @@ from posttrain.engines.native.sequence import Sequence, tail
 from posttrain.types import Completion, Request
 from posttrain.weights import Named
 
+MOST_ROWS = 1 << 17
+"""As many as the cache has tokens by default: more could not hold one each."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NativeConfig:
@@ -42,9 +45,8 @@ class NativeConfig:
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cache_tokens < 1:
             raise ValueError("rows and cache_tokens must be 1 or more")
-        if self.rows > self.cache_tokens:
-            what = f"rows must be {self.cache_tokens} or fewer, not {self.rows}"
-            raise ValueError(f"{what}: each takes a token of cache_tokens")
+        if self.rows > MOST_ROWS:
+            raise ValueError(f"rows must be {MOST_ROWS} or fewer, not {self.rows}")
 
     def held(self, longest: int) -> int:
         """Tokens that the rows hold, where the longest prompt with its answer has so many.
