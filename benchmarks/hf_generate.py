@@ -25,7 +25,6 @@ from prompts import peak_resident_mib, resident_mib, restart_peak, sampling_prom
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 SAMPLES = 8
-THREADS = 2
 
 
 class Form(NamedTuple):
@@ -56,7 +55,7 @@ class Measured(NamedTuple):
 
 def main() -> None:
     options = parse()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(
         options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
@@ -73,7 +72,7 @@ def main() -> None:
         "what": "transformers.generate",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "dtype": options.dtype,
-        "threads": THREADS,
+        "threads": options.threads,
         "prompts": len(sampling_prompts()),
         "samples": SAMPLES,
         "max_new_tokens": longest,
@@ -98,6 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=3, help="measured calls of the fastest form")
     parser.add_argument("--seed", type=int, default=0, help="of the trials; repeat i has seed + 1 + i")
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     return parser.parse_args()
 

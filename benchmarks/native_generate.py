@@ -9,16 +9,20 @@ import resource
 import time
 from pathlib import Path
 
+# isort: off
+import posttrain  # noqa: F401 - before torch, so that its threads wait as those of a run do
+
+# isort: on
 import torch
 from prompts import sampling_prompts
 
+from posttrain.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.learner.pretrained import load_model, load_tokenizer
 from posttrain.runtime.process import settle
 from posttrain.types import Request, Sampling
 
-SAMPLES, THREADS = 8, 2
+SAMPLES = 8
 
 
 def main() -> None:
@@ -28,9 +32,10 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(THREADS)
+    settle(options.threads)
     tokenizer = load_tokenizer(options.model)
     chat = Chat(tokenizer)
     engine = NativeEngine(
@@ -44,6 +49,7 @@ def main() -> None:
     result = {
         "what": "posttrain's native engine",
         "dtype": options.dtype,
+        "threads": options.threads,
         "repeats": repeats,
         "max_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }

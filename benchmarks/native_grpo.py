@@ -14,11 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+# isort: off
+import posttrain  # noqa: F401 - before torch, so that its threads wait as those of a run do
+
+# isort: on
 import torch
 from prompts import addition_tasks, chat, peak_resident_mib, resident_mib, restart_peak, reward
 
+from posttrain.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.learner.pretrained import load_model, load_tokenizer

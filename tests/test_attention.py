@@ -5,9 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
+    DogeConfig,
+    DogeForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
@@ -18,10 +25,25 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
+    RobertaConfig,
+    RobertaForCausalLM,
 )
 
-from posttrain.attention import NAME, hidden_states, masked_attention, output_head, use_layouts
+from posttrain import attention
+from posttrain.attention import (
+    NAME,
+    Bands,
+    causal_attention,
+    hidden_states,
+    masked_attention,
+    output_head,
+    use_layouts,
+)
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 11,
@@ -41,11 +63,10 @@ class Causal:
     """A layout of one row, that remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, float, int | None, float | None]] = []
+        self.asked: list[tuple[float, int | None, float | None]] = []
 
     def attend(
         self,
-        layer: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -54,7 +75,7 @@ class Causal:
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        self.asked.append((layer, scale, window, softcap))
+        self.asked.append((scale, window, softcap))
         return masked_attention(query, key, value, None, scale=scale, softcap=softcap, causal=True)
 
 
@@ -110,7 +131,7 @@ def test_each_layer_asks_with_its_own_window_scale_and_cap() -> None:
     use_layouts(model)
     hidden = hidden_states(model, torch.tensor([[1, 2, 3]]), torch.arange(3)[None], layout)
     assert hidden.shape == (1, 3, 8)
-    assert layout.asked == [(0, 0.25, 7, 3.0), (1, 0.25, None, 3.0)]
+    assert layout.asked == [(0.25, 7, 3.0), (0.25, None, 3.0)]
 
 
 def test_hidden_states_and_head_are_the_models_own_logits() -> None:
@@ -142,6 +163,31 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: MambaForCausalLM(MambaConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1)),
         "registry|recurrent",
     ),
+    "sinks": (
+        lambda: GptOssForCausalLM(
+            GptOssConfig(**SHAPE | {"head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 1})
+        ),
+        "attention sinks",
+    ),
+    "a mask of its own": (lambda: DogeForCausalLM(DogeConfig(**SHAPE)), "mask of its own"),
+    "attention that is told of no layout": (
+        lambda: NemotronForCausalLM(NemotronConfig(**SHAPE)),
+        "does not hand its attention",
+    ),
+    "a window in the mask alone": (
+        lambda: PhimoeForCausalLM(
+            PhimoeConfig(**SHAPE | {"sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1})
+        ),
+        "sliding windows",
+    ),
+    "sight of what comes later": (
+        lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, head_dim=4, use_bidirectional_attention=True)),
+        "attends to what comes later",
+    ),
+    "more between hidden states and logits": (
+        lambda: RobertaForCausalLM(RobertaConfig(**SHAPE | {"pad_token_id": 0, "is_decoder": True})),
+        "other logits",
+    ),
     "convolutions": (
         lambda: Lfm2ForCausalLM(Lfm2Config(**SHAPE | {"layer_types": ["conv", "full_attention"]})),
         "conv layers",
@@ -149,21 +195,83 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(REFUSED))
-def test_a_model_in_which_rows_would_leak_into_one_another_is_refused(name: str) -> None:
+NUMBERS = {"a window in the mask alone", "more between hidden states and logits"}
+"""What only a model with weights shows: which experts a token goes to, and what its logits are."""
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [(name, True) for name in REFUSED] + [(name, False) for name in REFUSED if name not in NUMBERS],
+)
+def test_a_model_that_a_layout_does_not_describe_is_refused(name: str, weights: bool) -> None:
+    """With its weights, and before there are any."""
     make, why = REFUSED[name]
-    model: PreTrainedModel = make()
+    with torch.device("cpu" if weights else "meta"):
+        model: PreTrainedModel = make()
     with pytest.raises(ValueError, match=why):
         use_layouts(model)
     assert model.config._attn_implementation != NAME
 
 
-def test_attention_sinks_are_refused_rather_than_left_out() -> None:
-    sizes = SHAPE | {"head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 1}
-    model = GptOssForCausalLM(GptOssConfig(**sizes)).eval()
-    use_layouts(model)
-    with pytest.raises(ValueError, match="sinks"):
-        hidden_states(model, torch.tensor([[1, 2]]), torch.tensor([[0, 1]]), Causal())
+def test_blocks_under_bands_are_softmax_over_what_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries of a whole sequence and of its end, windows shorter and longer than a block; seed 0."""
+    monkeypatch.setattr(attention, "BLOCK", 4)
+    g, bands = torch.Generator().manual_seed(0), Bands()
+    for total, n in ((11, 11), (11, 6), (3, 3), (12, 1), (9, 8)):
+        q, k, v = (torch.randn(1, h, t, 3, generator=g).double() for h, t in ((4, n), (2, total), (2, total)))
+        place = torch.arange(total)
+        for window in (None, 1, 2, 3, 5, 20):
+            ago = place[total - n :, None] - place
+            seen = (ago >= 0) & (ago < (window or total))
+            for cap in (None, 1.5):
+                got = causal_attention(q, k, v, bands, scale=0.7, window=window, softcap=cap)
+                torch.testing.assert_close(got, by_loops(q, k, v, seen, 0.7, cap), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_no_mask_is_the_square_of_a_long_row(window: int | None) -> None:
+    class Largest(TorchDispatchMode):
+        found = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor):
+                self.found = max(self.found, out.untyped_storage().nbytes())
+            return out
+
+    q, k, v = (torch.zeros(1, 1, n, 4) for n in (4000, 5000, 5000))
+    with Largest() as made:
+        causal_attention(q, k, v, Bands(), scale=1.0, window=window, softcap=None)
+    assert made.found <= 4 * attention.BLOCK * (5000 + attention.BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "masked", "repeated"),
+    [
+        ("cuda", torch.bfloat16, True, True),
+        ("cuda", torch.bfloat16, False, False),
+        ("cuda", torch.float32, False, True),
+        ("cpu", torch.float32, True, False),
+    ],
+)
+def test_shared_key_heads_are_repeated_where_no_kernel_shares_them(
+    device: str, dtype: torch.dtype, masked: bool, repeated: bool
+) -> None:
+    """On a GPU that pretends to be one: shapes without numbers."""
+    asked: list[Any] = []
+
+    class Asked(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.nn.functional.scaled_dot_product_attention:
+                asked.append((args[1].shape[1], kwargs["enable_gqa"]))
+                return args[0]
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode(), Asked():
+        q, k = (torch.empty(1, heads, 5, 8, dtype=dtype, device=device) for heads in (6, 2))
+        mask = torch.empty(5, 5, dtype=dtype, device=device) if masked else None
+        masked_attention(q, k, k, mask, scale=1.0, softcap=None, causal=not masked)
+    assert asked == [(6, False) if repeated else (2, True)]
 
 
 def test_learned_positions_work_too() -> None:

@@ -419,7 +419,7 @@ def test_every_target_of_make_in_the_pages_exists() -> None:
 
 
 def test_the_keys_of_a_line_of_samples_are_those_written() -> None:
-    source = inspect.getsource(OnlineRun._row) + inspect.getsource(OnlineRun._sample_rows)
+    source = inspect.getsource(OnlineRun._row) + inspect.getsource(OnlineRun._record)
     page = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
     told = [row[0].strip("`") for row in table(page, "key")]
     written = set(re.findall(r'^\s+"(\w+)": ', source, re.MULTILINE))

@@ -1,5 +1,6 @@
 """posttrain pipeline: stages take what earlier ones made, faults are found before anything trains."""
 
+import hashlib
 import json
 import math
 import random
@@ -18,9 +19,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from posttrain import cli, loading
+from posttrain.learner import checkpoint
 from posttrain.learner.lora import saved_factors
 from posttrain.pipeline import file, record
 from posttrain.pipeline.check import comparison
+from posttrain.runtime import saving
 from posttrain.runtime.compare import Compare
 from posttrain.runtime.standings import wilson
 from posttrain.toml import dump
@@ -171,6 +174,7 @@ def test_each_stage_takes_the_newest_model_of_those_that_it_names(finished):
 
 def test_a_stage_goes_on_in_the_dtype_that_auto_came_to_where_it_began(pipe, tmp_path, run_cli, monkeypatch):
     without_reward_model(pipe)
+    pipe.write_text('keep = "all"\n' + pipe.read_text())
     for part in (pipe.parent / "parts").glob("*.toml"):
         part.write_text(part.read_text().replace('dtype = "float32"\n', ""))
     root = tmp_path / "run"
@@ -210,10 +214,52 @@ def test_the_directory_may_be_moved(finished, tmp_path, run_cli):
     assert run_cli("pipeline", path, "--dir", moved, "--resume", "--quiet").code == 0
 
 
-def test_a_last_stage_that_went_on_is_compared_anew(finished, tmp_path, run_cli):
+def test_of_a_finished_stage_weights_alone_stay_and_it_cannot_go_on(finished, run_cli):
     path, root = finished
-    longer = tmp_path / "longer"
-    shutil.copytree(root, longer)
+    for stage in ("01-sft", "02-reward", "03-grpo"):
+        [folder] = (root / stage / "checkpoints").iterdir()
+        assert folder.name == "step_000002"
+        assert not checkpoint.damage(folder)
+        assert [f.name for f in folder.rglob("*.safetensors")] == ["model.safetensors"]
+    said = run_cli("pipeline", path, "--dir", root, "--resume", "--set", "grpo.run.updates=3")
+    assert said.code == 2
+    assert "stage 'grpo' had finished, and its checkpoints hold weights alone" in said.err
+    assert "--from grpo" in said.err
+    said = run_cli("train", path.parent / "parts" / "sft.toml", "--run-dir", root / "01-sft", "--resume")
+    assert said.code == 2
+    assert "weights alone" in said.err
+
+
+def test_a_kill_before_the_rest_is_taken_from_a_finished_stage_is_made_up_for(finished, tmp_path, run_cli):
+    path, root = finished
+    killed = tmp_path / "killed"
+    shutil.copytree(root, killed)
+    folder = killed / "01-sft" / "checkpoints" / "step_000002"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "resume").mkdir()
+    (folder / "resume" / "optimizer.safetensors").write_bytes(b"x")
+    manifest["resume/optimizer.safetensors"] = [1, hashlib.sha256(b"x").hexdigest()]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (killed / "compare.json").unlink()
+    assert run_cli("pipeline", path, "--dir", killed, "--resume", "--quiet").code == 0
+    assert not (folder / "resume").exists()
+    assert not checkpoint.damage(folder)
+
+
+def test_the_disk_that_the_stages_need_is_told_before_they_begin(pipe, tmp_path, run_cli, monkeypatch):
+    said = run_cli("validate", pipe)
+    assert re.search(r"the stages write at most \d+ MiB; [\d.]+ GiB are free\n", said.err), said.err
+    monkeypatch.setattr(saving.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 0))
+    said = run_cli("pipeline", pipe, "--dir", tmp_path / "run")
+    assert said.code == 2
+    assert "0 MiB are free; that may fill the disk" in said.err
+    assert "a checkpoint takes" in said.err.replace("\n", " ")
+
+
+def test_a_last_stage_that_went_on_is_compared_anew(pipe, tmp_path, run_cli):
+    path, longer = pipe, tmp_path / "longer"
+    path.write_text('keep = "all"\n' + path.read_text())
+    assert run_cli("pipeline", path, "--dir", longer, "--quiet").code == 0
     words = ["--dir", longer, "--resume", "--quiet", "--set", "grpo.run.updates=3"]
     assert run_cli("pipeline", path, *words).code == 0
     assert tables(longer / "compare" / "asked.toml")["models"]["grpo"].endswith("step_000003/model")
@@ -833,4 +879,4 @@ def test_the_page_on_pipelines_has_every_key():
     page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert told >= {f.name for f in fields(file.Stage)} | {f.name for f in fields(Compare)}
+    assert told >= {f.name for each in (file.Stage, file.Tables, Compare) for f in fields(each)}

@@ -1,10 +1,12 @@
-"""A digest that nothing can change unseen."""
+"""A digest that nothing can change unseen, and numbers that are none."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.weights import combined, digest, fingerprint
+from posttrain import weights
+from posttrain.weights import combined, digest, fingerprint, finite
 
 
 def named(seed: int = 0) -> list[tuple[str, torch.Tensor]]:
@@ -89,3 +91,54 @@ def test_names_shapes_and_types_are_part_of_it() -> None:
 
 def test_negative_zero_is_another_bit_pattern() -> None:
     assert digest([("x", torch.tensor([0.0]))]) != digest([("x", torch.tensor([-0.0]))])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+def test_every_bit_counts_wherever_a_tensor_begins_and_ends(dtype: torch.dtype) -> None:
+    """Words are of 8 bytes: a tensor may begin between two, and leave a part of one at its end."""
+    size = dtype.itemsize
+    store = torch.randint(256, (3 * 8192 + 64,), dtype=torch.uint8, generator=torch.manual_seed(0))
+    for first, n in [(0, 1), (1, 1), (1, 9), (3, 1024), (5, 8192 // size), (7, 2 * 8192 // size + 3)]:
+        lies = store.view(dtype)[first : first + n]
+        before = fingerprint("x", lies)
+        assert before == fingerprint("x", lies.clone())
+        raw = lies.clone().view(torch.uint8)
+        for place in {0, 1, len(raw) // 2, max(len(raw) - 9, 0), len(raw) - 2, len(raw) - 1} & set(
+            range(len(raw))
+        ):
+            for bit in (0, 7):
+                raw[place] ^= 1 << bit
+                assert fingerprint("x", raw.view(dtype)) != before
+                raw[place] ^= 1 << bit
+        assert fingerprint("x", raw.view(dtype)) == before
+
+
+def test_a_processor_and_a_gpu_find_the_same() -> None:
+    """Their sums are made by other kernels, in other pieces: learner and sampler may be on either."""
+    words = torch.randint(-(2**63), 2**63 - 1, (40, 1024), generator=torch.manual_seed(1))
+    weight = weights._odd(1024, words.device)
+    assert weights._row_sums(words).equal((words * weight).sum(1))
+    by_hand = [sum(int(w) * int(o) for w, o in zip(row, weight, strict=True)) for row in words[:3]]
+    assert [s % 2**64 for s in weights._row_sums(words[:3]).tolist()] == [s % 2**64 for s in by_hand]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_none_is_found_anywhere(dtype: torch.dtype, bad: float) -> None:
+    for n in (1, 2, 15, 64, 65, 1000, 70_001):
+        whole = torch.randn(n, 2, generator=torch.manual_seed(n)).to(dtype)
+        for numbers in (whole[:, 0].clone(), whole[:, 1], whole):
+            assert finite(numbers)
+            for place in {0, n // 2, n - 1}:
+                kept = numbers[place].clone()
+                numbers[place] = bad
+                assert not finite(numbers)
+                numbers[place] = kept
+
+
+def test_what_has_no_fractions_or_no_numbers_is_finite() -> None:
+    for numbers in (torch.tensor(3), torch.tensor([True, False]), torch.zeros(0), torch.zeros(3, 0)):
+        assert finite(numbers)
+    assert finite(torch.tensor([torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max]))
+    assert not finite(torch.tensor(torch.nan))
+    assert not finite(torch.tensor([1 + 1j, complex(0, torch.inf)]))

@@ -6,6 +6,7 @@ that the model's forward was called with. Ours is registered here under one name
 key-value cache) run the very same model code and differ only in who sees whom.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +18,9 @@ from transformers import AttentionInterface, PreTrainedModel
 NAME = "posttrain"
 KINDS = frozenset({"full_attention", "sliding_attention"})
 """Layers in which who sees whom is what the layout says."""
+
+BLOCK = 512
+"""So many tokens attend at once where they do so under a mask, which is then no square of a long row."""
 
 WORTH = 8
 """What several prompts begin with is set apart if that saves at least one in so many tokens: each of them
@@ -31,7 +35,6 @@ class Layout(Protocol):
 
     def attend(
         self,
-        layer: int,
         query: Heads,
         key: Heads,
         value: Heads,
@@ -40,12 +43,17 @@ class Layout(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Heads:
-        """Attention of every query, in the query's own shape.
+        """What every query finds: the query's shape, with the values' head size.
 
         key and value have fewer heads than query where the model shares them (grouped queries);
         window is the number of latest positions a token sees (itself included), None for all.
+        Called once for each attention of the pass: some layers have several, some are passed several times.
         """
         ...
+
+
+HARMLESS = frozenset({"cache_position", "dropout", "output_attentions", "position_ids", "use_cache"})
+"""Keywords of an attention function that do not say who sees whom, or that a layout answers."""
 
 
 def _attention(
@@ -56,20 +64,29 @@ def _attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     *,
-    layout: Layout,
+    layout: Layout | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: Any,
+    is_causal: bool | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    if s_aux is not None:
-        raise ValueError(
-            "attention sinks (as in gpt-oss) are not supported: leaving them out is another model"
-        )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    unknown = sorted(name for name, given in others.items() if given is not None and name not in HARMLESS)
+    for wrong, why in (
+        (layout is None, "does not hand its attention what its forward was called with"),
+        (s_aux is not None, "has attention sinks (as gpt-oss), which no kernel of ours knows"),
+        (attention_mask is not None, "makes an attention mask of its own"),
+        (not causal, "attends to what comes later"),
+        (bool(unknown), f"hands its attention {', '.join(unknown)}, of which posttrain knows nothing"),
+    ):
+        if wrong:
+            raise ValueError(f"{type(module).__name__} {why}")
+    assert layout is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    out = layout.attend(layer, query, key, value, scale=scale, window=sliding_window, softcap=softcap)
-    return out.transpose(1, 2), None
+    out = layout.attend(query, key, value, scale=scale, window=sliding_window, softcap=softcap)
+    # As transformers' own functions leave it: some architectures take views of it.
+    return out.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, _attention)
@@ -91,6 +108,9 @@ def masked_attention(
     """
     groups = query.shape[1] // key.shape[1]
     if softcap is None:
+        if _repeats(query, mask):
+            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+            groups = 1
         return nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups > 1
         )
@@ -106,17 +126,78 @@ def masked_attention(
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype) @ value
 
 
-def seen_by(start: int, stop: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """[stop - start, stop]: which tokens of a sequence those from `start` on see; None for plainly causal.
+def _repeats(query: Heads, mask: torch.Tensor | None) -> bool:
+    """Whether shared key heads are to be repeated.
 
-    >>> seen_by(1, 3, 2, torch.device("cpu"))
-    tensor([[ True,  True, False],
-            [False,  True,  True]])
+    On a GPU only flash attention shares them, in 16 bits and without a mask; what is left is a kernel that
+    keeps every score. A processor's shares them always, and is times faster so.
     """
-    if not start and (window is None or window >= stop):
-        return None
-    ago = torch.arange(start, stop, device=device)[:, None] - torch.arange(stop, device=device)
-    return (ago >= 0) & (ago < (window or stop + 1))
+    return query.device.type == "cuda" and (mask is not None or query.dtype.itemsize != 2)
+
+
+class Bands:
+    """Masks for blocks of causal rows, all of them views of one band for each window; made once a pass."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int | None, torch.dtype], torch.Tensor] = {}
+
+    def mask(self, rows: int, before: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+        """[rows, before + rows]: 0 where a token is seen, -inf where not; the last of each row is itself.
+
+        >>> Bands().mask(2, 1, 2, torch.zeros(()))
+        tensor([[0., 0., -inf],
+                [-inf, 0., 0.]])
+        """
+        band = self._made.get((window, like.dtype))
+        if band is None or band.shape[1] - BLOCK < before:
+            row = torch.arange(BLOCK, device=like.device)[:, None]
+            column = torch.arange(-before, BLOCK, device=like.device)
+            seen = column <= row
+            if window is not None:
+                seen &= column > row - window
+            band = additive(seen, like.dtype)
+            self._made[window, like.dtype] = band
+        itself = band.shape[1] - BLOCK
+        return band[:rows, itself - before : itself + rows]
+
+
+def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """0 where `seen`, -inf elsewhere. Of `seen` itself each layer would make this anew, and keep it.
+
+    >>> additive(torch.tensor([True, False]), torch.float32)
+    tensor([0., -inf])
+    """
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
+
+
+def causal_attention(
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    bands: Bands,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Heads:
+    """Attention of the last tokens of a sequence, whose keys and values are all there, to what came before.
+
+    Block by block, each over the keys that its window reaches, so that no mask is as large as the square of
+    the sequence; without any mask where all tokens are asked for and none is too far to be seen.
+    """
+    n, total = query.shape[2], key.shape[2]
+    start = total - n
+    if not start and (window is None or window >= total) and (softcap is None or n <= BLOCK):
+        return masked_attention(query, key, value, None, scale=scale, softcap=softcap, causal=True)
+    out = []
+    for a in range(0, n, BLOCK):
+        b = min(a + BLOCK, n)
+        before = start + a if window is None else min(start + a, window - 1)
+        span = slice(start + a - before, start + b)
+        mask = bands.mask(b - a, before, window, query)
+        part = query[:, :, a:b], key[:, :, span], value[:, :, span]
+        out.append(masked_attention(*part, mask, scale=scale, softcap=softcap))
+    return torch.cat(out, dim=2)
 
 
 def common(sequences: Sequence[Row]) -> int:
@@ -133,25 +214,63 @@ def common(sequences: Sequence[Row]) -> int:
     return next((t for t, (a, b) in pairs if a != b), min(len(least), len(greatest)))
 
 
+class _Alone:
+    """The layout of a single token, which sees itself: what it finds is its own value."""
+
+    def __init__(self) -> None:
+        self.windows: set[int | None] = set()
+
+    def attend(self, query: Heads, key: Heads, value: Heads, *, window: int | None, **_: Any) -> Heads:
+        self.windows.add(window)
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+
+
 def use_layouts(model: PreTrainedModel) -> None:
     """Makes the model attend through the `layout` given to `hidden_states`.
 
-    Raises ValueError for an architecture that does not take its attention from the registry, and for one
-    in which a token sees others through more than attention (recurrent and convolutional layers, chunks):
-    rows that lie end to end would leak into one another without a word.
+    Raises ValueError for an architecture that does not take its attention from the registry, for one in
+    which a token sees others through more than attention (recurrent and convolutional layers, chunks: rows
+    that lie end to end would leak into one another without a word), for one that wants more of its attention
+    than a layout knows, and for one that makes other logits of a token than `output_head` does.
     """
+    name = type(model).__name__
+    if model.config._attn_implementation == NAME:
+        return
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
-            f"{type(model).__name__} does not take its attention from transformers' registry; "
+            f"{name} does not take its attention from transformers' registry; "
             "every current decoder-only model of transformers does"
         )
-    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - KINDS
+    config = model.config.get_text_config()
+    layers = set(getattr(config, "layer_types", None) or ())
+    kinds = layers - KINDS
     if kinds or getattr(model, "_is_stateful", False):
         raise ValueError(
-            f"{type(model).__name__} has {', '.join(sorted(kinds)) or 'recurrent'} layers; "
+            f"{name} has {', '.join(sorted(kinds)) or 'recurrent'} layers; "
             "only full and sliding attention can be packed"
         )
-    model.set_attn_implementation(NAME)
+    device = model.get_input_embeddings().weight.device
+    token, place = (torch.full((1, 1), n, device=device) for n in (1, 0))
+    before, alone = model.config._attn_implementation, _Alone()
+    # Some architectures put a window into the mask that transformers makes, and tell nobody else of it.
+    windowed = "sliding_attention" in layers if layers else getattr(config, "sliding_window", None)
+    windowed = windowed and hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask")
+    with torch.no_grad():
+        wanted = None if device.type == "meta" else model(input_ids=token, use_cache=False).logits
+        model.set_attn_implementation(NAME)
+        try:
+            got = output_head(model)(hidden_states(model, token, place, alone))
+            if windowed and alone.windows == {None}:
+                raise ValueError(f"{name} has sliding windows, and does not tell its attention of them")
+            if wanted is not None and not torch.allclose(got, wanted, rtol=0.02, atol=0.02):
+                raise ValueError(f"{name} makes other logits of its hidden states than posttrain knows of")
+        except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+            # Without its numbers, a model may be unable to say where a token is to go.
+            if device.type == "meta" and not isinstance(error, ValueError):
+                return
+            model.set_attn_implementation(before)
+            first = (str(error).splitlines() or [""])[0]
+            raise ValueError(first if isinstance(error, ValueError) else f"{name}: {first}") from error
 
 
 def context_of(config: Any) -> int:

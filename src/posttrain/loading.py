@@ -2,11 +2,12 @@
 
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
@@ -36,6 +37,19 @@ def usable_device(name: str, where: str = "device") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no GPU that PyTorch can use", where=where, mend="set it to auto")
     return device
+
+
+def on_device(numbers: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """A tensor of these numbers on the device, int64 or float64.
+
+    Nobody waits for a GPU: it fetches them from pinned memory, which is not used again before it has.
+
+    >>> on_device([[1, 2], [3, 4]], torch.device("cpu"))
+    tensor([[1, 2],
+            [3, 4]])
+    """
+    here = torch.from_numpy(np.array(numbers))  # several times as fast as torch.tensor
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 def multiplies_in_bfloat16(device: str = "cpu") -> bool:

@@ -14,8 +14,9 @@ from posttrain.learner.pretrained import silent
 from posttrain.runtime import local, process
 from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.policy import Policy, surroundings
+from posttrain.runtime.prompts import check_prompts
 from posttrain.runtime.recipe import Recipe
-from posttrain.runtime.step_labels import Labelling, step_labels
+from posttrain.runtime.step_labels import Labelling, hard, soft, step_labels
 from posttrain.target import target_of
 from posttrain.types import UserError
 from posttrain.verifiers.pool import Pool
@@ -35,13 +36,17 @@ def steps(
     ] = 0,
     limit: Annotated[int, typer.Option(min=0, help="Only the first tasks; 0 takes all.")] = 0,
     separator: Annotated[str, typer.Option(help="Between steps; \\n is a newline.")] = "\\n\\n",
+    reachable: Annotated[
+        bool, typer.Option("--hard", help="Label a step 1 if any continuation ends right, else 0.")
+    ] = False,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Overrides a key of the recipe.")
     ] = None,
 ) -> None:
     """Labels each step of a policy's answers by how often the policy, going on from there, ends right.
 
-    Each line is a record for the method process_reward: prompt, steps, labels (success rates), rollouts.
+    Each line is a record for the method process_reward: prompt, steps, labels (success rates, or with --hard
+    whether there was any success), rollouts.
     """
     if out.exists():
         raise UserError("is there already", where=str(out), mend="name another file, or remove it")
@@ -50,7 +55,12 @@ def steps(
         raise UserError("is empty", where="--separator", mend="give what stands between steps")
     found, recipe, adapter = target_of(target, sets or ())
     how = Labelling(
-        solutions=solutions, rollouts=rollouts, budget=budget, separator=between, right=recipe.eval.right
+        solutions=solutions,
+        rollouts=rollouts,
+        budget=budget,
+        separator=between,
+        right=recipe.eval.right,
+        estimate=hard if reachable else soft,
     )
     process.settle(recipe.run.threads)
     try:
@@ -98,5 +108,5 @@ def _asked(recipe: Recipe, limit: int | None) -> tuple[Asked, Verifier, Policy]:
         what = "steps are judged by where they lead, and this recipe has no verifier that could"
         raise UserError(what, where="verifier", mend="take the recipe of an online method")
     first, policy = replace(asked, train=asked.train[:limit], held_out=()), surroundings(recipe, silent)
-    local.check_prompts(first, policy)
+    check_prompts(first, policy)
     return first, asked.verifier, policy

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from posttrain import config, show
+from posttrain.learner.checkpoint import weights_alone
 from posttrain.learner.pretrained import silent
 from posttrain.report import write
 from posttrain.report.record import json_lines
@@ -21,7 +22,7 @@ from posttrain.types import UserError
 
 err = Console(stderr=True)
 
-MAY_DIFFER = ("checkpoint", "track", "eval")
+MAY_DIFFER = ("checkpoint", "record", "track", "eval")
 """Tables that a run may be resumed with otherwise than it was started: no weight depends on them."""
 
 
@@ -43,16 +44,23 @@ def train(
     The plan, and a line an update, go to the terminal; or to `shown` alone, if it is given.
     Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
     """
-    process.settle(found.recipe.run.threads)
     directory = RunDir(path, resume=resume)
     try:
         found = as_begun(found, path)
-        chosen = local.plan(found.recipe, silent if shown else say)
+        if resume and weights_alone(directory.checkpoints):
+            raise UserError(
+                "its checkpoints hold weights alone, or are of another version: nothing goes on from them",
+                where=str(path),
+                mend="begin another run with such a model as model.path",
+            )
+        chosen = local.plan(found.recipe, silent if shown else say, path, path / "prompts.json")
+        chosen.disk.check(path)
         directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
         if shown is None:
             print_plan(chosen)
             say(f"run directory: {directory.path}")
-        return _run(chosen, directory, resume=resume, tables=found.tables, shown=shown)
+        with process.settled(found.recipe.run.threads):
+            return _run(chosen, directory, resume=resume, tables=found.tables, shown=shown)
     except UserError as error:
         if not resume:
             directory.discard()
@@ -62,16 +70,20 @@ def train(
 
 
 def as_begun(found: config.Read, run: Path) -> config.Read:
-    """The recipe with what auto came to as its dtype: where the run in this directory began, or else here.
+    """The recipe with what auto came to as dtype and date: where the run in this directory began, or here.
 
-    So the policy goes on in the same one on whatever machine the run is resumed.
+    So the policy goes on in the same numbers and reads the same prompts wherever and whenever it is resumed.
     """
-    dtype, began = found.recipe.model.dtype, run / "config.toml"
-    if found.tables["model"].get("dtype", "auto") == "auto" and began.exists():
-        dtype = config.read(began).recipe.model.dtype
-    recipe = replace(found.recipe, model=replace(found.recipe.model, dtype=dtype))
-    tables = {**found.tables, "model": {**found.tables["model"], "dtype": dtype}}
-    return replace(found, recipe=recipe, tables=tables)
+    model, began = found.recipe.model, run / "config.toml"
+    keys = [key for key in ("dtype", "date") if found.tables["model"].get(key, "auto") == "auto"]
+    if keys and began.exists():
+        before = config.read(began).recipe.model
+        model = replace(model, **{key: getattr(before, key) for key in keys})
+    recipe = replace(found.recipe, model=model)
+    settled = {"dtype": model.dtype, "date": model.date}
+    return replace(
+        found, recipe=recipe, tables={**found.tables, "model": {**found.tables["model"], **settled}}
+    )
 
 
 def _run(
@@ -114,3 +126,5 @@ def print_plan(chosen: local.Plan) -> None:
         say(f"note: {note}")
     if chosen.memory.total > chosen.free:
         say("note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help")
+    if chosen.disk.peak > chosen.disk.free:
+        say("note: the run may fill the disk; lora.rank, checkpoint.keep or record.tokens help")

@@ -10,8 +10,11 @@ K samples of one task (a group), V vocabulary.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import not_
 from typing import Any, ClassVar, Protocol
 
+import numpy
 import torch
 from jaxtyping import Bool, Float, Int
 
@@ -20,6 +23,26 @@ Message = Mapping[str, str]
 
 PROBE = -1
 """The version of a row that only measures: an answer put to another question, which nobody learns."""
+
+
+def worth(rewards: Sequence[float]) -> float:
+    """Σ r, as float32 keeps it, in the fewest decimals: what two episodes are compared by.
+
+    Rewards may be paid in parts, and the parts of equal returns need not add up to equal floats. Rounded they
+    do. Near 0 no relative rounding helps: what n parts may leave of a sum by their own, n 2⁻⁵² Σ|r|, counts
+    as 0. math/returns.py: worth is the same rule for a batch.
+
+    >>> sum([0.1] * 15), worth([0.1] * 15)
+    (1.5000000000000002, 1.5)
+    >>> worth([0.1, 0.6, -0.7])
+    0.0
+    """
+    total, parts = math.fsum(rewards), len(rewards) - rewards.count(0.0)
+    if abs(total) < parts * 2.0**-52 * math.fsum(map(abs, rewards)):
+        return 0.0
+    with numpy.errstate(over="ignore"):
+        return float(str(numpy.float32(total)))
+
 
 PerToken = Float[torch.Tensor, "B T"]
 PerRow = Float[torch.Tensor, "B"]
@@ -164,6 +187,9 @@ class Request:
     """0 ... K-1 within the task."""
     position: int = 0
     """Tokens of this episode drawn before; a later turn continues the count."""
+    episode: str = ""
+    """Requests of one name are turns of one conversation: what was computed of a turn is kept for the next
+    one, until the engine is told to release it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +249,11 @@ class Trajectory:
             raise ValueError(f"a trajectory's lists differ in length: {lengths}")
         if self.sampled[:1] == [True]:
             raise ValueError("the first token cannot be a sampled one: nothing comes before it")
+        if any(compress(self.reward, map(not_, self.sampled))):
+            place = next(t for t, r in enumerate(self.reward) if r and not self.sampled[t])
+            raise ValueError(
+                f"token {place} has a reward of {self.reward[place]} and is no choice of the policy"
+            )
 
     @property
     def prompt_length(self) -> int:
@@ -231,8 +262,8 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float:
-        """Sum of the rewards, undiscounted."""
-        return math.fsum(self.reward)
+        """What the episode is worth: the sum of its rewards, undiscounted."""
+        return worth(self.reward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +281,7 @@ class Episode:
     response: str
     """Everything the policy said; turns joined by newlines."""
     stop: str
-    """Why the last turn ended: eos, stop, length; or context, error."""
+    """Why the last turn ended: eos, stop, length; or context: no room was left."""
     turns: int = 1
 
 
@@ -264,7 +295,7 @@ class Batch:
     ...                    logp_policy=[0, -0.1], version=[0, 1], reward=[0, 1.0])]
     >>> batch = Batch.of(rows, group=[0])
     >>> batch.mask, batch.reward
-    (tensor([[False,  True]]), tensor([[0., 1.]]))
+    (tensor([[False,  True]]), tensor([[0., 1.]], dtype=torch.float64))
     """
 
     tokens: Int[torch.Tensor, "B T"]
@@ -275,6 +306,7 @@ class Batch:
     group: Int[torch.Tensor, "B"]
     """Rows of one task share a number."""
     reward: PerToken
+    """As it was paid, in float64: what is compared is rounded once it has been added up."""
     logp_gen: PerToken
     logp_policy: PerToken
     version: Int[torch.Tensor, "B T"]
@@ -306,7 +338,7 @@ class Batch:
             mask=column("sampled", torch.bool),
             length=torch.tensor([len(r.tokens) for r in rows]),
             group=torch.tensor(group, dtype=torch.long),
-            reward=column("reward", torch.float32),
+            reward=column("reward", torch.float64),
             logp_gen=column("logp_gen", torch.float32),
             logp_policy=column("logp_policy", torch.float32),
             version=column("version", torch.long),

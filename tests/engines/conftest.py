@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from posttrain.engines.native.draw import stream, uniform
+from posttrain.engines.native.draw import stream, uniforms
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.types import Completion, Request, Sampling
 
@@ -161,7 +161,7 @@ def slow_answer(model: PreTrainedModel, request: Request) -> list[int]:
             tokens.append(int(logits.argmax()))
         else:
             running = filtered(logits, sampling).cumsum()
-            u = uniform(key, request.position + n) * running[-1]
+            [u] = uniforms([key], [request.position + n]) * running[-1]
             tokens.append(int(np.searchsorted(running, u, side="right")))
     return tokens[len(request.prompt) :]
 

@@ -30,9 +30,9 @@ class Spy:
             self.widest = max(self.widest, *(k.shape[0] * k.shape[2] for k in runner.cache.keys.values()))
             return decode(tokens, lengths)
 
-        def spied_prefill(prompts: list[tuple[int, ...]]) -> torch.Tensor:
+        def spied_prefill(prompts: list[tuple[int, ...]], *turns: object) -> torch.Tensor:
             self.prefilled.update(prompts)
-            return prefill(prompts)
+            return prefill(prompts, *turns)
 
         runner.decode, runner.prefill = spied_decode, spied_prefill
 
@@ -141,6 +141,7 @@ def assert_nothing_is_kept(engine: NativeEngine) -> None:
     assert not engine.busy
     assert engine.runner.cache.prompts == {}
     assert engine.runner.cache.latest == ((), {})
+    assert engine.runner.cache.kept == {}
     assert engine._first_logits == {}
     assert not engine._wanted
 
@@ -187,6 +188,90 @@ def test_a_common_beginning_runs_once_and_answers_are_as_alone(lab, family: str,
         assert answer.tokens == lab.slow_answer(model, request)
         lab.assert_logps(model, request, answer, 1e-5)  # draws are made in float32
     assert_nothing_is_kept(engine)
+
+
+def conversations(
+    lab, engine: NativeEngine, count: int, turns: int, between=lambda turn: None
+) -> list[tuple]:
+    """(request, answer) of each turn; a prompt is all that came before it and three tokens more."""
+    prompts, out = [lab.prompt_of(8 + i, i) for i in range(count)], []
+    for turn in range(turns):
+        requests = [
+            Request(
+                prompt=prompt,
+                sampling=Sampling(max_new_tokens=3 + (turn + i) % 3),
+                task=str(i),
+                position=sum(len(a.tokens) for r, a in out if r.task == str(i)),
+                episode=f"game {i}",
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        got = lab.answers(engine, requests)
+        out += zip(requests, got, strict=True)
+        prompts = [
+            (*r.prompt, *a.tokens, *lab.prompt_of(3, 10 * turn + i))
+            for i, (r, a) in enumerate(zip(requests, got, strict=True))
+        ]
+        between(turn)
+    return out
+
+
+def fed_to(engine: NativeEngine) -> list[int]:
+    """Lengths of what the engine's passes over prompts run, as they are run."""
+    read, fed = engine.runner._read, []
+    engine.runner._read = lambda layout: (fed.extend(map(len, layout.parts)), read(layout))[1]
+    return fed
+
+
+@pytest.mark.parametrize("rows", [2, 64])
+@pytest.mark.parametrize("family", ["smollm", "gemma2", "gemma3", "mistral"])
+def test_a_later_turn_runs_only_what_is_new(lab, family: str, rows: int) -> None:
+    """Also where a layer's window is shorter than a turn."""
+    model = lab.tiny(family, torch.float64)
+    engine = lab.engine_of(model, rows=rows)
+    fed = fed_to(engine)
+    played = conversations(lab, engine, count=3, turns=3)
+    # A turn's last token has not run when it ends: it does with the three that follow.
+    assert sum(fed) == sum(8 + i for i in range(3)) + 3 * 2 * (1 + 3)
+    for request, answer in played:
+        assert answer.tokens == lab.slow_answer(model, request)
+        lab.assert_logps(model, request, answer, 1e-5)
+    for i in range(5):
+        engine.release(f"game {i}")
+        engine.release(f"game {i}")
+    assert_nothing_is_kept(engine)
+
+
+def test_what_is_kept_for_later_turns_is_bounded_and_never_of_other_weights_or_words(lab) -> None:
+    model = lab.tiny("smollm", torch.float64)
+    small = lab.engine_of(model, rows=2, cache_tokens=60)
+    held = []
+    played = conversations(
+        lab,
+        small,
+        5,
+        3,
+        lambda turn: held.append(sum(len(tokens) for tokens, _ in small.runner.cache.kept.values())),
+    )
+    assert max(held) <= 60
+    assert [a.tokens for _, a in played] == [lab.slow_answer(model, r) for r, _ in played]
+
+    weights = [(name, p.clone()) for name, p in model.named_parameters()]
+    engine = lab.engine_of(model, rows=2)
+    fed = fed_to(engine)
+    played = conversations(lab, engine, 2, 2, lambda turn: engine.load(weights, turn + 1))
+    assert sum(fed) == sum(len(r.prompt) for r, _ in played), "new weights: all of it runs again"
+
+    [first] = lab.answers(
+        engine, [Request(prompt=(5, 6, 7), sampling=Sampling(max_new_tokens=3), episode="a")]
+    )
+    other = Request(prompt=(5, 6, 8, 9, 1, 2), sampling=Sampling(max_new_tokens=3), episode="a")
+    fed.clear()
+    assert [a.tokens for a in lab.answers(engine, [other])] == [lab.slow_answer(model, other)]
+    assert fed == [6], "a prompt that does not go on where the episode was runs whole"
+    one = Request(prompt=(5, 6), sampling=Sampling(max_new_tokens=1), episode="b")
+    assert lab.answers(engine, [one])[0].tokens == lab.answers(engine, [one])[0].tokens
+    assert len(first.tokens) == 3
 
 
 def test_another_beginning_takes_the_place_of_the_last(lab) -> None:

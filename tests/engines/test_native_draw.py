@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain.engines.native.draw import _invert, draw, keep, stream, uniform
+from posttrain.engines.native.draw import _invert, draw, keep, stream, uniforms
 from posttrain.types import RunError, Sampling
 
 LAST = 1 - 2.0**-53
@@ -24,12 +24,14 @@ def expected_uniform(word: int) -> float:
     ],
 )
 def test_uniform_is_splitmix64(key: int, words: list[int]) -> None:
-    assert [uniform(key, n) for n in range(len(words))] == [expected_uniform(w) for w in words]
+    got = uniforms([key] * len(words), range(len(words)))
+    assert got.tolist() == [expected_uniform(w) for w in words]
 
 
 def test_uniform_accepts_any_64_bit_key_and_stays_below_one() -> None:
     for key in (0, 2**63, 2**64 - 1):
-        assert all(0 <= uniform(key, n) < 1 for n in range(2000))
+        drawn = uniforms([key] * 2000, range(2000))
+        assert bool(((drawn >= 0) & (drawn < 1)).all())
 
 
 def test_streams_differ_in_seed_task_and_sample_and_never_change() -> None:
@@ -61,7 +63,7 @@ def test_draws_follow_the_distribution(lab, sampling: Sampling, V: int) -> None:
     logits = 2 * torch.randn(V, generator=torch.Generator().manual_seed(V))
     logits[[0, V // 2, V - 1]] = -torch.inf
     p = lab.filtered(logits.double(), sampling)
-    u = [uniform(stream(7, "chi", V), n) for n in range(N)]
+    u = uniforms([stream(7, "chi", V)] * N, range(N)).tolist()
     tokens, gen, policy = draw(logits.expand(N, V), [sampling] * N, u)
     seen = np.bincount(tokens, minlength=V)
     assert not seen[p == 0].any()

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from posttrain.engines.native.cache import Cache, TokenLayout
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.engines.native.recorded import CudaGraphs, Recorded
+from posttrain.engines.native.recorded import CudaGraphs, Recorded, Replay
 from posttrain.types import Request, Sampling
 
 
@@ -25,7 +25,7 @@ class Recorder:
     def __init__(self) -> None:
         self.recorded = 0
 
-    def __call__(self, step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def __call__(self, step: Replay) -> Replay:
         self.recorded += 1
         step()  # a recording runs its step before the first replay: that must leave no trace
         return step
@@ -72,6 +72,24 @@ def test_few_shapes_are_recorded_and_each_once(lab) -> None:
     assert recorder.recorded <= 5  # 1, 2, 4, 8 and 16 rows
 
 
+def test_recordings_of_all_shapes_leave_their_logits_in_one_place(lab) -> None:
+    """Each with logits of its own, those of 64 rows and 33k columns would hold gigabytes."""
+    engine, recorder = lab.engine_of(lab.tiny("smollm"), rows=16), Recorder()
+    recorded, places = record(engine, recorder), set()
+    engine.runner.cache.reserve(16, 200)
+    decode = engine.runner.decode
+
+    def spied(tokens: list[int], lengths: list[int]) -> torch.Tensor:
+        logits = decode(tokens, lengths)
+        places.add((logits.data_ptr(), logits.untyped_storage().nbytes()))
+        return logits
+
+    engine.runner.decode = spied
+    lab.answers(engine, traffic(lab, 0, n=60))
+    assert recorder.recorded > 3
+    assert places == {(recorded.logits.data_ptr(), 16 * engine.runner.vocabulary * 4)}
+
+
 def test_a_recording_ends_when_the_cache_moves(lab) -> None:
     """A graph would go on to read the memory that the rows have left."""
     model = lab.tiny("smollm", torch.float64)
@@ -116,7 +134,7 @@ def test_a_step_never_waits_for_the_device(lab, family: str) -> None:
 
 
 def test_a_model_that_cannot_be_recorded_is_decoded_all_the_same(lab) -> None:
-    def refuse(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    def refuse(step: Replay) -> Replay:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     model = lab.tiny("smollm", torch.float64)

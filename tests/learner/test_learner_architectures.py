@@ -25,6 +25,8 @@ from transformers import (
     Olmo2ForCausalLM,
     OlmoConfig,
     OlmoForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
@@ -173,6 +175,20 @@ def test_computing_between_the_products_again_gives_the_same_gradient(name: str,
         (out.logp.sum() + 0.3 * out.entropy.sum()).backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("what", ["selective", "full"])
+def test_computing_again_turns_no_dropout_on(what: Any, rows_of: Any) -> None:
+    """OPT's layers apply it themselves."""
+    torch.manual_seed(0)
+    sizes = {k: v for k, v in SHAPE.items() if k not in ("intermediate_size", "num_key_value_heads")}
+    sizes |= {"ffn_dim": 24, "word_embed_proj_dim": 16, "dropout": 0.5, "layerdrop": 0.5, "pad_token_id": 0}
+    model = OPTForCausalLM(OPTConfig(**sizes)).eval()
+    use_layouts(model)
+    batch = rows_of(seed=3, dtype=torch.float32)
+    wanted = forward(model, batch, temperature=1.0).logp
+    compute_again(model, what)
+    assert torch.equal(forward(model, batch, temperature=1.0).logp, wanted)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

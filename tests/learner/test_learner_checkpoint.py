@@ -19,11 +19,13 @@ from posttrain.learner.checkpoint import (
     read_state,
     read_tensors,
     save,
+    thin,
+    weights_alone,
     write_tensors,
 )
 from posttrain.types import RunError
 
-OPERATIONS = ("fsync", "rename", "mkdir", "unlink", "rmdir")
+OPERATIONS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 
 
 class Crash(BaseException):
@@ -84,6 +86,72 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000004", "step_000005"]
     saved(tmp_path, 6)  # 0 deletes nothing
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def with_rest(root: Path, update: int, **kept: int) -> Path:
+    """A checkpoint with something that only a resume needs."""
+
+    def into(folder: Path) -> None:
+        write(update)(folder)
+        write_tensors(folder / "resume" / "moments.safetensors", content(update))
+
+    return save(root, update, into, {"update": update}, **({"keep": 0} | kept))
+
+
+def what_stays(root: Path) -> dict[int, bool]:
+    """Of each checkpoint, which must be whole, whether it has its rest."""
+    found = {int(p.name[-6:]): p for p in root.glob("step_*")}
+    assert all(holds(path, update) for update, path in found.items())
+    return {update: (path / "resume").exists() for update, path in sorted(found.items())}
+
+
+def test_older_ones_may_keep_their_weights_alone(tmp_path: Path) -> None:
+    for update in range(1, 7):
+        with_rest(tmp_path, update, keep=2, keep_weights=3)
+    assert what_stays(tmp_path) == {2: False, 3: False, 4: False, 5: True, 6: True}
+    assert newest(tmp_path, resume=True) == (tmp_path / "step_000006", [])
+    for update in (5, 6):
+        (tmp_path / f"step_{update:06d}" / "model" / "config.json").write_text("[]")
+    assert newest(tmp_path)[0] == tmp_path / "step_000004"
+    found, skipped = newest(tmp_path, resume=True)
+    assert found is None
+    assert skipped[2:] == [f"step_00000{n} was passed over: it holds weights alone" for n in (4, 3, 2)]
+
+
+def test_whether_only_weights_are_left_is_seen_without_reading_them(tmp_path: Path) -> None:
+    assert not weights_alone(tmp_path)
+    for update in (1, 2):
+        with_rest(tmp_path, update)
+    assert not weights_alone(tmp_path)
+    thin(tmp_path, whole=0, weights=1)
+    assert weights_alone(tmp_path)
+    (tmp_path / "step_000002" / MANIFEST).write_text("")
+    assert not weights_alone(tmp_path), "of a damaged one nobody knows"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
+def test_a_crash_while_they_are_thinned_leaves_each_whole(
+    after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    for when in range(1, 1000):
+        root = tmp_path / str(when)
+        for update in (1, 2, 3):
+            with_rest(root, update)
+        finished = True
+        with pytest.MonkeyPatch.context() as patch:
+            crash_at(patch, when, after)
+            try:
+                thin(root, whole=0, weights=2)
+            except Crash:
+                finished = False
+        assert holds(root / "step_000003", 3)
+        assert holds(root / "step_000002", 2)
+        thin(root, whole=0, weights=2)
+        assert what_stays(root) == {2: False, 3: False}
+        if finished:
+            break
+    assert when > 8
 
 
 def test_what_a_crash_left_is_swept_away_by_the_next(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from posttrain.attention import use_layouts
 from posttrain.learner.pack import Family, Pack, microbatches, pack, trained_states
+from posttrain.runtime.plan import Shape, mask_bytes
 from posttrain.types import Batch, Trajectory
 
 
@@ -218,3 +219,27 @@ def test_the_last_tokens_that_fill_up_are_enough_for_every_family() -> None:
         families = [Family(start, n, ()) for start, n in zip(starts, sizes, strict=True)]
         tokens = torch.zeros(stem + sum(sizes), dtype=torch.long)
         assert Pack(tokens, tokens, families, none, none, none, none, stem).spare == spare
+
+
+@pytest.mark.parametrize("sizes", [[(3, 40)] * 4, [(1, 600)], [(1, 1500), (4, 300)], [(2, 700), (8, 30)]])
+def test_masks_of_a_pass_are_few_and_within_what_is_planned_for(
+    sizes: list[tuple[int, int]], llama: Callable[..., Any]
+) -> None:
+    """Groups of K answers of n tokens each; layers with a window and without."""
+    model = llama(0, max_position_embeddings=2048)
+    use_layouts(model)
+    rows, groups = [], []
+    for number, (K, n) in enumerate(sizes):
+        for k in range(K):
+            tokens = [number] * 20 + [(k + t) % 23 for t in range(n)]
+            rows.append(row(tokens, list(range(20, 20 + n))))
+            groups.append(number)
+    packed = pack(Batch.of(rows, groups))
+    q = torch.randn(1, 2, len(packed.tokens), 4)
+    for _ in range(3):
+        for window in (None, 100):
+            packed.attend(q, q, q, scale=1.0, window=window, softcap=None)
+    masks = [*packed._masks.values(), *packed._bands._made.values()]
+    held = {m.untyped_storage().data_ptr(): m.untyped_storage().nbytes() for m in masks}
+    shape = Shape.of(model.config, 0, 0)
+    assert sum(held.values()) <= mask_bytes(replace(shape, windows=2), 4) * len(packed.tokens)

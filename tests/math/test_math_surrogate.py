@@ -14,7 +14,7 @@ from posttrain.math import surrogate
 Surrogate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Formula = Callable[[float, float], float]
 
-LOW, HIGH, CAP = 0.1, 0.3, 2.5
+LOW, HIGH, CAP, FLOOR = 0.1, 0.3, 2.5, 0.6
 UP, DOWN = 0.8, 1.7
 
 
@@ -62,15 +62,15 @@ CASES: list[tuple[Surrogate, Formula, Formula]] = [
     (partial(surrogate.clipped, clip_low=LOW, clip_high=HIGH), clipped_value, clipped_c),
     (partial(surrogate.dual_clipped, clip_low=LOW, clip_high=HIGH, cap=CAP), dual_value, dual_c),
     (
-        partial(surrogate.truncated, cap=CAP),
-        lambda r, A: -min(r, CAP) * A * math.log(r),
-        lambda r, A: min(r, CAP) * A,
+        partial(surrogate.truncated, cap=CAP, floor=FLOOR),
+        lambda r, A: -clip(r, FLOOR, CAP) * A * math.log(r),
+        lambda r, A: clip(r, FLOOR, CAP) * A,
     ),
     (partial(surrogate.soft_gated, tau_up=UP, tau_down=DOWN), soft_value, soft_c),
 ]
 NAMES = ["score", "unclipped", "clipped", "dual_clipped", "truncated", "soft_gated"]
 every_surrogate = pytest.mark.parametrize(("function", "value", "c"), CASES, ids=NAMES)
-KINKS = [1 - LOW, 1 + HIGH, CAP]
+KINKS = [1 - LOW, 1 + HIGH, CAP, FLOOR]
 
 
 def test_every_public_surrogate_is_tested_here() -> None:

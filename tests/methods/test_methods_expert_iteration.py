@@ -109,10 +109,10 @@ def test_best_of_n_is_the_best_that_is_accepted() -> None:
 
 
 def test_rewards_of_steps_that_add_up_to_the_bound_reach_it() -> None:
-    """Ten times 0.1 are 0.99999994 or 1.0000001 in float32, by the order of addition."""
+    """Ten times 0.1 are 0.9999999999999999 or 1.0, by the order of addition."""
     batch = batch_of([(0, [1] * 10, 1.0)])
     batch = replace(batch, reward=torch.full_like(batch.reward, 0.1))
-    for ulp in (-1e-6, 0.0, 1e-6):
+    for ulp in (-1e-15, 0.0, 1e-15):
         assert kept(EXPERT, replace(batch, reward=batch.reward * (1 + ulp))) == [True]
     assert kept(EXPERT, replace(batch, reward=batch.reward * 0.999)) == [False]
 

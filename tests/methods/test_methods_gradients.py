@@ -92,6 +92,53 @@ def dr_grpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     ]
 
 
+def reinforce_pp_baseline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/Σ|o| Σ min(r A, clip(r) A) - 0.01 ½ (log π/π_ref)², A centred in its group over the batch's std."""
+    assert batch.logp_ref is not None
+    R, rows = returns_of(batch), trained(batch)
+    centred = {i: R[i] - mean(group_of(batch, i)) for i in rows}
+    sigma = math.sqrt(mean([a * a for a in centred.values()])) + 1e-6
+    count = sum(map(len, rows.values()))
+    answer = []
+    for i, chosen in rows.items():
+        for t in chosen:
+            pull = out.logp[i, t].item() - batch.logp_ref[i, t].item()
+            push = unclipped_part(ratio(batch, out, i, t), centred[i] / sigma, 0.2, 0.2)
+            answer.append((i, t, (push - 0.01 * pull) / count))
+    return answer
+
+
+def gmpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/G Σ_i A_i Π_t (min(r, e^0.4) where A ≥ 0, max(r, e^-0.4) where A < 0)^(1/|o_i|); arXiv:2507.20673."""
+    A, rows = whitened(batch), trained(batch)
+    answer = []
+    for i, chosen in rows.items():
+        logs = [math.log(ratio(batch, out, i, t)) for t in chosen]
+        bounded = [max(x, -0.4) if A[i] < 0 else min(x, 0.4) for x in logs]
+        geometric = math.exp(mean(bounded))
+        answer += [
+            (i, t, A[i] * geometric / len(chosen) / len(rows) if x == y else 0.0)
+            for t, x, y in zip(chosen, logs, bounded, strict=True)
+        ]
+    return answer
+
+
+def pass_at_k_training(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """GRPO's over pairs of answers: what the best of a pair is worth if one is this; arXiv:2508.10751."""
+    R, rows = returns_of(batch), trained(batch)
+    answer = []
+    for i, chosen in rows.items():
+        pairs = [max(pair) for pair in combinations(group_of(batch, i), 2)]
+        m = mean(pairs)
+        sigma = math.sqrt(mean([(p - m) ** 2 for p in pairs])) + 1e-6
+        A = (mean([max(R[i], r) for r in group_of(batch, i, without=True)]) - m) / sigma
+        answer += [
+            (i, t, unclipped_part(ratio(batch, out, i, t), A, 0.2, 0.2) / len(chosen) / len(rows))
+            for t in chosen
+        ]
+    return answer
+
+
 def dapo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """1/Σ|o_i| Σ_i Σ_t min(r A, clip(r, 0.8, 1.28) A); arXiv:2503.14476, eq. 8."""
     A, rows = whitened(batch), trained(batch)
@@ -422,7 +469,18 @@ def klq_offline(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 PLAIN = (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, sft, grpo_trajectory, gspo_token, sapo, max_rl)
-OTHERS = (opo, pass_at_k, reinforce_to_go, reinforce_running, reinforce_pp, trpo, trpo_penalty, pretrain)
+COMPARED = (reinforce_pp_baseline, gmpo, pass_at_k_training)
+OTHERS = (
+    *COMPARED,
+    opo,
+    pass_at_k,
+    reinforce_to_go,
+    reinforce_running,
+    reinforce_pp,
+    trpo,
+    trpo_penalty,
+    pretrain,
+)
 VALUED = (reinforce_critic, a2c, impala, ppo, ppo_trajectory, ppo_penalty, decoupled_ppo, klq, klq_offline)
 PAPERS = {f.__name__: f for f in (*PLAIN, *OTHERS, *VALUED, expert_iteration)}
 

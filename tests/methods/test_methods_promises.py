@@ -16,7 +16,7 @@ from posttrain.methods.build import build
 from posttrain.methods.choices import BY_TOKEN, CHOICES, choices, least_group, names, numbers
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import METHODS, line
-from posttrain.types import Batch, Method, Outputs
+from posttrain.types import Batch, Method, Outputs, Trajectory
 
 HORIZON = 16
 KL_AND_ENTROPY = {"kl_in_loss": 0.1, "kl_in_reward": 0.05, "entropy_bonus": 0.01}
@@ -59,6 +59,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
                 if name == "grpo" and choice == "returns" and value != "total":
                     more["returns"] = {"credit": "centred"}
                 out[f"{name}, {value}"] = (name, {choice: value} | more.get(value, more.get(choice, {})))
+    out["grpo, masked"] = ("grpo", {"off_policy_mask": 0.05})
     out["reinforce, overlong"] = ("reinforce", {"overlong_buffer": 2})
     carried = {"baseline": 0.3, "running_baseline": 0.9, "running_scale": 0.5}
     return out | {"reinforce, carried": ("reinforce", carried)}
@@ -66,7 +67,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
 
 def extra_penalty(name: str) -> bool:
     """Whether a method as published moves the policy where no advantage does."""
-    return bool(getattr(METHODS[name].method, "kl_from_old", 0))
+    return any(getattr(METHODS[name].method, key, 0) for key in ("kl_from_old", "kl_in_loss"))
 
 
 VARIANTS = variants()
@@ -269,6 +270,105 @@ def test_a_task_whose_answers_are_all_alike_teaches_nothing(
     assert not d_value.any()
     if method.unit == "group":
         assert not method.weight(batch).any()
+
+
+WAYS = [[0.1] * 15, [1.5], [0.7, 0.8], [1 / 7, 1 / 3 - 1 / 7, 0.9 - 1 / 3, 1.5 - 0.9]]
+NOTHING = [[0.0], [0.1, 0.6, -0.7], [1 / 7, 5 / 7 - 1 / 7, -5 / 7], [-0.3, 0.1, 0.1, 0.1]]
+
+
+def paid(ways: list[list[float]]) -> Batch:
+    """Four answers of 16 tokens to one task, paid in these parts."""
+    rows = [
+        Trajectory(
+            tokens=[7, *[i] * 16],
+            sampled=[False] + [True] * 16,
+            logp_gen=[-1.0] * 17,
+            logp_policy=[-1.0] * 17,
+            version=[0] * 17,
+            reward=[0.0] + [0.0] * (16 - len(parts)) + parts,
+        )
+        for i, parts in enumerate(ways)
+    ]
+    return Batch.of(rows, group=[0] * len(rows))
+
+
+COMPARES = [n for n, row in METHODS.items() if row.loop == "online" and least_group(row.method) > 1]
+COMPARING = [c for c in names("credit") if c != "raw"]
+
+
+@pytest.mark.parametrize("ways", [WAYS, NOTHING], ids=["1.5", "0"])
+def test_answers_of_one_worth_are_alike_however_they_were_paid(ways: list[list[float]]) -> None:
+    batch = paid(ways)
+    for name in [*COMPARES, "reinforce_pp"]:
+        method = build(
+            name, {"returns": "total", "kl_in_reward": 0} if name == "reinforce_pp" else {}, horizon=16
+        )
+        weight = method.weight(ready := method.prepare(replace(batch, carry=method.start)))
+        assert extra_penalty(name) or not weight.any(), name
+        assert ready.advantage is None or not ready.advantage.any()
+    for credit in COMPARING:
+        ready = build("grpo", {"credit": credit}, horizon=16).prepare(batch)
+        assert ready.advantage is not None
+        assert not ready.advantage.any(), credit
+    scaled = build("reinforce", {"running_scale": 0.9}, horizon=16)
+    assert scaled.settle(replace(batch, carry=scaled.start), {})["variance"] == 0.0
+    for keep in names("keep"):
+        method = build("expert_iteration", {"keep": keep, "accept": min(map(sum, ways))}, horizon=16)
+        assert bool((method.weight(method.prepare(batch))[:, 1:] > 0).all()), keep
+
+
+@every_method
+def test_what_is_trained_on_has_the_type_of_the_losses(
+    variant: str, update: Update, gradients: Gradients
+) -> None:
+    """Rewards are float64; advantages, targets and losses are what the model computes in."""
+    batch, out = (columns(x, torch.Tensor.float) for x in update(seed=6))
+    batch, method = replace(batch, reward=batch.reward.double()), method_of(variant)
+    ready = method.prepare(replace(batch, carry=method.start))
+    found = [x for x in (ready.advantage, ready.target) if x is not None] + [method.loss(out, ready)]
+    assert {x.dtype for x in found} == {torch.float32}
+    assert {x.dtype for x in gradients(method, batch, out)} == {torch.float32}
+
+
+def test_an_answer_that_the_policy_has_left_is_pushed_no_further_down(
+    update: Update, gradients: Gradients
+) -> None:
+    """DeepSeek-V3.2: no gradient where A < 0 and the mean of log π_gen/π is above δ; all else as it was."""
+    batch, out = update(seed=3)
+    free, held = (build("rloo", {"off_policy_mask": d}, horizon=HORIZON) for d in (0.0, 0.05))
+    A = free.prepare(batch).advantage
+    assert A is not None
+    left = []
+    for i, row in enumerate(batch.mask):
+        gap = [float(batch.logp_gen[i, t] - out.logp[i, t]) for t in row.nonzero().flatten()]
+        left.append(bool((A[i] < 0).any()) and sum(gap) / len(gap) > 0.05)
+    assert 0 < sum(left) < int((A < 0).any(-1).sum())
+    wanted = gradients(free, batch, out)[1]
+    wanted[torch.tensor(left)] = 0.0
+    assert torch.equal(gradients(held, batch, out)[1], wanted)
+    seen = held.watch(out, held.prepare(batch))["correction/masked"]
+    assert seen[batch.mask].tolist() == torch.tensor(left)[:, None].expand_as(A)[batch.mask].double().tolist()
+    both = build("rloo", {"off_policy_mask": 0.05, "kl_in_loss": 0.1}, horizon=HORIZON)
+    assert bool(gradients(both, batch, out)[1][torch.tensor(left)].any()), "the KL still pulls it"
+
+
+def test_a_token_without_an_advantage_is_not_looked_at_however_far_its_ratio_went(
+    update: Update, gradients: Gradients
+) -> None:
+    """exp(200) is infinite in float32, and infinite times 0 not a number."""
+    batch, out = (columns(x, torch.Tensor.float) for x in update(seed=1))
+    alone = torch.zeros_like(batch.mask)
+    alone[0, 1] = True
+    batch = replace(batch, reward=torch.where(alone, 1.0, 0.0), logp_old=out.logp - 200 * ~alone)
+    for function in names("surrogate"):
+        for name, options in (
+            ("reinforce_to_go", {"ratio": "by_token"}),
+            ("trpo", {"returns": "to_go", "credit": "raw"}),
+        ):
+            method = build(name, {**options, "surrogate": function}, horizon=HORIZON)
+            total, d_logp, *_ = gradients(method, batch, out)
+            assert bool(total.isfinite()), function
+            assert bool(d_logp.isfinite().all()), function
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -98,7 +98,7 @@ def test_the_published_numbers() -> None:
         "clipped(clip_low=0.0003, clip_high=0.0004)",
     )
     cispo = described(build("cispo", {}, horizon=16))
-    assert (cispo["surrogate"], cispo["reduction"]) == ("truncated(cap=1.28)", "per_token")
+    assert (cispo["surrogate"], cispo["reduction"]) == ("truncated(cap=1.28, floor=0)", "per_token")
     assert described(build("sft", {}, horizon=16)) == {"reduction": "per_token"}
 
 
@@ -113,6 +113,25 @@ PUBLISHED: dict[str, dict[str, str | None]] = {
         "surrogate": "clipped(clip_low=0.2, clip_high=0.2)",
         "reduction": "per_token",
         "kl_in_reward": "0.01",
+    },
+    "reinforce_pp_baseline": {
+        "returns": None,
+        "credit": "centred_batch_normalised(eps=1e-06)",
+        "reduction": "per_token",
+        "kl": "k2",
+        "kl_in_loss": "0.01",
+        "kl_in_reward": None,
+    },
+    "gmpo": {
+        "credit": "normalised(eps=1e-06)",
+        "ratio": "by_bounded_sequence(clip_log=0.4)",
+        "surrogate": "unclipped",
+        "reduction": "per_sequence",
+    },
+    "pass_at_k_training": {
+        "credit": "pass_at_k_normalised(k=2, eps=1e-06)",
+        "surrogate": "clipped(clip_low=0.2, clip_high=0.2)",
+        "reduction": "per_sequence",
     },
     "a2c": {"psi": "n_step(gamma=1, n=5)", "credit": "raw", "surrogate": "score", "value_loss": "squared"},
     "impala": {"psi": "vtrace(gamma=1, lam=1, rho_cap=1, c_cap=1)", "surrogate": "score"},
@@ -292,7 +311,7 @@ def test_supervised_fine_tuning_chooses_what_its_mean_is_over(reduction: str) ->
         "per_token": reduce.per_token(MASK),
         "per_sequence": reduce.per_sequence(MASK),
         "per_row": reduce.per_row(MASK),
-        "per_horizon": reduce.per_horizon(MASK, 16),
+        "per_horizon": reduce.per_horizon(MASK, horizon=16),
     }[reduction]
     batch = _batch()
     assert torch.equal(method.weight(batch), wanted)
@@ -323,8 +342,11 @@ def test_numbers_reach_the_function_that_reads_them() -> None:
     assert torch.equal(clipped(x, A), surrogate.clipped(x, A, clip_low=0.05, clip_high=0.4))
     one_side = policy_gradient("dapo", {"clip_low": 0.1}).surrogate
     assert torch.equal(one_side(x, A), surrogate.clipped(x, A, clip_low=0.1, clip_high=0.28))
-    capped = policy_gradient("cispo", {"cap": 1.1}).surrogate
-    assert torch.equal(capped(x, A), surrogate.truncated(x, A, cap=1.1))
+    capped = policy_gradient("cispo", {"cap": 1.1, "floor": 0.9}).surrogate
+    assert torch.equal(capped(x, A), surrogate.truncated(x, A, cap=1.1, floor=0.9))
+    whole, both_on = policy_gradient("gmpo", {"clip_log": 0.2}).ratio, torch.ones(1, 2, dtype=torch.bool)
+    wanted = ratios.by_bounded_sequence(x, x - 1, both_on, A, clip_log=0.2)
+    assert torch.equal(whole(x, x - 1, both_on, A), wanted)
     dual = policy_gradient("grpo", {"surrogate": "dual_clipped", "cap": 2, "clip_high": 0.3}).surrogate
     assert torch.equal(dual(x, A), surrogate.dual_clipped(x, A, clip_high=0.3, cap=2.0))
     R, group = torch.tensor([1.0, 0.0, 0.0]), torch.zeros(3, dtype=torch.long)
@@ -384,7 +406,7 @@ def test_numbers_reach_the_losses_of_pairs() -> None:
 def test_the_horizon_is_the_runs_own() -> None:
     for horizon in (4, 64):
         method = policy_gradient("dr_grpo", {}, horizon=horizon)
-        assert torch.equal(method.reduction(MASK), reduce.per_horizon(MASK, horizon))
+        assert torch.equal(method.reduction(MASK), reduce.per_horizon(MASK, horizon=horizon))
     assert "does not read 'horizon'" in refused("dr_grpo", {"horizon": 5})
 
 
@@ -541,7 +563,7 @@ def test_a_credit_over_answers_has_nothing_to_say_of_tokens(name: str, options: 
     message = refused(name, options)
     assert message.startswith("method.credit: ")
     assert "compares whole answers, and here each token is credited" in message
-    assert message.endswith("take raw, centred, batch_normalised")
+    assert message.endswith("take raw, centred, batch_normalised, batch_normalised_sample")
 
 
 def test_a_count_is_a_whole_number() -> None:
@@ -645,12 +667,12 @@ def test_names_are_the_public_functions_and_nothing_imported() -> None:
 
 def test_a_credit_that_compares_needs_a_group() -> None:
     """least_group says so in the table: with a single answer these would learn nothing, or raise."""
-    alone = {"raw", "batch_normalised"}
+    alone = {"raw", "batch_normalised", "batch_normalised_sample"}
     for name in ONLINE:
         method = METHODS[name].method
         credit = function(method.credit).__name__ if isinstance(method, PolicyGradient) else "raw"
         alike = credit in alone and method.unit != "group"
-        wanted = 1 if alike else 3 if credit == "pass_at_k" else 2
+        wanted = 1 if alike else 3 if credit.startswith("pass_at_k") else 2
         assert least_group(method) == wanted, name
     for k in (1, 2, 5):
         assert least_group(build("pass_at_k", {"k": k}, horizon=16)) == k + 1
@@ -665,12 +687,12 @@ def test_fewer_than_least_group_would_learn_nothing_and_as_many_do_learn(credit:
     enough = least_group(replace(policy_gradient("rloo", {}), credit=credit))
     for size in range(1, 6):
         R, group = torch.arange(1.0, size + 1), torch.zeros(size, dtype=torch.long)
-        if credit is advantages.batch_normalised:
+        if credit in (advantages.batch_normalised, advantages.batch_normalised_sample):
             # What it compares with are the episodes of other tasks.
             R, group = torch.tensor([*R.tolist(), 9.0]), torch.tensor([*group.tolist(), 1])
         if size >= enough:
             assert bool(credit(R, group).any())
-        elif credit in (advantages.leave_one_out, advantages.pass_at_k):
+        elif credit in (advantages.leave_one_out, advantages.pass_at_k, advantages.pass_at_k_normalised):
             with pytest.raises(ValueError, match="in every group"):
                 credit(R, group)
         else:

@@ -239,6 +239,39 @@ def test_without_evaluations_the_headline_says_what_it_shows() -> None:
     assert summary([]).after == "—"
 
 
+@pytest.mark.parametrize("updates", range(2, 14))
+def test_no_update_is_both_first_and_last(updates: int) -> None:
+    """A curve that rises all the way shows it, however short the run."""
+    head = summary(curve("reward/mean", [float(u) for u in range(updates)]))
+    n = min(5, updates // 2)
+    assert (float(head.before), float(head.after)) == ((n - 1) / 2, updates - 1 - (n - 1) / 2)
+    assert float(head.change.removeprefix("+")) == updates - n
+    assert (f"first {n} updates" if n > 1 else "the first update") in head.note
+    [tile] = [(value, remark) for name, value, remark in head.tiles if name == "Reward"]
+    assert tile[0] == head.after
+    assert tile[1].startswith(f"from {head.before}")
+
+
+def test_one_update_has_no_before_either() -> None:
+    head = summary(curve("reward/mean", [0.25]))
+    assert (head.before, head.after, head.change) == ("", "0.25", "")
+    assert head.note == "one update; never evaluated on held-out tasks"
+
+
+def test_a_share_of_scores_above_a_bound_is_no_accuracy() -> None:
+    """A reward model's scores say neither right nor wrong."""
+    rows = [
+        {"update": u, "accuracy": 0.5, "eval/accuracy": 0.5, "reward/mean": u - 3.0, "verdict/scored": 1.0}
+        for u in range(1, 5)
+    ]
+    head = summary(rows)
+    assert (head.label, head.before, head.after) == ("Reward while training", "-1.5", "0.5")
+    head = summary([row | {"eval/reward": row["reward/mean"]} for row in rows])
+    assert (head.label, head.before, head.after) == ("Held-out reward", "-2", "1")
+    known = [{k: v for k, v in row.items() if k != "verdict/scored"} | {"verdict/right": 0.5} for row in rows]
+    assert summary(known).label == "Held-out accuracy"
+
+
 def test_tiles_hold_the_last_time_and_tokens() -> None:
     head = summary(
         [{"update": 1, "seconds": 1, "tokens": 5}, {"update": 2, "seconds": 192, "tokens": 12_345}]

@@ -111,6 +111,41 @@ def test_the_picture_of_curves_is_a_picture(
     assert float((light[:, :, 2] - light[:, :, 0] > 0.3).mean()) > 0.002, "no blue line"
 
 
+CHARTS = [
+    *("Reward", "Accuracy", "Spread within groups", "Groups", "Loss"),
+    *("Verdicts", "Verdicts by class", "Reward with length", "Reward by length"),
+    *("Tampering and failures", "Agreement with the reward", "Auditors", "Parts of the reward"),
+    *("KL", "Entropy", "Response length", "Cut by the limit", "Clip fraction", "Gradient norm"),
+    *("Learning rate", "Effective sample size", "Lag", "Time per update", "Speed", "memory/peak"),
+]
+FOLDED = ["Tampering and failures", "Cut by the limit", "Lag"]
+"""Those of them that never move in the run of 40 updates."""
+
+
+def test_labels_of_axes_are_not_cut_and_what_never_moves_is_folded(
+    short: Path, tmp_path: Path, answer: Answer
+) -> None:
+    lines = [json.loads(line) for line in (short / "metrics.jsonl").read_text().splitlines()]
+    last = lines[-1]["update"]
+    for line in lines:
+        line |= {"lr": 1e-6, "loss": -9e-7 * line["update"] / last, "grad_norm": 1e5 * line["update"]}
+        line |= {"clip/fraction": 0.0, "kl/ref": 0.0, "kl/old": 0.0, "kl/mismatch": 0.001 * line["update"]}
+    (short / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = answer(
+        write(short),
+        """return {
+          cut: all('.plot .axes text').filter((t) => t.getBBox().x < 0).map((t) => t.textContent),
+          labels: texts('.plot .axes text'),
+          charts: texts('#curves h4'), folded: texts('#curves .constant').join(' ')}""",
+    )
+    assert max(map(len, found["labels"])) >= 7, "a number with a sign and an exponent"
+    assert found["cut"] == []
+    assert "Learning rate 1e−6" in found["folded"]
+    assert "Clip fraction 0%" in found["folded"]
+    assert {"Learning rate", "Clip fraction"}.isdisjoint(found["charts"])
+    assert {"KL", "Loss", "Gradient norm"} <= set(found["charts"]), "one line of it moves"
+
+
 def test_every_curve_is_drawn_and_unknown_ones_stand_in_their_own_section(
     report: Path, answer: Answer
 ) -> None:
@@ -120,17 +155,13 @@ def test_every_curve_is_drawn_and_unknown_ones_stand_in_their_own_section(
           ready: document.documentElement.dataset.ready,
           charts: texts('#curves h4'),
           last: text('#curves h3:last-of-type'),
+          folded: texts('#curves .constant'),
           empty: all('.plot').filter((plot) => !plot.querySelector('path[d^=M]')).length,
         }""",
     )
     assert found["ready"] == "true"
-    assert found["charts"] == [
-        *("Reward", "Accuracy", "Spread within groups", "Groups", "Loss"),
-        *("Verdicts", "Verdicts by class", "Reward with length", "Reward by length"),
-        *("Tampering and failures", "Agreement with the reward", "Auditors", "Parts of the reward"),
-        *("KL", "Entropy", "Response length", "Cut by the limit", "Clip fraction", "Gradient norm"),
-        *("Learning rate", "Effective sample size", "Lag", "Time per update", "Speed", "memory/peak"),
-    ]
+    assert found["charts"] == [name for name in CHARTS if name not in FOLDED]
+    assert all(name in " ".join(found["folded"]) for name in FOLDED), found["folded"]
     assert (found["last"], found["empty"]) == ("Other", 0)
 
 

@@ -85,6 +85,22 @@ def test_a_run_without_rollouts_or_metrics_gives_a_report(tmp_path: Path) -> Non
     assert (run["updates"], run["steps"], run["alarms"]) == ([], [], [])
 
 
+def test_a_run_that_recorded_a_share_of_its_groups_says_so(short: Path) -> None:
+    said = "The run recorded the rollouts of a share of its groups"
+    assert said not in write(short).read_text()
+    file = max((short / "samples").glob("0*.jsonl"))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [row for row in rows if row["group"] in (1, 4, 6)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    page = write(short).read_text()
+    [trained] = [
+        line["select/kept"]
+        for line in map(json.loads, (short / "metrics.jsonl").read_text().splitlines())
+        if line["update"] == rows[0]["update"]
+    ]
+    assert f"{said}, 3 of {trained} of the last update" in page
+
+
 def test_a_run_that_had_to_stop_says_why(short: Path) -> None:
     assert embedded(write(short), "run")["stopped"] == ""
     (short / "stopped.txt").write_text(f"the verifier failed on 9 of 40 episodes; {HOSTILE}\n")
@@ -192,6 +208,17 @@ def test_a_metric_that_a_run_lacks_is_the_users_mistake(short: Path, tmp_path: P
         curves_svg([short], tmp_path / "c.svg", "reward/meen", "t")
     with pytest.raises(UserError, match="no run was given"):
         curves_svg([], tmp_path / "c.svg", "reward/mean", "t")
+
+
+def test_the_labels_of_the_picture_have_room(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text("")
+    (run / "metrics.jsonl").write_text("".join(f'{{"update": {u}, "x": {-u * 5e-7}}}\n' for u in range(3)))
+    picture = curves_svg([run], tmp_path / "x.svg", "x", "X").read_text()
+    labels = re.findall(r'x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<]+)<', picture)
+    assert "-2.5e-07" in [label for _, label in labels]
+    assert all(float(x) > 6 * len(label) for x, label in labels)
 
 
 def test_one_constant_run_is_drawn(tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_it_holds_what_each_stage_did(root):
     assert sft["takes"] == ["data"]
     assert sft["report"] == "02-sft/report.html"
     assert {"name": "eval/loss", "first": 2.0, "last": 0.4, "updates": 5} in sft["changed"]
-    # While training, means over five updates at each end.
-    assert {"name": "loss", "first": 2.0, "last": 2.0, "updates": 5} in sft["changed"]
+    # While training, means over updates at each end, none of them in both: 4 and 3, then 1 and 0.
+    assert {"name": "loss", "first": 3.5, "last": 0.5, "updates": 5} in sft["changed"]
     assert ppo["stopped"] == "the disk is full"
     assert found["compare"] is None
     assert "updates" not in dpo
@@ -137,11 +137,33 @@ def test_the_json_beside_the_page_and_the_data_in_it_are_the_same(compared):
 
 def test_the_headline_is_the_best_policy_and_what_it_all_took(compared):
     tiles = {name: (value, remark) for name, value, remark in headline(summary(compared))}
-    assert tiles["Best mean score"] == ("1.75", "ppo; sft has 0.5")
-    assert tiles["Its win rate"] == ("62.5%", "over sft")
+    assert tiles["Best mean score"] == ("1.75 ± 0.1", "ppo; sft 0.5 ± 0.1; dpo 1.25 ± 0.1")
+    # Over sft it wins by 52.5 % or more, and over dpo 62.5 % too, in which dpo's 37.5 % are turned around.
+    assert tiles["Best policy"] == ("ppo", "wins 62.5% over sft, 95 %: 52.5% – 72.5%; 10 prompts")
     assert tiles["Stages"] == ("2 of 4", "finished")
     assert tiles["Time"] == ("1 min 0 s", "all stages")
     assert tiles["Tokens trained"] == ("600", "all stages")
+
+
+@pytest.mark.parametrize(
+    ("of", "over", "rate", "said"),
+    [
+        ("dpo", "ppo", 0.45, "ppo wins 55.0% over dpo, 95 %: 45.0% – 65.0%; 10 prompts"),
+        ("ppo", "sft", 0.58, "ppo wins 58.0% over sft, 95 %: 48.0% – 68.0%; 10 prompts"),
+    ],
+)
+def test_a_policy_that_may_be_no_better_is_not_named_the_best(compared, of, over, rate, said):
+    wins = [w for w in COMPARE["wins"] if (w["of"], w["over"]) != (of, over)] + [win(of, over, rate)]
+    (compared / "compare.json").write_text(json.dumps(COMPARE | {"wins": wins}))
+    tiles = {name: (value, remark) for name, value, remark in headline(summary(compared))}
+    assert tiles["Best policy"] == ("no clear winner", said)
+
+
+def test_a_single_update_has_no_change(root):
+    lines = (root / "02-sft" / "metrics.jsonl").read_text().splitlines()
+    (root / "02-sft" / "metrics.jsonl").write_text(lines[1] + "\n")
+    loss = next(m for m in summary(root)["stages"][1]["changed"] if m["name"] == "loss")
+    assert loss == {"name": "loss", "first": 3.0, "last": 3.0, "updates": 1}
 
 
 def test_equal_directories_give_equal_pages(compared):

@@ -166,6 +166,25 @@ def test_a_function_that_breaks_on_everything_never_trains_on_anything(run_cli, 
     assert not any("reward/mean" in line for line in lines if line["verdict/not_a_number"] == 1.0)
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_run_that_trained_nothing_fails_however_short(run_cli, recipe_of, tmp_path, updates):
+    code = tmp_path / "always.py"
+    code.write_text("def reward(response):\n    return 0.0 if not response else 1 / 0\n")
+    over = {
+        "verifier": {"function": {"function": f"{code}:reward"}},
+        "rollout": {"groups": 1, "group_size": 4},
+        "run": {"updates": updates},
+    }
+    run = tmp_path / "run"
+    said = run_cli("train", recipe_of("one", **over), "--run-dir", run, "--quiet")
+    assert said.code == 1
+    [line] = said.err.splitlines()
+    assert f"nothing was trained in {updates} updates: none of the last {4 * updates} episodes" in line
+    assert "first cause: raised: ZeroDivisionError" in line
+    again = run_cli("train", run / "config.toml", "--run-dir", run, "--quiet", "--resume")
+    assert again.code == 1
+
+
 def test_an_update_that_keeps_nothing_goes_on_with_the_next(run_cli, recipe_of, tmp_path):
     # Every answer of a group of two is broken in some groups; those groups alone are left out.
     run = tmp_path / "run"

@@ -1,5 +1,6 @@
 """Promise 5: the sampler holds the trainer's weights, or the run stops and says what is wrong."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 
 from posttrain import config
+from posttrain.engines.native.cache import TokenLayout
 from posttrain.learner.lora import base
 from posttrain.runtime import local
 from posttrain.runtime.handover import hand_over
-from posttrain.types import RunError
+from posttrain.types import Request, RunError, Sampling
 
 CANARY = list(range(5, 29))
 
@@ -86,6 +88,15 @@ class Poisons(Perturbs):
     spoilt_by = float("nan")
 
 
+class Forgets(Faulty):
+    """Attends to nothing when it decodes; its prompts are right."""
+
+    def step(self):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TokenLayout, "attend", lambda self, q, k, v, **_: torch.zeros_like(q))
+            return self.engine.step()
+
+
 class WrongVersion(Faulty):
     def load(self, weights, version):
         return self.engine.load(weights, version - 1)
@@ -99,7 +110,8 @@ FAULTS: dict[type[Faulty], str] = {
     Swaps: "holds other weights than the learner sent as version 1: digest",
     KeepsOld: "after hand-over of version 1 the sampler's log-probabilities differ",
     Perturbs: "after hand-over of version 1 the sampler's log-probabilities differ",
-    Poisons: "by nan on the canary",
+    Poisons: "the model's logits hold NaN",
+    Forgets: "after hand-over of version 1 the sampler's log-probabilities differ",
     WrongVersion: "says that it holds version 0, and was sent 1",
 }
 
@@ -174,6 +186,35 @@ def test_one_fault_stops_the_run_and_is_named(sides, fault, kind):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_canary_may_be_short(sides, length):
+    learner, engine = sides({})
+    assert len(hand_over(learner, engine, 1, CANARY[:length])) > 8
+    with pytest.raises(RunError, match="differ from the learner's"):
+        hand_over(learner, Forgets(engine), 2, CANARY[:length])
+
+
+def test_an_answer_that_ends_at_once_is_asked_for_again(sides):
+    """Only what follows an answer's first token has gone through the cache."""
+    learner, engine = sides({})
+    hand_over(learner, engine, 1, CANARY)
+    [(_, first)] = answer(engine, CANARY)
+    engine.stop_tokens = frozenset(first.tokens[:1])
+    [(_, ended)] = answer(engine, CANARY)
+    assert len(ended.tokens) == 1
+    with pytest.raises(RunError, match="differ from the learner's"):
+        hand_over(learner, Forgets(engine), 2, CANARY)
+
+
+def answer(engine, prompt):
+    """The most likely answer to a prompt under the weights that the engine holds, with its ticket."""
+    engine.submit(Request(prompt=tuple(prompt), sampling=Sampling(temperature=0.0, max_new_tokens=2)))
+    done = []
+    while engine.busy:
+        done += engine.step()
+    return done
+
+
 def engine_weights(learner):
     """Weights as an engine wants them, but other ones than the learner's."""
     return [(name, torch.zeros_like(tensor)) for name, tensor in learner.weights()]
@@ -197,3 +238,26 @@ def test_the_command_stops_with_1_and_keeps_what_was_trained(
     assert (run / "report.html").exists()
     monkeypatch.undo()
     assert run_cli("train", tmp_path / "recipe.toml", "--run-dir", run, "--quiet", "--resume").code == 0
+
+
+def test_an_adapter_is_merged_a_matrix_at_a_time(sides):
+    learner, engine = sides({"lora": {"rank": 4}})
+    alive, most = [], 0
+
+    class Counts(Faulty):
+        def load(self, weights, version):
+            def counted():
+                nonlocal most
+                for name, tensor in weights:
+                    alive.append(weakref.ref(tensor))
+                    most = max(most, sum(ref() is not None and "proj" in name for ref in alive))
+                    yield name, tensor
+
+            return self.engine.load(counted(), version)
+
+    own = {id(p) for p in learner.model.parameters()}
+    hand_over(learner, Counts(engine), 1, CANARY)
+    kept = sum(ref() is not None and id(ref()) not in own for ref in alive)
+    assert len(alive) > 10
+    assert kept <= 1
+    assert most - sum(ref() is not None for ref in alive) <= 2, "the one before may not be gone yet"

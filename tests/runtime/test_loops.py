@@ -94,7 +94,7 @@ def test_the_seed_fixes_every_number_and_another_seed_changes_them(run_cli, onli
     assert runs["one"] == runs["again"]
     assert runs["one"] != runs["other"]
     one, again = (tmp_path / n / "checkpoints" / "step_000004" for n in ("one", "again"))
-    for file in ("model/model.safetensors", "optimizer.safetensors"):
+    for file in ("model/model.safetensors", "resume/optimizer.safetensors"):
         assert (one / file).read_bytes() == (again / file).read_bytes()
 
 

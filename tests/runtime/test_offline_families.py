@@ -303,7 +303,7 @@ def test_a_reference_that_stays_is_no_second_model_and_changes_nothing(run_cli, 
 def test_it_is_scored_once_for_the_rows_that_the_run_meets_and_those_held_out(run_cli, family, tmp_path):
     short = SHORT | {"run": {"updates": 3}, "eval": {"limit": 3}}
     run = train(run_cli, family("dpo", short), tmp_path / "run")
-    assert len(load_file(run / REFERENCE)) == 2 * (3 * 2 + 3)
+    assert len(load_file(run / REFERENCE)["lengths"]) == 2 * (3 * 2 + 3)
     assert [line["time/reference"] > 0 for line in lines(run) if "time/reference" in line] == [True]
     assert "time/reference" in lines(run)[0]
 

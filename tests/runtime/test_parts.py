@@ -2,9 +2,12 @@
 
 import fcntl
 import json
+import math
 import os
+import random
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,10 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from posttrain.envs.guess import Guess, guess_tasks
+from posttrain.learner import checkpoint
 from posttrain.learner.forward import _kept
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.pretrained import parameter_count
-from posttrain.runtime.error_rate import ErrorRate
+from posttrain.math import tokens
+from posttrain.methods.build import build
+from posttrain.runtime.error_rate import WINDOW, ErrorRate
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, is_right, rollout_metrics
 from posttrain.runtime.online import Evaluation
@@ -35,7 +42,13 @@ from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, WHY_NOT, accepted, every, selection, varied
 from posttrain.runtime.stream import Stream
-from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
+from posttrain.types import Batch, Episode, RunError, Task, Trajectory, UserError, Verdict
+
+
+def paid(rewards: list[float]) -> Episode:
+    """An episode that was paid in parts, one with each of its tokens."""
+    made = episode(0.0, tokens=len(rewards))
+    return replace(made, trajectory=replace(made.trajectory, reward=[0.0, *rewards]))
 
 
 def episode(
@@ -99,7 +112,8 @@ def test_selection():
     assert not varied([episode(1.0), episode(1.0)])
     assert not varied([episode(0.5), failed]), "a failure is no reward of 0"
     assert not varied([failed, failed])
-    assert accepted([failed, episode(0.0), episode(1.0 - 1e-6)]), "as float32 adds the rewards of steps"
+    assert accepted([failed, episode(0.0), paid([0.1] * 10)]), "whose sum in floats is 0.9999999999999999"
+    assert accepted([paid([0.7])], least=0.7), "which float32 rounds down"
     assert not accepted([failed, episode(0.9)])
     few, failing = [episode(0.0), episode(0.5)], [failed]
     assert [selection("accepted", least)(few) for least in (0.5, 0.6)] == [True, False]
@@ -107,21 +121,71 @@ def test_selection():
     assert all(selection(name, 9.0) is SELECT[name] for name in ("all", "varied"))
 
 
-def test_the_error_rate_is_of_everything_seen_and_keeps_the_first_cause():
+WAYS = [[0.1] * 15, [1.5], [0.7, 0.8], [1 / 7, 1 / 3 - 1 / 7, 0.9 - 1 / 3, 1.5 - 0.9]]
+NOTHING = [[0.0], [0.1, 0.6, -0.7], [1 / 7, 5 / 7 - 1 / 7, -5 / 7], [-0.3, 0.1, 0.1, 0.1]]
+
+
+@pytest.mark.parametrize(("ways", "worth"), [(WAYS, 1.5), (NOTHING, 0.0)])
+def test_episodes_of_one_worth_are_equal_however_they_were_paid(ways, worth):
+    assert len({sum(rewards) for rewards in ways}) > 1, "in floats they are not"
+    group = [paid(rewards) for rewards in ways]
+    assert {e.trajectory.total_reward for e in group} == {worth}
+    assert not varied(group)
+    assert accepted(group, least=worth)
+    metrics = rollout_metrics([group], version=3, right=worth)
+    assert metrics["reward/std"] == metrics["reward/group_std"] == 0.0
+    assert metrics["accuracy"] == 1.0
+    assert varied([*group, paid([worth + 1e-4])])
+
+
+def test_a_game_that_is_won_is_worth_the_same_whatever_was_guessed_on_the_way():
+    """Shaping pays by how much each guess has told, in all what the game is worth."""
+    env, [task] = Guess(high=100, max_turns=50, shaping=0.5), guess_tasks(1, high=100)
+    group, dice = [], random.Random(0)
+    for _ in range(200):
+        state, rewards, turn = env.start(task).state, [], None
+        while turn is None or turn.verdict is None:
+            turn = env.reply(state, str(dice.randint(state.low, state.high)))
+            state = turn.state
+            rewards.append(turn.reward)
+        group.append(paid(rewards))
+    assert len({sum(e.trajectory.reward) for e in group}) > 1, "in floats it is not"
+    assert {e.trajectory.total_reward for e in group} == {1.5}
+    assert not varied(group)
+    batch = Batch.of([e.trajectory for e in group], [0] * len(group))
+    advantage = build("grpo", {}, horizon=50).prepare(batch).advantage
+    assert advantage is not None
+    assert not advantage.any()
+
+
+def test_the_error_rate_keeps_the_first_cause():
     rate = ErrorRate(0.25)
     rate.see([episode(None, label="raised")] * 4 + [episode(1.0)] * 11)
-    assert (rate.judged, rate.failed, rate.first) == (15, 4, "raised: because")
+    assert (rate.recent.count("."), rate.recent.count("x"), rate.first) == (11, 4, "raised: because")
     rate.see([episode(1.0)])
     with pytest.raises(
-        RunError, match=r"failed on 5 of 17 .* more than the 25% .* first cause: raised: because"
+        RunError, match=r"failed on 5 of the last 17 .* more than the 25% .* first cause: raised: because"
     ):
         rate.see([episode(None, label="timeout")])
+
+
+def test_what_went_well_long_ago_makes_up_for_nothing():
+    rate = ErrorRate(0.2)
+    rate.see([episode(1.0)] * 500 * 64)
+    half = [episode(None), episode(1.0)] * 32
+    for _ in range(math.ceil((0.2 * WINDOW + 1) / 32) - 1):
+        rate.see(half)
+    with pytest.raises(RunError, match=f"of the last {WINDOW} episodes"):
+        rate.see(half)
+    again = ErrorRate(0.2, recent="x" * 15)
+    with pytest.raises(RunError, match="16 of the last 16"):
+        again.see([episode(None)])
 
 
 def test_few_episodes_stop_nothing():
     rate = ErrorRate(0.0)
     rate.see([episode(None)] * 15)
-    with pytest.raises(RunError, match="16 of 16"):
+    with pytest.raises(RunError, match="16 of the last 16"):
         rate.see([episode(None)])
     never = ErrorRate(1.0)
     never.see([episode(None)] * 100)
@@ -188,20 +252,26 @@ def test_every_group_within_the_lag_is_as_likely():
     assert max(counts.values()) < 140
 
 
-def test_a_memory_goes_through_json_and_goes_on_as_it_was():
+def test_a_memory_goes_through_a_file_and_goes_on_as_it_was(tmp_path):
     one, two = filled(5, seed=3), Replay(max_lag=4, seed=3)
+    # None of these is a float32.
+    exact = {"logp_gen": [0, -1 / 3], "logp_policy": [0, -0.1], "reward": [0, 2 / 3]}
+    row = Trajectory(tokens=[1 << 20, 7], sampled=[False, True], version=[0, 4], **exact)
+    one.add(5, [[row, row]])
     two.add(1, [group(999)])
     one.draw(2, 5)
-    state = json.loads(json.dumps(one.state()))
-    two.restore(state)
-    assert two.state() == one.state() == state
+    kept = one.tensors()
+    assert len(kept) == 9, "however much it holds"
+    checkpoint.write_tensors(tmp_path / "replay.safetensors", kept)
+    two.restore(checkpoint.read_tensors(tmp_path / "replay.safetensors"))
+    assert two.draw(99, 6)[-1] == [row, row]
+    assert len(two.draw(99, 6)) == 4 * 3 + 1, "what is too old is forgotten when next it draws"
     for update in (6, 7, 8, 9):
         assert two.draw(4, update) == one.draw(4, update)
         for replay in (one, two):
             replay.add(update, [group(10 * update)])
-    assert two.state() == one.state()
-    assert {u for u, _ in one.state()} == {5, 6, 7, 8, 9}, "what is too old is forgotten when next it draws"
-    assert Replay(max_lag=1, seed=0).state() == []
+    two.restore(Replay(max_lag=1, seed=0).tensors())
+    assert two.draw(99, 2) == []
 
 
 @pytest.mark.parametrize("lag", [1, 3])
@@ -240,7 +310,7 @@ def test_a_run_starts_its_critic_from_the_model_that_is_named(run_cli, online, w
     over = {"method": {"name": "ppo"}, "critic": critic, "run": {"updates": 1}, "eval": {"limit": 0}}
     said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
     assert said.code == 0, said.err
-    [file] = (tmp_path / "run").glob("checkpoints/*/critic.safetensors")
+    [file] = (tmp_path / "run").glob("checkpoints/*/resume/critic.safetensors")
     kept, start = load_file(file), load_file(other / "model.safetensors")
     wanted = {f"body.{name}": x for name, x in start.items() if "lm_head" not in name}
     assert kept.keys() == wanted.keys() | {"head.weight", "head.bias"}
@@ -370,9 +440,7 @@ def test_the_estimate_is_the_sum_of_what_is_held(make_model):
     assert (half["weights"], half["float32 masters"], half["reference policy"]) == (2 * n, 4 * n, 2 * n)
     adapter = estimate(Shape.of(config, n, 500), dtype=torch.bfloat16, microbatch_tokens=100).parts
     assert (adapter["gradients"], adapter["AdamW moments"]) == (2000, 4000)
-    sampler = estimate(
-        shape, dtype=torch.float32, microbatch_tokens=1, sampler_rows=3, sampler_length=50
-    ).parts
+    sampler = estimate(shape, dtype=torch.float32, microbatch_tokens=1, sampler_tokens=3 * 50).parts
     heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
     assert sampler["key-value cache"] == 3 * 50 * 2 * config.num_hidden_layers * heads * size * 4
     one, two = (
@@ -381,6 +449,11 @@ def test_the_estimate_is_the_sum_of_what_is_held(make_model):
     assert two == 2 * one > 0
     whole, half, none = (activation_bytes(shape, 4, what) for what in ("full", "selective", "none"))
     assert whole < half < none
+    logits = [
+        estimate(shape, dtype=torch.float32, microbatch_tokens=1, device=d).parts["one chunk of logits"]
+        for d in ("cpu", "cuda")
+    ]
+    assert logits == [3 * tokens.CHUNK_BYTES, 3 * tokens.CHUNK_BYTES_ELSEWHERE]
 
 
 def test_activations_are_about_what_the_backward_pass_keeps(make_model):
@@ -447,6 +520,10 @@ def test_the_microbatch_follows_from_the_memory():
     assert microbatch(shape, free=0, dtype=torch.float32) == 256
     assert microbatch(shape, free=1 << 50, dtype=torch.float32) == MOST_MICROBATCH["cpu"]
     assert microbatch(shape, free=1 << 50, device="cuda", dtype=torch.float32) == MOST_ELSEWHERE
+    larger = estimate(shape, dtype=torch.float32, microbatch_tokens=0, device="cuda").total
+    assert larger > fixed
+    free = int((larger + 1000 * token) / 0.8) + 1
+    assert microbatch(shape, free=free, device="cuda", dtype=torch.float32) == 1000
 
 
 def test_free_memory_is_something():
@@ -495,8 +572,9 @@ def test_a_discarded_directory_is_gone_but_for_what_is_not_ours(tmp_path):
 
 def test_rollouts_after_a_checkpoint_are_forgotten(tmp_path):
     run = RunDir(tmp_path / "run", resume=False)
-    for name in ("000001", "000002", "eval_000000", "eval_000002"):
-        run.samples(name, [{"a": 1}])
+    with run.recording():
+        for name in ("000001", "000002", "eval_000000", "eval_000002"):
+            run.samples(name, lambda: [{"a": 1}])
     run.forget_after(1)
     kept = Counter(f.stem for f in (tmp_path / "run" / "samples").iterdir())
     assert kept == Counter(["000001", "eval_000000"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from posttrain import config, loading
 from posttrain.learner import checkpoint
+from posttrain.runtime import recipe as runtime_recipe
 
 UPDATES = 5
 REWARD = """
@@ -286,3 +288,24 @@ def test_what_auto_came_to_where_a_run_began_holds_where_it_goes_on(
     assert (last(moved) / "model" / "model.safetensors").read_bytes() == (
         last(straight) / "model" / "model.safetensors"
     ).read_bytes()
+
+
+def test_a_template_is_told_the_day_on_which_the_run_began(run_cli, recipe_of, write, monkeypatch, tmp_path):
+    """Resumed after midnight, the prompts are those of the day before."""
+    template = "{{ strftime_now('%j ') }}{% for m in messages %}{{ m['content'] + '\n' }}{% endfor %}"
+    recipe = write(config.read(recipe_of("sft")).tables, {"model": {"chat_template": template}}, name="dated")
+    straight, slept = tmp_path / "straight", tmp_path / "slept"
+    days = {
+        day: type("Day", (date,), {"today": classmethod(lambda _, d=day: date(2024, 2, d))}) for day in (1, 2)
+    }
+    monkeypatch.setattr(runtime_recipe, "date", days[1])
+    run_cli("train", recipe, "--run-dir", straight, "--quiet")
+    run_cli("train", recipe, "--run-dir", slept, "--quiet", "--set", "run.updates=2")
+    monkeypatch.setattr(runtime_recipe, "date", days[2])
+    assert config.read(recipe).recipe.model.date == "2024-02-02"
+    assert run_cli("train", recipe, "--run-dir", slept, "--resume", "--quiet").code == 0
+    assert config.read(slept / "config.toml").recipe.model.date == "2024-02-01"
+    assert (last(slept) / "model" / "model.safetensors").read_bytes() == (
+        last(straight) / "model" / "model.safetensors"
+    ).read_bytes()
+    assert run_cli("train", recipe, "--run-dir", tmp_path / "no", "--set", "model.date=tomorrow").code == 2

@@ -9,8 +9,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+from posttrain.chat import Chat
 from posttrain.data import Ranking
-from posttrain.envs.chat import Chat
 from posttrain.learner.pretrained import silent
 from posttrain.runtime.policy import NO_TASK, surroundings
 from posttrain.runtime.recipe import Model, Recipe
@@ -84,7 +84,7 @@ def test_transformers_and_our_commands_see_the_template_that_trained_it(trained)
         assert by_transformers["input_ids"] == asked, name
         assert ours.render(question) == asked, name
     assert ours.render_supervised([*QUESTION, ANSWER]) == under.render_supervised([*QUESTION, ANSWER])
-    assert ours.close() == under.close()
+    assert ours.judged(QUESTION, ["5"]) == under.judged(QUESTION, ["5"])
     assert ours.stops == under.stops
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from posttrain.runtime.rows import Group, numbered, row
 from posttrain.runtime.scored import AT_ONCE, scored
@@ -48,9 +48,10 @@ def test_they_are_computed_once_and_then_read(tmp_path: Path) -> None:
         assert torch.equal(column[part.mask], wanted[part.mask])
         assert not column[~part.mask].any()
     assert not list(tmp_path.glob("*.tmp"))
-    sizes = {name: t.numel() for name, t in load_file(file).items()}
-    assert sum(sizes.values()) == sum(sum(r.sampled) for p in PAIRS for r in p), "trained tokens alone"
-    assert len(sizes) == 2 * len(PAIRS)
+    held = load_file(file)
+    assert held.keys() == {"digests", "lengths", "logp"}, "however many rows there are"
+    assert len(held["logp"]) == sum(sum(r.sampled) for p in PAIRS for r in p), "trained tokens alone"
+    assert len(held["digests"]) == len(held["lengths"]) == 2 * len(PAIRS)
 
 
 def test_what_the_file_lacks_is_computed_and_the_rest_stays_bit_for_bit(tmp_path: Path) -> None:
@@ -68,8 +69,8 @@ def test_what_the_file_lacks_is_computed_and_the_rest_stays_bit_for_bit(tmp_path
     assert reference.rows == 2 * 9, "those that are held are not asked for"
     assert seen == [(5, 5)]
     after = load_file(file)
-    assert len(after) == 2 * 9
-    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert len(after["lengths"]) == 2 * 9
+    assert all(torch.equal(after[key][: len(before[key])], before[key]) for key in before)
     held, fresh = (Batch.of(*numbered(part)) for part in (PAIRS[2:4], PAIRS[4:9]))
     assert torch.equal(again.column(held)[held.mask], Reference()(held)[held.mask])
     assert torch.equal(again.column(fresh)[fresh.mask], Reference()(fresh)[fresh.mask] + 1)
@@ -80,11 +81,11 @@ def test_what_the_file_lacks_is_computed_and_the_rest_stays_bit_for_bit(tmp_path
 def test_a_row_of_two_groups_is_held_once_and_keeps_what_was_said_first(tmp_path: Path) -> None:
     file, (good, bad) = tmp_path / "reference.safetensors", PAIRS[0]
     scored(file, [(good,)], Reference())
-    [(key, before)] = load_file(file).items()
+    before = load_file(file)["logp"]
     scored(file, [(good, bad), (good, bad)], lambda batch: Reference()(batch) + 1)
     after = load_file(file)
-    assert len(after) == 2
-    assert torch.equal(after[key], before)
+    assert len(after["lengths"]) == 2
+    assert torch.equal(after["logp"][: len(before)], before)
 
 
 @pytest.mark.parametrize("left", [0, 100])
@@ -93,6 +94,19 @@ def test_a_file_that_was_cut_off_is_computed_again(tmp_path: Path, left: int) ->
     whole = scored(file, PAIRS[:2], reference)
     with file.open("r+b") as opened:
         opened.truncate(left)
+    again = scored(file, PAIRS[:2], reference)
+    batch = Batch.of(*numbered(PAIRS[:2]))
+    assert torch.equal(again.column(batch), whole.column(batch))
+    assert reference.rows == 8
+
+
+@pytest.mark.parametrize("other", ["a tensor for each row", "columns of another table"])
+def test_a_file_that_holds_something_else_is_computed_again(tmp_path: Path, other: str) -> None:
+    file, reference = tmp_path / "reference.safetensors", Reference()
+    whole = scored(file, PAIRS[:2], reference)
+    held = load_file(file)
+    columns = {"5f" * 16: torch.ones(3)} if "row" in other else held | {"lengths": held["lengths"][1:]}
+    save_file(columns, file)
     again = scored(file, PAIRS[:2], reference)
     batch = Batch.of(*numbered(PAIRS[:2]))
     assert torch.equal(again.column(batch), whole.column(batch))

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from posttrain.runtime import local
 from posttrain.runtime.policy import NO_TASK, Policy, surroundings
 from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rows import Shaper
-from posttrain.runtime.step_labels import Labelling, _drawn, prefixes, split_steps, step_labels
+from posttrain.runtime.step_labels import Labelling, _drawn, hard, prefixes, soft, split_steps, step_labels
 from posttrain.types import Sampling, Task
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.structure.patterns import Regex
 
 TASK = Task(id="t", messages=({"role": "user", "content": "say"},), answer="a;b")
 ROLLOUTS = 400
@@ -93,6 +95,24 @@ def test_records_are_what_process_reward_learns(
     assert [list(r.labels) for r in loaded] == [r["labels"] for r in found]
     assert all(label is None or 0 <= label <= 1 for r in found for label in r["labels"])
     assert spent == sorted(spent)
+
+
+def test_hard_labels_say_whether_any_continuation_was_right(policy: tuple[Recipe, Policy]) -> None:
+    """The same continuations, so a hard label is 1 exactly where the soft one is above 0."""
+    recipe, made = policy
+    engine = local.engine_of(recipe, made)
+    tasks = [replace(TASK, id=str(n)) for n in range(3)]
+    labels: dict[str, list[float | None]] = {}
+    for estimate in (soft, hard):
+        with Pool(workers=1, deadline_s=10) as pool:
+            how = Labelling(solutions=6, rollouts=4, separator="e", estimate=estimate)
+            sampling = Sampling(max_new_tokens=12)
+            judge = Regex(pattern="[a-m]$")
+            records = step_labels(tasks, engine, made.chat, judge, pool, sampling, how, context=200)
+            labels[estimate.__name__] = [label for r in records for label in r["labels"]]
+    told = [(a, b) for a, b in zip(labels["soft"], labels["hard"], strict=True) if a is not None]
+    assert all(b == float(a > 0) for a, b in told)
+    assert any(0 < a < 1 for a, _ in told), told
 
 
 def test_the_budget_ends_it_between_tasks(policy: tuple[Recipe, Policy]) -> None:

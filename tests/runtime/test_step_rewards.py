@@ -3,7 +3,7 @@
 import pytest
 
 from posttrain.runtime.rollout import _Live
-from posttrain.types import Completion, Sampling, Task
+from posttrain.types import Completion, Sampling, Task, Trajectory
 
 
 class Letters:
@@ -47,3 +47,13 @@ def test_each_step_earns_what_its_potential_gains_and_the_sum_is_the_score(progr
     found.judged(score, progress, Chat())
     assert found.reward == [0.0, 0.0, 0.0, *rewards]
     assert sum(found.reward) == score
+
+
+def test_a_reward_that_came_with_no_choice_of_the_policy_is_refused():
+    """A selection would count it, and the update would not."""
+    zero = [0.0] * 4
+    whole = {"tokens": [1, 2, 3, 4], "logp_gen": zero, "logp_policy": zero, "version": [0] * 4}
+    mask = [False, True, False, True]
+    assert Trajectory(**whole, sampled=mask, reward=[0.0, 0.5, 0.0, 0.5]).total_reward == 1.0
+    with pytest.raises(ValueError, match="token 2 has a reward"):
+        Trajectory(**whole, sampled=mask, reward=[0.0, 0.5, 0.5, 0.0])

@@ -244,8 +244,7 @@ def test_000_discounted_returns_need_the_power_of_gamma(uneven: World) -> None:
 def test_002_the_group_mean_takes_its_share(short: World) -> None:
     for size in (2, 3, 5):
         mean = short.estimate(replace(REINFORCE, credit=advantages.centred), size).mean
-        # The weight of a row, 1/K, is a float32.
-        assert error(mean, exact.gradient(short) * (size - 1) / size) < 1e-7
+        assert error(mean, exact.gradient(short) * (size - 1) / size) < EXACT
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -260,7 +259,7 @@ def test_002_expert_iteration_is_no_limit_of_grpo(p: float) -> None:
 def test_000_and_002_three_means_of_supervised_fine_tuning() -> None:
     """A sum, a mean over tokens, a mean of answers' means: no two are multiples of one another."""
     mask = torch.tensor([[True, True, True], [True, False, False]])
-    tokens, answers, total = reduce.per_token(mask), reduce.per_sequence(mask), mask.float()
+    tokens, answers, total = reduce.per_token(mask), reduce.per_sequence(mask), mask.double()
     torch.testing.assert_close(tokens * mask.sum(), total)
     assert float(answers[1, 0] / answers[0, 0]) == pytest.approx(3)
     assert float(tokens[1, 0] / tokens[0, 0]) == pytest.approx(1)

@@ -257,7 +257,7 @@ def test_each_pair_is_pulled_by_sigma_of_its_implicit_reward(either: World) -> N
             wanted = -beta / (1 + math.exp(r)) * (g[w] - g[o])
             (got,) = judged.group_gradients(method(DPO, beta), [(w, o)])
             assert sine(got, wanted) < EXACT
-            assert error(got, wanted) < 1e-6  # weights are float32
+            assert error(got, wanted) < EXACT
             spread.add(round(r, 1))
     assert len(spread) > 5
 
@@ -267,9 +267,10 @@ def test_the_free_policy_gets_the_gradient_that_the_model_gets_through_its_logit
     line, pairs = method(DPO), chances(short, exact.chances(short), by_order(short.returns))
     groups = [(i, j) for i, j in ordered(short) if short.returns[i] > short.returns[j]]
     chance = torch.tensor(
-        [float(p) for p, (i, j) in zip(pairs, ordered(short), strict=True) if (i, j) in groups]
+        [float(p) for p, (i, j) in zip(pairs, ordered(short), strict=True) if (i, j) in groups],
+        dtype=torch.float64,
     )
-    model = chance.double() @ short.group_gradients(line, groups)
+    model = chance @ short.group_gradients(line, groups)
     free, step = Free.drawn(short, 0), short.step_log_probs(short.policy)
     free.logits[free.state[short.spoken]] = step.detach()[short.spoken]
     by_logits = gradient(free, line, pairs).view(free.logits.shape)
@@ -278,7 +279,7 @@ def test_the_free_policy_gets_the_gradient_that_the_model_gets_through_its_logit
         if int(free.state[n, t]) not in seen:
             seen.add(int(free.state[n, t]))
             through[n, t] = by_logits[free.state[n, t]]
-    assert error(short.policy.gradient((step * through).sum()), model) < 1e-6
+    assert error(short.policy.gradient((step * through).sum()), model) < EXACT
 
 
 def test_online_dpo_is_after_the_penalised_reward_and_estimates_another_gradient(
@@ -401,7 +402,7 @@ def test_the_rows_on_minima(table: list[Row]) -> None:
 def test_the_rows_on_pulls_are_the_logistic_function(table: list[Row]) -> None:
     rows = found(table, "DPO's gradient")
     for r in (-4, -1, 1, 4):
-        assert rows[f"β h = {r}", "pull"] == pytest.approx(1 / (1 + math.exp(r)), rel=1e-6)
+        assert rows[f"β h = {r}", "pull"] == pytest.approx(1 / (1 + math.exp(r)), rel=EXACT)
 
 
 def test_the_rows_on_a_sure_judge(table: list[Row]) -> None:

@@ -16,7 +16,7 @@ from posttrain.methods.table import METHODS, REINFORCE
 from posttrain.truth import Row, exact, facts
 from posttrain.truth.elsewhere import moved
 from posttrain.truth.printed import MEANING, number, sections
-from posttrain.truth.row import ALIGNED, EXACT
+from posttrain.truth.row import EXACT
 from posttrain.truth.table import BECAUSE, REASONS, SECTION, target
 from posttrain.truth.world import World
 from posttrain.types import UserError
@@ -56,7 +56,7 @@ def test_verdicts_are_what_the_numbers_say(table: list[Row]) -> None:
     methods = found(table, "Methods")
     for name in ONLINE:
         off, angle = methods[name, "error"].number, methods[name, "sine"].number
-        wanted = "unbiased" if off < EXACT else "scaled" if angle < ALIGNED else "biased"
+        wanted = "unbiased" if off < EXACT else "scaled" if angle < EXACT else "biased"
         assert methods[name, "error"].verdict == wanted, name
 
 

@@ -177,9 +177,9 @@ def test_a_template_of_the_users_is_used(outcome):
     template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
     scorer = Scorer(outcome, "outcome", dtype="float32", device="cpu", template=template)
     assert scorer.tokenizer.decode(scorer.outcome(task("ab").messages, "c").tokens) == "[ab][c]"
-    silent = Scorer(outcome, "outcome", dtype="float32", device="cpu", template="nothing")
-    with pytest.raises(UserError, match="does not show"):
-        silent.outcome(task().messages, "c")
+    deaf = "{% for m in messages %}{% if m['role'] == 'user' %}[{{ m['content'] }}]{% endif %}{% endfor %}"
+    with pytest.raises(UserError, match="does not show what an assistant says"):
+        Scorer(outcome, "outcome", dtype="float32", device="cpu", template=deaf)
 
 
 def test_what_has_no_room_is_not_cut_but_masked_or_given_a_score(outcome):

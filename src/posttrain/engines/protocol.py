@@ -11,6 +11,7 @@ class Engine(Protocol):
 
     ticket = engine.submit(request)     any number, at any time
     done = engine.step()                one forward pass; the answers that ended in it
+    engine.release(episode)             what was computed of its turns is needed no more
     engine.load(weights, version)       new weights; what is drawn from now on carries the version
     """
 
@@ -30,6 +31,10 @@ class Engine(Protocol):
 
     def step(self) -> list[tuple[int, Completion]]:
         """The answers that ended in one more forward pass, with their tickets."""
+        ...
+
+    def release(self, episode: str) -> None:
+        """Drops what was kept for further turns of this episode; none may have been."""
         ...
 
     def load(self, weights: Named, version: int) -> str:

@@ -5,12 +5,16 @@ verifier judges the response. An environment is for episodes of several turns.
 """
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from posttrain.types import Message, Task, Verdict
 from posttrain.usercode import cause
+
+_ROLE = re.compile(r"[A-Za-z][\w-]{0,63}")
+"""A template writes it between its marks, where anything else could make one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +86,27 @@ def guarded_reply(env: Env, state: Any, response: str) -> Turn:
     """
     try:
         turn: Any = env.reply(state, response)
-        if isinstance(turn, Turn) and turn.reward is not None and not math.isfinite(turn.reward):
+        wrong = _bad_turn(turn)
+        if wrong:
+            return broken_turn(state, "bad_turn", wrong)
+        if turn.reward is not None and not math.isfinite(turn.reward):
             return broken_turn(state, "not_a_number", f"the reward is {turn.reward}")
+        # Numbers of other libraries look like ours and cannot be written down.
+        reward = None if turn.reward is None else float(turn.reward)
+        verdict = None if turn.verdict is None else _plain(turn.verdict)
+        return Turn(state=turn.state, messages=turn.messages, reward=reward, done=turn.done, verdict=verdict)
     except Exception as error:
         return broken_turn(state, "raised", cause(error))
-    wrong = _bad_turn(turn)
-    return broken_turn(state, "bad_turn", wrong) if wrong else turn
 
 
 def broken_turn(state: Any, label: str, reason: str) -> Turn:
     """The end of an episode whose environment broke: never a reward."""
     return Turn(state=state, done=True, verdict=Verdict(score=None, label=label, reason=reason))
+
+
+def _plain(verdict: Verdict) -> Verdict:
+    score = None if verdict.score is None else float(verdict.score)
+    return replace(verdict, score=score, parts={str(k): float(v) for k, v in verdict.parts.items()})
 
 
 def _bad_turn(turn: Any) -> str:
@@ -103,6 +117,8 @@ def _bad_turn(turn: Any) -> str:
         return "a turn has a verdict when, and only when, it is the last"
     if verdict is not None and not isinstance(verdict, Verdict):
         return f"the verdict is {type(verdict).__name__}, not a Verdict"
+    if verdict is not None and not all(isinstance(text, str) for text in (verdict.label, verdict.reason)):
+        return "the label or the reason of the verdict is not text"
     if turn.done:
         return "the last turn has messages that nobody will read" if turn.messages else ""
     return _bad_messages(turn.messages)
@@ -116,4 +132,6 @@ def _bad_messages(messages: Any) -> str:
             return "a message has no role or no content"
         if not all(isinstance(value, str) for value in message.values()):
             return "a message holds something that is not text"
+        if not _ROLE.fullmatch(message["role"]):
+            return f"the role of a message is {message['role']!r}, not a word"
     return "the last message is the policy's own" if messages[-1]["role"] == "assistant" else ""

@@ -3,9 +3,10 @@
     step_000040.tmp-1234/   written file by file, each flushed to the disk
     step_000040.tmp-1234/manifest.json   last: name, size and SHA-256 of every other file
     step_000040/            renamed to when everything is on the disk
+    step_000040/resume/     what only a resume needs; an older one may be kept without it
 
 What a crash leaves is a .tmp- directory that nobody reads. Resuming takes the newest checkpoint
-whose manifest holds, and names each one that it passes over.
+whose manifest holds and names files of resume/, and names each one that it passes over.
 """
 
 import hashlib
@@ -25,15 +26,22 @@ from posttrain.types import RunError
 
 MANIFEST = "manifest.json"
 STATE = "state.json"
+RESUME = "resume"
 _NAME = re.compile(r"step_(\d{6,})")
 
 
 def save(
-    root: Path, update: int, write: Callable[[Path], None], state: Mapping[str, Any], *, keep: int
+    root: Path,
+    update: int,
+    write: Callable[[Path], None],
+    state: Mapping[str, Any],
+    *,
+    keep: int,
+    keep_weights: int = 0,
 ) -> Path:
     """The committed checkpoint of this update: what `write` puts into a directory, and the state as JSON.
 
-    Older ones beyond the `keep` newest are deleted only after it is committed (keep = 0: never).
+    Only after it is committed the others are thinned to the `keep` newest (0: all stay as they are).
 
     Raises RunError when the disk refuses; older checkpoints are then untouched.
     """
@@ -62,20 +70,66 @@ def save(
         shutil.rmtree(working, ignore_errors=True)
         raise RunError(f"{final}: the checkpoint cannot be written: {error}") from error
     if keep:
-        for _, old in list(_numbered(root))[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        thin(root, whole=keep, weights=keep_weights)
     return final
 
 
-def newest(root: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and one line for each newer one that is not."""
+def thin(root: Path, *, whole: int, weights: int) -> None:
+    """Leaves the `whole` newest as they are, the `weights` before them without resume/, and no other.
+
+    A kill in between leaves each one whole, with resume/ or without.
+    """
+    for age, (_, path) in enumerate(reversed(list(_numbered(root)))):
+        if age >= whole + weights:
+            shutil.rmtree(path, ignore_errors=True)
+        elif age >= whole:
+            _to_weights(path)
+
+
+def _to_weights(path: Path) -> None:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        kept = {name: found for name, found in manifest.items() if not name.startswith(f"{RESUME}/")}
+        if len(kept) < len(manifest):
+            fresh = path / f".{MANIFEST}.tmp"
+            fresh.write_text(json.dumps(kept, indent=1))
+            _flush(fresh)
+            fresh.replace(path / MANIFEST)
+            _flush(path)
+        shutil.rmtree(path / RESUME, ignore_errors=True)
+    except (OSError, ValueError, AttributeError):
+        return  # it is damaged, or the disk is full: it stays as it is
+
+
+def newest(root: Path, *, resume: bool = False) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and one line for each newer one that is not.
+
+    `resume`: those without what a resume needs are passed over too.
+    """
     skipped: list[str] = []
     for _, path in reversed(list(_numbered(root))):
-        fault = damage(path)
+        fault = damage(path) or ("it holds weights alone" if resume and not _resumes(path) else "")
         if not fault:
             return path, skipped
         skipped.append(f"{path.name} was passed over: {fault}")
     return None, skipped
+
+
+def weights_alone(root: Path) -> bool:
+    """Whether there are checkpoints, and none of them has, or may have had, what a resume needs."""
+    found = [path for _, path in _numbered(root)]
+    return bool(found) and not any(_resumes(path) for path in found)
+
+
+def _resumes(path: Path) -> bool:
+    """Whether a checkpoint names files of resume/; True of one whose manifest cannot be read.
+
+    That there is a resume/ says nothing: a kill may leave one that nobody names.
+    """
+    try:
+        return any(name.startswith(f"{RESUME}/") for name in json.loads((path / MANIFEST).read_text()))
+    except (OSError, ValueError, TypeError):
+        return True
 
 
 def damage(path: Path) -> str:

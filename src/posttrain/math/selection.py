@@ -24,17 +24,14 @@ Rows = Bool[torch.Tensor, "B"]
 Mask = Bool[torch.Tensor, "B T"]
 Group = Int[torch.Tensor, "B"]
 
-SLACK = 1e-5
-"""How far below the bound a return may lie: the rewards of steps, added in float32, may fall short of it."""
-
 
 def accepted(returns: PerRow, accept: float) -> Rows:
-    """R_i ≥ accept, within SLACK.
+    """R_i ≥ accept, the bound rounded as the returns are.
 
-    >>> accepted(torch.tensor([1.0, 0.2, 0.9999999]), 1.0)
-    tensor([ True, False,  True])
+    >>> accepted(torch.tensor([0.7, 0.2]), 0.7)
+    tensor([ True, False])
     """
-    return returns >= accept - SLACK
+    return returns >= returns.new_tensor(accept)
 
 
 def distinct(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: Rows) -> Rows:

@@ -14,6 +14,6 @@ def overlong(length: Int[torch.Tensor, "B"], horizon: int, buffer: float) -> Per
     Source: soft overlong punishment, DAPO, arXiv:2503.14476, eq. 13.
 
     >>> overlong(torch.tensor([60, 80, 95, 100]), horizon=100, buffer=20.0)
-    tensor([-0.0000, -0.0000, -0.7500, -1.0000])
+    tensor([-0.0000, -0.0000, -0.7500, -1.0000], dtype=torch.float64)
     """
-    return -((length - (horizon - buffer)) / buffer).clamp(0, 1)
+    return -((length.double() - (horizon - buffer)) / buffer).clamp(0, 1)

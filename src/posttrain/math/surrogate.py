@@ -38,7 +38,9 @@ def unclipped(log_ratio: PerToken, advantage: PerToken) -> PerToken:
     >>> unclipped(torch.tensor([[1.5]]).log(), torch.tensor([[1.0]]))
     tensor([[-1.5000]])
     """
-    return -log_ratio.exp() * advantage
+    # An exp that overflows is inf, and inf times an advantage of 0 is NaN, in value and in gradient.
+    idle = advantage == 0
+    return -log_ratio.masked_fill(idle, 0.0).exp() * advantage
 
 
 def clipped(
@@ -79,16 +81,18 @@ def dual_clipped(
     return clipped(capped, advantage, clip_low, clip_high)
 
 
-def truncated(log_ratio: PerToken, advantage: PerToken, cap: float = 1.28) -> PerToken:
-    """-sg(min(r, cap)) A log r: the ratio only weighs, and no token loses its gradient.    c = min(r, cap) A
+def truncated(log_ratio: PerToken, advantage: PerToken, cap: float = 1.28, floor: float = 0.0) -> PerToken:
+    """-sg(w) A log r, w = min(max(r, floor), cap): the ratio only weighs.    c = w A
 
-    Source: CISPO, arXiv:2506.13585, eq. 4. cap is absolute, without a lower bound (verl clamps
-    to an interval around 1 under the same name).
+    No token loses its gradient.
+
+    Source: CISPO, arXiv:2506.13585, eqs. 4 and 5. Both bounds are absolute; the paper's runs have no lower
+    one, which is a floor of 0.
 
     >>> truncated(torch.tensor([[2.0]]).log(), torch.tensor([[1.0]]))
     tensor([[-0.8872]])
     """
-    weight = log_ratio.detach().exp().clamp(max=cap)
+    weight = log_ratio.detach().exp().clamp(floor, cap)
     return -weight * advantage * log_ratio
 
 

@@ -17,7 +17,19 @@ from torch.utils.checkpoint import checkpoint
 PerPick = Float[torch.Tensor, "N"]
 
 CHUNK_BYTES = 24 << 20
-"""Size of one chunk of fp32 logits. Larger ones leave the processor's cache and gain nothing."""
+"""Size of one chunk of fp32 logits on a CPU. Larger ones leave the processor's cache and gain nothing."""
+CHUNK_BYTES_ELSEWHERE = 256 << 20
+"""The same on other devices: hundreds of rows even of the largest vocabularies, for a product that fills
+a GPU, and few launches."""
+
+
+def chunk_bytes(device: str) -> int:
+    """Size of one chunk of fp32 logits on this kind of device.
+
+    >>> chunk_bytes("cpu") < chunk_bytes("cuda")
+    True
+    """
+    return CHUNK_BYTES if device == "cpu" else CHUNK_BYTES_ELSEWHERE
 
 
 class _Pick(torch.autograd.Function):
@@ -43,15 +55,18 @@ class _Pick(torch.autograd.Function):
         logp = picked - highest.squeeze(-1) - log_total
         ctx.save_for_backward(p, z, targets, log_total, entropy)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
+        # Zeros in the place of gradients that nobody asked for would have to be looked at.
+        ctx.set_materialize_grads(False)
         return logp, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor, None, None]:
         p, z, targets, log_total, entropy = ctx.saved_tensors
-        d_logp, d_entropy = grads[0][:, None], grads[1][:, None]
+        d_logp = torch.zeros_like(entropy)[:, None] if grads[0] is None else grads[0][:, None]
+        d_entropy = None if grads[1] is None or not bool(grads[1].any()) else grads[1][:, None]
         # z holds logits less their maximum, so log p = z - log_total.
-        out = (z - (log_total - entropy)[:, None]).mul_(-d_entropy) if bool(d_entropy.any()) else 0.0
+        out = 0.0 if d_entropy is None else (z - (log_total - entropy)[:, None]).mul_(-d_entropy)
         out = p * (out - d_logp)
         out.scatter_add_(-1, targets[:, None], d_logp)
         return out.div_(ctx.temperature).to(ctx.dtype), None, None
@@ -90,7 +105,7 @@ def pick_from_hidden(
     def chunk(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return pick(head(h), y, temperature)
 
-    rows = max(1, CHUNK_BYTES // (4 * vocabulary))
+    rows = max(1, chunk_bytes(hidden.device.type) // (4 * vocabulary))
     parts = []
     for start in range(0, len(targets), rows):
         h, y = hidden[start : start + rows], targets[start : start + rows]

@@ -51,11 +51,12 @@ class ActorCritic(PolicyGradient):
             assert batch.logp_old is not None
             path = path._replace(log_weight=batch.logp_old - batch.logp_gen)
         advantage, target = self.psi(path)
-        return replace(batch, advantage=self._credited(advantage, batch, whole=False), target=target)
+        advantage = self._credited(advantage, batch, whole=False)
+        return replace(batch, advantage=advantage, target=target.to(advantage))
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask: a token without an advantage still teaches the critic."""
-        return self.reduction(batch.mask)
+        return self.reduction(batch.mask, batch.group)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The policy's loss and the critic's, token by token."""

@@ -47,6 +47,7 @@ MOST: Mapping[str, float] = {
     "running_baseline": 0.9999,
     "running_scale": 0.9999,
     "weight_floor": 1.0,
+    "floor": 1.0,
     "flipped": 0.499,
     "alpha": 1.0,
 }

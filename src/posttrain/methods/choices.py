@@ -81,10 +81,17 @@ WITHIN_GROUP = (
     advantages.leave_one_out,
     advantages.over_mean,
     advantages.pass_at_k,
+    advantages.pass_at_k_normalised,
+    advantages.centred_batch_normalised,
 )
 """Credits that compare the episodes of a task with one another."""
 
-BY_TOKEN = (advantages.raw, advantages.centred, advantages.batch_normalised)
+BY_TOKEN = (
+    advantages.raw,
+    advantages.centred,
+    advantages.batch_normalised,
+    advantages.batch_normalised_sample,
+)
 """Credits that make sense where each token is credited by itself."""
 
 
@@ -100,10 +107,11 @@ def names(choice: str) -> list[str]:
 def least_group(method: Method) -> int:
     """The fewest episodes of a task that the method can say anything of.
 
-    pass_at_k needs one more than its k, what compares within a group or its answers 2, anything else 1.
+    What is about the best of k needs one more than k, what compares within a group or its answers 2, and
+    anything else 1.
     """
     credit = getattr(method, "credit", advantages.raw)
-    if function(credit) is advantages.pass_at_k:
+    if function(credit) in (advantages.pass_at_k, advantages.pass_at_k_normalised):
         return int(parameters(method, "credit")["k"]) + 1
     return 2 if function(credit) in WITHIN_GROUP or method.unit == "group" else 1
 

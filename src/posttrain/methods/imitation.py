@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from posttrain.math import masked, selection
+from posttrain.math import masked, returns, selection
 from posttrain.types import Batch, Method, Outputs, PerToken
 
 
@@ -21,7 +21,7 @@ class Imitation(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask."""
-        return self.reduction(batch.mask)
+        return self.reduction(batch.mask, batch.group)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """-log π(y_t), token by token."""
@@ -61,11 +61,11 @@ class ExpertIteration(Imitation):
         rows = batch.mask.any(-1)
         if not bool(rows.any()):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
-        R = masked.row_sum(batch.reward, batch.mask)
+        R = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
         accepted = rows & selection.accepted(R, self.accept)
         candidates = self.repeats(batch.tokens, batch.mask, batch.group, accepted)
-        kept = self.keep(R, batch.group, candidates).to(batch.reward)
-        return replace(batch, advantage=masked.fill(kept[:, None].expand_as(batch.reward), batch.mask))
+        kept = self.keep(R, batch.group, candidates).to(batch.logp_gen)
+        return replace(batch, advantage=masked.fill(kept[:, None].expand_as(batch.mask), batch.mask))
 
     def weight(self, batch: Batch) -> PerToken:
         """The balanced reduction of the kept answers; 0 throughout where the step has none.
@@ -75,5 +75,5 @@ class ExpertIteration(Imitation):
         assert batch.advantage is not None
         kept = batch.mask & (batch.advantage > 0)
         if not bool(kept.any()):
-            return torch.zeros_like(kept, dtype=torch.float32)
-        return self.balance(self.reduction(kept), batch.group)
+            return torch.zeros_like(kept, dtype=torch.float64)
+        return self.balance(self.reduction(kept, batch.group), batch.group)

@@ -20,7 +20,7 @@ import torch
 
 from posttrain.math import control, corrections, diagnose, kl, masked, ratios, returns, shaping
 from posttrain.math.returns import Path
-from posttrain.types import Batch, Method, Outputs, PerRow, PerToken
+from posttrain.types import Batch, Mask, Method, Outputs, PerRow, PerToken
 
 Returns = Callable[..., PerToken]
 Credit = Callable[..., PerRow]
@@ -67,6 +67,9 @@ class PolicyGradient(Method):
     """Decay of a running average of the mean return, which is then subtracted too; 0 keeps none."""
     running_scale: float = 0.0
     """Decay of a running average of the returns' variance; rewards are divided by its root. 0 keeps none."""
+    off_policy_mask: float = 0.0
+    """δ: an answer with A < 0 has no policy loss where the mean of log π_gen/π over its tokens is above δ, so
+    that nothing is pushed down that the policy has left already. 0 leaves that out."""
     overlong_buffer: float = 0.0
     """Tokens before the longest answer within which an answer loses reward, up to 1; 0 leaves that out."""
     horizon: int = 0
@@ -119,7 +122,7 @@ class PolicyGradient(Method):
         whose answers are all right or all wrong, that is every row.
         """
         assert batch.advantage is not None
-        weight = self.reduction(batch.mask)
+        weight = self.reduction(batch.mask, batch.group)
         if self.kl_in_loss or self.entropy_bonus or self.kl_from_old:
             return weight
         return torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
@@ -131,6 +134,8 @@ class PolicyGradient(Method):
         loss = self.surrogate(log_ratio, batch.advantage)
         if self.correction is not corrections.uncorrected:
             loss = self._correction(out, batch) * loss
+        if self.off_policy_mask:
+            loss = torch.where(self._left_behind(out, batch), torch.zeros_like(loss), loss)
         if self.kl_from_old:
             loss = loss + self._beta(batch, self.kl_from_old) * self._moved(out, batch)
         if self.kl_in_loss:
@@ -152,6 +157,8 @@ class PolicyGradient(Method):
         }
         if self.correction is not corrections.uncorrected:
             seen["correction/weight"] = self._correction(out, batch)
+        if self.off_policy_mask:
+            seen["correction/masked"] = self._left_behind(out, batch).to(c)
         if batch.logp_ref is not None:
             seen["kl/ref"] = kl.k3(out.logp.detach(), masked.fill(batch.logp_ref, batch.mask))
         return seen
@@ -173,8 +180,10 @@ class PolicyGradient(Method):
             earned = masked.row_sum(self.path(batch).reward, batch.mask)[rows]
             carry |= _with(carry, "mean", float(earned.mean()), keep)
         if (keep := self.running_scale) > 0:
-            R = masked.row_sum(batch.reward, batch.mask)[rows]
-            carry |= _with(carry, "variance", float(R.var(correction=0)), keep)
+            R = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)[rows]
+            # The rounding of a mean is no variance: what is divided by it would be anything.
+            variance = float(R.var(correction=0)) if bool((R[0] != R).any()) else 0.0
+            carry |= _with(carry, "variance", variance, keep)
         return carry
 
     def _check(self, batch: Batch) -> None:
@@ -192,8 +201,10 @@ class PolicyGradient(Method):
         """credit() over rows, or over tokens. Rows that train nothing take no part.
 
         A row without a trained token (its verifier failed) has no return: a 0 would be a wrong answer
-        in the baseline of its group.
+        in the baseline of its group. What is credited is first rounded to the type of the losses, where
+        returns that are equal but for how they were added up are equal (math/returns.py: worth).
         """
+        x = x.to(batch.logp_gen)
         if whole:
             rows, first = batch.mask.any(-1), batch.mask.to(torch.uint8).argmax(-1, keepdim=True)
             advantage = torch.zeros_like(x[:, 0])
@@ -213,7 +224,16 @@ class PolicyGradient(Method):
         return kl.k3(torch.zeros_like(log_ratio), log_ratio)
 
     def _log_ratio(self, out: Outputs, batch: Batch) -> PerToken:
-        return self.ratio(out.logp, self._old(out, batch), batch.mask)
+        return self.ratio(out.logp, self._old(out, batch), batch.mask, batch.advantage)
+
+    def _left_behind(self, out: Outputs, batch: Batch) -> Mask:
+        """Tokens of answers that count against themselves and that the policy no longer gives.
+
+        Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, section 3.1.
+        """
+        assert batch.advantage is not None
+        gap = masked.row_mean(batch.logp_gen - out.logp.detach(), batch.mask)
+        return (batch.advantage < 0) & (gap > self.off_policy_mask)[:, None]
 
     def _correction(self, out: Outputs, batch: Batch) -> PerToken:
         gap = masked.fill(self._old(out, batch), batch.mask) - masked.fill(batch.logp_gen, batch.mask)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Bool, Float
 
-from posttrain.math import masked, preference, reduce
+from posttrain.math import masked, preference, reduce, returns
 from posttrain.types import PROBE, Batch, Method, Outputs, PerRow, PerToken
 
 PairLoss = Callable[..., Float[torch.Tensor, "..."]]
@@ -118,7 +118,7 @@ class Unpaired(Method):
         mask = batch.mask & ~_is_probe(batch)[:, None]
         # A step dealt only probes has nothing to learn; one without any token is an error.
         only_probes = bool(batch.mask.any()) and not bool(mask.any())
-        return mask.float() if only_probes else reduce.per_sequence(mask)
+        return mask.double() if only_probes else reduce.per_sequence(mask)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The answer's loss, at each of its tokens."""
@@ -191,7 +191,7 @@ def _margins(each: PerRow) -> Float[torch.Tensor, "B B"]:
 
 
 def _worth(batch: Batch) -> PerRow:
-    return masked.row_sum(batch.reward, batch.mask)
+    return returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
 
 
 def _is_probe(batch: Batch) -> Bool[torch.Tensor, "B"]:

@@ -46,13 +46,13 @@ class SoftQ(Method):
         gap = self.beta * masked.fill(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
         path = returns.Path(batch.reward, batch.mask, batch.value)
         # What V should be for Q = β log π/π_ref + V to meet G, with π as it is now.
-        target = returns.soft_lambda(path, gap, self.gamma, self.lam) - gap
+        target = (returns.soft_lambda(path, gap, self.gamma, self.lam) - gap).to(batch.logp_old)
         short = masked.fill(target - batch.value, batch.mask)
         return replace(batch, target=target, advantage=short)
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask."""
-        return self.reduction(batch.mask)
+        return self.reduction(batch.mask, batch.group)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """½ (β log π/π_ref + V - G)² = ½ (β log π/π_old + V - target)², token by token."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float
 
-from posttrain.math import masked, preference, reward
+from posttrain.math import masked, preference, returns, reward
 from posttrain.methods.preference import PairLoss, better, by_group, compared_means, spread
 from posttrain.types import Batch, Method, Outputs, PerRow, PerToken
 
@@ -56,7 +56,8 @@ class Comparison(Compared):
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The group's loss, at each of its marks."""
-        score, worth = _score(out, batch), masked.row_sum(batch.reward, batch.mask)
+        score = _score(out, batch)
+        worth = returns.worth(batch.reward, batch.mask, like=score)
         h = score[:, None] - score[None, :] - self.margin * (worth[:, None] - worth[None, :])
         each: Float[torch.Tensor, "B B"] = self.pair_loss(h, 1.0)
         if self.centre:
@@ -75,7 +76,7 @@ class Ranked(Compared):
         """The group's loss, at each of its marks."""
         rows = batch.mask.any(-1)
         together = (batch.group[:, None] == batch.group[None, :]) & rows[:, None] & rows[None, :]
-        worth = masked.row_sum(batch.reward, batch.mask)
+        worth = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
         return spread(reward.plackett_luce(_score(out, batch), worth, together), batch)
 
 
@@ -96,7 +97,7 @@ class Pointwise(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's marks."""
-        return self.reduction(batch.mask)
+        return self.reduction(batch.mask, batch.group)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """item_loss, mark by mark."""

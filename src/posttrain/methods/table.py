@@ -11,6 +11,7 @@ from posttrain.math import (
     advantages,
     control,
     corrections,
+    kl,
     preference,
     ratios,
     reduce,
@@ -42,6 +43,14 @@ REINFORCE_PP = replace(
     reduction=reduce.per_token,
     kl_in_reward=0.01,
 )
+REINFORCE_PP_BASELINE = replace(
+    REINFORCE_PP,
+    returns=returns.total,
+    credit=advantages.centred_batch_normalised,
+    kl=kl.k2,
+    kl_in_loss=0.01,
+    kl_in_reward=0.0,
+)
 GRPO_TRAJECTORY = replace(GRPO, ratio=ratios.by_trajectory)
 DR_GRPO = replace(GRPO, credit=advantages.centred, reduction=reduce.per_horizon)
 DAPO = replace(GRPO, surrogate=partial(surrogate.clipped, clip_high=0.28), reduction=reduce.per_token)
@@ -51,10 +60,12 @@ GSPO = replace(
     surrogate=partial(surrogate.clipped, clip_low=3e-4, clip_high=4e-4),
 )
 GSPO_TOKEN = replace(GSPO, ratio=ratios.by_sequence_token)
+GMPO = replace(GRPO, ratio=ratios.by_bounded_sequence, surrogate=surrogate.unclipped)
 CISPO = replace(DAPO, surrogate=surrogate.truncated)
 SAPO = replace(GRPO, surrogate=surrogate.soft_gated)
 MAX_RL = replace(GRPO, credit=advantages.over_mean)
 PASS_AT_K = replace(RLOO, credit=advantages.pass_at_k)
+PASS_AT_K_TRAINING = replace(GRPO, credit=advantages.pass_at_k_normalised)
 
 LEARNED = ActorCritic(
     advantages.raw, ratios.by_token, surrogate.score, reduce.per_row, psi=returns.monte_carlo
@@ -134,6 +145,9 @@ METHODS: Mapping[str, Line] = {
     "reinforce_pp": Line(
         REINFORCE_PP, "REINFORCE++: whitened over the batch, KL in the reward", "arXiv:2501.03262"
     ),
+    "reinforce_pp_baseline": Line(
+        REINFORCE_PP_BASELINE, "REINFORCE++ with the group's mean as baseline", "arXiv:2501.03262"
+    ),
     "a2c": Line(A2C, "advantage actor-critic, n steps", "arXiv:1602.01783"),
     "impala": Line(IMPALA, "actor-critic with V-trace, for older samples", "arXiv:1802.01561"),
     "ppo": Line(PPO, "proximal policy optimisation, GAE", "arXiv:1707.06347"),
@@ -150,10 +164,14 @@ METHODS: Mapping[str, Line] = {
     "dapo": Line(DAPO, "GRPO by token, clipped higher", "arXiv:2503.14476"),
     "gspo": Line(GSPO, "GRPO with a length-normalised ratio a sequence", "arXiv:2507.18071"),
     "gspo_token": Line(GSPO_TOKEN, "GSPO, gradient token by token", "arXiv:2507.18071, eq. 14"),
+    "gmpo": Line(GMPO, "GRPO with the geometric mean of bounded ratios", "arXiv:2507.20673"),
     "cispo": Line(CISPO, "truncated ratios, no token dropped", "arXiv:2506.13585"),
     "sapo": Line(SAPO, "GRPO with soft gates for clipping", "arXiv:2511.20347"),
-    "max_rl": Line(MAX_RL, "GRPO over the mean: the likelihood of success", "arXiv:2602.02710"),
+    "max_rl": Line(MAX_RL, "GRPO over the mean: towards the likelihood of success", "arXiv:2602.02710"),
     "pass_at_k": Line(PASS_AT_K, "gradient of pass@k, leave one out", "arXiv:2505.15201"),
+    "pass_at_k_training": Line(
+        PASS_AT_K_TRAINING, "GRPO whose answers are credited for the best of k", "arXiv:2508.10751"
+    ),
     "expert_iteration": Line(
         EXPERT, "imitation of the policy's own answers that were accepted", "arXiv:2308.08998"
     ),

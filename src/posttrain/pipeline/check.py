@@ -7,18 +7,22 @@ such stand-in, data and reward models to be made, is checked when it is there.
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from posttrain import config
+from posttrain.learner.checkpoint import weights_alone
 from posttrain.learner.pretrained import resolve, silent
-from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, Stage, filled, flat, taken
+from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, filled, flat, taken
 from posttrain.pipeline.kinds import function_of, words_of
 from posttrain.pipeline.record import Place, check_named, check_unchanged, placed, reading
 from posttrain.runtime import local
 from posttrain.runtime.ask import ask
 from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.compare import Compare
+from posttrain.runtime.plan import gib
 from posttrain.runtime.policy import Say
 from posttrain.runtime.recipe import Model, Recipe
+from posttrain.runtime.saving import Disk, room
 from posttrain.types import UserError
 from posttrain.verifiers.combine.penalties import Repetition
 
@@ -35,18 +39,20 @@ def check(
     say: Say,
     *,
     anew: Container[str] = (),
-) -> None:
-    """UserError with the first thing for which a stage, or the comparison, could not run as it is.
+) -> int:
+    """The bytes that the stages to come will write, at most, of those that can be planned already.
 
+    UserError with the first thing for which a stage, or the comparison, could not run as it is.
     `finished` holds what each finished stage has made; nothing of those is checked but that they are still
     asked the same. What is there of stages that are made anew does not count.
     """
     made = {key: path for each in finished.values() for key, path in each.items()}
     models: dict[str, Model] = {}
+    disks: list[Disk] = []
     for place in where:
         stage = place.stage
         if stage.kind == "recipe" and stage.name not in finished:
-            models |= _check_recipe(pipeline, stage, models, made, say)
+            disks += _check_recipe(pipeline, place, models, made, say)
         elif stage.kind == "new":
             words_of(pipeline, stage, made)
         elif stage.kind == "make":
@@ -63,18 +69,30 @@ def check(
                 where=pipeline.at(stage),
                 mend=f"make it and what follows anew: --from {stage.name}",
             )
+        if stage.name not in finished and weights_alone(place.directory / "checkpoints"):
+            raise UserError(
+                f"stage {stage.name!r} had finished, and its checkpoints hold weights alone: it cannot go on",
+                where=pipeline.at(stage),
+                mend=f"make it anew: --from {stage.name}",
+            )
     if pipeline.compare is not None:
         _check_compare(pipeline, models, made, say)
+    stays, most = 0, 0
+    for disk in disks:
+        most = max(most, stays + disk.peak)
+        stays += disk.finished if pipeline.keep == "weights" else disk.peak
+    return most
 
 
 def _check_recipe(
-    pipeline: Pipeline, stage: Stage, models: Mapping[str, Model], made: Mapping[str, str], say: Say
-) -> dict[str, Model]:
-    """The model that the stage starts from, under its name, if it is known."""
+    pipeline: Pipeline, place: Place, models: dict[str, Model], made: Mapping[str, str], say: Say
+) -> list[Disk]:
+    """What the stage will write, if that is known; the model that it starts from is put among the others."""
+    stage = place.stage
     found = reading(pipeline, stage, _known(models, made))
     waits = _waits(flat(stage.set), made)
     if waits - {*STOOD_IN, "verifier"}:
-        return {}
+        return []
     recipe = found.recipe
     given = _template(flat(stage.set).get("model.path"), recipe.model.chat_template, models)
     recipe = replace(recipe, model=replace(recipe.model, chat_template=given))
@@ -84,12 +102,13 @@ def _check_recipe(
             recipe = replace(recipe, verifier=ANY)
         if any(_unknown(table.path) for table in (recipe.model, recipe.critic, recipe.reference)):
             ask(recipe)
-            return {}
+            return []
         resolve(recipe.model.path, say=say)
-        local.plan(recipe, silent)  # what it finds in the data is said when the stage begins
+        disk = local.plan(recipe, silent, place.directory).disk  # what else it finds is said in its turn
     except UserError as error:
         raise placed(pipeline, stage, found.locate(error)) from None
-    return {stage.name: recipe.model}
+    models[stage.name] = recipe.model
+    return [disk]
 
 
 def _check_ensemble(pipeline: Pipeline, chosen: VerifierChoice) -> None:
@@ -127,6 +146,14 @@ def _waits(given: Mapping[str, object], made: Mapping[str, str]) -> set[str]:
 
 def _unknown(path: str) -> bool:
     return TAKEN.search(path) is not None
+
+
+def tell(need: int, root: Path, say: Say) -> None:
+    """Says what the stages will write, and whether the disk has as much."""
+    if need:
+        free = room(root)
+        note = "; that may fill the disk" if need > free else ""
+        say(f"the stages write at most {gib(need)}; {gib(free)} are free{note}")
 
 
 def comparison(pipeline: Pipeline, made: Mapping[str, str]) -> Compare:

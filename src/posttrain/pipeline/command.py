@@ -11,7 +11,7 @@ from rich.console import Console
 from posttrain.learner.pretrained import silent
 from posttrain.nearest import did_you_mean
 from posttrain.pipeline import file, stages
-from posttrain.pipeline.check import check
+from posttrain.pipeline.check import check, tell
 from posttrain.pipeline.record import held, places
 from posttrain.training import free_directory, say
 from posttrain.types import UserError
@@ -22,7 +22,8 @@ out = Console()
 def check_stages(path: Path, sets: Sequence[str], say: Callable[[str], None]) -> list[str]:
     """The names of the stages of a pipeline that could begin as it is; UserError with the first fault."""
     found = file.read(path, sets)
-    check(found, places(found, free_directory(path.stem)), {}, say)
+    root = free_directory(path.stem)
+    tell(check(found, places(found, root), {}, say), root, say)
     return [stage.name for stage in found.stages]
 
 

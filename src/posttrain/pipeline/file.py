@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from posttrain import config
 from posttrain.nearest import did_you_mean
@@ -74,6 +74,9 @@ class Tables:
     stage: tuple[Stage, ...] = ()
     compare: Compare | None = None
     """The policies against one another, on prompts that none was trained on."""
+    keep: Literal["weights", "all"] = "weights"
+    """What stays of the checkpoints of a finished stage: weights, or all that its recipe keeps, so that the
+    last stage can be made longer."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Pipeline:
     compare: Mapping[str, Any] | None
     """The table [compare], with {NAME} in it."""
     where: config.Where
+    keep: str
     said: Mapping[str, str]
     """For each override of the command line, "STAGE.key", how it was given."""
 
@@ -124,7 +128,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     for each in overrides:
         said[_override(tables, names, each)] = f"--set {each}"
     stages: tuple[Stage, ...] = config.parsed(Tables, tables, where).stage
-    pipeline = Pipeline(path, found.title or path.stem, stages, tables.get(COMPARE), where, said)
+    pipeline = Pipeline(path, found.title or path.stem, stages, tables.get(COMPARE), where, found.keep, said)
     for stage in stages:
         _check_taken(pipeline, stage)
     if pipeline.compare is not None:

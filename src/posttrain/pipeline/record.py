@@ -7,6 +7,7 @@ pipeline.html, pipeline.json    the report                       compare.json   
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,6 +191,18 @@ def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[s
         if not model.is_dir() and wanted(pipeline, name):
             write_merged(recorded(place, made), found / "adapter", model)
     return {name: str(model), f"{name}.run": str(directory)}
+
+
+def thinned(pipeline: Pipeline, place: Place) -> None:
+    """Takes from the checkpoints of a finished stage what only its own resume would need.
+
+    Its newest weights stay, and those older ones of which its recipe keeps the weights: float32 masters, of
+    which a later stage in any dtype, a comparison and `posttrain inspect` make what they would have made.
+    """
+    if pipeline.keep == "weights" and place.stage.kind == "recipe":
+        kept = config.read(place.directory / "config.toml").recipe.checkpoint
+        older = kept.keep_weights if kept.keep else sys.maxsize
+        checkpoint.thin(place.directory / "checkpoints", whole=0, weights=1 + older)
 
 
 def wanted(pipeline: Pipeline, name: str) -> bool:

@@ -17,10 +17,10 @@ from typing import Any
 from rich.progress import Progress
 
 from posttrain import show
-from posttrain.pipeline.check import check, comparison, located
+from posttrain.pipeline.check import check, comparison, located, tell
 from posttrain.pipeline.file import COMPARE, Pipeline
 from posttrain.pipeline.kinds import make_data, make_model
-from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, put, reading
+from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, put, reading, thinned
 from posttrain.report.pipeline import write
 from posttrain.runtime import process
 from posttrain.runtime.compare import Compare, compared
@@ -81,7 +81,8 @@ def run(pipeline: Pipeline, root: Path, news: News, *, begin: str = "") -> Path:
             finished[place.stage.name] = found
             made |= found
     news.say("checking all stages")
-    check(pipeline, where, finished, news.say, anew=[place.stage.name for place in anew])
+    need = check(pipeline, where, finished, news.say, anew=[place.stage.name for place in anew])
+    tell(need, root, news.say)
     if begin:
         _set_aside(root, anew)
     describe(pipeline, root)
@@ -89,12 +90,14 @@ def run(pipeline: Pipeline, root: Path, news: News, *, begin: str = "") -> Path:
         for place in where:
             name = place.stage.name
             if name in finished:
+                thinned(pipeline, place)  # a kill may have come before it
                 news.stage(name, "already finished")
                 continue
             news.stage(name, "begins", place.stage.recipe or place.stage.make or "posttrain new")
             _one(pipeline, place, made, news)
             finished[name] = made_by(pipeline, place, made)
             made |= finished[name]
+            thinned(pipeline, place)
             news.stage(name, "finished")
             write(root)
             if place.stage.kind != "recipe":

@@ -1,6 +1,6 @@
 // One chart: a card with title, legend that is also the read-out, and an SVG drawn at its real size.
 
-const PAD = { top: 8, right: 12, bottom: 22, left: 46 };
+const PAD = { top: 8, right: 12, bottom: 22 };
 const HEIGHT = 178;
 
 // spec: {title, hint, format, range, lines, band, stack}, where lines and stack hold
@@ -70,6 +70,18 @@ function domain(spec, stacked) {
   return [low < 0 ? low - room : low, high > 0 ? high + room : high];
 }
 
+// Of a chart in which nothing ever moved the name and the values; null if it has something to see.
+function constant(spec) {
+  const still = (spec.lines ?? spec.stack).map(({ label, values }) => {
+    const known = values.filter((v) => v !== undefined);
+    return known.length > 1 && known.every((v) => v !== null && v === known[0]) && [label, known[0]];
+  });
+  if (!still.every(Boolean) || spec.band?.low.some((v, i) => v !== spec.band.high[i])) return null;
+  const show = FORMATS[spec.format ?? 'figure'];
+  if (still.length === 1) return `${spec.title} ${show(still[0][1])}`;
+  return `${spec.title}: ${still.map(([label, value]) => `${label} ${show(value)}`).join(', ')}`;
+}
+
 function stackOf(spec) {
   let below = null;
   return (spec.stack ?? []).map((layer) => {
@@ -85,8 +97,8 @@ function draw(self, plot, shapes, view) {
   const { spec } = self;
   const xs = view.xs();
   const stacked = stackOf(spec);
-  const [left, right, floor] = [PAD.left, width - PAD.right, HEIGHT - PAD.bottom];
   const rangeY = domain(spec, stacked);
+  const [left, right, floor] = [gutter(labelsOf(spec, rangeY)), width - PAD.right, HEIGHT - PAD.bottom];
   const x = linear(extent(xs, false), xs.length > 1 ? [left, right] : [(left + right) / 2, right]);
   const y = linear(rangeY, [floor, PAD.top]);
   self.scales = { x, y, xs, stacked };
@@ -139,6 +151,8 @@ function drawLine(marks, line, xs, x, y) {
     );
   }
 }
+
+const labelsOf = (spec, rangeY) => ticks(...rangeY, 4).map(FORMATS[spec.format ?? 'figure']);
 
 function axes(spec, rangeY, xs, x, y, [left, right, floor], view) {
   const group = svg('g', { class: 'axes' });

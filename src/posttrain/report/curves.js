@@ -56,12 +56,10 @@ function curves(section, run, open) {
   const bar = h('div', { class: 'cursorbar' });
   section.append(bar);
   for (const [name, specs] of chartGroups(columns)) {
-    const made = specs.map((spec) => chart(spec, view));
-    for (const c of made)
-      c.node.classList.toggle(
-        'alarmed',
-        run.alarms.some((alarm) => draws(c, alarm.metric)),
-      );
+    const alarmed = (spec) => run.alarms.some((alarm) => draws({ spec }, alarm.metric));
+    const still = (spec) => !alarmed(spec) && constant(spec);
+    const made = specs.filter((spec) => !still(spec)).map((spec) => chart(spec, view));
+    for (const c of made) c.node.classList.toggle('alarmed', alarmed(c.spec));
     const cards = made.map((c) => c.node);
     if (name === 'Verifier') {
       if (run.classes.length) cards.splice(1, 0, classTable(run.classes));
@@ -72,7 +70,9 @@ function curves(section, run, open) {
       }
     }
     view.charts.push(...made);
+    const folded = specs.map(still).filter(Boolean);
     section.append(h('h3', {}, name), h('div', { class: 'charts' }, ...cards));
+    if (folded.length) section.append(h('p', { class: 'muted constant' }, `Constant: ${visible(folded.join('  ·  '))}`));
   }
   view.changed = (i) => cursorBar(bar, view, columns, i, open);
   view.look = (alarm) => {

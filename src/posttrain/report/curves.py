@@ -34,10 +34,18 @@ class Frame:
     """Values at the lines of the grid, the lowest and the highest being the edges."""
     first: int
     last: int
+    labels: list[str]
+    """Of the marks."""
+
+    @property
+    def left(self) -> float:
+        """Where the curves begin: right of the labels, whose letters are about 7 wide."""
+        return max(LEFT, 16 + 7 * max(map(len, self.labels)))
 
     def x(self, update: float) -> float:
         """Pixels from the left."""
-        return LEFT + (update - self.first) / max(1, self.last - self.first) * (WIDTH - LEFT - RIGHT)
+        share = (update - self.first) / max(1, self.last - self.first)
+        return self.left + share * (WIDTH - self.left - RIGHT)
 
     def y(self, value: float) -> float:
         """Pixels from the top."""
@@ -91,15 +99,15 @@ def _picture(runs: list[list[tuple[int, float]]], metric: str, title: str) -> st
     columns = [[run[i][1] for run in runs] for i in range(len(updates))]
     means = list(zip(updates, map(mean, columns), strict=True))
     lows, highs = (list(zip(updates, map(f, columns), strict=True)) for f in (min, max))
-    frame = _frame(metric, updates, [v for column in columns for v in column])
     several = f"mean of {len(runs)} runs, band from least to greatest" if len(runs) > 1 else "one run"
     show = percent if metric in SHARES else figure
+    frame = _frame(metric, updates, [v for column in columns for v in column], show)
     end_x, end_y = frame.x(updates[-1]), frame.y(means[-1][1])
     body = [
         f'<rect class="plane" width="{WIDTH}" height="{HEIGHT}" rx="12"/>',
         f'<text class="title" x="24" y="32">{_safe(title)}</text>',
         f'<text class="soft" x="24" y="51">{_safe(metric)} · {several}</text>',
-        *_axes(frame, show),
+        *_axes(frame),
     ]
     if len(runs) > 1:
         body.append(f'<path class="band" d="{frame.path([*highs, *reversed(lows)])}Z"/>')
@@ -132,26 +140,28 @@ def ticks(low: float, high: float, n: int) -> list[float]:
     return [round(k * step, 12) for k in range(math.floor(low / step), math.ceil(high / step - 1e-9) + 1)]
 
 
-def _frame(metric: str, updates: list[int], values: list[float]) -> Frame:
+def _frame(metric: str, updates: list[int], values: list[float], show: Show) -> Frame:
     low, high = (0.0, 1.0) if metric in SHARES else (min(0.0, *values), max(0.0, *values))
     marks = ticks(low, high if low < high else low + 1.0, 4)
-    return Frame(marks, updates[0], updates[-1])
+    labels = [f"{value * 100:.0f}%" if show is percent else show(value) for value in marks]
+    return Frame(marks, updates[0], updates[-1], labels)
 
 
-def _axes(frame: Frame, show: Show) -> list[str]:
-    lines = []
-    for value in frame.marks:
+def _axes(frame: Frame) -> list[str]:
+    lines, left = [], f"{frame.left:g}"
+    for value, label in zip(frame.marks, frame.labels, strict=True):
         y = frame.y(value)
-        label = f"{value * 100:.0f}%" if show is percent else show(value)
-        lines.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        lines.append(f'<text class="soft" x="{LEFT - 10}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        lines.append(f'<path class="grid" d="M{left} {y:.1f}H{WIDTH - RIGHT}"/>')
+        lines.append(
+            f'<text class="soft" x="{frame.left - 10:g}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+        )
     for update in ticks(frame.first, max(frame.last, frame.first + 1), 5):
         if frame.first <= update <= frame.last and update.is_integer():
             x = frame.x(update)
             lines.append(
                 f'<text class="soft" x="{x:.1f}" y="{HEIGHT - 26}" text-anchor="middle">{update:.0f}</text>'
             )
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    middle = (frame.left + WIDTH - RIGHT) / 2
     return [*lines, f'<text class="soft" x="{middle}" y="{HEIGHT - 9}" text-anchor="middle">update</text>']
 
 

@@ -9,7 +9,7 @@ Show = Callable[[float], str]
 Tiles = list[tuple[str, str, str]]
 
 WINDOW = 5
-"""Updates averaged for a first and a last value of a noisy curve."""
+"""Updates averaged, at most, for a first and a last value of a noisy curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,16 @@ class Headline:
 
 
 def headline(record: Record) -> Headline:
-    """The headline of a run: held-out accuracy if it was evaluated, else the best that is known."""
+    """The headline of a run: held-out accuracy if it was evaluated, else the best that is known.
+
+    Where verdicts are scores without a right or wrong, rewards stand for it.
+    """
     metrics = record.metrics
     tiles = _tiles(metrics)
+    graded = "verdict/scored" in metrics.series
     for name, label in (("eval/accuracy", "Held-out accuracy"), ("eval/reward", "Held-out reward")):
+        if graded and name == "eval/accuracy":
+            continue
         points = metrics.points(name)
         if points:
             (first, before), (last, after) = points[0], points[-1]
@@ -37,12 +43,15 @@ def headline(record: Record) -> Headline:
             note = f"update {first} → update {last}" if last > first else f"update {first}"
             return _between(label, before, after, show, note, several=last > first, tiles=tiles)
     for name, label in (("accuracy", "Accuracy while training"), ("reward/mean", "Reward while training")):
+        if graded and name == "accuracy":
+            continue
         values = [y for _, y in metrics.points(name)]
         if values:
             show = percent if name == "accuracy" else figure
-            before, after = mean(values[:WINDOW]), mean(values[-WINDOW:])
-            note = f"first {WINDOW} updates → last {WINDOW}; never evaluated on held-out tasks"
-            return _between(label, before, after, show, note, several=len(values) > WINDOW, tiles=tiles)
+            before, after, n = ends(values)
+            span = f"the first {n} updates → the last {n}" if n > 1 else "the first update → the last"
+            note = (span if n else "one update") + "; never evaluated on held-out tasks"
+            return _between(label, before, after, show, note, several=n > 0, tiles=tiles)
     return Headline("Held-out accuracy", "", "—", "", "nothing measured yet", tiles)
 
 
@@ -60,8 +69,8 @@ def _between(
 def _tiles(metrics: Metrics) -> Tiles:
     tiles = []
     if rewards := [y for _, y in metrics.points("reward/mean")]:
-        first, last = mean(rewards[:WINDOW]), mean(rewards[-WINDOW:])
-        remark = f"from {figure(first)}; means of {WINDOW} updates" if len(rewards) > WINDOW else ""
+        first, last, n = ends(rewards)
+        remark = f"from {figure(first)}" + (f"; means of {n} updates" if n > 1 else "") if n else "one update"
         tiles.append(("Reward", figure(last), remark))
     if metrics.updates:
         tiles.append(("Updates", str(metrics.updates[-1]), ""))
@@ -72,6 +81,18 @@ def _tiles(metrics: Metrics) -> Tiles:
     if speeds := sorted(y for _, y in metrics.points("speed/sample_tokens")):
         tiles.append(("Sampling", f"{count(speeds[len(speeds) // 2])} tok/s", "median update"))
     return tiles
+
+
+def ends(values: list[float]) -> tuple[float, float, int]:
+    """(mean of the first n, mean of the last n, n): at most WINDOW, and none of them in both.
+
+    Of a single value n is 0, and both are that value.
+
+    >>> ends([1.0, 2.0, 4.0, 8.0, 16.0]), ends([3.0])
+    ((1.5, 12.0, 2), (3.0, 3.0, 0))
+    """
+    n = min(WINDOW, len(values) // 2)
+    return (mean(values[:n]), mean(values[-n:]), n) if n else (values[0], values[0], 0)
 
 
 def mean(values: list[float]) -> float:

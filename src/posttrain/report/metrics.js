@@ -237,12 +237,18 @@ function others(columns, used) {
     }));
 }
 
+// Of scores that say neither right nor wrong only a share above a bound is known, which is no accuracy.
+const named = (spec, columns) =>
+  spec.lines?.accuracy && columns.has('verdict/scored')
+    ? { ...spec, title: 'High rewards', hint: 'share of rewards of at least eval.right' }
+    : spec;
+
 // The groups of charts that this run can fill, with what is not in the list in a group of its own.
 function chartGroups(columns) {
   const used = new Set();
   const listed = CURVES.map(([name, specs]) => [
     name,
-    specs.map((spec) => resolved(spec, columns, used)).filter(Boolean),
+    specs.map((spec) => resolved(named(spec, columns), columns, used)).filter(Boolean),
   ]);
   return [...listed, ['Other', others(columns, used)]].filter(([, specs]) => specs.length);
 }

@@ -63,7 +63,7 @@ def write(run_dir: Path, out: Path | None = None) -> Path:
 def page(record: Record) -> str:
     """The HTML of a run's report."""
     held, notes = steps(record.samples)
-    summary = _summary(record, held, notes)
+    summary = _summary(record, held, [*_share(record.metrics, held), *notes])
     script = "(() => {\n'use strict';\n" + "\n".join(part(name) for name in SCRIPTS) + "\n})();\n"
     guard, style = part("guard.js"), part("style.css")
     blocks = [block("run", json_text(summary)), *(block(step.id, step.packed) for step in held)]
@@ -77,6 +77,19 @@ def page(record: Record) -> str:
     }
     # One pass over the template alone: what is put in is not searched for slots again.
     return SLOT.sub(lambda slot: parts[slot[1]], part("page.html"))
+
+
+def _share(metrics: Metrics, held: list[Step]) -> list[str]:
+    """A note if the run recorded only some of the groups that it trained on."""
+    trained = dict(metrics.points("select/kept"))
+    shares = [(s.recorded, trained.get(s.update, 0)) for s in held if s.kind == "train"]
+    fewer = [f"{recorded} of {kept:g}" for recorded, kept in shares if recorded < kept]
+    if not fewer:
+        return []
+    return [
+        f"The run recorded the rollouts of a share of its groups, {fewer[-1]} of the last update shown here: "
+        "record.tokens is how much. What is said of rollouts is of these."
+    ]
 
 
 def part(name: str) -> str:

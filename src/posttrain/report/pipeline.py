@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.report.headline import count, duration, figure, percent
+from posttrain.report.headline import count, duration, ends, figure, percent
 from posttrain.report.page import SLOT, block, content_policy, part
 from posttrain.report.record import Metrics, Row, file_text, number, read, text
 from posttrain.report.rollouts import json_text
@@ -21,8 +21,6 @@ SCRIPTS = ("dom.js", "scale.js", "plane.js", "pipeline.js")
 STYLES = ("style.css", "pipeline.css")
 WHILE_TRAINING = ("reward/mean", "loss", "kl/ref")
 """Curves of which the first and the last value are told where a run was not evaluated."""
-WINDOW = 5
-"""Updates that are averaged for these."""
 
 
 def write(root: Path) -> Path:
@@ -129,9 +127,8 @@ def _changes(metrics: Metrics) -> list[dict[str, Any]]:
     for name in WHILE_TRAINING:
         values = [y for _, y in metrics.points(name)]
         if values:
-            first, last = values[:WINDOW], values[-WINDOW:]
-            change = {"first": sum(first) / len(first), "last": sum(last) / len(last)}
-            out.append({"name": name, **change, "updates": len(values)})
+            first, last, _ = ends(values)
+            out.append({"name": name, "first": first, "last": last, "updates": len(values)})
     return out
 
 
@@ -153,20 +150,43 @@ def page(found: Mapping[str, Any]) -> str:
     return SLOT.sub(lambda slot: parts[slot[1]], part("pipeline.html"))
 
 
+def _within(score: Mapping[str, float]) -> str:
+    return f"{figure(score['mean'])} ± {figure(score['error'])}"
+
+
+def _over(win: Mapping[str, Any], name: str) -> tuple[str, float | None, float, float]:
+    """(the other policy, how often this one wins over it, and the interval of that)."""
+    if win["rate"] is None:
+        return win["over"], None, 0.0, 1.0
+    if win["of"] == name:
+        return win["over"], win["rate"], win["low"], win["high"]
+    return win["of"], 1 - win["rate"], 1 - win["high"], 1 - win["low"]
+
+
 def headline(found: Mapping[str, Any]) -> list[list[str]]:
-    """The tiles at the top, each (label, value, remark): the best policy, then what it all took."""
+    """The tiles at the top, each (label, value, remark): the best policy, then what it all took.
+
+    A policy is named the best if it has the highest mean score, and of its win rate over each of the others
+    all of the 95 % interval lies above one half.
+    """
     tiles = []
     runs = [s for s in found["stages"] if s["kind"] == "recipe"]
     compare = found["compare"]
     scored = [p for p in compare["policies"] if p["score"]] if compare else []
     if scored:
         best = max(scored, key=lambda p: p["score"]["mean"])
-        first = scored[0]["score"]["mean"]
-        remark = f"{best['name']}; {scored[0]['name']} has {figure(first)}"
-        tiles.append(["Best mean score", figure(best["score"]["mean"]), remark])
-        won = next((w for w in compare["wins"] if w["of"] == best["name"]), None)
-        if won and won["rate"] is not None:
-            tiles.append(["Its win rate", percent(won["rate"]), f"over {won['over']}"])
+        won = [_over(w, best["name"]) for w in compare["wins"] if best["name"] in (w["of"], w["over"])]
+        told = [(other, rate, low, high) for other, rate, low, high in won if rate is not None]
+        clear = bool(told) and all(low > 0.5 for _, _, low, _ in told)
+        least = min(told, key=lambda w: w[2], default=None)
+        prompts = f"; {compare['prompts']} prompts"
+        if least is not None:
+            over, rate, low, high = least
+            remark = f"wins {percent(rate)} over {over}, 95 %: {percent(low)} – {percent(high)}{prompts}"
+            remark = remark if clear else f"{best['name']} {remark}"
+            tiles.append(["Best policy", best["name"] if clear else "no clear winner", remark])
+        others = [f"{p['name']} {_within(p['score'])}" for p in scored if p is not best]
+        tiles.append(["Best mean score", _within(best["score"]), "; ".join([best["name"], *others])])
     ended = sum(s["state"] == "finished" for s in found["stages"])
     tiles.append(["Stages", f"{ended} of {len(found['stages'])}", "finished"])
     for label, key, shown in (("Time", "seconds", duration), ("Tokens trained", "tokens", count)):

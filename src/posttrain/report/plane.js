@@ -12,10 +12,11 @@ function plane(points, labels) {
   });
   const draw = () => {
     const [width, height] = [Math.max(260, node.clientWidth || 600), 340];
-    const [left, right, top, floor] = [52, width - 24, 26, height - 44];
     const reach = (key, error) => points.flatMap((p) => [p[key] - p[error], p[key] + p[error]]);
     const rangeX = roomy(extent(reach('x', 'xError')));
     const rangeY = roomy(extent(reach('y', 'yError'), false));
+    const [right, top, floor] = [width - 24, 26, height - 44];
+    const left = gutter(ticks(...rangeY, 5).map(figure));
     const x = linear(rangeX, [left, right]);
     const y = linear(rangeY, [floor, top]);
     node.setAttribute('viewBox', `0 0 ${width} ${height}`);
@@ -23,7 +24,7 @@ function plane(points, labels) {
       grid(rangeX, rangeY, x, y, [left, right, top, floor]),
       ...points.map((p) => mark(p, x, y, right)),
       svg('text', { x: (left + right) / 2, y: height - 8, 'text-anchor': 'middle', class: 'what' }, labels.x),
-      svg('text', { x: left - 40, y: 13, class: 'what' }, labels.y),
+      svg('text', { x: 4, y: 13, class: 'what' }, labels.y),
     );
   };
   draw();

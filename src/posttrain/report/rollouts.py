@@ -52,6 +52,8 @@ class Step:
     """Those of them in which every score is the same: they teach nothing."""
     failed: int
     """Rollouts that the verifier could not judge."""
+    recorded: int = 0
+    """Groups that the file holds, of whatever size."""
     cause: str = ""
     """Of the first of them: its label and reason."""
     paid: tuple[tuple[int, float], ...] = ()
@@ -142,6 +144,7 @@ def pack_file(file: Samples) -> tuple[Step, list[str]]:
         groups=len(judged),
         equal=sum(len(set(s)) == 1 for s in judged),
         failed=sum(s.count(None) for s in scores),
+        recorded=len(groups),
         cause=next((_cause(row) for row in rows if number(row.get("score")) is None), ""),
         paid=tuple(_paid(row) for row in rows if number(row.get("score")) is not None),
     ), notes

@@ -14,6 +14,9 @@ function ticks(low, high, n) {
 
 const wholeTicks = (low, high, n) => ticks(low, high, n).filter(Number.isInteger);
 
+// Room for labels at the left of an axis, in pixels: their figures are 11 px high and about 6.5 wide.
+const gutter = (labels) => Math.max(46, 14 + 6.5 * Math.max(0, ...labels.map((label) => label.length)));
+
 function linear([low, high], [from, to]) {
   const span = high - low || 1;
   return (x) => from + ((x - low) / span) * (to - from);

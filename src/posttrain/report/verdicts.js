@@ -69,9 +69,9 @@ function lengthChart(lines) {
   );
   const draw = () => {
     const width = Math.max(200, plot.clientWidth || node.clientWidth - 32);
-    const [left, right, floor] = [PAD.left, width - PAD.right, HEIGHT - PAD.bottom];
     const dots = lines.flatMap((line) => line.dots);
     const [rangeX, rangeY] = [0, 1].map((k) => extent(dots.map((dot) => dot[k]), k === 1));
+    const [left, right, floor] = [gutter(labelsOf({}, rangeY)), width - PAD.right, HEIGHT - PAD.bottom];
     const most = Math.max(...dots.map((dot) => dot[2]));
     const x = linear(rangeX, [left + 8, right - 8]);
     const y = linear(rangeY, [floor - 4, PAD.top + 6]);

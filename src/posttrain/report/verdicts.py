@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from posttrain.report.headline import WINDOW, mean
+from posttrain.report.headline import ends, mean
 from posttrain.report.record import Metrics
 from posttrain.report.rollouts import Step
 
@@ -16,11 +16,11 @@ LEAST = 8
 def classes(metrics: Metrics) -> list[dict[str, Any]]:
     """For each class of verdict its share in the first and last updates, and where it was largest.
 
-    An update with verdicts but none of a class counts as 0.
+    An update with verdicts but none of a class counts as 0. `ends` says how many updates that are.
 
     >>> shares = {"verdict/right": {1: 0.25, 2: 1.0}, "verdict/wrong": {1: 0.75}}
     >>> [(c["label"], c["early"], c["late"], c["most"], c["at"]) for c in classes(Metrics((1, 2), shares))]
-    [('right', 0.625, 0.625, 1.0, 2), ('wrong', 0.375, 0.375, 0.75, 1)]
+    [('right', 0.25, 1.0, 1.0, 2), ('wrong', 0.75, 0.0, 0.75, 1)]
     """
     shares = {n: dict(metrics.points(n)) for n in sorted(metrics.series) if n.startswith(PREFIX)}
     judged = [u for u in metrics.updates if any(u in known for known in shares.values())]
@@ -30,11 +30,12 @@ def classes(metrics: Metrics) -> list[dict[str, Any]]:
             continue
         values = [known.get(u, 0.0) for u in judged]
         most = max(values)
+        early, late, _ = ends(values)
         rows.append(
             {
                 "label": name.removeprefix(PREFIX),
-                "early": mean(values[:WINDOW]),
-                "late": mean(values[-WINDOW:]),
+                "early": early,
+                "late": late,
                 "most": most,
                 "at": judged[values.index(most)],
             }

@@ -22,6 +22,7 @@ from posttrain.learner.rounding import spread
 from posttrain.math import spectrum
 from posttrain.runtime.recipe import Recipe
 from posttrain.types import UserError
+from posttrain.weights import finite
 
 TOP = 5
 """Largest singular values that are kept of each update."""
@@ -215,7 +216,7 @@ class Comparison:
             # A frozen weight has no master: it is still what the start rounds to.
             update = torch.zeros_like(end) if end.equal(start.to(torch.bfloat16).float()) else end - start
             parts, singular_values = (update,), partial(torch.linalg.svdvals, update)
-        if not all(bool(part.isfinite().all()) for part in parts):
+        if not all(map(finite, parts)):
             raise UserError(f"{name} has NaN or infinite numbers", mend="the run has diverged")
         return change(name, trained.shape, singular_values(), float(start.double().norm()))
 

@@ -4,24 +4,33 @@ from collections.abc import Sequence
 
 from posttrain.types import Episode, RunError
 
+WINDOW = 512
+"""Episodes that the rate is of: with far fewer a limit of 0.2 would be met by chance where one in ten fails,
+with more a verifier that breaks late would go on for long."""
+
 
 class ErrorRate:
-    """Stops a run whose verifier or environment is broken, and keeps the first cause."""
+    """Stops a run whose verifier or environment is broken, and keeps the first cause.
 
-    def __init__(self, limit: float, least: int = 16) -> None:
+    The rate is that of the latest episodes, so what went well before makes up for nothing.
+    """
+
+    def __init__(self, limit: float, least: int = 16, recent: str = "") -> None:
+        """least: episodes before which nothing is stopped; recent: the window as it was."""
         self.limit, self.least = limit, least
-        self.judged = self.failed = 0
+        self.recent = recent
+        """The latest episodes: "x" for one that failed and "." for any other."""
         self.first = ""
 
     def see(self, episodes: Sequence[Episode]) -> None:
-        """Counts these; RunError when the share of failures of all seen so far is above the limit."""
+        """Counts these; RunError when the share of failures among the latest is above the limit."""
         for episode in episodes:
-            self.judged += 1
             if episode.verdict.failed:
-                self.failed += 1
                 self.first = self.first or f"{episode.verdict.label}: {episode.verdict.reason}"
-        if self.judged >= self.least and self.failed > self.limit * self.judged:
+            self.recent = (self.recent + ("x" if episode.verdict.failed else "."))[-WINDOW:]
+        seen, failed = len(self.recent), self.recent.count("x")
+        if seen >= self.least and failed > self.limit * seen:
             raise RunError(
-                f"the verifier or environment failed on {self.failed} of {self.judged} episodes, more than "
+                f"the verifier or environment failed on {failed} of the last {seen} episodes, more than "
                 f"the {self.limit:.0%} that rollout.max_error_rate allows; first cause: {self.first}"
             )

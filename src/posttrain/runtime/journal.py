@@ -25,8 +25,8 @@ class Progress:
     tokens: int = 0
     """Tokens trained."""
     seconds: float = 0.0
-    judged: int = 0
-    failed: int = 0
+    recent: str = ""
+    """Of the latest episodes which failed, as ErrorRate keeps it."""
     empty: int = 0
     """Updates in a row for which selection kept no group."""
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from jaxtyping import Float
 
-from posttrain.math import masked, preference
+from posttrain.math import masked, preference, returns
 from posttrain.types import Batch, PerToken
 
 MARGINS = (0.5, 1.0, 2.0)
@@ -28,7 +28,8 @@ def agreement(batch: Batch, score: PerToken, lengths: Sequence[int]) -> dict[str
     calibration_error   mean |confidence - accuracy| over ten bins of the confidence σ(|s_w - s_l|)
     length_bias         correlation of score differences with differences in length, in [-1, 1]
     """
-    rows, worth = masked.row_sum(score, batch.mask), masked.row_sum(batch.reward, batch.mask)
+    rows = masked.row_sum(score, batch.mask)
+    worth = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
     pairs = preference.better(worth, batch.group, batch.mask.any(-1)).nonzero()
     if not len(pairs):
         return {}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.protocol import Start, guarded_start
 from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
 from posttrain.methods.choices import described, least_group
@@ -19,11 +18,13 @@ from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.critics import critic_of, critic_shape, head_class
 from posttrain.runtime.curriculum import Supply, supply
 from posttrain.runtime.dataset import bytes_of, groups_of
+from posttrain.runtime.handover import CANARY
 from posttrain.runtime.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.plan import Memory, Shape, estimate, free_memory, gib, microbatch
 from posttrain.runtime.policy import Policy, Say, bounded, surroundings, weights_of
+from posttrain.runtime.prompts import check_prompts, check_replies
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.reference import held, held_size, reference_of, scores_once
 from posttrain.runtime.replay import Replay
@@ -50,6 +51,7 @@ class Plan:
     free: int
     parameters: int
     trained: int
+    disk: saving.Disk
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """As tables for a person, for plan.json and the report."""
@@ -68,6 +70,7 @@ class Plan:
             "Model": model,
             "Batch plan": self._batches(),
             "Memory estimate": self.memory.rows() | {"free now": gib(self.free)},
+            "Disk": self.disk.rows(),
         }
 
     def _batches(self) -> dict[str, Any]:
@@ -101,8 +104,12 @@ class Plan:
 # ---------------------------------------------------------------------- before its weights
 
 
-def plan(recipe: Recipe, say: Say) -> Plan:
-    """Everything that is decided before weights are read: what `posttrain validate` checks and prints."""
+def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | None = None) -> Plan:
+    """Everything that is decided before weights are read: what `posttrain validate` checks and prints.
+
+    path: where the run will write; checked: a file that keeps which prompts were found in order, so that they
+    need not be looked at again.
+    """
     check_sinks(recipe.track.sinks)
     asked = ask(recipe, say)
     policy = bounded(recipe, surroundings(recipe, say), say)
@@ -112,7 +119,8 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     if asked.online:
-        longest = check_prompts(asked, policy)
+        longest = check_prompts(asked, policy, checked)
+        check_replies(asked, policy)
     else:
         groups, held_out, longest = groups_of(asked, policy, say)
         if head_class(policy.config, asked) is not None:
@@ -127,8 +135,7 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     }
     if asked.online:
         needs |= {
-            "sampler_rows": recipe.engine.rows,
-            "sampler_length": longest + recipe.sampling.max_new_tokens,
+            "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
         }
     free = free_memory(policy.device)
     tokens = recipe.steps.microbatch_tokens or microbatch(
@@ -137,8 +144,21 @@ def plan(recipe: Recipe, say: Say) -> Plan:
     if asked.method.unit == "group":  # no group is ever cut
         answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if asked.online else 0
         tokens = max(tokens, longest + answers)
-    memory = estimate(shape, microbatch_tokens=tokens, **needs)
-    return Plan(asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained)
+    memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
+    disk = saving.disk(
+        recipe,
+        path,
+        parameters=parameters,
+        trained=trained,
+        itemsize=policy.dtype.itemsize,
+        head=head_class(policy.config, asked) is not None,
+        critic=needs["critic"].parameters if needs["critic"] else 0,
+        moments=not needs["natural"],
+        longest=longest,
+        reference_tokens=sum(len(r.tokens) for g in groups for r in g) if scores_once(asked) else 0,
+        online=asked.online,
+    )
+    return Plan(asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk)
 
 
 def _adapter_size(policy: Policy, recipe: Recipe) -> int:
@@ -149,34 +169,6 @@ def _adapter_size(policy: Policy, recipe: Recipe) -> int:
             f"no adapter can be made: {str(error).splitlines()[0]}",
             where="lora.targets" if recipe.lora.targets else "lora",
         ) from None
-
-
-def check_prompts(asked: Asked, policy: Policy) -> int:
-    """The longest first prompt, in tokens; UserError for one that is empty or has no room for an answer."""
-    longest, room = 0, asked.recipe.sampling.max_new_tokens
-    for task in (*asked.train, *asked.held_out):
-        start = guarded_start(asked.env, task) if asked.env and asked.env.trusted else None
-        messages = start.messages if isinstance(start, Start) else task.messages
-        try:
-            length = len(policy.chat.render(messages))
-        except UserError as error:
-            raise UserError(f"task {task.id!r}: {error}", where=task.source) from None
-        if length + room > policy.context:
-            raise UserError(
-                f"the prompt of task {task.id!r} has {length} tokens, and with {room} new ones that is more "
-                f"than {policy.narrowest}'s context of {policy.context}",
-                where=task.source,
-                mend="leave it out, or lower sampling.max_new_tokens",
-            )
-        longest = max(longest, length)
-    if longest + room > asked.recipe.engine.cache_tokens:
-        raise UserError(
-            f"the longest prompt has {longest} tokens, and with {room} new ones that is more than the "
-            f"cache of {asked.recipe.engine.cache_tokens}",
-            where="engine.cache_tokens",
-            mend="raise it",
-        )
-    return longest
 
 
 # ---------------------------------------------------------------------- with its weights
@@ -216,7 +208,7 @@ def train(
 ) -> dict[str, float]:
     """Runs the recipe to its end in this directory; the metrics of the last evaluation."""
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
-    found, skipped = checkpoint.newest(run_dir.checkpoints) if resume else (None, [])
+    found, skipped = checkpoint.newest(run_dir.checkpoints, resume=True) if resume else (None, [])
     for fault in skipped:
         say(fault)
     if resume:
@@ -225,8 +217,10 @@ def train(
     progress = Progress(**state.get("progress", {}))
     say("loading the model")
     learner = _learner(chosen, state)
+    tasks, replay = _sources(asked, state)
+    kept_again = replay if asked.online and recipe.rollout.replay else None
     if found:
-        saving.restore(found, learner, state)
+        saving.restore(found, learner, state, kept_again)
     run_dir.forget_after(progress.update if found else -1)
     track = open_tracker(
         run_dir.path,
@@ -237,14 +231,21 @@ def train(
         resume_after=progress.update if found else (-1 if resume else None),
     )
     journal = Journal(track, progress, show)
-    tasks, replay = _sources(asked, state)
 
     def save() -> None:
         saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
-        saved |= {"replay": replay.state(), "curriculum": tasks.state() if tasks else {}}
-        root, keep = run_dir.checkpoints, recipe.checkpoint.keep
-        head = head_class(policy.config, asked)
-        saving.save(root, progress.update, learner, policy.tokenizer, saved, keep=keep, head=head)
+        saved["curriculum"] = tasks.state() if tasks else {}
+        saving.save(
+            run_dir.checkpoints,
+            progress.update,
+            learner,
+            policy.tokenizer,
+            saved,
+            keep=recipe.checkpoint.keep,
+            keep_weights=recipe.checkpoint.keep_weights,
+            head=head_class(policy.config, asked),
+            replay=kept_again.tensors() if kept_again else None,
+        )
 
     try:
         with stop_recorded(run_dir.path):
@@ -276,7 +277,6 @@ def _sources(asked: Asked, state: Mapping[str, Any]) -> tuple[Supply | None, Rep
     """Where tasks and older groups come from, as far as a checkpoint had come; offline there are no tasks."""
     recipe = asked.recipe
     replay = Replay(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
-    replay.restore(state.get("replay", []))
     if not asked.online:
         return None, replay
     tasks = supply(recipe.curriculum, asked.train, seed=recipe.run.seed)
@@ -311,10 +311,11 @@ def _run_online(
             save=save,
             updates=recipe.run.updates,
             save_every=recipe.checkpoint.every,
-            canary=policy.chat.render(asked.train[0].messages)[-24:],
+            canary=policy.chat.render(asked.train[0].messages)[-CANARY:],
             replay=replay,
             tasks=len(asked.train),
             least_group=least_group(asked.method),
+            recorded=recipe.record.tokens,
             accept=getattr(asked.method, "accept", recipe.eval.right),
         ).run()
     finally:

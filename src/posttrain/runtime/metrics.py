@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from posttrain.math.selection import coverage
-from posttrain.types import Episode
+from posttrain.types import Episode, worth
 
 
 def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: float) -> dict[str, float]:
@@ -36,7 +36,7 @@ def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: fl
             "distinct": statistics.fmean(len({_said(e) for e in group}) / len(group) for group in by_group),
             "length/mean": statistics.fmean(lengths),
             "length/max": float(max(lengths)),
-            "length/clipped": sum(e.stop == "length" for e in judged) / len(judged),
+            "length/clipped": sum(e.stop in ("length", "context") for e in judged) / len(judged),
             "length/total": float(sum(lengths)),
             "lag/mean": statistics.fmean(lags),
             "lag/max": float(max(lags)),
@@ -82,7 +82,7 @@ def is_right(episode: Episode, least: float) -> bool:
     """Whether the verdict's label says so; where it says neither, whether the reward is at least `least`."""
     if episode.verdict.label in ("right", "wrong", "no_answer"):
         return episode.verdict.label == "right"
-    return episode.trajectory.total_reward >= least
+    return episode.trajectory.total_reward >= worth([least])
 
 
 def verdict_shares(episodes: Sequence[Episode]) -> dict[str, float]:

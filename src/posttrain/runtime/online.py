@@ -10,7 +10,7 @@ Everything that decides what happens next is in `Progress` and the learner, so a
 killed and resumed from a checkpoint makes the very numbers of one that was not.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,15 +21,19 @@ from posttrain.learner.learner import Learner, Update
 from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.hacking import auditors_of, hacking_metrics
-from posttrain.runtime.handover import hand_over
+from posttrain.runtime.handover import DRAWN, hand_over
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, rollout_metrics, success_rate
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, WHY_NOT, selection
+from posttrain.runtime.stream import dice
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState
+
+COMPUTED = ("logp", "entropy")
+"""Columns of samples that are there where the update computed the row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,7 @@ class Rollout:
     memory_mb: int = 4096
     """What one such process may take; a judge or reward model of billions of parameters needs more."""
     max_error_rate: float = 0.2
-    """The run stops when more than this share of all episodes could not be judged."""
+    """The run stops when more than this share of the last 512 episodes could not be judged."""
 
     def __post_init__(self) -> None:
         if self.replay < 0:
@@ -117,10 +121,11 @@ class OnlineRun:
     """Judged episodes that a group must have for its credit to be defined."""
     accept: float = 1.0
     """The least reward of an answer worth imitating, for settings.select = "accepted"."""
+    recorded: int = 0
+    """Tokens of an update, or of an evaluation, that samples/ is to hold, about; 0: all."""
 
     def __post_init__(self) -> None:
-        self._errors = ErrorRate(self.settings.max_error_rate)
-        self._errors.judged, self._errors.failed = self.progress.judged, self.progress.failed
+        self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
         self.stream.taken = self.progress.taken
         self._auditors = auditors_of(self.rollouts.verifier)
 
@@ -143,10 +148,11 @@ class OnlineRun:
     def run(self) -> dict[str, float]:
         """Trains to the last update; the metrics of the last evaluation.
 
-        Raises RunError after saving when SIGTERM or Ctrl-C asks it to stop.
+        Raises RunError after saving when SIGTERM or Ctrl-C asks it to stop, and at the end of a run that
+        trained nothing.
         """
         last: dict[str, float] = {}
-        with stop_requested() as stopped:
+        with stop_requested() as stopped, self.run_dir.recording():
             self._publish()
             if self.progress.update == 0 and self.held_out:
                 last = self._evaluate()
@@ -162,12 +168,15 @@ class OnlineRun:
                 self._log(metrics)
                 if final or stopped() or (self.save_every and update % self.save_every == 0):
                     with self.journal.timed("checkpoint"):
+                        self.run_dir.settle()
                         self.save()
                 if stopped() and not final:
                     raise RunError(
                         f"stopped on request after update {update} of {self.updates}; "
                         "all of it is saved, go on with --resume"
                     )
+        if self.updates and not self.learner.update_count:
+            raise RunError(f"nothing was trained in {self.updates} updates: {self._why_nothing()}")
         return last
 
     def _one_update(self) -> dict[str, float]:
@@ -195,7 +204,7 @@ class OnlineRun:
         self.progress.tokens += int(update.batch.mask.sum())
         with self.journal.timed("publish"):
             self._publish()
-        self.run_dir.samples(f"{self.progress.update:06d}", self._sample_rows(kept, rows, update))
+        self._record(kept, rows, update)
         return metrics | update.metrics
 
     def _batch(self, rows: Sequence[tuple[int, Episode]]) -> tuple[Batch, dict[str, float]]:
@@ -247,19 +256,29 @@ class OnlineRun:
         except RunError:
             self._log(metrics)  # the line that shows why
             raise
-        self.progress.judged, self.progress.failed = self._errors.judged, self._errors.failed
+        self.progress.recent = self._errors.recent
 
     def _nothing_kept(self) -> None:
         self.progress.empty += 1
         if self.progress.empty >= 3:
             raise RunError(
-                f"no group was kept in {self.progress.empty} updates in a row: with rollout.select "
-                f"{self.settings.select!r} {WHY_NOT[self.settings.select]}, or none could be judged; "
-                "make the tasks easier or harder, or set rollout.select to 'all'"
+                f"no group was kept in {self.progress.empty} updates in a row: {self._why_nothing()}"
             )
 
+    def _why_nothing(self) -> str:
+        recent, select = self.progress.recent, self.settings.select
+        if set(recent) == {"x"}:
+            return (
+                f"none of the last {len(recent)} episodes could be judged; first cause: {self._errors.first}"
+            )
+        return (
+            f"with rollout.select {select!r} {WHY_NOT[select]}, or none could be judged; "
+            "make the tasks easier or harder, or set rollout.select to 'all'"
+        )
+
     def _publish(self) -> None:
-        hand_over(self.learner, self.engine, self.learner.update_count, self.canary)
+        drawn = min(DRAWN, self.sampling.max_new_tokens)
+        hand_over(self.learner, self.engine, self.learner.update_count, self.canary, drawn)
 
     # ------------------------------------------------------------------ looking
 
@@ -275,8 +294,10 @@ class OnlineRun:
                 self._state,
             )
         episodes = [e for g in groups for e in g]
-        rows = [self._row(n, e) for n, e in enumerate(episodes)]
-        self.run_dir.samples(f"eval_{self.progress.update:06d}", rows)
+        update, chosen = self.progress.update, drawn(groups, self.recorded, "eval")
+        self.run_dir.samples(
+            f"eval_{update:06d}", lambda: [self._row(update, n, e) for n in chosen for e in groups[n]]
+        )
         metrics = evaluation_metrics(episodes, self.evaluation.right)
         self._count_failures(episodes, metrics)
         return metrics
@@ -290,33 +311,39 @@ class OnlineRun:
             metrics["speed/train_tokens"] = tokens / spent["train"]
         self.journal.log(self.learner.step_count, self.learner.update_count, metrics)
 
-    def _sample_rows(
-        self, kept: Sequence[Sequence[Episode]], rows: Sequence[tuple[int, Episode]], update: Update
-    ) -> list[dict[str, Any]]:
-        place = {id(e): i for i, (_, e) in enumerate(rows)}
-        out = []
-        for number, group in enumerate(kept):
-            for episode in group:
-                row = self._row(number, episode)
-                if id(episode) in place:
-                    i, start = place[id(episode)], episode.trajectory.prompt_length
-                    stop = len(episode.trajectory.tokens)
-                    said = bool(update.computed[i])
-                    columns = {
-                        "logp": update.logp if said else None,
-                        "entropy": update.entropy if said else None,
-                        "advantage": update.batch.advantage,
-                        "logp_ref": update.batch.logp_ref,
-                    }
-                    row |= {k: _rounded(c[i, start:stop]) for k, c in columns.items() if c is not None}
-                out.append(row)
-        return out
+    def _record(
+        self, kept: Sequence[Sequence[Episode]], rows: Sequence[tuple[int, Episode]], trained: Update
+    ) -> None:
+        """Has samples/ written of an update, in whole groups."""
+        update, place = self.progress.update, {id(e): i for i, (_, e) in enumerate(rows)}
+        chosen = drawn(kept, self.recorded, f"samples/{update}")
+        batch = trained.batch
+        columns = {
+            "logp": trained.logp,
+            "entropy": trained.entropy,
+            "advantage": batch.advantage,
+            "logp_ref": batch.logp_ref,
+        }
+        held = {name: column.cpu() for name, column in columns.items() if column is not None}
+        said = trained.computed.tolist()
 
-    def _row(self, group: int, episode: Episode) -> dict[str, Any]:
+        def lines() -> Iterator[dict[str, Any]]:
+            for number in chosen:
+                for episode in kept[number]:
+                    row, i = self._row(update, number, episode), place.get(id(episode))
+                    if i is not None:
+                        start, stop = episode.trajectory.prompt_length, len(episode.trajectory.tokens)
+                        own = held if said[i] else {k: c for k, c in held.items() if k not in COMPUTED}
+                        row |= {name: _rounded(column[i, start:stop]) for name, column in own.items()}
+                    yield row
+
+        self.run_dir.samples(f"{update:06d}", lines)
+
+    def _row(self, update: int, group: int, episode: Episode) -> dict[str, Any]:
         t, v = episode.trajectory, episode.verdict
         start = t.prompt_length
         return {
-            "update": self.progress.update,
+            "update": update,
             "task": episode.task.id,
             "group": group,
             "sample": episode.sample,
@@ -338,5 +365,19 @@ class OnlineRun:
 
 
 def _rounded(values: Sequence[float] | torch.Tensor) -> list[float]:
-    numbers = values.tolist() if isinstance(values, torch.Tensor) else values
-    return [round(float(x), 5) for x in numbers]
+    # Of a double that is a whole number over 1e5 the shortest decimal has five places.
+    return ((torch.as_tensor(values, dtype=torch.float64) * 1e5).round() / 1e5).tolist()
+
+
+def drawn(groups: Sequence[Sequence[Episode]], tokens: int, key: str) -> list[int]:
+    """The groups that are recorded, in their order: all, or a random share of about so many tokens.
+
+    Each group is as likely, however long it is, and one is there in any case. Which ones depends on the key
+    and on the sizes alone, and of two shares by one key the larger holds the smaller.
+    """
+    size = sum(len(e.trajectory.tokens) for group in groups for e in group)
+    if not tokens or size <= tokens:
+        return list(range(len(groups)))
+    draw = dice(key).random
+    order = sorted((draw(), place) for place in range(len(groups)))
+    return sorted(place for _, place in order[: max(1, len(groups) * tokens // size)])

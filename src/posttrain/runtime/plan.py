@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 
+from posttrain.attention import BLOCK
 from posttrain.learner.forward import Recompute
+from posttrain.learner.pack import WHOLE_FAMILY
+from posttrain.math.tokens import chunk_bytes
+from posttrain.runtime.process import memory_left
 
 GIB = 1 << 30
 
@@ -34,6 +38,8 @@ class Shape:
     key_heads: int
     head_size: int
     vocabulary: int
+    windows: int = 1
+    """Kinds of layers that differ in how far a token sees."""
 
     @staticmethod
     def of(config: Any, parameters: int, trained: int) -> "Shape":
@@ -50,6 +56,7 @@ class Shape:
             key_heads=getattr(text, "num_key_value_heads", None) or heads,
             head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
             vocabulary=text.vocab_size,
+            windows=len(set(getattr(text, "layer_types", None) or [""])),
         )
 
 
@@ -75,18 +82,19 @@ def estimate(
     dtype: torch.dtype,
     microbatch_tokens: int,
     checkpointing: Recompute = "none",
-    sampler_rows: int = 0,
-    sampler_length: int = 0,
+    sampler_tokens: int = 0,
     reference: int = 0,
     reference_follows: bool = False,
     critic: Shape | None = None,
     natural: bool = False,
+    device: str = "cpu",
 ) -> Memory:
-    """The memory of a run, in bytes.
+    """The memory of a run on this kind of device, in bytes.
 
     Weights count in the compute type; masters, summed gradients and AdamW's two moments in float32
     for each trained weight. `reference` is the number of weights of a frozen policy that is held.
-    Activations are those that the backward pass of one microbatch reads.
+    Activations are those that the backward pass of one microbatch reads. `sampler_tokens` is the number of
+    tokens whose keys and values the sampler holds.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
@@ -101,12 +109,12 @@ def estimate(
         parts["AdamW moments"] = 8 * shape.trained
     activations = token_bytes(shape, size, checkpointing=checkpointing, critic=critic, natural=natural)
     parts["activations"] = microbatch_tokens * activations
-    parts["one chunk of logits"] = 3 * (24 << 20)
-    if sampler_rows:
+    parts["one chunk of logits"] = 3 * chunk_bytes(device)
+    if sampler_tokens:
         # A tied output head is kept twice: packed for products, plain for look-ups.
         parts["sampler's weights"] = weights + shape.vocabulary * shape.hidden * size
         cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
-        parts["key-value cache"] = sampler_rows * sampler_length * cached
+        parts["key-value cache"] = sampler_tokens * cached
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference
     if critic:
@@ -122,8 +130,8 @@ def token_bytes(
 
     A natural step computes with pairs of numbers, and holds about eight rows of logits for each token.
     """
-    own = activation_bytes(shape, size, checkpointing)
-    judged = activation_bytes(critic, size, checkpointing) if critic else 0
+    own = activation_bytes(shape, size, checkpointing) + mask_bytes(shape, size)
+    judged = activation_bytes(critic, size, checkpointing) + mask_bytes(critic, size) if critic else 0
     return own + judged + (own + 32 * shape.vocabulary if natural else 0)
 
 
@@ -146,9 +154,17 @@ def activation_bytes(shape: Shape, size: int, checkpointing: Recompute) -> int:
     return shape.layers * layer
 
 
+def mask_bytes(shape: Shape, size: int) -> int:
+    """Bytes of attention masks for one token, at most: its row in a family's mask, and its column in a band.
+
+    They are made once a pass, for each kind of layer, in the compute type.
+    """
+    return shape.windows * size * (WHOLE_FAMILY + BLOCK)
+
+
 def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:
     """The most packed tokens whose activations fit, from 256 to as many as the device is quicker with."""
-    fixed = estimate(shape, microbatch_tokens=0, **needs).total
+    fixed = estimate(shape, microbatch_tokens=0, device=device, **needs).total
     token = token_bytes(
         shape,
         needs["dtype"].itemsize,
@@ -170,11 +186,7 @@ def free_memory(device: torch.device) -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    limit = Path("/sys/fs/cgroup/memory.max")
-    used = Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, int(text) - int(used.read_text()))
-    return available
+    return int(min(available, memory_left()))
 
 
 def gib(size: float) -> str:

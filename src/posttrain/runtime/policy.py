@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from posttrain import plain
 from posttrain.attention import context_of, use_layouts
-from posttrain.envs.chat import Chat
+from posttrain.chat import Chat
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.learner import pretrained
 from posttrain.loading import usable_device
@@ -52,7 +53,14 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
     tokenizer = pretrained.load_tokenizer(
         path, chat_template=template, require_chat_template=template is None
     )
-    chat = Chat(tokenizer, template=template, ends=frozenset(pretrained.stop_ids(path, tokenizer)))
+    chat = Chat(
+        tokenizer,
+        template=template,
+        ends=frozenset(pretrained.stop_ids(path, tokenizer)),
+        embedded=config.get_text_config().vocab_size,
+        today=datetime.fromisoformat(recipe.model.date),
+        parse_special=recipe.model.parse_special,
+    )
     if chat.plain:
         begins = tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{ bos_token }}" * begins + plain.TEMPLATE

@@ -8,6 +8,7 @@ there. A component is given its own table and never the whole.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import date
 from typing import Any
 
 from posttrain.data import Data
@@ -42,13 +43,14 @@ class Run:
     seed: int = 0
     """Of the order of tasks, every draw and the start of adapters."""
     threads: int = 0
-    """Of the processor; 0 takes one a core."""
+    """Of the processor; 0: as many as this process may use, by its affinity mask, its container's quota and
+    OMP_NUM_THREADS."""
 
     def __post_init__(self) -> None:
         if self.updates < 1:
             raise ValueError(f"updates must be 1 or more, not {self.updates}")
         if self.threads < 0:
-            raise ValueError(f"threads must be 0 (one a core) or more, not {self.threads}")
+            raise ValueError(f"threads must be 0 (one for each core) or more, not {self.threads}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +67,19 @@ class Model:
     chat_template: str | None = None
     """A Jinja template in place of the tokenizer's own; "none": messages joined by newlines, an answer
     right behind what it answers, and eos at its end."""
+    parse_special: bool = False
+    """Whether what data, tasks and environments say may spell special tokens. Off, it is plain text, and
+    nothing that is said ends a turn or begins one."""
     random_init: bool = False
     """Draw the weights of its config.json from run.seed instead of reading them."""
+    date: str = "auto"
+    """What day templates are told that it is, as 2026-01-31; auto: the one on which the run began."""
 
     def __post_init__(self) -> None:
-        # At once, so that a run is the same wherever it is resumed or read.
+        # At once, so that a run is the same wherever and whenever it is resumed or read.
         object.__setattr__(self, "dtype", settled(self.dtype, self.device))
+        today = date.today() if self.date == "auto" else date.fromisoformat(self.date)
+        object.__setattr__(self, "date", today.isoformat())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +155,25 @@ class Checkpoints:
     """Updates between checkpoints; 0: only after the last."""
     keep: int = 2
     """How many of the newest are kept; 0 keeps all."""
+    keep_weights: int = 0
+    """How many before those keep their weights alone: a third of the size, and nothing goes on from them."""
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.keep < 0:
-            raise ValueError("every and keep must be 0 or more")
+        if min(self.every, self.keep, self.keep_weights) < 0:
+            raise ValueError("every, keep and keep_weights must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """How many of the rollouts are written to samples/."""
+
+    tokens: int = 32768
+    """About so many of an update or of an evaluation, prompts included: whole groups, drawn at random where
+    there are more, and one at least. 0 keeps all."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ValueError(f"tokens must be 0 (all) or more, not {self.tokens}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +189,7 @@ class Tracking:
 
 WHERE_NEEDED = ("critic", "reference", "trust")
 """Tables that only some methods read."""
-ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "curriculum")
+ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "curriculum", "record")
 OFFLINE_ONLY = ("batch",)
 
 
@@ -192,6 +216,7 @@ class Recipe:
     trust: Trust = Trust()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
+    record: Recorded = Recorded()
     track: Tracking = Tracking()
 
 
@@ -230,6 +255,8 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
         keys["steps.neftune_alpha"] = "an online method learns from what the policy said without noise"
     if loop == "offline":
         keys |= dict.fromkeys(("eval.temperature", "eval.right"), "an offline method samples nothing")
+    if not recipe.checkpoint.keep:
+        keys["checkpoint.keep_weights"] = "checkpoint.keep is 0, which keeps all"
     if not recipe.eval.limit:
         keys |= dict.fromkeys(("eval.every", "eval.temperature", "eval.right"), "eval.limit is 0")
     if not recipe.track.sinks:

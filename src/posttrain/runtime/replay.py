@@ -1,14 +1,24 @@
 """Episodes of earlier updates, to be trained on again: a bounded memory of groups."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import torch
 
 from posttrain.runtime.stream import dice
 from posttrain.types import Trajectory
 
 Group = list[Trajectory]
+COLUMNS = {
+    "tokens": torch.int32,
+    "sampled": torch.bool,
+    "logp_gen": torch.float64,
+    "logp_policy": torch.float64,
+    "version": torch.int32,
+    "reward": torch.float64,
+}
+"""How the lists of a trajectory are kept: 33 bytes a token, and not a bit of a number is lost."""
 
 
 class Replay:
@@ -44,10 +54,29 @@ class Replay:
         order = sorted((draw(), place) for place in range(len(self._held)))
         return [self._held[place][1] for place in sorted(place for _, place in order[:count])]
 
-    def state(self) -> list[Any]:
-        """What a checkpoint must hold, as JSON."""
-        return [[update, [asdict(row) for row in group]] for update, group in self._held]
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint must hold: columns of all tokens, and how they are cut into rows and groups."""
+        rows = [row for _, group in self._held for row in group]
+        out = {
+            name: torch.tensor([x for row in rows for x in getattr(row, name)], dtype=dtype)
+            for name, dtype in COLUMNS.items()
+        }
+        out["row_tokens"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
+        out["group_rows"] = torch.tensor([len(group) for _, group in self._held], dtype=torch.int64)
+        out["group_update"] = torch.tensor([update for update, _ in self._held], dtype=torch.int64)
+        return out
 
-    def restore(self, state: Sequence[Any]) -> None:
-        """Puts back what state() gave."""
-        self._held = deque((update, [Trajectory(**row) for row in group]) for update, group in state)
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Puts back what tensors() gave; KeyError if it is something else."""
+        columns = {name: tensors[name].tolist() for name in COLUMNS}
+        rows = [
+            Trajectory(**{name: column[start:end] for name, column in columns.items()})
+            for start, end in _spans(tensors["row_tokens"])
+        ]
+        groups = [rows[start:end] for start, end in _spans(tensors["group_rows"])]
+        self._held = deque(zip(tensors["group_update"].tolist(), groups, strict=True))
+
+
+def _spans(sizes: torch.Tensor) -> list[tuple[int, int]]:
+    """(start, end) of parts of these sizes, one behind the other."""
+    return list(pairwise(accumulate(sizes.tolist(), initial=0)))

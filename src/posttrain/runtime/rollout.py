@@ -11,14 +11,14 @@ does wrong ends that one episode with a verdict that has no score.
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
+from posttrain.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.chat import Chat
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
-from posttrain.types import Completion, Episode, Request, Sampling, Task, Trajectory, Verdict
+from posttrain.types import Completion, Episode, Request, Sampling, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Group, TrainerState, Verifier
 from posttrain.verifiers.workers import Failed, Workers
@@ -58,7 +58,8 @@ class _Live:
         """Appends an answer of the policy."""
         self._extend(answer.tokens, answer.logp_gen, answer.logp_policy, answer.version, True)
         self.said.append(answer.text)
-        self.stop = answer.stop
+        cut = answer.stop == "length" and len(answer.tokens) < self.sampling.max_new_tokens
+        self.stop = "context" if cut else answer.stop
 
     def _extend(
         self,
@@ -80,7 +81,10 @@ class _Live:
         self.reward[len(self.sampled) - 1 - self.sampled[::-1].index(True)] += reward
 
     def judged(self, score: float, progress: Sequence[tuple[int, float]], chat: Chat) -> None:
-        """Adds the score of the last answer: what each step gains to its last token, the rest at the end."""
+        """Adds the score of the last answer: what each step gains to its last token, the rest at the end.
+
+        The potentials cancel in the sum of rewards: with γ < 1 a gain counts more the earlier it comes.
+        """
         first = len(self.sampled) - self.sampled[::-1].index(False)
         answer, reached = self.tokens[first:], 0.0
         for characters, potential in progress:
@@ -172,15 +176,19 @@ class Rollouts:
         """The number of a new group: `size` episodes about this task; `state` is for its verifier."""
         group, self._opened = self._opened, self._opened + 1
         self._groups[group], self._states[group] = [None] * size, state
-        start = self._begin(task)
+        start, prompt = self._begin(task), list[int]()
+        if isinstance(start, Start):
+            try:
+                prompt = self.chat.render(start.messages)
+            except UserError as error:
+                start = Verdict(score=None, label="bad_turn", reason=str(error))
         for sample in range(size):
+            live = _Live(task, sample, f"{epoch}:{task.id}", sampling, prompt)
             if isinstance(start, Verdict):
-                live = _Live(task, sample, "", sampling, self.chat.render(task.messages))
                 self._close(group, live, start)
-                continue
-            prompt = self.chat.render(start.messages)
-            live = _Live(task, sample, f"{epoch}:{task.id}", sampling, prompt, state=start.state)
-            self._ask(group, live)
+            else:
+                live.state = start.state
+                self._ask(group, live, ())
         return group
 
     def step(self) -> list[tuple[int, list[Episode]]]:
@@ -228,26 +236,35 @@ class Rollouts:
             return Start(state=None, messages=task.messages)
         if self.workers is None:
             return guarded_start(self.env, task)
-        [outcome] = self._call([(guarded_start, self.env, task)])
+        [outcome] = called(self.workers, [(guarded_start, self.env, task)])
         if isinstance(outcome, Failed):
             return Verdict(score=None, label=outcome.label, reason=outcome.reason)
         started: Start | Verdict = outcome
         return started
 
-    def _ask(self, group: int, live: _Live) -> None:
-        """Asks for the next answer; ends an episode that has no room for one."""
-        if len(live.tokens) + live.sampling.max_new_tokens > self.context:
+    def _ask(self, group: int, live: _Live, added: Sequence[int]) -> None:
+        """Asks for the next answer, behind these tokens; ends an episode that has no room for one.
+
+        What it has earned until then is what it is worth: it was long, and nothing broke. Without any
+        answer it is worth nothing that could be known.
+        """
+        room = self.context - len(live.tokens) - len(added)
+        if room < 1:
             live.stop = "context"
             reason = f"the conversation outgrew the context of {self.context} tokens"
-            self._close(group, live, Verdict(score=None, label="context", reason=reason))
+            self._close(
+                group, live, Verdict(score=0.0 if live.said else None, label="context", reason=reason)
+            )
             return
+        live.given(added)
         request = Request(
             prompt=tuple(live.tokens),
-            sampling=live.sampling,
+            sampling=replace(live.sampling, max_new_tokens=min(live.sampling.max_new_tokens, room)),
             seed=self.seed,
             task=live.key,
             sample=live.sample,
             position=sum(live.sampled),
+            episode=f"{group}/{live.sample}" if self.env else "",
         )
         self._answering[self.engine.submit(request)] = (group, live)
 
@@ -276,21 +293,13 @@ class Rollouts:
         assert self.env is not None
         if self.workers is None:
             return [guarded_reply(self.env, live.state, live.said[-1]) for live in lives]
-        outcomes = self._call([(guarded_reply, self.env, live.state, live.said[-1]) for live in lives])
+        outcomes = called(
+            self.workers, [(guarded_reply, self.env, live.state, live.said[-1]) for live in lives]
+        )
         return [
             broken_turn(live.state, o.label, o.reason) if isinstance(o, Failed) else o
             for live, o in zip(lives, outcomes, strict=True)
         ]
-
-    def _call(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What these calls return in worker processes, in order; a Failed for each that does not."""
-        assert self.workers is not None
-        tickets = [self.workers.submit(*call) for call in calls]
-        outcomes: dict[int, Any] = {}
-        while len(outcomes) < len(tickets):
-            for ticket, outcome in self.workers.poll(_POLL_S):
-                outcomes[ticket] = outcome if isinstance(outcome, Failed) else outcome.value
-        return [outcomes[t] for t in tickets]
 
     def _turn(self, group: int, live: _Live, turn: Turn) -> None:
         """Takes an environment's reply: the next turn, or the end."""
@@ -303,10 +312,15 @@ class Rollouts:
             self._close(group, live, turn.verdict)
             return
         live.state = turn.state
-        live.given(self.chat.extend(live.tokens, turn.messages))
-        self._ask(group, live)
+        try:
+            added = self.chat.extend(live.tokens, turn.messages)
+        except UserError as error:
+            self._close(group, live, Verdict(score=None, label="bad_turn", reason=str(error)))
+        else:
+            self._ask(group, live, added)
 
     def _close(self, group: int, live: _Live, verdict: Verdict) -> None:
+        self.engine.release(f"{group}/{live.sample}")
         episodes = self._groups[group]
         episodes[live.sample] = live.episode(verdict)
         if all(e is not None for e in episodes):
@@ -315,3 +329,13 @@ class Rollouts:
     def _complete(self, group: int) -> list[Episode]:
         del self._states[group]
         return [e for e in self._groups.pop(group) if e is not None]
+
+
+def called(workers: Workers, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What these calls return in worker processes, in order; a Failed for each that does not."""
+    tickets = [workers.submit(*call) for call in calls]
+    outcomes: dict[int, Any] = {}
+    while len(outcomes) < len(tickets):
+        for ticket, outcome in workers.poll(_POLL_S):
+            outcomes[ticket] = outcome if isinstance(outcome, Failed) else outcome.value
+    return [outcomes[t] for t in tickets]

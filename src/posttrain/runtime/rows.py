@@ -12,11 +12,12 @@ never fed, so that the state "before" it is that of the last real one (learner/p
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, overload
 
+from posttrain.chat import Chat
 from posttrain.data import Ranking, Stepped
-from posttrain.envs.chat import Chat
-from posttrain.types import PROBE, Message, Trajectory, UserError
+from posttrain.types import PROBE, Trajectory, UserError
 
 Group = tuple[Trajectory, ...]
 Say = Callable[[str], None]
@@ -51,7 +52,10 @@ class Shaper:
             "steps": self._steps,
         }
         if learns == "steps":
-            self._between()
+            try:
+                self.chat.between(self.separator)
+            except UserError as error:
+                raise UserError(error.what, where="batch.separator", mend="give another one") from None
         counts: Counter[str] = Counter()
         made = []
         for record in records:
@@ -88,7 +92,7 @@ class Shaper:
     def _ranking(self, record: Ranking, counts: Counter[str]) -> Group:
         if self.marks:
             return self._judged(record, counts)
-        sides = [self._answer(record.messages, answer) for answer in record.answers]
+        sides = self.chat.answered(record.messages, record.answers)
         if any(any(trained[self.bound :]) for _, trained in sides):
             counts["are longer than {bound} tokens and were cut there"] += 1
         cut = [(tokens[: self.bound], trained[: self.bound]) for tokens, trained in sides]
@@ -100,52 +104,31 @@ class Shaper:
             return ()
         return tuple(row(*side, score) for side, score in zip(cut, record.scores, strict=True))
 
-    def _answer(self, messages: Sequence[Message], answer: str) -> tuple[list[int], list[bool]]:
-        """The tokens of a question with this answer at its end, and whether each is of that answer.
-
-        The question is what a policy is shown that is asked it, and what earlier turns say is part of it.
-        """
-        said = {"role": "assistant", "content": answer}
-        tokens, trained = self.chat.render_supervised([*messages, said])
-        end = len(trained) - 1 - trained[::-1].index(True)
-        first = max(t + 1 for t in range(end) if not trained[t])
-        question = self.chat.render(messages)
-        mine = [False] * len(question) + [True] * (end + 1 - first) + [False] * (len(tokens) - end - 1)
-        return [*question, *tokens[first:]], mine
-
     def _judged(self, record: Ranking, counts: Counter[str]) -> Group:
-        """The answers as a verifier sees them: in what they say nothing is taken for a special token."""
-        question, close = self.chat.render(record.messages), self.chat.close()
-        sides = [[*question, *self.chat.spell(answer), *close] for answer in record.answers]
+        """The answers as a verifier sees them."""
+        sides = self.chat.judged(record.messages, record.answers)
         if any(len(tokens) > self.bound for tokens in sides):
             counts["have an answer that ends beyond {bound} tokens and are left out"] += 1
             return ()
         return tuple(marked(t, {len(t): s}) for t, s in zip(sides, record.scores, strict=True))
 
     def _steps(self, record: Stepped, counts: Counter[str]) -> Group:
-        tokens, between = self.chat.render(record.messages), self._between()
-        labels: dict[int, float] = {}
-        for step, label in zip(record.steps, record.labels, strict=True):
-            # A separator within a step parts it for a verifier too: what is judged is its end.
-            for part in step.split(self.separator):
-                if part.strip():
-                    tokens = [*tokens, *self.chat.spell(part), *between]
-            if label is not None:
-                labels[len(tokens)] = label
+        # A separator within a step parts it for a verifier too: what is judged is its end.
+        parts = [[part for part in step.split(self.separator) if part.strip()] for step in record.steps]
+        tokens, ends = self.chat.stepped(
+            record.messages, [part for step in parts for part in step], self.separator
+        )
+        behind = [0, *ends]
+        counted = accumulate(len(step) for step in parts)
+        found = zip(counted, record.labels, strict=True)
+        labels = {behind[at]: label for at, label in found if label is not None}
         if len(tokens) > self.bound:
             counts["are longer than {bound} tokens and lose the steps beyond"] += 1
-        labels = {at: label for at, label in labels.items() if at <= self.bound}
+        labels = {at: label for at, label in labels.items() if 0 < at <= self.bound}
         if not labels:
             counts["have no labelled step within {bound} tokens and are left out"] += 1
             return ()
         return (marked(tokens[: max(labels)], labels),)
-
-    def _between(self) -> list[int]:
-        tokens = self.chat.spell(self.separator)
-        if not tokens:
-            what = f"the tokenizer has no token for the separator {self.separator!r}"
-            raise UserError(what, where="batch.separator", mend="give another one")
-        return tokens
 
 
 _NAMES = {"answers": "conversations", "rankings": "rankings", "labels": "answers", "steps": "answers"}

@@ -13,12 +13,14 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from posttrain.types import UserError
+from posttrain.types import RunError, UserError
 
 LOCK = ".lock"
 DESCRIPTION = ("config.toml", "code.txt", "plan.json")
@@ -30,6 +32,7 @@ class RunDir:
     def __init__(self, path: Path, *, resume: bool) -> None:
         """Opens it; UserError if it is in use, already used (and not resumed), or has nothing to resume."""
         self.path = path
+        self._written: Future[None] | None = None
         if path.exists() and not path.is_dir():
             raise UserError("is a file", where=str(path), mend="give another --run-dir")
         if resume and not (path / "config.toml").exists():
@@ -66,7 +69,7 @@ class RunDir:
         metrics = self.path / "metrics.jsonl"
         if metrics.exists() and metrics.stat().st_size:
             return
-        for name in (*DESCRIPTION, "metrics.jsonl", "report.html", LOCK):
+        for name in (*DESCRIPTION, "prompts.json", "metrics.jsonl", "report.html", LOCK):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # something of the user's is in it
             self.path.rmdir()
@@ -89,11 +92,34 @@ class RunDir:
         self._write("code.txt", code_versions())
         self._write("plan.json", json.dumps(plan, indent=1))
 
-    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes samples/NAME.jsonl, whole or not at all."""
-        folder = self.path / "samples"
-        folder.mkdir(exist_ok=True)
-        self._write(f"samples/{name}.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Writes samples beside what is inside; all of them are written when it ends, whatever ends it."""
+        with ThreadPoolExecutor(1, "samples") as self._writer:
+            yield
+            self.settle()
+
+    def samples(self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+        """Begins to write samples/NAME.jsonl, whole or not at all, once the one before is written.
+
+        Raises RunError if that one could not be.
+        """
+        self.settle()
+        self._written = self._writer.submit(self._write_samples, name, rows)
+
+    def settle(self) -> None:
+        """Waits until the last samples are written; RunError if they cannot be."""
+        if self._written is not None:
+            written, self._written = self._written, None
+            try:
+                written.result()
+            except OSError as error:
+                raise RunError(f"{self.path / 'samples'}: cannot be written: {error.strerror}") from error
+
+    def _write_samples(self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+        (self.path / "samples").mkdir(exist_ok=True)
+        text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows())
+        self._write(f"samples/{name}.jsonl", text)
 
     def _write(self, name: str, text: str) -> None:
         """Puts the text into a file, whole or not at all: a kill leaves what was there before."""

@@ -3,20 +3,32 @@
 model/ or adapter/      what transformers or peft loads; model/ holds the float32 masters. A reward
                         model is in model/ with its head, adapter or not
 trained.safetensors     the adapter's weights, where there is one
-optimizer.safetensors   AdamW's moments
-critic.safetensors, critic_optimizer.safetensors   the same of a critic, where there is one
-reference.safetensors   the reference policy, where it is refreshed
 state.json              counts of the learner and of the loop
+resume/                 what nothing but a resume reads:
+  optimizer.safetensors   AdamW's moments
+  critic.safetensors, critic_optimizer.safetensors   the same of a critic, where there is one
+  reference.safetensors   the reference policy, where it is refreshed
+  replay.safetensors      episodes to be trained on again, where there are
 """
 
+import math
+import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from posttrain.learner import checkpoint, heads
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import base, save_adapter
+from posttrain.runtime.plan import gib
+from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.replay import Replay
 from posttrain.types import UserError
+
+REPLAY = "replay"
 
 
 def save(
@@ -27,14 +39,18 @@ def save(
     state: Mapping[str, Any],
     *,
     keep: int,
+    keep_weights: int = 0,
     head: type | None = None,
+    replay: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:
     """The committed checkpoint of this update; `head` is the class under which a reward model is saved."""
     tensors = learner.tensors()
+    if replay is not None:
+        tensors[REPLAY] = dict(replay)
 
     def write(folder: Path) -> None:
         for name in tensors.keys() - {"trained"}:
-            checkpoint.write_tensors(folder / f"{name}.safetensors", tensors[name])
+            checkpoint.write_tensors(folder / checkpoint.RESUME / f"{name}.safetensors", tensors[name])
         model = base(learner.model)
         if learner.lora.rank:
             checkpoint.write_tensors(folder / "trained.safetensors", tensors["trained"])
@@ -58,7 +74,8 @@ def save(
         model.generation_config.save_pretrained(folder / "model")
         words.save_pretrained(folder / "model")
 
-    return checkpoint.save(root, update, write, {**state, "learner": learner.state()}, keep=keep)
+    saved = {**state, "learner": learner.state()}
+    return checkpoint.save(root, update, write, saved, keep=keep, keep_weights=keep_weights)
 
 
 def _ends(model: Any, tokenizer: Any) -> set[int]:
@@ -67,17 +84,140 @@ def _ends(model: Any, tokenizer: Any) -> set[int]:
     return {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
 
 
-def restore(folder: Path, learner: Learner, state: Mapping[str, Any]) -> None:
-    """Puts a checkpoint back into a learner made from the same recipe; UserError if it is of another."""
+def restore(folder: Path, learner: Learner, state: Mapping[str, Any], replay: Replay | None = None) -> None:
+    """Puts a checkpoint back into what the same recipe made; UserError if it is of another."""
     trained = "trained.safetensors" if learner.lora.rank else "model/model.safetensors"
     try:
         held = learner.tensors().keys() - {"trained"}
-        tensors = {name: checkpoint.read_tensors(folder / f"{name}.safetensors") for name in held}
+        resume = folder / checkpoint.RESUME
+        tensors = {name: checkpoint.read_tensors(resume / f"{name}.safetensors") for name in held}
         tensors["trained"] = checkpoint.read_tensors(folder / trained)
         learner.restore(tensors, state["learner"])
+        if replay is not None:
+            replay.restore(checkpoint.read_tensors(resume / f"{REPLAY}.safetensors"))
     except (KeyError, RuntimeError, FileNotFoundError) as error:
         raise UserError(
             f"this checkpoint is of another model or adapter: {error}",
             where=str(folder),
             mend="resume with the recipe that it was made with",
         ) from error
+
+
+# ---------------------------------------------------------------------- how much that is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """Bytes that a run writes, files of a few kB apart."""
+
+    weights: int
+    """Of a checkpoint, without resume/."""
+    resume: int
+    """Of resume/."""
+    written: int
+    """Checkpoints of the whole run."""
+    keep: int
+    keep_weights: int
+    beside: Mapping[str, int]
+    """What there is besides checkpoints, at most."""
+    merged: int
+    """Of an adapter in its model, which a pipeline makes for later stages."""
+    free: int
+    """What the disk still has, and what this very run takes of it already."""
+
+    @property
+    def peak(self) -> int:
+        """The most at any moment, which is while the last checkpoint is written."""
+        whole, weights = self._counts(self.written - 1)
+        stays = whole * (self.weights + self.resume) + weights * self.weights
+        return stays + self.weights + self.resume + sum(self.beside.values())
+
+    @property
+    def finished(self) -> int:
+        """What is left of a pipeline's stage that keeps weights alone."""
+        stay = min(self.written, 1 + self.keep_weights) if self.keep else self.written
+        return stay * self.weights + self.merged + sum(self.beside.values())
+
+    def _counts(self, written: int) -> tuple[int, int]:
+        """How many checkpoints of so many stay whole, and how many with their weights alone."""
+        whole = min(written, self.keep) if self.keep else written
+        return whole, min(written - whole, self.keep_weights)
+
+    def rows(self) -> dict[str, str]:
+        """As lines for a person."""
+        whole, weights = self._counts(self.written)
+        stay = f"{self.written}, of which {whole} stay" if whole < self.written else str(self.written)
+        return {
+            "a checkpoint": f"{gib(self.weights + self.resume)}, {gib(self.weights)} of them its weights",
+            "checkpoints": stay + (f", and the weights of {weights}" if weights else ""),
+            **{name: f"at most {gib(size)}" for name, size in self.beside.items()},
+            "in all": f"at most {gib(self.peak)}",
+            "free now": gib(self.free),
+        }
+
+    def check(self, path: Path) -> None:
+        """UserError if not even one checkpoint has room."""
+        need = self.weights + self.resume
+        if need > self.free:
+            raise UserError(
+                f"a checkpoint takes {gib(need)}, and {gib(self.free)} of the disk are free",
+                where=str(path),
+                mend="free some of it, or write to another disk",
+            )
+
+
+LINE_BYTES = 64
+"""Of samples, for a token."""
+
+
+def disk(
+    recipe: Recipe,
+    path: Path,
+    *,
+    parameters: int,
+    trained: int,
+    itemsize: int,
+    head: bool,
+    critic: int,
+    moments: bool,
+    longest: int,
+    reference_tokens: int,
+    online: bool,
+) -> Disk:
+    """What a run in this directory will write.
+
+    `parameters` of the model, of which `trained` are; a weight computes in `itemsize` bytes, and its master
+    and the two moments of AdamW, where there are any, have four each. `critic`: weights of a critic's model.
+    `longest`: tokens of a prompt. `reference_tokens`: of rows that a reference is asked of once.
+    """
+    model = itemsize * parameters if recipe.lora.rank else 4 * trained
+    weights = model * (head or not recipe.lora.rank) + 8 * trained * bool(recipe.lora.rank)
+    followed = 4 * parameters * bool(recipe.reference.refresh_every)
+    every, updates = recipe.checkpoint.every, recipe.run.updates
+    beside = {}
+    if online:
+        r, e = recipe.rollout, recipe.eval
+        length = longest + recipe.sampling.max_new_tokens
+        evaluations = bool(e.limit) * (2 + (updates - 1) // e.every if e.every else 2)
+        each = [(updates, r.groups * r.group_size * length), (evaluations, e.limit * length)]
+        bound = recipe.record.tokens or math.inf
+        beside["rollouts"] = LINE_BYTES * int(sum(times * min(bound, tokens) for times, tokens in each))
+    if reference_tokens:
+        beside["the reference's answers"] = 4 * reference_tokens
+    return Disk(
+        weights=weights,
+        resume=8 * trained * moments + 12 * critic + followed,
+        written=-(-updates // every) if every else 1,
+        keep=recipe.checkpoint.keep,
+        keep_weights=recipe.checkpoint.keep_weights,
+        beside=beside,
+        merged=0 if head or not recipe.lora.rank else 4 * parameters,
+        free=room(path),
+    )
+
+
+def room(path: Path) -> int:
+    """Bytes that what writes to this directory may take: those free, and what it has taken already."""
+    there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    own = sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) if path.is_dir() else 0
+    return shutil.disk_usage(there).free + own

@@ -8,7 +8,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from jaxtyping import Float, Int, UInt8
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from posttrain.learner.checkpoint import read_tensors, write_tensors
@@ -17,23 +20,40 @@ from posttrain.types import Batch, PerToken, Trajectory
 
 AT_ONCE = 64
 """Groups that are scored in one call."""
+DIGEST = 16
+"""Bytes of a row's digest."""
 
 
 class Scored:
     """log π_ref of rows, found by what is in them.
 
-    The rows of a run are few enough for this to be small: 4 bytes a trained token.
+    Three columns, whatever the number of rows: 4 bytes a trained token, and a digest and a length a row.
     """
 
-    def __init__(self, values: dict[str, torch.Tensor]) -> None:
-        self._values = values
+    def __init__(
+        self,
+        digests: UInt8[torch.Tensor, "n D"],
+        lengths: Int[torch.Tensor, "n"],
+        logp: Float[torch.Tensor, "t"],
+    ) -> None:
+        """ValueError if the columns do not fit each other."""
+        if digests.shape != (len(lengths), DIGEST) or int(lengths.sum()) != len(logp):
+            raise ValueError("these are not the columns of one table")
+        self.digests, self.lengths, self.logp = digests, lengths, logp
+        raw = digests.numpy().tobytes()
+        self._place = {raw[i * DIGEST : (i + 1) * DIGEST]: i for i in range(len(lengths))}
+        self._end = lengths.cumsum(0)
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._place
 
     def column(self, batch: Batch) -> PerToken:
         """The batch's logp_ref; KeyError for a row that was not scored."""
-        out = torch.zeros_like(batch.reward)
+        out = torch.zeros_like(batch.logp_gen)
         for i, length in enumerate(batch.length.tolist()):
-            key = _key(batch.tokens[i, :length], batch.mask[i, :length])
-            out[i, batch.mask[i]] = self._values[key].to(out)
+            row = self._place[_digest(batch.tokens[i, :length].numpy(), batch.mask[i, :length].numpy())]
+            end = int(self._end[row])
+            out[i, batch.mask[i]] = self.logp[end - int(self.lengths[row]) : end].to(out)
         return out
 
 
@@ -47,38 +67,51 @@ def scored(
 
     `show` is told how many groups of how many that were lacking are done.
     """
-    values = _held(file)
-    lacking = [group for group in groups if any(_key_of(row) not in values for row in group)]
+    held = _held(file)
+    lacking = [group for group in groups if any(_digest_of(row) not in held for row in group)]
     if not lacking:
-        return Scored(values)
+        return held
+    digests, lengths, values = list[bytes](), [held.lengths], [held.logp]
+    known = set[bytes]()
     for start in range(0, len(lacking), AT_ONCE):
         part = lacking[start : start + AT_ONCE]
         rows, numbers = numbered(part)
         batch = Batch.of(rows, numbers)
         logp = score(batch)
-        for i, row in enumerate(rows):
+        fresh = []
+        for i, digest in enumerate(map(_digest_of, rows)):
             # What is held stays, bit for bit: among other rows it would be rounded otherwise.
-            values.setdefault(_key_of(row), logp[i, batch.mask[i]].float())
+            if digest not in held and digest not in known:
+                known.add(digest)
+                digests.append(digest)
+                fresh.append(i)
+        mask = batch.mask[fresh]
+        lengths.append(mask.sum(-1))
+        values.append(logp[fresh][mask].float().cpu())
         show(start + len(part), len(lacking))
-    fresh = file.with_suffix(".tmp")
-    write_tensors(fresh, values)
-    fresh.replace(file)
-    return Scored(values)
+    added = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).view(-1, DIGEST)
+    out = Scored(torch.cat([held.digests, added]), torch.cat(lengths), torch.cat(values))
+    working = file.with_suffix(".tmp")
+    write_tensors(working, {"digests": out.digests, "lengths": out.lengths, "logp": out.logp})
+    working.replace(file)
+    return out
 
 
-def _held(file: Path) -> dict[str, torch.Tensor]:
-    """What the file has; nothing if it is not there, or was cut off when the machine went down."""
+def _held(file: Path) -> Scored:
+    """What the file has; nothing if it is not there, was cut off with the machine, or is no such table."""
     try:
-        return read_tensors(file)
-    except (FileNotFoundError, SafetensorError):
-        return {}
+        return Scored(**read_tensors(file))
+    except (FileNotFoundError, SafetensorError, TypeError, ValueError):
+        nothing = torch.zeros(0)
+        return Scored(nothing.byte().view(0, DIGEST), nothing.long(), nothing)
 
 
-def _key_of(row: Trajectory) -> str:
-    return _key(torch.tensor(row.tokens), torch.tensor(row.sampled))
+def _digest_of(row: Trajectory) -> bytes:
+    return _digest(np.array(row.tokens, dtype=np.int64), np.array(row.sampled, dtype=bool))
 
 
-def _key(tokens: torch.Tensor, mask: torch.Tensor) -> str:
-    """A digest of a row's tokens and of which of them are trained."""
-    row = torch.stack([tokens, mask.long()])
-    return hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest()
+def _digest(tokens: NDArray[np.int64], mask: NDArray[np.bool_]) -> bytes:
+    """Of a row's tokens and of which of them are trained."""
+    found = hashlib.blake2b(tokens.tobytes(), digest_size=DIGEST)
+    found.update(mask.tobytes())
+    return found.digest()

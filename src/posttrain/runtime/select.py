@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from posttrain.math.selection import SLACK
-from posttrain.types import Episode
+from posttrain.types import Episode, worth
 
 Select = Callable[[Sequence[Episode]], bool]
 
@@ -24,7 +23,7 @@ def varied(group: Sequence[Episode]) -> bool:
 
 def accepted(group: Sequence[Episode], least: float = 1.0) -> bool:
     """Keeps a group with an answer whose reward is at least this: one without has nothing to imitate."""
-    return any(e.trajectory.total_reward >= least - SLACK for e in group if not e.verdict.failed)
+    return any(e.trajectory.total_reward >= worth([least]) for e in group if not e.verdict.failed)
 
 
 SELECT: Mapping[str, Select] = {"all": every, "varied": varied, "accepted": accepted}

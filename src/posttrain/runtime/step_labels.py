@@ -4,21 +4,40 @@ The label of the first k steps is an estimate of the policy's value of that stat
 
     V(x, y_1 ... y_k) ≈ (1/n) Σ_i [the verifier accepts the i-th of n continuations],
 
-unbiased, with variance V (1 - V)/n. The continuations begin with the tokens of the steps, so that the state
-which is valued is the one that a process model is shown (runtime/rows.py).
+unbiased, with variance V (1 - V)/n; or whether any of them does, which is 1 for n large wherever V > 0. The
+continuations begin with the tokens of the steps, so that the state which is valued is the one that a process
+model is shown (runtime/rows.py).
 
-Source: Math-Shepherd, arXiv:2312.08935, section 3.2 (soft estimation).
+Source: Math-Shepherd, arXiv:2312.08935, section 3.2 (soft and hard estimation).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.chat import Chat
 from posttrain.types import Request, Sampling, Task
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
+
+
+def soft(successes: Sequence[float]) -> float:
+    """The share of continuations that end right.
+
+    >>> soft([1.0, 0.0, 0.0, 0.0])
+    0.25
+    """
+    return sum(successes) / len(successes)
+
+
+def hard(successes: Sequence[float]) -> float:
+    """1 if any continuation ends right, else 0: whether a right answer can still be reached.
+
+    >>> hard([1.0, 0.0, 0.0, 0.0])
+    1.0
+    """
+    return max(successes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +54,8 @@ class Labelling:
     """Between steps."""
     right: float = 1.0
     """The reward from which a continuation counts as a success."""
+    estimate: Callable[[Sequence[float]], float] = soft
+    """From the successes of a step's continuations, each 0 or 1, to its label."""
 
     def __post_init__(self) -> None:
         if min(self.solutions, self.rollouts) < 1 or self.budget < 0:
@@ -67,11 +88,11 @@ def split_steps(text: str, separator: str) -> list[str]:
 
 def prefixes(task: Task, solution: int, steps: Sequence[str], chat: Chat, separator: str) -> list[Prefix]:
     """Each beginning of the answer that is not all of it, its tokens those of a process model's row."""
-    tokens, between, out = chat.render(task.messages), chat.spell(separator), []
-    for number, step in enumerate(steps[:-1]):
-        tokens = [*tokens, *chat.spell(step), *between]
+    tokens, ends = chat.stepped(task.messages, steps[:-1], separator)
+    out = []
+    for number, end in enumerate(ends):
         text = "".join(said + separator for said in steps[: number + 1])
-        out.append(Prefix(task, solution, number, tuple(tokens), text))
+        out.append(Prefix(task, solution, number, tuple(tokens[:end]), text))
     return out
 
 
@@ -124,7 +145,7 @@ def step_labels(
                     s for s in scores[place * how.rollouts : (place + 1) * how.rollouts] if s is not None
                 ]
                 counts[prefix.number] = len(judged)
-                labels[prefix.number] = sum(judged) / len(judged) if judged else None
+                labels[prefix.number] = how.estimate(judged) if judged else None
             labels[-1], counts[-1] = scores[-1], int(scores[-1] is not None)
             if any(label is not None for label in labels):
                 yield {

@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 import torch
 
 from posttrain.attention import context_of, use_layouts
+from posttrain.chat import Chat
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.learner import pretrained
 from posttrain.loading import Dtype, settled, usable_device
 from posttrain.types import Message, Request, Sampling, UserError
@@ -113,8 +113,6 @@ class NativeWriter:
 class _Open:
     chat: Chat
     engine: NativeEngine
-    marks: tuple[str, ...]
-    """Texts that the tokenizer takes for special tokens."""
 
     @cached_property
     def spellings(self) -> dict[str, list[int]]:
@@ -128,7 +126,7 @@ class _Open:
 
     def prompt(self, conversation: Sequence[Message]) -> tuple[int, ...]:
         """The tokens up to the model's answer, in which no text is a special token; UserError if none."""
-        prompt = tuple(self.chat.render(_unmarked([dict(message) for message in conversation], self.marks)))
+        prompt = tuple(self.chat.render(conversation))
         if len(prompt) >= self.engine.context:
             raise UserError(f"a prompt of {len(prompt)} tokens exceeds the {self.engine.context} that fit")
         return prompt
@@ -155,19 +153,7 @@ def _opened(writer: NativeWriter) -> _Open:
         config=NativeConfig(rows=writer.rows),
         context=context_of(model.config),
     )
-    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return _Open(chat, engine, tuple(sorted({*special, *tokenizer.all_special_tokens})))
-
-
-def _unmarked(conversation: Sequence[dict[str, str]], marks: Sequence[str]) -> list[Message]:
-    """The conversation in which no text is a special token: a blank stands behind its first character."""
-    out: list[Message] = []
-    for message in conversation:
-        text = message["content"]
-        for mark in marks:
-            text = text.replace(mark, f"{mark[0]} {mark[1:]}")
-        out.append({**message, "content": text})
-    return out
+    return _Open(chat, engine)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,7 @@ from jaxtyping import Float
 
 Gradient = Float[torch.Tensor, "P"]
 EXACT = 1e-10
-"""A relative difference below it is rounding."""
-ALIGNED = 1e-6
-"""A sine below it is rounding, of weights that are float32."""
+"""A relative difference, or a sine, below it is rounding."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,6 @@ def verdict(got: Gradient, wanted: Gradient) -> str:
     """
     if error(got, wanted) < EXACT:
         return "unbiased"
-    if sine(got, wanted) < ALIGNED and float(got @ wanted) > 0:
+    if sine(got, wanted) < EXACT and float(got @ wanted) > 0:
         return "scaled"
     return "biased"

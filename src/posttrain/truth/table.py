@@ -19,7 +19,7 @@ from posttrain.methods.preference import Preference
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.table import LEARNED, METHODS, REINFORCE, line
 from posttrain.truth import exact, facts
-from posttrain.truth.row import ALIGNED, Gradient, Row, error, sine, verdict
+from posttrain.truth.row import EXACT, Gradient, Row, error, sine, verdict
 from posttrain.truth.world import World, short
 from posttrain.types import Method
 
@@ -33,14 +33,19 @@ REASONS: Mapping[str, str] = {
     "normalised": "a deviation made of the rewards that it divides is no baseline",
     "normalised_sample": "a deviation made of the rewards that it divides is no baseline",
     "batch_normalised": "a deviation made of the rewards that it divides is no baseline",
-    "over_mean": "dividing by the mean follows ∇log J and not ∇J",
+    "batch_normalised_sample": "a deviation made of the rewards that it divides is no baseline",
+    "centred_batch_normalised": "a deviation made of the rewards that it divides is no baseline",
+    "over_mean": "dividing by the mean makes rare rewards count more, as ∇log J does",
     "pass_at_k": "it follows the best of k answers and not their mean",
+    "pass_at_k_normalised": "it follows the best of k answers and not their mean, over its deviation",
     "every": "the mean over kept answers follows ∇log of the chance to be kept, and not ∇J",
     "per_token": "the number of tokens that it divides by is itself drawn",
+    "per_group_token": "the number of tokens that it divides by is itself drawn",
     "per_sequence": "1/length makes a token of a short answer weigh more",
     "per_horizon": "it divides by the longest answer there may be, a constant",
     "by_sequence": "the mean over an answer's tokens divides by its length",
     "by_sequence_token": "the mean over an answer's tokens divides by its length",
+    "by_bounded_sequence": "the mean over an answer's tokens divides by its length",
     "by_trajectory": "the answer's ratio on each of its tokens counts the answer once a token",
     "total_by_token": "answers are compared token by token, so long ones weigh more in the baseline",
 }
@@ -135,11 +140,11 @@ class _Blame:
 
     def bend(self, host: Method, choice: Choice) -> bool:
         """Whether the host with this choice points elsewhere, or is of another length."""
-        return error(self._mean(host, choice), self.truth) > ALIGNED
+        return error(self._mean(host, choice), self.truth) > EXACT
 
     def turn(self, host: Method, choice: Choice) -> bool:
         """Whether the host with this choice points elsewhere."""
-        return sine(self._mean(host, choice), self.truth) > ALIGNED
+        return sine(self._mean(host, choice), self.truth) > EXACT
 
     def _mean(self, host: Method, choice: Choice) -> Gradient:
         key = tuple(sorted((k, repr(v)) for k, v in choice.items()))

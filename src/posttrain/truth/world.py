@@ -196,7 +196,7 @@ class World:
             )
             leaves = [self.column(x, group).requires_grad_() for x in (logps, entropies)]
             loss = method.loss(Outputs(logp=leaves[0], entropy=leaves[1], value=batch.value), batch)
-            total = reduce.weighted_sum(loss, method.weight(batch).double(), batch.mask)
+            total = reduce.weighted_sum(loss, method.weight(batch), batch.mask)
             found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
             gl, ge = (g[:, len(self.prompt) :] for g in found)
             rows = list(group)

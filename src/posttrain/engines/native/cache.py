@@ -7,15 +7,15 @@ Rows × columns never exceeds the bound given: few long sequences or many short 
 
 import torch
 
-from posttrain.attention import Heads, masked_attention, seen_by
+from posttrain.attention import Bands, Heads, additive, causal_attention, masked_attention
 
 Prompt = tuple[int, ...]
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of one prompt, [key heads, tokens, head size], by layer."""
+"""Keys and values of one prompt, [key heads, tokens, head size], by number of the attention in a pass."""
 
 
 class Cache:
-    """[rows, key heads, columns, head size] for the keys and the values of every layer."""
+    """[rows, key heads, columns, head size] for the keys and the values of every attention."""
 
     def __init__(self, rows: int, tokens: int) -> None:
         """rows: the most there may be; tokens: bound on rows × columns, and on the prompts kept apart."""
@@ -26,6 +26,8 @@ class Cache:
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
         self.prompts: dict[Prompt, Layers] = {}
+        self.kept: dict[str, tuple[Prompt, Layers]] = {}
+        """By episode, what was computed of it so far: a prompt and its answer but for the last token."""
         self.latest: tuple[Prompt, Layers] = ((), {})
         """The prompt that ran last, kept beyond the bound: the next ones may begin as it does."""
 
@@ -59,6 +61,23 @@ class Cache:
             for tensor in store.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
 
+    def keep(self, episode: str, tokens: Prompt, row: int) -> None:
+        """Copies a row's keys and values of these tokens for a later turn; beyond the bound the oldest go."""
+        self.kept.pop(episode, None)
+        self.kept[episode] = (
+            tokens,
+            {
+                layer: (
+                    keys[row, :, : len(tokens)].clone(),
+                    self.values[layer][row, :, : len(tokens)].clone(),
+                )
+                for layer, keys in self.keys.items()
+            },
+        )
+        held = sum(len(tokens) for tokens, _ in self.kept.values())
+        while held > self.tokens:
+            held -= len(self.kept.pop(next(iter(self.kept)))[0])
+
     def excess(self) -> list[Prompt]:
         """The prompts to drop so that the others keep within the bound; the newest are used the latest."""
         held, dropped = sum(map(len, self.prompts)), []
@@ -73,26 +92,28 @@ class Cache:
 class PromptLayout:
     """Several prompts end to end, each seeing only itself; their keys and values go to the cache.
 
-    What all of them begin with, the stem, is not run for each: it stands once before them, or is
-    taken from the prompt that ran last.
+    What has run before is not run again: each prompt may begin with tokens whose keys and values are held.
+    What all of them begin with, the stem, stands once before them if nothing is held.
     """
 
     def __init__(
-        self, cache: Cache, prompts: list[Prompt], stem: int = 0, held: Layers | None = None
+        self, cache: Cache, prompts: list[Prompt], stem: int = 0, held: list[tuple[int, Layers]] | None = None
     ) -> None:
-        """stem: its length, less than any prompt's; held: of a prompt that begins with it, if one has run."""
-        self.cache, self.prompts, self.stem, self.held = cache, prompts, stem, held
-        own = 0 if held else stem
-        self.parts = [tuple(prompts[0][:own])] * bool(own) + [p[stem:] for p in prompts]
+        """stem: its length, less than any prompt's; held: for each prompt how much of it, and where."""
+        self.cache, self.prompts, self.stem = cache, prompts, stem
+        self.held = held or [(stem, {})] * len(prompts)
+        self.parts = [prompts[0][:stem]] * bool(stem) + [
+            p[n:] for p, (n, _) in zip(prompts, self.held, strict=True)
+        ]
         """What is run, in order."""
-        self.starts = [0] * bool(own) + [stem] * len(prompts)
+        self.starts = [0] * bool(stem) + [n for n, _ in self.held]
         """The position of each part's first token."""
+        self._bands, self._calls = Bands(), 0
         for prompt in prompts:
             cache.prompts[prompt] = {}
 
     def attend(
         self,
-        layer: int,
         query: Heads,
         key: Heads,
         value: Heads,
@@ -102,20 +123,22 @@ class PromptLayout:
         softcap: float | None,
     ) -> Heads:
         """Causal attention within each prompt (see attention.Layout)."""
+        layer, self._calls = self._calls, self._calls + 1
         sizes = [len(part) for part in self.parts]
         queries, keys, values = (torch.split(x, sizes, dim=2) for x in (query, key, value))
-        before = () if self.held is None else tuple(x[None, :, : self.stem] for x in self.held[layer])
+        first = len(sizes) - len(self.prompts)
         out = []
-        for q, k, v, start in zip(queries, keys, values, self.starts, strict=True):
+        for n, (q, k, v, start) in enumerate(zip(queries, keys, values, self.starts, strict=True), -first):
             if start:
+                before = (
+                    (keys[0], values[0])
+                    if self.stem
+                    else (x[None, :, :start] for x in self.held[n][1][layer])
+                )
                 k, v = (torch.cat([x, y], dim=2) for x, y in zip(before, (k, v), strict=True))
-            mask = seen_by(start, start + q.shape[2], window, q.device)
-            out.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap, causal=mask is None))
-            if not start and self.stem:
-                before = (k, v)
-            else:
-                prompt = self.prompts[len(out) - 1 - (len(sizes) - len(self.prompts))]
-                self.cache.prompts[prompt][layer] = (k[0].clone(), v[0].clone())
+            out.append(causal_attention(q, k, v, self._bands, scale=scale, window=window, softcap=softcap))
+            if n >= 0:
+                self.cache.prompts[self.prompts[n]][layer] = (k[0].clone(), v[0].clone())
         return torch.cat(out, dim=2)
 
 
@@ -127,10 +150,10 @@ class TokenLayout:
         self.cache, self.lengths, self.columns = cache, lengths, columns
         self.row = torch.arange(len(lengths), device=lengths.device)
         self._masks: dict[int | None, torch.Tensor] = {}
+        self._calls = 0
 
     def attend(
         self,
-        layer: int,
         query: Heads,
         key: Heads,
         value: Heads,
@@ -140,6 +163,7 @@ class TokenLayout:
         softcap: float | None,
     ) -> Heads:
         """Attention of the newest tokens over their rows (see attention.Layout)."""
+        layer, self._calls = self._calls, self._calls + 1
         B, H, _, D = query.shape
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys[self.row, :, self.lengths] = key[:, :, 0]
@@ -156,6 +180,5 @@ class TokenLayout:
         if window not in self._masks:
             ago = self.lengths[:, None] - torch.arange(self.columns, device=self.lengths.device)
             seen = (ago >= 0) & (ago < (window or self.columns + 1))
-            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-            self._masks[window] = mask[:, None, None]
+            self._masks[window] = additive(seen, dtype)[:, None, None]
         return self._masks[window]

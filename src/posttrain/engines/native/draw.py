@@ -7,10 +7,14 @@ than the exponential race of torch.multinomial over a large vocabulary.
 
 import hashlib
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 
+from posttrain.loading import on_device
 from posttrain.types import RunError, Sampling
 
 BLOCK = 256
@@ -18,8 +22,6 @@ BLOCK = 256
 
 CANDIDATES = 256
 """Most likely tokens that top-p looks at first: sorting a vocabulary takes longer than a decoding step."""
-
-_MASK = (1 << 64) - 1
 
 
 def stream(seed: int, task: str, sample: int) -> int:
@@ -32,28 +34,32 @@ def stream(seed: int, task: str, sample: int) -> int:
     return int.from_bytes(key.digest(), "little")
 
 
-def uniform(key: int, position: int) -> float:
-    """The position-th number in [0, 1) of a stream: splitmix64 as a counter-based generator, 53 bits.
+def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
+    """The position-th number in [0, 1) of each stream: splitmix64 as a counter-based generator, 53 bits.
 
     Source: Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators".
 
-    >>> 0 <= uniform(1, 0) < 1 and uniform(1, 0) != uniform(1, 1)
+    >>> one, other = uniforms([1, 1], [0, 1]).tolist()
+    >>> 0 <= one < 1 and one != other
     True
     """
-    z = (key + (position + 1) * 0x9E3779B97F4A7C15) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return ((z ^ (z >> 31)) >> 11) * 2.0**-53
+    z = np.array(keys, np.uint64) + (np.array(positions, np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    drawn: NDArray[np.float64] = ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+    return drawn
 
 
 def draw(
-    logits: Float[torch.Tensor, "B V"], sampling: list[Sampling], uniforms: list[float]
+    logits: Float[torch.Tensor, "B V"], sampling: Sequence[Sampling], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float], list[float]]:
     """(tokens, logp_gen, logp_policy), one of each a row.
 
     logp_policy is log softmax(logits / τ)[token]. logp_gen is that of the distribution drawn from:
     the same where nothing is filtered; after top-k, top-p and min-p renormalised; 0 for a greedy
     row, whose logp_policy is taken at τ = 1.
+
+    A GPU is waited for once, for all three; with top-p once more, to see whether its nucleus is complete.
 
     Raises RunError where logits are NaN or infinite.
 
@@ -62,35 +68,34 @@ def draw(
     """
     device = logits.device
     # Below float32's smallest normal number a temperature would become 0, and 0 / 0 not a number.
-    temperature = torch.tensor([max(s.temperature or 1.0, 1e-37) for s in sampling], device=device)
+    temperature, u = on_device([[max(s.temperature or 1.0, 1e-37) for s in sampling], uniforms], device)
     # The highest is taken off first: large logits over a low temperature would lose their small differences.
-    z = (logits.float() - logits.amax(-1, keepdim=True).float()).div_(temperature[:, None])
+    z = (logits.float() - logits.amax(-1, keepdim=True).float()).div_(temperature.float()[:, None])
     weight = z.exp()
 
-    kept = weight
-    filtered = [i for i, s in enumerate(sampling) if s.filtered]
-    if filtered:
-        kept = keep(weight, sampling)
-    token = _invert(kept, torch.tensor(uniforms, dtype=torch.float64, device=device))
-    greedy = [i for i, s in enumerate(sampling) if s.greedy]
-    if greedy:
+    kinds = {id(s): s for s in sampling}.values()
+    kept = keep(weight, sampling) if any(s.filtered for s in kinds) else weight
+    token = _invert(kept, u)
+    greedy = None
+    if any(s.greedy for s in kinds):
+        greedy = _at([i for i, s in enumerate(sampling) if s.greedy], len(sampling), device)
         token[greedy] = z[greedy].argmax(-1)
 
     picked = z.gather(-1, token[:, None])[:, 0]
     logp_policy = picked - weight.sum(-1).log()
-    logp_gen = logp_policy.clone()
-    if filtered:
-        logp_gen[filtered] = (picked - kept.sum(-1).log())[filtered]
-    if greedy:
+    logp_gen = logp_policy.clone() if kept is weight else picked - kept.sum(-1).log()
+    if greedy is not None:
         logp_gen[greedy] = 0.0
-    tokens: list[int] = token.tolist()
-    policy: list[float] = logp_policy.tolist()
+    # float64 holds each of them exactly.
+    found = torch.stack([token.double(), logp_gen.double(), logp_policy.double()]).cpu()
+    tokens: list[int] = found[0].long().tolist()
+    gen, policy = found[1:].tolist()
     if any(map(math.isnan, policy)):
         raise RunError("the model's logits hold NaN or infinity: its weights are broken")
-    return tokens, logp_gen.tolist(), policy
+    return tokens, gen, policy
 
 
-def keep(weight: Float[torch.Tensor, "B V"], sampling: list[Sampling]) -> Float[torch.Tensor, "B V"]:
+def keep(weight: Float[torch.Tensor, "B V"], sampling: Sequence[Sampling]) -> Float[torch.Tensor, "B V"]:
     """The weights that top-k, then top-p, then min-p leave in each row, the others 0.
 
     Equal weights stay or go together, so that what is kept does not hang on an order among them.
@@ -101,25 +106,25 @@ def keep(weight: Float[torch.Tensor, "B V"], sampling: list[Sampling]) -> Float[
     """
     B, V = weight.shape
     floor = weight.new_zeros(B, 1)
-    top_k = [i for i, s in enumerate(sampling) if 0 < s.top_k < V]
+    top_k = [s.top_k for s in sampling if 0 < s.top_k < V]
     if top_k:
-        k = torch.tensor([sampling[i].top_k for i in top_k], device=weight.device)[:, None]
-        most = max(sampling[i].top_k for i in top_k)
-        floor[top_k] = _rows(weight, top_k).topk(most).values.gather(-1, k - 1)
-    top_p = [i for i, s in enumerate(sampling) if s.top_p < 1]
+        at = _at([i for i, s in enumerate(sampling) if 0 < s.top_k < V], B, weight.device)
+        k = on_device(top_k, weight.device)[:, None]
+        floor[at] = weight[at].topk(max(top_k)).values.gather(-1, k - 1)
+    top_p = [s.top_p for s in sampling if s.top_p < 1]
     if top_p:
-        p = torch.tensor([sampling[i].top_p for i in top_p], dtype=torch.float64, device=weight.device)
+        at = _at([i for i, s in enumerate(sampling) if s.top_p < 1], B, weight.device)
+        p = on_device(top_p, weight.device)[:, None]
         left = weight.masked_fill(weight < floor, 0) if top_k else weight
-        floor[top_p] = torch.maximum(
-            floor[top_p], _least_of_nucleus(_rows(left, top_p), p[:, None], CANDIDATES)
-        )
-    min_p = torch.tensor([s.min_p for s in sampling], device=weight.device)[:, None]
+        floor[at] = torch.maximum(floor[at], _least_of_nucleus(left[at], p, CANDIDATES))
+    min_p = on_device([float(s.min_p) for s in sampling], weight.device).float()[:, None]
     floor = torch.maximum(floor, min_p * weight.amax(-1, keepdim=True))
     return weight.masked_fill(weight < floor, 0)
 
 
-def _rows(weight: Float[torch.Tensor, "B V"], index: list[int]) -> Float[torch.Tensor, "N V"]:
-    return weight if len(index) == len(weight) else weight[index]
+def _at(rows: list[int], of: int, device: torch.device) -> slice | Int[torch.Tensor, "N"]:
+    """What picks these rows of so many: all of them without a copy."""
+    return slice(None) if len(rows) == of else on_device(rows, device)
 
 
 def _least_of_nucleus(

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float
 from transformers import PreTrainedModel
 
-from posttrain.engines.native.draw import draw
+from posttrain.engines.native.draw import draw, uniforms
 from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
-from posttrain.engines.native.sequence import Sequence
+from posttrain.engines.native.sequence import Sequence, tail
 from posttrain.types import Completion, Request
 from posttrain.weights import Named
 
@@ -42,6 +42,14 @@ class NativeConfig:
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cache_tokens < 1:
             raise ValueError("rows and cache_tokens must be 1 or more")
+
+    def held(self, longest: int) -> int:
+        """Tokens that the rows hold, where the longest prompt with its answer has so many.
+
+        >>> NativeConfig(rows=64, cache_tokens=100).held(33), NativeConfig(rows=2).held(33)
+        (99, 66)
+        """
+        return max(1, min(self.rows, self.cache_tokens // longest)) * longest
 
 
 Decode = Callable[[list[int]], str]
@@ -106,11 +114,16 @@ class NativeEngine:
         Running answers go on under the new weights over keys and values of the old; every later
         token carries the new version.
         """
-        # What waiting samples share was computed by the old weights; the prompt runs again for them.
+        # What waiting samples share and earlier turns left was computed by the old weights: it runs again.
+        self.runner.cache.kept.clear()
         self._forget(list(self._first_logits))
         received = self.runner.load(weights)
         self.version = version
         return received
+
+    def release(self, episode: str) -> None:
+        """Drops what was kept for further turns of this episode; none may have been."""
+        self.runner.cache.kept.pop(episode, None)
 
     def score(self, tokens: list[int]) -> list[float]:
         """log π(token t | before t) for t ≥ 1 at temperature 1, through the weights that draw."""
@@ -143,7 +156,8 @@ class NativeEngine:
         cache.reserve(len(running), max(s.longest for s in running))
         new = list(dict.fromkeys(s.request.prompt for s in started if s.request.prompt not in cache.prompts))
         if new:
-            self._first_logits.update(zip(new, self.runner.prefill(new), strict=True))
+            turns = {s.request.prompt: s.request.episode for s in started if s.request.episode}
+            self._first_logits.update(zip(new, self.runner.prefill(new, turns), strict=True))
         first_row = len(running) - len(started)
         for row, sequence in enumerate(started, first_row):
             cache.place(sequence.request.prompt, row)
@@ -163,8 +177,11 @@ class NativeEngine:
 
     def _extend(self, sequences: list[Sequence], logits: torch.Tensor) -> list[tuple[int, Completion]]:
         """Draws a token for each of these sequences; the answers that end with it leave their rows."""
+        positions = [s.request.position + len(s.tokens) for s in sequences]
         tokens, gen, policy = draw(
-            logits, [s.request.sampling for s in sequences], [s.next_uniform() for s in sequences]
+            logits,
+            [s.request.sampling for s in sequences],
+            uniforms([s.key for s in sequences], positions).tolist(),
         )
         done = []
         for sequence, token, logp_gen, logp_policy in zip(sequences, tokens, gen, policy, strict=True):
@@ -176,8 +193,10 @@ class NativeEngine:
         return done
 
     def _retire(self, sequence: Sequence) -> None:
-        running = self.scheduler.running
+        running, request = self.scheduler.running, sequence.request
         row = next(i for i, s in enumerate(running) if s is sequence)
+        if request.episode:  # the newest token has not run
+            self.runner.cache.keep(request.episode, (*request.prompt, *sequence.tokens[:-1]), row)
         moved = self.scheduler.retire(row)
         if moved is not None:
             other = running[row]
@@ -189,10 +208,12 @@ class NativeEngine:
         if sequence.tokens[-1] in self.stop_tokens:
             return sequence.completion(self.decode(sequence.tokens[:-1]), "eos")
         if sampling.stop:
-            text = self.decode(sequence.tokens)
-            found = [text.index(s) + len(s) for s in sampling.stop if s in text]
-            if found:
-                return sequence.completion(text[: min(found)], "stop")
+            end = tail(self.decode, sequence.tokens, max(map(len, sampling.stop)))
+            if any(s in end for s in sampling.stop):
+                text = self.decode(sequence.tokens)
+                found = [text.index(s) + len(s) for s in sampling.stop if s in text]
+                if found:
+                    return sequence.completion(text[: min(found)], "stop")
         if len(sequence.tokens) >= sampling.max_new_tokens:
             return sequence.completion(self.decode(sequence.tokens), "length")
         return None

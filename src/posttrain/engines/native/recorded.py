@@ -13,29 +13,31 @@ import torch
 from jaxtyping import Float
 
 from posttrain.engines.native.cache import Cache
+from posttrain.loading import on_device
 
 COLUMNS = 256
 """Columns are rounded up to a multiple of this: attention over them is cheap beside the weights."""
 
 Step = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(tokens [R], lengths [R], columns) -> logits [R, V]; must not read a value back from the device."""
-Replay = Callable[[], torch.Tensor]
+Replay = Callable[[], None]
 """Runs a recorded step on what its inputs hold now."""
-Record = Callable[[Callable[[], torch.Tensor]], Replay]
+Record = Callable[[Replay], Replay]
 
 
 class CudaGraphs:
     """Records steps as CUDA graphs.
 
-    They share one pool of memory: a replay may overwrite what another left there, and nothing of it is
-    still wanted by then. A pool ends with the last of its graphs, so that new graphs need a new object.
+    They share one pool of memory: what one of them computes with, the next may overwrite, so a step leaves
+    what is wanted of it elsewhere. A pool ends with the last of its graphs, so that new graphs need a new
+    object.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, step: Callable[[], torch.Tensor]) -> Replay:
+    def __call__(self, step: Replay) -> Replay:
         """A replay of this step; RuntimeError for one that waits for the device."""
         with torch.cuda.device(self.device):
             now = torch.cuda.current_stream()
@@ -49,12 +51,11 @@ class CudaGraphs:
                 now.wait_stream(beside)
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=self.pool):
-                    logits = step()
+                    step()
 
-        def replay() -> torch.Tensor:
+        def replay() -> None:
             with torch.cuda.device(self.device):
                 graph.replay()
-            return logits
 
         return replay
 
@@ -67,9 +68,10 @@ class Recorded:
     ) -> None:
         """recorder: makes what records, anew whenever the cache has moved."""
         self.step, self.cache, self.recorder, self.record = step, cache, recorder, recorder()
-        # One pair of inputs for all shapes: a recording of R rows reads the first R.
-        self.tokens = torch.zeros(cache.most_rows, dtype=torch.long, device=device)
-        self.lengths = torch.zeros(cache.most_rows, dtype=torch.long, device=device)
+        # One place for all shapes: a recording of R rows reads the first R of tokens and of lengths, and
+        # writes the first R of logits. Each with logits of its own would hold gigabytes.
+        self.inputs = torch.zeros(2, min(cache.most_rows, cache.tokens), dtype=torch.long, device=device)
+        self.logits: torch.Tensor | None = None
         self._replays: dict[tuple[int, int], Replay] = {}
         self._moves = cache.moves
         self._refused = False
@@ -80,9 +82,10 @@ class Recorded:
         spare = [0] * (rows - len(tokens))
         # A row beyond the running ones writes to its own first column, which nobody reads: whoever takes the
         # row puts a prompt there first.
-        self.tokens[:rows] = torch.tensor(tokens + spare)
-        self.lengths[:rows] = torch.tensor(lengths + spare)
-        return self._replay(rows, columns)()[: len(tokens)]
+        self.inputs[:, :rows] = on_device([tokens + spare, lengths + spare], self.inputs.device)
+        self._replay(rows, columns)()
+        assert self.logits is not None
+        return self.logits[: len(tokens)]
 
     def _shape(self, rows: int, columns: int) -> tuple[int, int]:
         """The rows and columns to run: few different ones, and none that the cache does not have."""
@@ -94,11 +97,16 @@ class Recorded:
     def _replay(self, rows: int, columns: int) -> Replay:
         if self._moves != self.cache.moves:
             self._replays.clear()
-            self.record, self._moves = self.recorder(), self.cache.moves
+            self.record, self._moves, self.logits = self.recorder(), self.cache.moves, None
 
-        def step() -> Float[torch.Tensor, "R V"]:
-            return self.step(self.tokens[:rows], self.lengths[:rows], columns)
+        def step() -> None:
+            logits = self.step(self.inputs[0, :rows], self.inputs[1, :rows], columns)
+            if self.logits is None:  # at the first step of all, which is not being recorded
+                self.logits = logits.new_empty(self.cache.rows, logits.shape[-1])
+            self.logits[:rows] = logits
 
+        if self.logits is None:
+            step()
         if self._refused:
             return step
         if (rows, columns) not in self._replays:

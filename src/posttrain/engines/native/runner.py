@@ -1,5 +1,9 @@
 """The model at work: a pass over prompts, and a pass over one new token a row."""
 
+from collections.abc import Mapping
+from itertools import accumulate
+from types import MappingProxyType
+
 import torch
 from jaxtyping import Float, Int
 from torch import nn
@@ -8,6 +12,7 @@ from transformers import PreTrainedModel
 from posttrain.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, TokenLayout
 from posttrain.engines.native.recorded import CudaGraphs, Recorded
+from posttrain.loading import on_device
 from posttrain.weights import Named, combined, fingerprint
 
 PASS = 8192
@@ -98,23 +103,39 @@ class Runner:
         return combined(prints)
 
     @torch.no_grad()
-    def prefill(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
-        """Logits of the token after each prompt; the prompts' keys and values are in the cache."""
-        logits = []
-        for part in _passes(prompts):
-            layout = PromptLayout(self.cache, part, *self._stem(part))
+    def prefill(
+        self, prompts: list[Prompt], turns: Mapping[Prompt, str] = MappingProxyType({})
+    ) -> Float[torch.Tensor, "P V"]:
+        """Logits of the token after each prompt; the prompts' keys and values are in the cache.
+
+        turns: the episodes of prompts that may be later turns, of which the cache has kept the earlier ones.
+        """
+        held = {
+            prompt: (len(tokens), layers)
+            for prompt, episode in turns.items()
+            for tokens, layers in [self.cache.kept.pop(episode, ((), {}))]
+            if 0 < len(tokens) < len(prompt) and prompt[: len(tokens)] == tokens
+        }
+        found: dict[Prompt, torch.Tensor] = {}
+        for part in [
+            *_passes([p for p in prompts if p in held]),
+            *_passes([p for p in prompts if p not in held]),
+        ]:
+            stem = (0, [held[p] for p in part]) if part[0] in held else self._stem(part)
+            layout = PromptLayout(self.cache, part, *stem)
             hidden = self._read(layout)
-            ends = torch.tensor([len(p) for p in layout.parts], device=self.device).cumsum(0)
-            logits.append(self._head(hidden[ends[-len(part) :] - 1]))
+            ends = list(accumulate(map(len, layout.parts)))[-len(part) :]
+            logits = self._head(hidden[on_device([end - 1 for end in ends], self.device)])
+            found.update(zip(part, logits, strict=True))
             self.cache.latest = (part[-1], self.cache.prompts[part[-1]])
-        return torch.cat(logits)
+        return torch.stack([found[p] for p in prompts])
 
     def forget(self) -> None:
         """Prompts to come share nothing with those that have run."""
         self.cache.latest = ((), {})
 
-    def _stem(self, prompts: list[Prompt]) -> tuple[int, Layers | None]:
-        """How many tokens these prompts begin with, and their keys and values if the latest began so too."""
+    def _stem(self, prompts: list[Prompt]) -> tuple[int, list[tuple[int, Layers]] | None]:
+        """How many tokens of these prompts are to be run once for all; or what the latest began with too."""
         latest, layers = self.cache.latest
         # The last token of a prompt always runs: the first answer token is read off it.
         most = min(map(len, prompts)) - 1
@@ -122,7 +143,7 @@ class Runner:
         saved = max(held * len(prompts), new * (len(prompts) - 1))
         if not saved or saved * WORTH < sum(map(len, prompts)):
             return 0, None
-        return (held, layers) if saved == held * len(prompts) else (new, None)
+        return (0, [(held, layers)] * len(prompts)) if saved == held * len(prompts) else (new, None)
 
     def after(self, prompts: list[Prompt]) -> Float[torch.Tensor, "P V"]:
         """Logits of the token after each prompt; the cache is left as it was."""
@@ -144,7 +165,7 @@ class Runner:
             for start, part in zip(layout.starts, layout.parts, strict=True)
             for i in range(len(part))
         ]
-        fed, at = (torch.tensor([x], device=self.device) for x in (tokens, positions))
+        fed, at = on_device([tokens, positions], self.device)[:, None]
         return hidden_states(self.model, fed, at, layout)[0]
 
     @torch.no_grad()
@@ -152,7 +173,7 @@ class Runner:
         """Logits of the token after each row's newest one, which is written to the cache at its length."""
         if self._recorded is not None:
             return self._recorded(tokens, lengths)
-        newest, position = (torch.tensor(x, device=self.device) for x in (tokens, lengths))
+        newest, position = on_device([tokens, lengths], self.device)
         return self._step(newest, position, max(lengths) + 1)
 
     def _step(

@@ -20,6 +20,8 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """The sequences that start now; they take the rows after those that are running."""
         started: list[Sequence] = []
+        if not self.waiting:
+            return started
         longest = max((s.longest for s in self.running), default=0)
         while self.waiting and len(self.running) < self.rows:
             longest = max(longest, self.waiting[0].longest)

@@ -1,9 +1,17 @@
 """One answer in the making."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from posttrain.engines.native.draw import stream, uniform
+from posttrain.engines.native.draw import stream
 from posttrain.types import Completion, Request
+
+CHARACTER = 4
+"""The most tokens, of a byte each, that one character takes."""
+MARGIN = 16
+"""Letters at the beginning of a part of a text that may be others than in the whole: a blank left out."""
+REPLACEMENT = "\ufffd"
+"""What bytes that are no character are decoded to."""
 
 
 @dataclass
@@ -26,10 +34,6 @@ class Sequence:
         """The most tokens that it can come to, prompt included."""
         return len(self.request.prompt) + self.request.sampling.max_new_tokens
 
-    def next_uniform(self) -> float:
-        """The random number that the next token is drawn with."""
-        return uniform(self.key, self.request.position + len(self.tokens))
-
     def append(self, token: int, logp_gen: float, logp_policy: float, version: int) -> None:
         """Takes the next drawn token."""
         self.tokens.append(token)
@@ -47,3 +51,20 @@ class Sequence:
             text=text,
             stop=stop,
         )
+
+
+def tail(decode: Callable[[list[int]], str], tokens: list[int], longest: int) -> str:
+    """The end of the text of these tokens: whatever of this length has a letter of the newest token is in it.
+
+    What is decoded is as long as that, not as the answer.
+
+    >>> tail(lambda tokens: "".join(map(str, tokens)), [7] * 1000 + [8], longest=2)
+    '7777777777777777777778'
+    """
+    needed = len(decode(tokens[-CHARACTER:])) + longest + MARGIN
+    n = CHARACTER + needed // 3  # a usual token has as many letters
+    while n < len(tokens) and len(decode(tokens[-n:])) < needed:
+        n *= 2
+    # A part that begins in the middle of a character may be unreadable up to the end of its bytes.
+    parts = (decode(tokens[-n - more :]) for more in range(CHARACTER))
+    return next((text for text in parts if not text.startswith(REPLACEMENT)), decode(tokens[-n:]))

@@ -1,9 +1,8 @@
 """A reward model, loaded: conversations in, the numbers that its head gives at chosen tokens out.
 
-A conversation becomes tokens in three pieces: what the chat template puts before the answer, the answer,
-what it puts after. In the answer nothing is taken for a special token, so a response that spells the end of
-a turn has only spelt it. Numbers are read at positions that we know, never by looking for padding: a pad
-token that also ends a turn changes nothing.
+A conversation is tokenised whole, as the model was trained on it. In what it says nothing is taken for a
+special token, so a response that spells the end of a turn has only spelt it. Numbers are read at positions
+that we know, never by looking for padding: a pad token that also ends a turn changes nothing.
 """
 
 import json
@@ -15,22 +14,21 @@ from typing import Any, Literal
 import torch
 from huggingface_hub import snapshot_download
 from jaxtyping import Float
-from jinja2.exceptions import TemplateError
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
 )
 
-from posttrain import plain
 from posttrain.attention import context_of
+from posttrain.chat import Chat
 from posttrain.loading import Dtype, quiet, score_heads, settled, usable_device
 from posttrain.types import Message, UserError
 from posttrain.usercode import cause
 from posttrain.verifiers.model.scores import Step
+from posttrain.weights import finite
 
 Kind = Literal["outcome", "process"]
-_ANSWER = "posttrainplaceholder"
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 
 
@@ -97,7 +95,7 @@ class Scorer:
     ) -> None:
         local = directory(path)
         check_config(local, kind)
-        self.path, self.kind, self.template = path, kind, template
+        self.path, self.kind = path, kind
         self.device = usable_device(device)
         self.tokenizer = _tokenizer(local)
         if not template and not self.tokenizer.chat_template:
@@ -106,6 +104,10 @@ class Scorer:
                 where=path,
                 mend="set chat_template to one, or to 'none' for plain text",
             )
+        try:
+            self.chat = Chat(self.tokenizer, template or None)
+        except UserError as error:
+            raise UserError(error.what, where=path, mend="give another chat_template") from None
         self.heads = score_heads(local)
         self.model = _model(local, kind, getattr(torch, settled(dtype, device)), self.heads).to(self.device)
         self.head = self.model.score
@@ -115,20 +117,13 @@ class Scorer:
 
     def outcome(self, messages: Sequence[Message], response: str) -> Row:
         """A conversation whose number stands at its last token."""
-        before, after = self._around(messages)
-        tokens = before + self._plain(response) + after
+        [tokens] = self.chat.judged(messages, [response])
         return Row(tokens, [len(tokens) - 1])
 
     def process(self, messages: Sequence[Message], found: Sequence[Step], separator: str) -> Row:
         """A conversation with a number at the end of the separator after each step, the last one too."""
-        tokens, _ = self._around(messages)
-        ends, between = [], self._plain(separator)
-        if not between:
-            raise UserError(f"its tokenizer has no token for the separator {separator!r}", where=self.path)
-        for said in self._split([step.text for step in found]):
-            tokens = [*tokens, *said, *between] if len(tokens) <= self.most else tokens
-            ends.append(len(tokens) - 1)
-        return Row(tokens, ends)
+        tokens, ends = self.chat.stepped(messages, (step.text for step in found), separator)
+        return Row(tokens, [end - 1 for end in ends])
 
     @torch.inference_mode()
     def numbers(self, rows: Sequence[Row]) -> list[list[list[float]]]:
@@ -148,34 +143,6 @@ class Scorer:
         if self.kind == "process" and self.heads < logits.shape[1]:  # bad and good
             return logits.softmax(-1)[:, 1:].T
         return logits.T if self.kind == "outcome" else logits.T.sigmoid()
-
-    def _around(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """The tokens before an answer to these messages, and those after it."""
-        turns = [*(dict(m) for m in messages), {"role": "assistant", "content": _ANSWER}]
-        bare = self.template == plain.NAME
-        template = plain.TEMPLATE if bare else self.template
-        options = {"chat_template": template} if template else {}
-        try:
-            text = self.tokenizer.apply_chat_template(turns, tokenize=False, **options)
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            raise UserError(f"the chat template fails: {cause(error)}", where=self.path) from None
-        before, found, after = text.rpartition(_ANSWER)
-        if not found:
-            raise UserError("the chat template does not show what an assistant says", where=self.path)
-        tokens = plain.begun(self.tokenizer, before) if bare else self._marked(before)
-        return tokens, self._marked(after)
-
-    def _marked(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
-
-    def _plain(self, text: str) -> list[int]:
-        return self._split([text])[0]
-
-    def _split(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of each text, in which no special token is recognised."""
-        safe = [text.encode("utf-8", "replace").decode() for text in texts]
-        split = self.tokenizer(safe, add_special_tokens=False, split_special_tokens=True)
-        return [list(tokens) for tokens in split["input_ids"]]
 
 
 def _tokenizer(local: Path) -> Any:
@@ -216,6 +183,6 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
             f"its head gives {labels} numbers, not {wanted}", where=str(local), mend="see num_labels"
         )
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
+        if not finite(parameter):
             raise UserError(f"has NaN or infinite weights in {name}", where=str(local))
     return model.eval().requires_grad_(False)

@@ -1,6 +1,7 @@
 """Conversations as tokens: only ever extended, and exact at every boundary, under any template."""
 
 import random
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posttrain import plain
-from posttrain.envs.chat import Chat
+from posttrain.chat import Chat
 from posttrain.types import UserError
 
 CHATML = (
@@ -64,6 +65,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def test_a_template_that_asks_for_the_date_is_told_the_one_given(tokenizer: PreTrainedTokenizerFast) -> None:
+    dated = "{{ 'Today is ' + strftime_now('%d %B %Y') }}" + CHATML
+    chat = Chat(tokenizer, dated, today=datetime(2024, 2, 29))
+    assert "Today is 29 February 2024" in tokenizer.decode(chat.render(USER[:1]))
 
 
 def test_the_first_prompt_is_the_template_up_to_where_the_policy_speaks(tokenizer):
@@ -238,7 +245,7 @@ def test_plain_text_of_several_turns_is_one_text_however_it_comes_about(tokenize
     played = chat.render(said[:2]) + chat.spell("3") + [tokenizer.eos_token_id]
     played = chat.extend(played, said[3:5])
     assert played == learnt[len(chat.render(said[:2])) + 2 : -2]
-    assert tokenizer.decode(chat.render(said[:5]) + chat.spell("8") + chat.close()) == text
+    assert [tokenizer.decode(tokens) for tokens in chat.judged(said[:5], ["8"])] == [text]
     assert tokenizer.apply_chat_template(said, chat_template=plain.TEMPLATE, tokenize=False) == text
 
 
@@ -338,3 +345,62 @@ def test_pieces_add_up_to_the_text_whatever_the_bytes(of_bytes, text, junk):
     pieces = Chat(of_bytes, "none").pieces(tokens)
     assert len(pieces) == len(tokens)
     assert "".join(pieces) == of_bytes.decode(tokens, clean_up_tokenization_spaces=False)
+
+
+# ---------------------------------------------------------------------- how often the template is asked
+
+
+@pytest.fixture
+def texts(tokenizer, monkeypatch):
+    """The conversations that a template was given."""
+    given_: list[list] = []
+    apply = PreTrainedTokenizerFast.apply_chat_template
+
+    def spied(self, conversation, **options):
+        given_.append(conversation)
+        return apply(self, conversation, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "apply_chat_template", spied)
+    return given_
+
+
+@pytest.mark.parametrize("template", [CHATML, BRACKETS, BARE, MARKED, "none"])
+def test_a_conversation_takes_one_text_a_turn_and_one_for_its_beginning(tokenizer, texts, template):
+    chat = Chat(tokenizer, template)
+    said = [message for n in range(4) for message in (USER[n % 3], {"role": "assistant", "content": f"{n}."})]
+    texts.clear()
+    chat.render_supervised(said)
+    assert len(texts) == 1 + 4
+    assert max(map(len, texts)) == 3, "no text but the prompt's grows with the conversation"
+    texts.clear()
+    chat.answered(said[:-1], ["a", "b", "c"])
+    assert len(texts) == 1 + 3
+    texts.clear()
+    chat.judged(said[:-1], ["a", "b", "c"])
+    assert len(texts) == 1
+
+
+def test_a_message_that_the_template_leaves_out_is_never_lost(tokenizer):
+    shown = "('' if message['role'] == 'tool' else message['content'])"
+    deaf = CHATML.replace("message['content']", shown)
+    chat = Chat(tokenizer, deaf)
+    tool = {"role": "tool", "content": "5"}
+    for call in (
+        lambda: chat.render([*USER[:1], tool]),
+        lambda: chat.extend([], [tool]),
+        lambda: chat.render_supervised([USER[0], SPOKEN[2], tool, SPOKEN[4]]),
+        lambda: chat.judged([USER[0], tool], ["a"]),
+    ):
+        with pytest.raises(UserError, match="leaves out or alters what the tool says"):
+            call()
+
+
+def test_a_token_that_the_model_does_not_know_is_refused_where_it_is_said(tokenizer):
+    known = Chat(tokenizer, CHATML, embedded=len(tokenizer))
+    assert known.render(USER[:1]) == Chat(tokenizer, CHATML).render(USER[:1])
+    last = max(tokenizer.get_vocab().values())
+    assert tokenizer.convert_ids_to_tokens(last) == "<|stop|>"
+    asked = [{"role": "user", "content": "<|stop|>"}]
+    Chat(tokenizer, CHATML, embedded=last).render(asked)
+    with pytest.raises(UserError, match="no embedding"):
+        Chat(tokenizer, CHATML, embedded=last, parse_special=True).render(asked)

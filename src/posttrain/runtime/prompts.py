@@ -1,0 +1,118 @@
+"""What the policy will be shown, checked before weights are read: prompts with room, replies that show."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start
+from posttrain.runtime.ask import Asked
+from posttrain.runtime.policy import Policy
+from posttrain.runtime.rollout import called
+from posttrain.types import Message, Task, UserError
+from posttrain.verifiers.workers import Workers
+
+_MARKER = 'posttrain says "marker"\nin two lines'
+"""What a template must show of a reply as it stands."""
+_READ = (".json", ".jinja", ".model", ".txt")
+"""Files of a model that its tokens hang on."""
+
+
+def check_prompts(asked: Asked, policy: Policy, checked: Path | None = None) -> int:
+    """The longest first prompt, in tokens; UserError for one that is empty or has no room for an answer.
+
+    Where the file `checked` is of these prompts, tokenizer and template, they are not rendered again.
+    """
+    room, tasks = asked.recipe.sampling.max_new_tokens, (*asked.train, *asked.held_out)
+    shown = [_shown(asked, task) for task in tasks]
+    digest = _digest(shown, policy)
+    known = _known(checked, digest)
+    if known is None or known + room > policy.context:
+        known = max((_length(*each, room, policy) for each in zip(tasks, shown, strict=True)), default=0)
+        if checked is not None:
+            checked.write_text(json.dumps({"prompts": digest, "longest": known}), encoding="utf-8")
+    if known + room > asked.recipe.engine.cache_tokens:
+        raise UserError(
+            f"the longest prompt has {known} tokens, and with {room} new ones that is more than the "
+            f"cache of {asked.recipe.engine.cache_tokens}",
+            where="engine.cache_tokens",
+            mend="raise it",
+        )
+    return known
+
+
+def check_replies(asked: Asked, policy: Policy) -> None:
+    """UserError if the template does not show what the environment says, or alters it.
+
+    Tried on what it replies in its first game. An environment that breaks there is no matter of the template,
+    and is counted when it does so in the run.
+    """
+    env, limits = asked.env, asked.recipe.rollout
+    if env is None:
+        return
+    task = asked.train[0]
+    if env.trusted:
+        turns = _first_turns(
+            guarded_start(env, task), lambda state, said: guarded_reply(env, state, said), task
+        )
+    else:
+        with Workers(1, deadline_s=limits.deadline_s, memory_mb=limits.memory_mb) as workers:
+            [start] = called(workers, [(guarded_start, env, task)])
+            turns = _first_turns(
+                start, lambda state, said: called(workers, [(guarded_reply, env, state, said)])[0], task
+            )
+    for messages in turns:
+        try:
+            policy.chat.extend([], [{**message, "content": _MARKER} for message in messages])
+        except UserError as error:
+            what = f"what the environment replies cannot be shown: {error.what}"
+            raise UserError(what, where="model.chat_template", mend=error.mend) from None
+
+
+def _first_turns(start: Any, reply: Callable[[Any, str], Any], task: Task) -> list[Sequence[Message]]:
+    """What is replied to the first response, whatever that may be; nothing where it breaks or ends."""
+    if not isinstance(start, Start):
+        return []
+    turns = [reply(start.state, response) for response in ("", task.answer or "5")]
+    return [turn.messages for turn in turns if isinstance(turn, Turn) and turn.messages]
+
+
+def _shown(asked: Asked, task: Task) -> Sequence[Message]:
+    start = guarded_start(asked.env, task) if asked.env and asked.env.trusted else None
+    return start.messages if isinstance(start, Start) else task.messages
+
+
+def _length(task: Task, messages: Sequence[Message], room: int, policy: Policy) -> int:
+    try:
+        length = len(policy.chat.render(messages))
+    except UserError as error:
+        raise UserError(f"task {task.id!r}: {error}", where=task.source) from None
+    if length + room > policy.context:
+        raise UserError(
+            f"the prompt of task {task.id!r} has {length} tokens, and with {room} new ones that is more "
+            f"than {policy.narrowest}'s context of {policy.context}",
+            where=task.source,
+            mend="leave it out, or lower sampling.max_new_tokens",
+        )
+    return length
+
+
+def _digest(shown: Sequence[Sequence[Message]], policy: Policy) -> str:
+    """Of all that the tokens of these prompts hang on."""
+    found = hashlib.blake2b(digest_size=16)
+    for file in sorted(file for file in policy.path.iterdir() if file.suffix in _READ):
+        found.update(file.read_bytes())
+    found.update(json.dumps([policy.chat.template, policy.chat.parse_special]).encode())
+    for messages in shown:
+        found.update(json.dumps([dict(message) for message in messages]).encode())
+    return found.hexdigest()
+
+
+def _known(checked: Path | None, digest: str) -> int | None:
+    """The longest of the prompts with this digest, if it was found before."""
+    try:
+        kept = json.loads(checked.read_bytes()) if checked is not None else {}
+        return int(kept["longest"]) if kept["prompts"] == digest else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

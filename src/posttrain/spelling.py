@@ -1,0 +1,170 @@
+"""Text as tokens, where no text from outside becomes a mark, and every piece is spelt as it stands.
+
+A mark is a special token: it stands for no words but for the end of a turn, its beginning, or the end of a
+text. Tokenizers find marks by their spelling, so a message that holds `<|im_end|>` would end a turn. So
+`guarded` puts brackets around such a spelling. They go through a chat template like other characters, and
+`tokens` spells what is between them as plain text. Any other text has the tokenizer's own tokens.
+
+A SentencePiece tokenizer puts a blank before the first word of a text, and some before the first word behind
+a mark. So a piece of a text has other tokens alone than within it: `behind` a mark, and `within` text.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from posttrain.types import UserError
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+"""Two of the characters that Unicode keeps for use inside a program; no text has them."""
+REPLACEMENT = "\ufffd"
+"""What stands for a character that cannot be."""
+_ANCHORS = ("x", "\n", ".")
+"""Texts that a piece is put behind, to see how it goes on; the first that it does not merge with."""
+
+
+class Tokenizer(Protocol):
+    """What is used of a transformers tokenizer."""
+
+    chat_template: Any
+    eos_token_id: int | None
+    all_special_ids: list[int]
+
+    @property
+    def added_tokens_decoder(self) -> Any:
+        """What is known of each added token, by its id."""
+        ...
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+    ) -> Any:
+        """Tokens of a text, under "input_ids"."""
+        ...
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
+        """The conversation as text."""
+        ...
+
+    def convert_ids_to_tokens(self, ids: int) -> Any:
+        """How a token is spelt in the vocabulary."""
+        ...
+
+    def decode(self, token_ids: list[int], *, clean_up_tokenization_spaces: bool = ...) -> str:
+        """The tokens as text."""
+        ...
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """The added tokens, special ones among them."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Spelling:
+    """How a tokenizer writes text. `ends` are marks besides the tokenizer's special tokens.
+
+    `embedded` is the number of tokens that a model knows; a text with another is a UserError.
+    With `parse_special` text from outside is read like a template's: the spelling of a mark is that mark.
+    """
+
+    tokenizer: Tokenizer
+    ends: frozenset[int] = frozenset()
+    embedded: int | None = None
+    parse_special: bool = False
+    _marks: frozenset[int] = field(init=False, repr=False)
+    _spelt: re.Pattern[str] = field(init=False, repr=False)
+    _normalized: bool = field(init=False, repr=False)
+    """Whether a mark is looked for in normalised text, where it may have been spelt otherwise."""
+
+    def __post_init__(self) -> None:
+        added = dict(self.tokenizer.added_tokens_decoder)
+        special = {i for i, token in added.items() if token.special}
+        marks = frozenset({*self.tokenizer.all_special_ids, *special, *self.ends})
+        texts = {*(self.tokenizer.convert_ids_to_tokens(i) for i in marks)} - {None, ""}
+        longest_first = sorted(texts, key=lambda text: (-len(text), text))
+        object.__setattr__(self, "_marks", marks)
+        object.__setattr__(self, "_spelt", re.compile("|".join(map(re.escape, longest_first)) or r"(?!)"))
+        object.__setattr__(self, "_normalized", any(added[i].normalized for i in marks & added.keys()))
+
+    def guarded(self, text: str) -> str:
+        """The text with brackets around what spells a mark; without what no tokenizer can read.
+
+        A half of a surrogate pair becomes a question mark.
+        """
+        text = text.encode("utf-8", "replace").decode()
+        text = text.replace(_OPEN, REPLACEMENT).replace(_CLOSE, REPLACEMENT)
+        if self.parse_special:
+            return text
+        rest = self._spelt.split(text)
+        if self._normalized and any(self._marks.intersection(self._ids(part)) for part in rest):
+            return f"{_OPEN}{text}{_CLOSE}"
+        return text if len(rest) == 1 else self._spelt.sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", text)
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a whole text, in which what is bracketed is plain text."""
+        return self._joined(text, self._ids)
+
+    def within(self, text: str) -> list[int]:
+        """The tokens of a text that goes on behind another, with which it merges no token."""
+        return self._joined(text, self._going_on)
+
+    def behind(self, mark: int, text: str) -> list[int]:
+        """The tokens of a text as it stands behind this mark."""
+        whole = self.tokens(f"{self.tokenizer.convert_ids_to_tokens(mark)}{text}")
+        return whole[1:] if whole[:1] == [mark] else self.within(text)
+
+    def begun(self) -> list[int]:
+        """What the tokenizer puts before a text, as a token that begins it."""
+        whole, bare = list(self.tokenizer("x")["input_ids"]), self._ids("x")
+        places = (n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
+        return whole[: next(places, 0)]
+
+    def _joined(self, text: str, first: Any) -> list[int]:
+        head, *rest = re.split(f"[{_OPEN}{_CLOSE}]", text)
+        out: list[int] = first(head)
+        for n, part in enumerate(rest):
+            out += self._going_on(part) if n % 2 else self._literal(part)
+        return out
+
+    def _literal(self, text: str) -> list[int]:
+        """Tokens that stand for these characters and, of more than one, for no mark."""
+        tokens = self._going_on(text, split_special_tokens=True)
+        # A vocabulary may hold a mark as a word too, and then spells it by that.
+        if len(text) < 2 or not self._marks.intersection(tokens):
+            return tokens
+        return self._literal(text[: len(text) // 2]) + self._literal(text[len(text) // 2 :])
+
+    def _going_on(self, text: str, **options: bool) -> list[int]:
+        for anchor in _ANCHORS if text else ():
+            alone, whole = self._ids(anchor), self._ids(anchor + text, **options)
+            if whole[: len(alone)] == alone:
+                return whole[len(alone) :]
+        return self._ids(text, **options)
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        if not text:
+            return []
+        tokens = list(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+        beyond = [t for t in tokens if self.embedded is not None and t >= self.embedded]
+        if beyond:
+            spelt = self.tokenizer.convert_ids_to_tokens(beyond[0])
+            raise UserError(f"it holds {spelt!r}, for which the model has no embedding")
+        return tokens
+
+
+def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """What each token adds to the text: of a character that takes several, the last one adds it all."""
+    out: list[str] = []
+
+    def decoded(part: Sequence[int]) -> str:
+        return tokenizer.decode(list(part), clean_up_tokenization_spaces=False)
+
+    # What a token looks like hangs on the one before it (a blank in front), so that one is decoded too.
+    before = complete = 0
+    for end in range(1, len(tokens) + 1):
+        known, text = decoded(tokens[before:complete]), decoded(tokens[before:end])
+        whole = not text.endswith(REPLACEMENT) or end == len(tokens)
+        out.append(text[len(known) :] if whole else "")
+        if whole:
+            before, complete = complete, end
+    return out

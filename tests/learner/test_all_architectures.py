@@ -1,0 +1,187 @@
+"""Every causal language model of transformers: equal to its own forward pass, row by row, or refused.
+
+A tiny random model is made of each. Packed rows of the learner and answers of the engine are compared with
+transformers' eager attention in float64. What is refused is named here, with the reason that is given.
+"""
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
+
+from posttrain.attention import use_layouts
+from posttrain.engines.native.engine import NativeConfig, NativeEngine
+from posttrain.learner.forward import forward
+from posttrain.loading import quiet
+from posttrain.types import Batch, Request, Sampling
+
+WINDOW = {"sliding_window": 4}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 2} | WINDOW
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}
+NONE = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "layer_types": None}
+SIZES: dict[str, Any] = {
+    name: size
+    for size, names in {
+        64: "max_position_embeddings n_positions vocab_size vocab_size_per_layer_input",
+        48: "intermediate_size n_inner ffn_dim d_ff dff ffn_hidden_size dense_intermediate_size",
+        32: "hidden_size n_embd d_model embedding_size word_embed_proj_dim",
+        16: "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size "
+        "expert_ffn_hidden_size",
+        12: "q_lora_rank kv_lora_rank",
+        8: "head_dim kv_channels qk_nope_head_dim global_head_dim query_pre_attn_scalar "
+        "hidden_size_per_layer_input",
+        6: "v_head_dim",
+        4: "num_hidden_layers n_layer n_layers num_layers num_attention_heads n_head n_heads num_heads "
+        "attention_heads num_experts num_local_experts n_routed_experts moe_num_experts qk_rope_head_dim "
+        "rotary_dim laurel_rank",
+        2: "num_key_value_heads num_experts_per_tok moe_k moe_topk zero_expert_num",
+        1: "n_group topk_group n_shared_experts num_shared_experts first_k_dense_replace",
+        0: "num_kv_shared_layers",
+    }.items()
+    for name in names.split()
+}
+SIZES |= {"initializer_range": 0.3} | WINDOW | NONE
+
+USUAL = """
+    afmoe apertus arcee aria_text bitnet cohere cohere2 cohere2_moe ctrl diffllama dots1 ernie4_5 ernie4_5_moe
+    exaone4 exaone_moe flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm
+    glm4 glm4_moe gpt-sw3 gpt2 gpt_bigcode gpt_neox granite granitemoe granitemoeshared helium hrm_text
+    hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe laguna lfm2 llama mellum minimax_m2
+    minimax_m3_vl_text ministral ministral3 mistral mixtral nanochat olmo olmo2 olmo3 olmoe persimmon phi
+    qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma
+"""
+LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu"
+"""Latent attention (MLA): values have another head size than queries."""
+PROVEN: dict[str, dict[str, Any]] = {key: {} for key in USUAL.split()}
+PROVEN |= {key: {"num_key_value_heads": 4, "head_dim": 4} for key in LATENT.split()}
+PROVEN |= {key: {"pad_token_id": 0} for key in ("opt", "phi3")}
+PROVEN |= {
+    "bert-generation": {"is_decoder": True},
+    "cwm": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0} | MIXED,
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3n, shared keys": ("gemma3n_text", {"num_kv_shared_layers": 2} | MIXED),
+    "gemma4, shared keys": ("gemma4_text", {"num_kv_shared_layers": 2} | MIXED),
+    "gpt2, scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    "llama, yarn": ("llama", {"rope_parameters": YARN}),
+    "qwen2, windows": ("qwen2", {"use_sliding_window": True} | MIXED),
+    "qwen3, windows": ("qwen3", {"use_sliding_window": True} | MIXED),
+}
+CASES = {name: (name, over) for name, over in PROVEN.items()} | VARIANTS
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "doge": ({}, "mask of its own"),
+    "gpt_oss": ({}, "attention sinks"),
+    "granite_swa": ({}, "attention sinks"),
+    "granitemoe_swa": ({}, "attention sinks"),
+    "mimo_v2_flash": ({}, "attention sinks"),
+    "moshi": ({}, "does not hand its attention"),
+    "nemotron": ({}, "does not hand its attention"),
+    "phimoe": ({}, "sliding windows"),
+    "qwen2_moe": ({"use_sliding_window": True} | MIXED, "sliding windows"),
+    "gemma3_text": ({"use_bidirectional_attention": True}, "comes later"),
+    "llama4_text": ({}, "chunked_attention layers"),
+    "modernbert-decoder": ({"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, "unexpected keyword"),
+    "bert": ({"is_decoder": True, "pad_token_id": 0}, "other logits"),
+    "electra": ({"is_decoder": True, "pad_token_id": 0}, "other logits"),
+    "roberta": ({"is_decoder": True, "pad_token_id": 0}, "other logits"),
+}
+LIKE_BERT = """
+    camembert data2vec-text ernie megatron-bert roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl xmod
+"""
+"""A head like that of bert, electra and roberta, which are tried."""
+OTHER_LAYERS = """
+    axk2 cohere_compass_text deepseek_v32 deepseek_v4 glm_moe_dsa granitemoehybrid hy_v4 lfm2_moe minimax
+    qwen4_exp qwen4_exp_text recurrent_gemma
+"""
+"""Take their attention from the registry, but tokens see one another through other layers too."""
+COMPOSITE = """
+    blt emu3 fuyu gemma3 gemma3n gemma4 gemma4_assistant gemma4_unified gemma4_unified_assistant git got_ocr2
+    llama4 mllama musicgen musicgen_melody phi4_multimodal
+"""
+"""Made of several models. Checkpoints name a ...ForConditionalGeneration, which `load_config` refuses."""
+NOT_MADE = "dbrx"
+"""This version of transformers cannot make it."""
+
+
+def build(name: str, over: dict[str, Any]) -> PreTrainedModel:
+    """A tiny model in float64, every parameter off its starting value, with eager attention."""
+    default = CONFIG_MAPPING[name]()
+    known = default.to_dict().keys() | getattr(default, "attribute_map", {}).keys()
+    sizes = {key: value for key, value in SIZES.items() if key in known} | over
+    torch.manual_seed(0)
+    with quiet():
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**sizes), attn_implementation="eager")
+    with quiet():
+        model.set_experts_implementation("eager")  # the other kernels know no float64
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.1 * torch.randn_like(p)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("float64")
+def test_learner_and_engine_compute_what_transformers_does(
+    case: str,
+    rows_of: Callable[..., Batch],
+    by_hand: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+) -> None:
+    """Rows of several turns with a common beginning; answers to prompts longer than a window."""
+    plain = build(*CASES[case])
+    ours = copy.deepcopy(plain)
+    use_layouts(ours)
+    batch = rows_of(seed=2, turns=3, system=9)
+    with torch.no_grad():
+        wanted, got = by_hand(plain, batch, 1.0)[0], forward(ours, batch, 1.0).logp
+        torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-8)
+        assert float(wanted.abs().sum()) > 1
+
+        engine = NativeEngine(ours, decode=str, stop_tokens=[], config=NativeConfig(rows=3), context=60)
+        prompts = [tuple((7 * t + 5 * n) % 23 for t in range(n)) for n in (2, 5, 8, 14)]
+        asked = {engine.submit(Request(prompt=p, sampling=Sampling(max_new_tokens=9))): p for p in prompts}
+        while engine.busy:
+            for ticket, answer in engine.step():
+                tokens = [*asked[ticket], *answer.tokens]
+                logits = plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].double()
+                at = torch.arange(len(asked[ticket]) - 1, len(tokens) - 1)
+                true = logits.log_softmax(-1)[at, answer.tokens]
+                torch.testing.assert_close(
+                    torch.tensor(answer.logp_policy).double(), true, rtol=1e-5, atol=1e-5
+                )
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_equal_is_refused_by_name(name: str) -> None:
+    over, why = REFUSED[name]
+    model = build(name, over)
+    with pytest.raises(ValueError, match=why) as caught:
+        use_layouts(model)
+    assert re.match(r"[A-Z]\w+ ?", str(caught.value))
+
+
+def test_every_architecture_of_transformers_is_in_one_of_the_lists() -> None:
+    """A new version of transformers that brings new ones has to be looked at."""
+    named = (
+        PROVEN.keys()
+        | REFUSED.keys()
+        | set().union(*(names.split() for names in (LIKE_BERT, OTHER_LAYERS, COMPOSITE, NOT_MADE)))
+    )
+    missing = []
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[name]]
+        if (
+            model._supports_attention_backend
+            and not getattr(model, "_is_stateful", False)
+            and name not in named
+        ):
+            missing.append(name)
+    assert missing == []

@@ -1,0 +1,126 @@
+"""How many threads a run has, how they wait, and what memory a control group leaves."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.runtime import process
+
+
+@pytest.fixture
+def groups(tmp_path, monkeypatch):
+    """groups(membership, {file: text}) puts this process into control groups of these files."""
+    monkeypatch.setattr(process, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(process, "_OURS", tmp_path / "self")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+
+    def make(membership: str, files: dict[str, str]) -> None:
+        (tmp_path / "self").write_text(membership)
+        for name, text in files.items():
+            path = tmp_path / "cgroup" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    return make
+
+
+QUOTAS = {
+    "none": ("0::/\n", {"cpu.max": "max 100000\n"}, 16),
+    "of its own group": ("0::/app\n", {"app/cpu.max": "300000 100000\n"}, 3),
+    "a part of a processor counts as one": ("0::/app\n", {"app/cpu.max": "50000 100000\n"}, 1),
+    "rounded up": ("0::/app\n", {"app/cpu.max": "150000 100000\n"}, 2),
+    "of a parent": ("0::/a/b/c\n", {"a/cpu.max": "200000 100000", "a/b/c/cpu.max": "max 100000"}, 2),
+    "a container that sees its own root": ("0::/../../docker/x\n", {"cpu.max": "400000 100000\n"}, 4),
+    "a path that is not in the tree": ("0::/host/only\n", {"cpu.max": "400000 100000\n"}, 4),
+    "version 1": (
+        "4:memory:/m\n3:cpu,cpuacct:/app\n",
+        {"cpu,cpuacct/app/cpu.cfs_quota_us": "500000\n", "cpu,cpuacct/app/cpu.cfs_period_us": "100000\n"},
+        5,
+    ),
+    "version 1 without": (
+        "3:cpu:/\n",
+        {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"},
+        16,
+    ),
+    "more than there are": ("0::/\n", {"cpu.max": "9900000 100000\n"}, 16),
+    "unreadable": ("nonsense\n", {"cpu.max": "?\n"}, 16),
+}
+
+
+@pytest.mark.parametrize("case", QUOTAS)
+def test_threads_come_from_the_quota(groups, case):
+    membership, files, cores = QUOTAS[case]
+    groups(membership, files)
+    assert process.cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores"), [("2", 2), ("2,1", 2), ("99", 16), ("0", 16), ("", 16), ("many", 16)]
+)
+def test_what_the_user_set_bounds_them(groups, monkeypatch, asked, cores):
+    groups("", {})
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert process.cores() == cores
+
+
+def test_without_masks_and_groups_all_processors_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "_OURS", tmp_path / "none")
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert process.cores() == 7
+
+
+def test_memory_is_bounded_by_every_group_above(groups):
+    groups(
+        "0::/a/b\n",
+        {
+            "a/memory.max": "1000",
+            "a/memory.current": "700",
+            "a/memory.stat": "anon 200\ninactive_file 100\n",
+            "a/b/memory.max": "max",
+            "a/b/memory.current": "600",
+        },
+    )
+    assert process.memory_left() == 1000 - 700 + 100, "files that were read make room"
+    groups("4:memory:/x\n", {"memory/x/memory.limit_in_bytes": "50", "memory/x/memory.usage_in_bytes": "20"})
+    assert process.memory_left() == 30
+    groups("0::/elsewhere\n", {})
+    assert process.memory_left() == math.inf
+
+
+def test_a_run_gives_the_threads_back():
+    before, inside = torch.get_num_threads(), []
+
+    @process.settled(before + 1)
+    def fail() -> None:
+        inside.append(torch.get_num_threads())
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert (inside, torch.get_num_threads()) == ([before + 1], before)
+
+
+def spins(**setting: str) -> str:
+    """How long OpenMP says that its threads spin, in a process that imports posttrain and then PyTorch."""
+    unset = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    env = {k: v for k, v in os.environ.items() if k not in unset}
+    env |= {"OMP_DISPLAY_ENV": "verbose", "PYTHONPATH": str(Path(process.__file__).parents[2]), **setting}
+    command = [sys.executable, "-c", "import posttrain, torch"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    return next((line.split("'")[1] for line in done.stderr.splitlines() if "GOMP_SPINCOUNT" in line), "")
+
+
+def test_threads_wait_without_spinning_unless_the_user_says_otherwise():
+    if not spins():
+        pytest.skip("this OpenMP does not say how it waits")
+    assert spins() == "0"
+    assert spins(OMP_WAIT_POLICY="ACTIVE") != "0"
+    assert spins(GOMP_SPINCOUNT="1000") == "1000"
