@@ -361,7 +361,8 @@ def commands() -> str:
     """The command line, with the first sentence of each command's help."""
     lines = []
     group: Any = typer.main.get_command(app)
-    for name, command in group.commands.items():
+    for name, later in group.commands.items():
+        command = later.load()
         words = [p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"]
         options = [f"`{max(p.opts, key=len)}`" for p in command.params if p.param_type_name == "option"]
         use = cell(" ".join(["posttrain", name, *words]))

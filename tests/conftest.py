@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -17,6 +18,9 @@ from posttrain import cli
 from posttrain.learner.pretrained import save_pretrained
 from posttrain.loading import quiet
 from posttrain.toml import dump
+
+settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no clock")  # a test may take as long as the machine needs
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")
 LETTERS = "\n" + "".join(chr(c) for c in range(32, 127))
@@ -109,7 +113,7 @@ def able(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "recipe.toml").write_text(dump(tables))
     words = ["train", str(place / "recipe.toml"), "--run-dir", str(place / "run"), "--quiet"]
     with contextlib.redirect_stdout(io.StringIO()):
-        code = cli._guarded(lambda: cli.app(words, standalone_mode=False))
+        code = cli.run(words)
     assert code == 0
     return place / "run" / "checkpoints" / "step_000025" / "model"
 
@@ -168,7 +172,7 @@ def run_cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
     def call(*words: object) -> Said:
         capfd.readouterr()
-        code = cli._guarded(lambda: cli.app([str(w) for w in words], standalone_mode=False))
+        code = cli.run([str(w) for w in words])
         captured = capfd.readouterr()
         return Said(code, captured.out, captured.err)
 

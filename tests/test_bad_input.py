@@ -832,7 +832,7 @@ def finished(tiny, tmp_path_factory) -> Path:
 def main(words: list[str]) -> int:
     from posttrain import cli
 
-    return cli._guarded(lambda: cli.app(words, standalone_mode=False))
+    return cli.run(words)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,10 @@ def test_quiet_prints_the_result_alone(run_cli, online, write, tmp_path):
     assert said.err == ""
     [line] = said.out.splitlines()
     assert line.startswith("done: eval/accuracy ")
-    assert line.endswith(f"report {tmp_path / 'run' / 'report.html'}")
+    run = tmp_path / "run"
+    model = run / "checkpoints" / "step_000004" / "model"
+    assert line.endswith(f"model {model}  report {run / 'report.html'}")
+    assert (model / "model.safetensors").is_file()
 
 
 def test_json_prints_a_line_an_update_and_nothing_else(run_cli, online, write, tmp_path):
@@ -165,6 +169,50 @@ def test_sample(run_cli, able, trained):
     plain = run_cli("sample", trained, "2+2=", "--temperature", 0)
     assert plain.code == 0
     assert "tokens, " in plain.out
+
+
+def test_a_model_without_a_chat_template_goes_on_with_the_prompt(run_cli, able, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(able, base)
+    (base / "chat_template.jinja").unlink()
+    words = ("--temperature", 0, "--max-new-tokens", 3, "--dtype", "float32")
+    said = run_cli("sample", base, "2+2=", *words)
+    assert said.code == 0, said.err
+    assert "plain text" in said.err
+    assert "3 tokens, " in said.out or "tokens, eos" in said.out
+    assert run_cli("sample", able, "2+2=", *words).out != ""
+    quietly = run_cli("sample", base, "2+2=", "--json", *words)
+    assert quietly.err == ""
+
+
+def test_a_run_is_a_model_wherever_one_is_named(run_cli, online, write, trained, tmp_path):
+    newest = trained / "checkpoints" / "step_000004" / "model"
+    recipe = write(online, {"model": {"path": str(trained)}, "run": {"updates": 1}}, "more")
+    said = run_cli("train", recipe, "--run-dir", tmp_path / "more", "-q")
+    assert said.code == 0, said.err
+    assert tomllib.loads((tmp_path / "more" / "config.toml").read_text())["model"]["path"] == str(newest)
+    assert run_cli("train", recipe, "--run-dir", tmp_path / "more", "-q", "--resume").code == 0
+    after = run_cli("eval", recipe, "--model", trained, "--json")
+    assert after.json == run_cli("eval", recipe, "--model", newest, "--json").json
+
+    adapter = {"run": {"updates": 1}, "lora": {"rank": 2}}
+    assert run_cli("train", write(online, adapter, "lora"), "--run-dir", tmp_path / "lora", "-q").code == 0
+    refused = run_cli("validate", write(online, {"model": {"path": str(tmp_path / "lora")}}, "onlora"))
+    assert refused.code == 2
+    assert f"posttrain merge {tmp_path / 'lora'} DIR" in refused.err
+
+
+def test_a_link_to_nothing_is_said_to_be_one(run_cli, online, write, tmp_path):
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    data = {"task": {"arithmetic": None, "data": {"path": str(tmp_path / "gone")}}}
+    for said in (
+        run_cli("sample", tmp_path / "gone", "2+2="),
+        run_cli("validate", tmp_path / "gone"),
+        run_cli("validate", write(online, data)),
+    ):
+        assert said.code == 2
+        [line] = said.err.splitlines()
+        assert f"is a link to {tmp_path / 'nowhere'}, which is not there" in line
 
 
 def test_validate(run_cli, online, write, tiny, tmp_path):

@@ -187,7 +187,7 @@ BAD = [
     ("a.jsonl", '{"text": ["x"]}\n', "a.jsonl:1: text is ['x'], not text"),
     ("a.jsonl", '{"text": null}\n', "a.jsonl:1: text is null"),
     ("a.jsonl", '{"text": ""}\n\n{"text": " \\n"}\n', "there is no text in it"),
-    ("a.csv", "id,text\n1,hello\n", "a .csv file is neither text nor records"),
+    ("a.csv", "id,txt\n1,hello\n", "a.csv:2: there is no field 'text'; did you mean 'txt'?"),
     ("a.JSONL", '{"txt": "y"}\n', "a.JSONL:1: there is no field 'text'"),
     ("a.jsonlines", '{"txt": "y"}\n', "a.jsonlines:1: there is no field 'text'"),
     ("a.jsonl", '{"text": "x"}\n{"text": \n', "a.jsonl:2: it is not JSON"),

@@ -399,7 +399,7 @@ def test_every_command_and_option_in_the_pages_exists() -> None:
     calls = [shlex.split(line, comments=True) for line in lines if line.startswith("posttrain ")]
     assert calls
     for words in calls:
-        command = group.commands[words[1]]
+        command = group.commands[words[1]].load()
         options = {o for p in command.params for o in p.opts}
         assert {w for w in words[2:] if w.startswith("--")} <= options
         for path in (w for w in words[2:] if w.endswith(".toml")):

@@ -25,17 +25,18 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
-    "config.py": 420,  # one message for each kind of mistake
+    "config.py": 450,  # one message for each kind of mistake
     "learner/learner.py": 420,
     "learner/pack.py": 320,
     "learner/pretrained.py": 600,  # one check after the other, each with its message
-    "runtime/local.py": 345,  # the one place that knows every component
+    "runtime/local.py": 360,  # the one place that knows every component
     "runtime/online.py": 390,
     "runtime/rollout.py": 350,
-    "verifiers/combine/combined.py": 330,
-    "verifiers/math/parser.py": 310,
     "track.py": 400,  # five services of a page each
     "types.py": 440,  # mostly docstrings
+    "verifiers/combine/combined.py": 330,
+    "verifiers/math/parser.py": 310,
+    "verifiers/workers.py": 320,  # one event loop
 }
 LONGER_FUNCTIONS: dict[str, int] = {}
 
@@ -223,4 +224,4 @@ def test_every_pipeline_is_read_with_all_that_its_stages_name(path: Path) -> Non
         if stage.recipe:
             assert (path.parent / stage.recipe).is_file()
         if stage.make:
-            assert callable(kinds.function_of(found, stage))
+            kinds.check_function(found, stage)

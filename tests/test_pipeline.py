@@ -142,7 +142,7 @@ def finished(
     """(the pipeline's file, its directory) of a pipeline that has run."""
     path, root = placed(able), tmp_path_factory.mktemp("out") / "run"
     words = ["pipeline", str(path), "--dir", str(root), "--quiet"]
-    assert cli._guarded(lambda: cli.app(words, standalone_mode=False)) == 0
+    assert cli.run(words) == 0
     return path, root
 
 

@@ -1,12 +1,17 @@
 """Code of the user's: found, loaded once, and what it raises in one line."""
 
+import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+from posttrain import usercode
 from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
-from posttrain.usercode import cause, load_named
+from posttrain.usercode import asked, cause, load_named, signature
 
 
 def test_a_file_is_loaded_once_and_finds_its_neighbours(tmp_path):
@@ -64,3 +69,82 @@ def test_the_nearest_name_is_offered_only_if_it_is_near():
     assert did_you_mean("Lerning_rate", ["learning_rate", "rate"]) == "did you mean 'learning_rate'?"
     assert did_you_mean("zzz", ["learning_rate"]) == ""
     assert did_you_mean("x", []) == ""
+
+
+HARM = {
+    "switches gradients off": "import torch\ntorch.set_grad_enabled(False)\n",
+    "breaks the standard library": "import json\njson.dumps = json.loads = None\n",
+    "prints and changes directory": "import os\nos.chdir('/')\nprint('hello')\n",
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_what_a_file_does_as_it_is_imported_is_not_done_to_us(harm, tmp_path, capfd):
+    file = tmp_path / "harmful.py"
+    file.write_text(HARM[harm] + "def reward(response, *, answer='7', **fields): return 1.0\n")
+    place, dumps = Path.cwd(), json.dumps
+    assert asked(signature, f"{file}:reward", name="reward") == {
+        "type": "function",
+        "callable": True,
+        "is_async": False,
+        "parameters": [
+            ["response", "POSITIONAL_OR_KEYWORD", False, "response"],
+            ["answer", "KEYWORD_ONLY", True, "answer='7'"],
+            ["fields", "VAR_KEYWORD", False, "**fields"],
+        ],
+    }
+    assert torch.is_grad_enabled()
+    assert json.dumps is dumps
+    assert Path.cwd() == place
+    assert not any("harmful" in str(getattr(m, "__file__", "")) for m in list(sys.modules.values()))
+    assert capfd.readouterr() == ("", "")
+
+
+ENDS = {
+    "import os\nos._exit(3)": "it ends the process that it is loaded in: exit status 3",
+    "import os\nos.kill(os.getpid(), 9)": "it ends the process that it is loaded in: signal SIGKILL",
+    "import sys\nsys.exit('no')": "fails while it is imported at ends.py:2: SystemExit: no",
+    "1 / 0": "fails while it is imported at ends.py:1: ZeroDivisionError",
+    "def other(): pass": "has no 'reward'",
+    "import time\ntime.sleep(600)": "it is not loaded within 2 s; leave only definitions at the top",
+}
+
+
+@pytest.mark.parametrize("text", ENDS)
+def test_code_that_cannot_be_loaded_is_one_line_whatever_it_does(text, tmp_path, monkeypatch):
+    file = tmp_path / "ends.py"
+    file.write_text(text + "\n")
+    if "sleep" in text:
+        monkeypatch.setattr(usercode, "ASKED_S", 2.0)
+    with pytest.raises(UserError, match=re.escape(ENDS[text])):
+        asked(signature, f"{file}:reward", name="reward")
+
+
+def test_processes_that_code_starts_as_it_is_imported_end_with_the_question(tmp_path):
+    file = tmp_path / "starts.py"
+    file.write_text(
+        "import pathlib, subprocess\n"
+        f"child = subprocess.Popen(['sleep', '600'])\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(child.pid))\n"
+        "def reward(response): return 1.0\n"
+    )
+    asked(signature, f"{file}:reward", name="reward")
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    assert not state.exists() or state.read_text().split()[2] in "ZX"
+
+
+def test_a_reward_that_harms_its_process_trains_all_the_same(run_cli, online, write, able, tmp_path):
+    code = tmp_path / "harmful.py"
+    code.write_text(
+        "import json\nimport torch\ntorch.set_grad_enabled(False)\njson.dumps = None\n"
+        "def reward(response, answer, **fields): return float(response.count(answer))\n"
+    )
+    over = {
+        "model": {"path": str(able)},
+        "verifier": {"number": None, "function": {"function": f"{code}:reward"}},
+        "run": {"updates": 1},
+    }
+    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "-q")
+    assert said.code == 0, said.err
+    [_, line] = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert line["grad_norm"] >= 0

@@ -14,6 +14,7 @@ import types
 import typing
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
+from posttrain.data.records import check_regular
+from posttrain.methods.build import strangers
 from posttrain.methods.table import line
 from posttrain.nearest import did_you_mean, elsewhere
 from posttrain.runtime.choice import VERIFIERS, VerifierChoice
@@ -28,6 +31,7 @@ from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, unread
 from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
 
+MOST_BYTES = 1 << 24
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
 
@@ -119,6 +123,8 @@ def _tables(path: Path, text: str) -> dict[str, Any]:
         at = re.search(r"\(at line (\d+), column \d+\)", str(error))
         where = f"{path}:{at[1]}" if at else f"{path}:{text.count(chr(10)) + 1}"
         raise UserError(f"is not TOML: {str(error).split(' (at')[0]}", where=where) from None
+    except ValueError:  # which Python says of numbers alone
+        raise UserError("holds a number of thousands of digits", where=str(path)) from None
     except RecursionError:
         raise UserError("is nested too deeply", where=str(path)) from None
 
@@ -126,7 +132,10 @@ def _tables(path: Path, text: str) -> dict[str, Any]:
 def _text(path: Path) -> str:
     if path.is_dir():
         raise UserError("is a directory", where=str(path), mend="name the .toml file in it")
+    check_regular(path, str(path))
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError("is larger than any recipe", where=str(path))
         return path.read_text(encoding="utf-8-sig")  # some editors begin with a byte order mark
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
@@ -154,6 +163,8 @@ def override(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"x = {value.strip()}")["x"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
+    except ValueError:
+        raise UserError("is a number of thousands of digits", where=f"--set {key.strip()}") from None
 
 
 def put(tables: dict[str, Any], key: str, value: Any, override: str) -> None:
@@ -237,7 +248,7 @@ def parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
     try:
         return _plain(_adapter(cls).validate_json(text))
     except ValidationError as error:
-        raise _first(error, cls, tables, where) from None
+        raise _unknown(error, cls, tables, where) or _first(error, tables, where) from None
     except UserError as error:  # of a component that names what it was given, a function say
         key = _holding(tables, error.where)
         if not key or not where.text:
@@ -359,18 +370,40 @@ _URGENCY = {
 """Which of several mistakes to name: an unknown key, then anything else, then a missing one."""
 
 
-def _first(error: ValidationError, cls: type, tables: Mapping[str, Any], where: Where) -> UserError:
-    """The first mistake, as one line."""
+def _unknown(error: ValidationError, cls: type, tables: Mapping[str, Any], where: Where) -> UserError | None:
+    """All keys that nothing reads, as one line, each with what it may have meant."""
+    found: dict[tuple[str, ...], str] = {}
+    rest = 0
+    for mistake in error.errors(include_url=False):
+        if _URGENCY.get(mistake["type"]) != 0:
+            rest += 1
+            continue
+        loc = tuple(str(part) for part in mistake["loc"])
+        known = _known(cls, loc[:-1])
+        near, other = did_you_mean(loc[-1], known), elsewhere(loc[-1], known)
+        found[loc] = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
+    if not found:
+        return None
+    if cls is Recipe:
+        options = dict(tables.get("method", {}))
+        with suppress(UserError):  # a choice that is wrong as well comes next
+            foreign = strangers(str(options.pop("name", "")), options)
+            found |= {("method", key): hint for key, hint in foreign.items()}
+    (loc, mend), *others = found.items()
+    more = f" (and {rest} more mistakes)" if rest else ""
+    if not others:
+        return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
+    told = [f"{where(loc)}{f': {hint}' if hint else ''}" for loc, hint in found.items()]
+    return UserError(f"{len(found)} unknown keys{more}: {'; '.join(told)}", where=str(where.path))
+
+
+def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:
+    """The first mistake but for unknown keys, as one line."""
     # What is there and should not be tells more than what is missing because of it.
     mistake, *others = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
     loc = _as_written(tables, [str(part) for part in mistake["loc"]])
     more = f" (and {len(others)} more)" if others else ""
     kind, said = mistake["type"], mistake["msg"]
-    if _URGENCY.get(kind) == 0:
-        known = _known(cls, loc[:-1])
-        near, other = did_you_mean(loc[-1], known), elsewhere(loc[-1], known)
-        mend = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
-        return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
     if _URGENCY.get(kind) == 2:
         return UserError(f"{'.'.join(loc)!r} is missing{more}", where=where(loc))
     if kind == "value_error" or isinstance(mistake.get("ctx", {}).get("error"), UserError):

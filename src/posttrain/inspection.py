@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -16,12 +15,12 @@ from posttrain import config
 from posttrain.learner import checkpoint, pretrained
 from posttrain.runtime import process
 from posttrain.runtime.changes import Change, compare, sections
+from posttrain.show import console, err, out
 from posttrain.target import check_run
 from posttrain.types import UserError
 
 ROWS = 20
 """Weights in the table, unless said otherwise."""
-err = Console(stderr=True)
 
 
 def inspect(
@@ -49,7 +48,7 @@ def inspect(
     process.settle(found.recipe.run.threads)
     folder, skipped = checkpoint.newest(run / "checkpoints")
     for fault in skipped:
-        err.print(f"[dim]{fault}[/dim]", highlight=False)
+        err.print(fault, style="dim", soft_wrap=True)
     if folder is None:
         mend = "one is written after the last update, and every checkpoint.every updates"
         raise UserError("has no whole checkpoint", where=str(run), mend=mend)
@@ -102,8 +101,7 @@ def _write(file: Path, report: dict[str, Any]) -> None:
 
 
 def _print(report: dict[str, Any], changes: Sequence[Change]) -> None:
-    out = Console()
-    page = out if out.is_terminal else Console(width=140)  # in a file or a pipe a line stays whole
+    page = out if out.is_terminal else console(width=140)  # in a file or a pipe a line stays whole
     weights = _table("weight", "shape", "σ₁ ... σ₅ of ΔW")
     for c in changes:
         top = " ".join(f"{s:.2g}" for s in c.singular_values)
@@ -117,11 +115,10 @@ def _print(report: dict[str, Any], changes: Sequence[Change]) -> None:
     page.print(
         f"\n{report['checkpoint']} minus {report['start']}; ranks of a kind are medians; "
         f"{len(changes)} of {len(report['weights'])} weights are shown, inspect.json has all",
-        highlight=False,
     )
     for what, names in report["left_out"].items():
         if names:
-            page.print(f"left out: {what}: {len(names)}, such as {names[0]}", highlight=False)
+            page.print(f"left out: {what}: {len(names)}, such as {names[0]}")
 
 
 def _table(*first: str) -> Table:

@@ -4,16 +4,15 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from posttrain.doctor import examine
 from posttrain.methods.choices import described, least_group, parameters
 from posttrain.methods.table import METHODS, Line
+from posttrain.show import console, out
 from posttrain.types import Method
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
-out = Console()
 
 
 def methods(as_json: Json = False) -> None:
@@ -26,22 +25,23 @@ def methods(as_json: Json = False) -> None:
         }
         typer.echo(json.dumps(rows, indent=1))
         return
-    page = out if out.is_terminal else Console(width=110)  # in a file or a pipe a line stays whole
+    page = out if out.is_terminal else console(width=110)  # in a file or a pipe a line stays whole
     for compares, cells, heads in (
         (False, _rewarded, ("psi or credit", "ratio", "surrogate", "reduction", "critic", "step")),
         (True, _compared, ("learns from", "worth", "loss", "beta", "reference")),
     ):
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-        for head in ("method", *heads):
+        table.add_column("method", overflow="fold", style="bold")
+        for head in heads:
             table.add_column(head, overflow="fold")
         for name, m in METHODS.items():
             if _compares(m.method) == compares:
-                table.add_row(f"[bold]{name}[/bold]", *cells(m))
+                table.add_row(name, *cells(m))
         page.print(table)
         page.print()
     for name, m in METHODS.items():
         loop = m.loop if m.loop == "online" else f"offline, {m.learns}"
-        page.print(f"{name:21} {m.title}; {loop}; {m.source}", highlight=False)
+        page.print(f"{name:21} {m.title}; {loop}; {m.source}")
     typer.echo(
         "\nEach choice is a function of posttrain/math; set another in the recipe, as in\n"
         '[method] credit = "leave_one_out". Online methods sample from the policy, offline ones learn\n'
@@ -102,7 +102,7 @@ def doctor(as_json: Json = False) -> None:
         typer.echo(json.dumps([vars(f) for f in facts]))
         return
     for fact in facts:
-        mark = "[green]ok[/green]  " if fact.good else "[yellow]note[/yellow]"
-        out.print(f"{mark} {fact.name:22} {fact.found}", highlight=False)
+        out.print("ok  " if fact.good else "note", style="green" if fact.good else "yellow", end=" ")
+        out.print(f"{fact.name:22} {fact.found}", soft_wrap=True)
         if fact.mend:
-            out.print(f"     {'':22} [dim]{fact.mend}[/dim]", highlight=False)
+            out.print(f"     {'':22} {fact.mend}", style="dim", soft_wrap=True)

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
-from rich.console import Console
 
 from posttrain.data.corpus import Text, load_corpus
 from posttrain.data.documents import documents
 from posttrain.learner import scratch
+from posttrain.runtime.plan import free_memory, gib
+from posttrain.show import err
 from posttrain.types import UserError
 
 
@@ -45,12 +47,12 @@ def new(
             context=context,
         )
         _check_free(directory)
+        _check_memory(size, vocab)
         tokenizer = scratch.learn_tokenizer(documents(named), vocab, split_digits=split_digits)
     except ValueError as error:
         raise UserError(str(error), where="posttrain new") from None
-    err = Console(stderr=True)
     if len(tokenizer) < vocab:
-        err.print(f"the text supports {len(tokenizer)} tokens, not {vocab}", highlight=False)
+        err.print(f"the text supports {len(tokenizer)} tokens, not {vocab}")
     corpus = load_corpus(
         named,
         encode=lambda said: scratch.spelt(tokenizer, said),
@@ -66,6 +68,15 @@ def new(
     rate = (corpus.tokens - corpus.documents) / corpus.utf8_bytes()
     made = f"{parameters:,} parameters, {len(tokenizer):,} tokens, {rate:.3f} tokens a byte of the text"
     typer.echo(f"{directory}: {made}")
+
+
+def _check_memory(size: scratch.Size, vocab: int) -> None:
+    """UserError for a model whose weights do not fit in the memory that is free."""
+    layer = 4 * size.hidden**2 + 3 * size.hidden * size.wide
+    parameters = vocab * size.hidden + size.layers * layer
+    if 4 * parameters > (free := free_memory(torch.device("cpu"))):
+        what = f"about {parameters:,} parameters take {gib(4 * parameters)}, and {gib(free)} are free"
+        raise UserError(what, where="posttrain new", mend="lower --vocab, --layers or --hidden")
 
 
 def _check_free(directory: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from posttrain import training
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
@@ -35,12 +34,12 @@ from posttrain.runtime.judged import agreement, calibration_curve, correlation
 from posttrain.runtime.policy import NO_TASK, Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rows import Group, Shaper, numbered
+from posttrain.show import out
 from posttrain.target import is_run, target_of
 from posttrain.types import Batch, PerRow, Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 
 AT_ONCE, PACKED = 16, 2048
-out = Console()
 
 
 def score(
@@ -204,7 +203,7 @@ def _print(groups: Sequence[Group], implicit: PerRow, explicit: PerRow | None) -
     rows, group = numbered(groups)
     batch = Batch.of(rows, group)
     lengths = [len(row.tokens) for row in rows]
-    out.print(f"answers {len(rows)}  mean implicit reward {float(implicit.mean()):.4f}", highlight=False)
+    out.print(f"answers {len(rows)}  mean implicit reward {float(implicit.mean()):.4f}")
     pairs = better(batch).nonzero().T
     if explicit is not None and not bool(explicit.isfinite().all()):
         unscored = int((~explicit.isfinite()).sum())
@@ -213,14 +212,14 @@ def _print(groups: Sequence[Group], implicit: PerRow, explicit: PerRow | None) -
     for name, each in (("implicit", implicit), ("explicit", explicit)):
         if each is not None:
             for key, value in agreement(batch, _at_end(each, batch), lengths).items():
-                out.print(f"{name + '/' + key:34} {value:.4f}", highlight=False)
+                out.print(f"{name + '/' + key:34} {value:.4f}")
             margin = each[pairs[0]] - each[pairs[1]]
             for sure, right, share in calibration_curve(margin.abs().sigmoid(), (margin > 0).double()):
                 line = f"{name}/calibration: of {sure:.2f} sure, right {right:.2f} ({share:.0%} of the pairs)"
-                out.print(line, highlight=False)
+                out.print(line)
     if explicit is not None:
         gap = [each[pairs[0]] - each[pairs[1]] for each in (implicit, explicit)]
-        out.print(f"{'agreement of margins':34} {correlation(*gap):.4f}", highlight=False)
+        out.print(f"{'agreement of margins':34} {correlation(*gap):.4f}")
 
 
 def _at_end(each: PerRow, batch: Batch) -> torch.Tensor:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,6 +17,13 @@ from rich.progress import (
 
 from posttrain.report.watch import Watch
 
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console that prints text as it stands: what stands in brackets or between colons is text too."""
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
+out, err = console(), console(stderr=True)
 BARS = "▁▂▃▄▅▆▇█"
 
 NAMES = {
@@ -73,10 +79,12 @@ class Terminal:
         self.progress.update(
             self._all, completed=numbers["update"], numbers=f"{summary(numbers)}  {sparkline(self.rewards)}"
         )
-        self.progress.console.print(line(numbers), highlight=False)
+        evaluated = any(key.startswith("eval/") for key in numbers)
+        style = "bold" if evaluated else None
+        self.progress.console.print(line(numbers), style=style, soft_wrap=True)
         for rule, found in self.watch.see(numbers):
-            told = f"[bold red]alarm[/bold red] {escape(rule.name)}: {escape(found.text)}"
-            self.progress.console.print(told, highlight=False)
+            self.progress.console.print("alarm", style="bold red", end=" ")
+            self.progress.console.print(f"{rule.name}: {found.text}", soft_wrap=True)
 
 
 def quiet(phase: str, numbers: Mapping[str, float]) -> None:
@@ -119,9 +127,9 @@ def line(numbers: Mapping[str, float]) -> str:
         ("entropy", "entropy {:.2f}"),
         ("length/mean", "length {:.0f}"),
         ("grad_norm", "grad {:.2f}"),
-        ("eval/accuracy", "[bold]held-out accuracy {:.1%}[/bold]"),
-        ("eval/loss", "[bold]held-out loss {:.4f}[/bold]"),
-        ("eval/rewards/accuracy", "[bold]held-out pairs in order {:.1%}[/bold]"),
+        ("eval/accuracy", "held-out accuracy {:.1%}"),
+        ("eval/loss", "held-out loss {:.4f}"),
+        ("eval/rewards/accuracy", "held-out pairs in order {:.1%}"),
         ("time/total", "{:.1f} s"),
     )
     shown = [text.format(numbers[key]) for key, text in wanted if numbers.get(key) is not None]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from posttrain.learner.pretrained import silent
@@ -17,6 +16,7 @@ from posttrain.runtime.policy import Policy, surroundings
 from posttrain.runtime.prompts import check_prompts
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.step_labels import Labelling, hard, soft, step_labels
+from posttrain.show import err
 from posttrain.target import target_of
 from posttrain.types import UserError
 from posttrain.verifiers.pool import Pool
@@ -67,10 +67,10 @@ def steps(
         asked, verifier, policy = _asked(recipe, limit or None)
     except UserError as error:
         raise found.locate(error) from None
-    judging, console = recipe.rollout, Console(stderr=True)
+    judging = recipe.rollout
     with (
         Pool(workers=judging.workers, deadline_s=judging.deadline_s, memory_mb=judging.memory_mb) as pool,
-        Progress(console=console, disable=not console.is_terminal, transient=True) as bar,
+        Progress(console=err, disable=not err.is_terminal, transient=True) as bar,
     ):
         line = bar.add_task("continuations", total=budget or None)
         records = step_labels(
@@ -86,7 +86,7 @@ def steps(
             seen=lambda spent: bar.update(line, completed=spent),
         )
         answers, labelled = _written(records, out)
-    console.print(f"{answers} answers with {labelled} steps: {out}", highlight=False)
+    err.print(f"{answers} answers with {labelled} steps: {out}", soft_wrap=True)
 
 
 def _written(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, int]:

@@ -1,15 +1,15 @@
 """A recipe that was read, run to its end: what `posttrain train` and each stage of a pipeline do."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from posttrain import config, show
 from posttrain.learner.checkpoint import weights_alone
-from posttrain.learner.pretrained import silent
+from posttrain.learner.pretrained import resolve, silent
 from posttrain.report import write
 from posttrain.report.record import json_lines
 from posttrain.report.watch import Watch
@@ -17,10 +17,9 @@ from posttrain.runtime import local, process
 from posttrain.runtime.journal import Show
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.rundir import RunDir
+from posttrain.show import err
 from posttrain.toml import dump
-from posttrain.types import UserError
-
-err = Console(stderr=True)
+from posttrain.types import RunError, UserError
 
 MAY_DIFFER = ("checkpoint", "record", "track", "eval")
 """Tables that a run may be resumed with otherwise than it was started: no weight depends on them."""
@@ -28,12 +27,25 @@ MAY_DIFFER = ("checkpoint", "record", "track", "eval")
 
 def say(text: str) -> None:
     """One line of what is going on, on stderr."""
-    err.print(f"[dim]{text}[/dim]", highlight=False)
+    err.print(text, style="dim", soft_wrap=True)
 
 
 def free_directory(name: str) -> Path:
     """The first directory runs/NAME-001, -002 ... that is not taken."""
     return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
+
+
+def claimed_directory(name: str) -> Path:
+    """The same, made at once, so that no other process that begins now takes it too."""
+    while True:
+        path = free_directory(name)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot be made: {error.strerror}", where=str(path)) from error
+        return path
 
 
 def train(
@@ -65,6 +77,11 @@ def train(
         if not resume:
             directory.discard()
         raise found.locate(error) from None
+    except KeyboardInterrupt as error:
+        if str(error) or resume:
+            raise
+        directory.discard()
+        raise KeyboardInterrupt("nothing was trained yet") from None
     finally:
         directory.close()
 
@@ -73,17 +90,18 @@ def as_begun(found: config.Read, run: Path) -> config.Read:
     """The recipe with what auto came to as dtype and date: where the run in this directory began, or here.
 
     So the policy goes on in the same numbers and reads the same prompts wherever and whenever it is resumed.
+    The directory of a run as its model becomes the checkpoint that is then its newest: that run may go on.
     """
     model, began = found.recipe.model, run / "config.toml"
-    keys = [key for key in ("dtype", "date") if found.tables["model"].get(key, "auto") == "auto"]
-    if keys and began.exists():
-        before = config.read(began).recipe.model
+    before = config.read(began).recipe.model if began.exists() else None
+    if before:
+        keys = [key for key in ("dtype", "date") if found.tables["model"].get(key, "auto") == "auto"]
         model = replace(model, **{key: getattr(before, key) for key in keys})
-    recipe = replace(found.recipe, model=model)
-    settled = {"dtype": model.dtype, "date": model.date}
-    return replace(
-        found, recipe=recipe, tables={**found.tables, "model": {**found.tables["model"], **settled}}
-    )
+    if (Path(model.path) / "config.toml").is_file():
+        model = replace(model, path=before.path if before else str(resolve(model.path)))
+    settled = {"dtype": model.dtype, "date": model.date, "path": model.path}
+    tables = {**found.tables, "model": {**found.tables["model"], **settled}}
+    return replace(found, recipe=replace(found.recipe, model=model), tables=tables)
 
 
 def _run(
@@ -96,12 +114,20 @@ def _run(
 ) -> dict[str, float]:
     try:
         if shown:
-            return local.train(chosen, directory, resume=resume, config=tables, show=shown, say=silent)
-        watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
-        with show.Terminal(err, chosen.asked.recipe.run.updates, watch) as terminal:
-            return local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
-    finally:
+            last = local.train(chosen, directory, resume=resume, config=tables, show=shown, say=silent)
+        else:
+            watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
+            with show.Terminal(err, chosen.asked.recipe.run.updates, watch) as terminal:
+                last = local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
+    except BaseException:
+        with suppress(Exception):  # on a full disk the first error is the one to tell
+            write(directory.path)
+        raise
+    try:
         write(directory.path)
+    except UserError as error:
+        raise RunError(f"the run has ended and is saved, but {error}") from None
+    return last
 
 
 def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
@@ -119,8 +145,10 @@ def print_plan(chosen: local.Plan) -> None:
     """Prints what a run will do and need, and what is worth knowing of it."""
     for name, rows in chosen.sections().items():
         table = Table(title=name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column(style="dim")
+        table.add_column()
         for key, value in rows.items():
-            table.add_row(f"[dim]{key}[/dim]", str(value))
+            table.add_row(key, str(value))
         err.print(table)
     for note in chosen.policy.notes:
         say(f"note: {note}")

@@ -1,7 +1,7 @@
 """The nouns that every layer speaks: a task, a trajectory, a verdict, a batch.
 
 Each is a frozen dataclass with a worked example. Nothing here computes anything that a
-method could do differently, and nothing here imports another module of posttrain.
+method could do differently, and but for the errors nothing here imports another module of posttrain.
 
 Lists are per token ("entry t belongs to token t"); sizes are B rows, T positions,
 K samples of one task (a group), V vocabulary.
@@ -17,6 +17,9 @@ from typing import Any, ClassVar, Protocol
 import numpy
 import torch
 from jaxtyping import Bool, Float, Int
+
+from posttrain.errors import RunError as RunError
+from posttrain.errors import UserError as UserError
 
 Message = Mapping[str, str]
 """One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}."""
@@ -47,25 +50,6 @@ def worth(rewards: Sequence[float]) -> float:
 PerToken = Float[torch.Tensor, "B T"]
 PerRow = Float[torch.Tensor, "B"]
 Mask = Bool[torch.Tensor, "B T"]
-
-
-class UserError(Exception):
-    """A mistake in what the user gave: one line that says what, where, why and how to mend it.
-
-    The command line prints the line alone and exits with 2.
-
-    >>> str(UserError("unknown key 'lrr'", where="run.toml:7", mend="did you mean 'lr'?"))
-    "run.toml:7: unknown key 'lrr'; did you mean 'lr'?"
-    """
-
-    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
-        self.what, self.where, self.mend = what, where, mend
-        line = f"{where}: {what}" if where else what
-        super().__init__(f"{line}; {mend}" if mend else line)
-
-
-class RunError(Exception):
-    """A run that had to stop: the first cause, then what was kept. The command line exits with 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,36 @@
-"""Code that the user names in a config: finding it, and putting what it raises into one line."""
+"""Code that the user names in a config: finding it, asking about it, and what it raises in one line.
+
+It is never loaded in the process that trains: whatever it does as it is imported, to torch or to the
+standard library, would be done to the training. What must be known of it is `asked` of a process of its own.
+"""
 
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import json
+import os
+import signal
+import subprocess
 import sys
+import tempfile
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from posttrain.errors import UserError
 from posttrain.nearest import did_you_mean
-from posttrain.types import UserError
 
 MOST_OF_A_CAUSE = 300
+ASKED_S = 120.0
+"""Seconds that code of the user's has to be imported and looked at."""
+AWAY_ENV = "POSTTRAIN_AWAY"
+"""Set in processes that user code may do anything to, where `asked` calls directly."""
+_AWAY = "from posttrain.usercode import _answer; _answer()"
 
 
 def cause(error: BaseException) -> str:
@@ -32,6 +49,92 @@ def cause(error: BaseException) -> str:
     first = said.strip().splitlines()[0] if said.strip() else ""
     line = (f"{kind}: {first}" if first else kind)[:MOST_OF_A_CAUSE]
     return line.encode("utf-8", "replace").decode()  # half a surrogate pair could not be printed
+
+
+def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False) -> Any:
+    """What call(*args) returns, made in a fresh process, which has ASKED_S seconds unless it is endless.
+
+    call: a function at the top of a module of ours; arguments and value are plain data, as JSON has them.
+    name: of the user's code, for errors. What an endless call prints goes to stderr.
+
+    Raises UserError where the call does, and for a call that takes too long or whose process ends.
+    """
+    if AWAY_ENV in os.environ:
+        return call(*args)
+    path = [entry or str(Path.cwd()) for entry in sys.path]
+    try:
+        order = json.dumps([path, call.__module__, call.__qualname__, args], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"what it is given is not plain data: {error}", where=name) from None
+    with tempfile.TemporaryFile() as answer:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _AWAY.replace("_answer()", f"_answer({answer.fileno()})")],
+            stdin=subprocess.PIPE,
+            stdout=2 if endless else subprocess.DEVNULL,
+            stderr=None if endless else subprocess.DEVNULL,
+            pass_fds=(answer.fileno(),),
+            start_new_session=True,  # so that what it starts ends with it, and Ctrl-C is for us to handle
+            env=os.environ | {AWAY_ENV: "1", "PYTHONPATH": os.pathsep.join(path)},
+            text=True,
+        )
+        try:
+            process.communicate(order, timeout=None if endless else ASKED_S)
+        except subprocess.TimeoutExpired:
+            mend = "leave only definitions at the top of the file"
+            raise UserError(f"it is not loaded within {ASKED_S:g} s", where=name, mend=mend) from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        answer.seek(0)
+        told = answer.read()
+    if not told:
+        code = process.returncode
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        raise UserError(f"it ends the process that it is loaded in: {how}", where=name)
+    good, value = json.loads(told)
+    if not good:
+        raise UserError(value[0], where=value[1], mend=value[2])
+    return value
+
+
+def _answer(descriptor: int) -> None:
+    """Reads an order of `asked` from standard input, and leaves the answer in this file."""
+    dumps = json.dumps  # user code may do anything to the module
+    path, module, function, args = json.loads(sys.stdin.read())
+    sys.path[:] = path
+    try:
+        answer = [True, getattr(importlib.import_module(module), function)(*args)]
+    except UserError as error:
+        answer = [False, [error.what, error.where, error.mend]]
+    except BaseException as error:  # the code may even call sys.exit
+        answer = [False, [cause(error), "", ""]]
+    os.write(descriptor, dumps(answer).encode("utf-8", "replace"))
+    os._exit(0)
+
+
+def signature(name: str) -> dict[str, Any]:
+    """What must be known of the object called "module:attribute" to call it, as plain data.
+
+    type: its type's name; callable, is_async; parameters: (name, kind, has a default, as text) each, or None
+    where they cannot be read. Raises UserError as `load_named` does.
+
+    >>> signature("posttrain.usercode:cause")["parameters"]
+    [['error', 'POSITIONAL_OR_KEYWORD', False, 'error: BaseException']]
+    """
+    found = load_named(name)
+    parameters: list[list[Any]] | None = None
+    with suppress(TypeError, ValueError):
+        parameters = [
+            [p.name, p.kind.name, p.default is not p.empty, str(p)]
+            for p in inspect.signature(found).parameters.values()
+        ]
+    return {
+        "type": type(found).__name__,
+        "callable": callable(found),
+        "is_async": inspect.iscoroutinefunction(found),
+        "parameters": parameters,
+    }
 
 
 @lru_cache(maxsize=256)

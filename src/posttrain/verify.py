@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from posttrain.config import read_verifier
 from posttrain.runtime.choice import VERIFIERS
 from posttrain.runtime.verdicts import read_responses, read_tasks, verdicts
+from posttrain.show import err
 from posttrain.types import Verdict
 
 
@@ -49,8 +49,7 @@ def verify(
     given = read_responses(responses, known)
     classes: Counter[str] = Counter()
     scores: list[float] = []
-    console = Console(stderr=True)
-    with Progress(console=console, disable=as_json or not console.is_terminal, transient=True) as bar:
+    with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
         line = bar.add_task("judging", total=len(given))
         found = verdicts(
             judge,
@@ -69,7 +68,7 @@ def verify(
                 score = "-" if verdict.score is None else f"{verdict.score:g}"
                 typer.echo(f"{response.task.id}\t{verdict.label}\t{score}\t{verdict.reason}")
     if not as_json:
-        _print_summary(console, classes, scores)
+        _print_summary(classes, scores)
 
 
 def _as_json(name: str, verdict: Verdict) -> str:
@@ -84,12 +83,12 @@ def _as_json(name: str, verdict: Verdict) -> str:
     )
 
 
-def _print_summary(console: Console, classes: Counter[str], scores: list[float]) -> None:
+def _print_summary(classes: Counter[str], scores: list[float]) -> None:
     total = sum(classes.values())
     table = Table("class", "responses", "share")
     for label, count in classes.most_common():
         table.add_row(label, str(count), f"{count / total:.1%}")
-    console.print(table)
+    err.print(table)
     mean = f"mean score {sum(scores) / len(scores):.4g}" if scores else "no score"
     failed = total - len(scores)
-    console.print(mean + (f"; {failed} could not be judged" if failed else ""), highlight=False)
+    err.print(mean + (f"; {failed} could not be judged" if failed else ""))

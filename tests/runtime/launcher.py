@@ -92,7 +92,7 @@ def run(order: dict[str, Any]) -> None:
     sys.argv = ["posttrain", *order["argv"]]
     if order["die_at"]:
         Death(order["die_at"], order["watch"]).arm()
-    code = cli._guarded(lambda: cli.app(standalone_mode=False))
+    code = cli.run(sys.argv[1:])
     sys.stdout.flush()
     # Taking down a forked interpreter costs more than a whole run of the tiny model.
     os._exit(code)

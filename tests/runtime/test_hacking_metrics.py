@@ -1,5 +1,6 @@
 """Signs of reward hacking: each metric against a slow formula, and on record when a run stops."""
 
+import errno
 import json
 import math
 import random
@@ -13,7 +14,7 @@ import pytest
 
 from posttrain.runtime.hacking import agreement, auditors_of, hacking_metrics, within_groups
 from posttrain.runtime.journal import stop_recorded
-from posttrain.types import Episode, RunError, Task, Trajectory, Verdict
+from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.answers import Number
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.structure.patterns import Format
@@ -235,6 +236,19 @@ def test_a_stop_is_recorded_and_raised_again(tmp_path: Path) -> None:
     assert (tmp_path / "stopped.txt").read_text() == "no more\n"
     with stop_recorded(tmp_path):
         assert not (tmp_path / "stopped.txt").exists(), "what goes on has not stopped"
-    with pytest.raises(ValueError, match="ours"), stop_recorded(tmp_path):
-        raise ValueError("ours")
+    with pytest.raises(UserError), stop_recorded(tmp_path):
+        raise UserError("theirs")
     assert not (tmp_path / "stopped.txt").exists()
+
+
+def test_what_nobody_foresaw_is_a_stop_with_its_traceback_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_000004").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"ValueError: ours; .*step_000004 is kept"), stop_recorded(tmp_path):
+        raise ValueError("ours")
+    assert "ValueError: ours" in (tmp_path / "stopped.txt").read_text()
+    assert (tmp_path / "error.log").read_text().startswith("Traceback")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(RunError, match="No space left on device; "), stop_recorded(tmp_path):
+        raise full
+    with pytest.raises(KeyboardInterrupt, match="step_000004 is kept"), stop_recorded(tmp_path):
+        raise KeyboardInterrupt

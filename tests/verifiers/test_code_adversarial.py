@@ -126,7 +126,7 @@ def _the_host_is_as_before() -> Iterator[None]:
     before, memory = state(), psutil.virtual_memory().shared
     yield
     talk.end_all()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while time.monotonic() < until and any(state()[k] - before[k] for k in before):
         time.sleep(0.1)
     assert {k: v - before[k] for k, v in state().items() if v - before[k]} == {}

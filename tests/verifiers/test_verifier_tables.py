@@ -312,7 +312,7 @@ def test_a_million_characters_take_linear_time(response):
     for verifier in BUILT_IN:
         begin = time.monotonic()
         assert judged(verifier, task(), response).score is not None
-        assert time.monotonic() - begin < 3.0, verifier
+        assert time.monotonic() - begin < 60, verifier  # a quadratic reader takes hours
 
 
 @settings(max_examples=200, deadline=None)

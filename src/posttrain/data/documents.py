@@ -12,7 +12,15 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from posttrain.data.records import _JSON_SPACE, Record, _decoded, _object, read_records
+from posttrain.data.records import (
+    _JSON_SPACE,
+    MOST_LINE,
+    Record,
+    _decoded,
+    _object,
+    check_regular,
+    read_records,
+)
 from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
 
@@ -34,7 +42,7 @@ class Text:
 
     path: str | tuple[str, ...]
     """One or several: a text file, documents parted by a line <|endoftext|>; a file of records with a field
-    `text` (JSONL, a JSON array, Parquet; also gzipped); or a data set of the Hub as owner/name."""
+    `text` (JSONL, a JSON array, Parquet, CSV; also gzipped); or a data set of the Hub as owner/name."""
     split: str | None = None
     """Of a data set of the Hub; train if not given."""
     subset: str | None = None
@@ -175,14 +183,15 @@ def sources(text: Text) -> list[Source]:
 
 def _source(path: str, text: Text) -> Source:
     file = Path(os.path.expanduser(path))
+    check_regular(file, path)
     if text.split is None and text.subset is None and file.is_file():
         suffix = file.suffix.lower()
         if suffix in (".jsonl", ".ndjson", ".jsonlines"):
             return JsonLines(str(file))
-        if suffix in (".csv", ".tsv", ".zst", ".bz2", ".xz"):
+        if suffix in (".zst", ".bz2", ".xz"):
             what = f"a {suffix} file is neither text nor records that can be read"
             raise UserError(what, where=path, mend="write it as JSONL with a field text")
-        if suffix not in (".json", ".parquet", ".gz"):
+        if suffix not in (".json", ".parquet", ".gz", ".csv", ".tsv"):
             return TextFile(str(file))
         if file.name.lower().endswith(".txt.gz"):
             raise UserError("of gzipped files only records are read", where=path, mend="unpack it")
@@ -214,7 +223,9 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
     """(offset of its first byte, line), without the byte order mark that some editors write."""
     at = 0
     with _opened(path) as file:
-        for raw in file:
+        for number, raw in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), start=1):
+            if len(raw) > MOST_LINE:
+                raise UserError("the line has more than 128 MiB", where=f"{os.path.basename(path)}:{number}")
             skip = 0 if at or not raw.startswith(_BYTE_ORDER_MARK) else len(_BYTE_ORDER_MARK)
             yield at + skip, raw[skip:]
             at += len(raw)

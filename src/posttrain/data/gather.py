@@ -26,7 +26,7 @@ class Data:
     """
 
     path: str
-    """A file (JSONL, a JSON array, Parquet; also gzipped), or a data set of the Hub as owner/name."""
+    """A file (JSONL, JSON, Parquet, CSV; also gzipped), or a data set, of the Hub as owner/name or saved."""
     split: str | None = None
     """Of a data set of the Hub; train if not given."""
     subset: str | None = None

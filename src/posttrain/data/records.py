@@ -10,19 +10,26 @@ import json
 import math
 import os
 import re
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.data.separated import separated
 from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
 from posttrain.usercode import cause
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".csv", ".txt")
+_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".csv", ".tsv", ".txt")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SEPARATED = {".csv": ",", ".tsv": "\t"}
+_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
+"""One of which `save_to_disk` leaves in a directory."""
+MOST_LINE = 1 << 27
+"""Bytes of a line, which are more tokens than any model reads."""
 _JSON_SPACE = " \t\r\n"
 
 
@@ -37,9 +44,10 @@ class Record:
 def read_records(
     path: str, *, split: str | None = None, subset: str | None = None, whole: bool = True
 ) -> list[Record]:
-    """The records of a file (JSONL, a JSON array, Parquet; also gzipped) or of a data set "owner/name".
+    """The records of a file (JSONL, a JSON array, Parquet, CSV; also gzipped) or of a data set "owner/name".
 
-    The kind of a file is told from its content. `split` and `subset` are for the Hub only. Raises
+    The kind of a file is told from its content, that of CSV and TSV from its name. A directory is one that
+    `save_to_disk` of the `datasets` library wrote. `split` and `subset` are for data sets only. Raises
     UserError for whatever cannot be read, and for a file without records. With whole = False the texts of
     a file may hold what is no character, as halves of surrogate pairs, which also stand for bytes that
     are not UTF-8.
@@ -47,6 +55,8 @@ def read_records(
     file = Path(os.path.expanduser(path))  # unlike pathlib, os.path raises on no path at all
     if not os.path.exists(file) and _is_hub_name(path, file):
         return read_hub(path, split=split or "train", subset=subset)
+    if os.path.isdir(file) and any((file / name).is_file() for name in _SAVED):
+        return read_saved(file, path, split=split)
     if split is not None or subset is not None:
         given = "split" if split is not None else "subset"
         raise UserError(f"{path} is a file, and a file has no {given}", mend=f"leave {given} out")
@@ -74,6 +84,42 @@ def read_hub(name: str, *, split: str, subset: str | None = None) -> list[Record
     return records
 
 
+def read_saved(folder: Path, path: str, *, split: str | None) -> list[Record]:
+    """The records of a directory that `save_to_disk` wrote: of a split, else of train, if it has any."""
+    import datasets
+
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except Exception as error:  # what a damaged file raises is not documented
+        raise UserError(f"the data set cannot be loaded: {cause(error)}", where=path) from None
+    name = split or "train"
+    if isinstance(found, dict):
+        if name not in found:
+            raise UserError(f"there is no split {name!r}", where=path, mend=f"it has {', '.join(found)}")
+        found = found[name]
+    elif split is not None:
+        raise UserError("the data set has no splits", where=path, mend="leave split out")
+    records = [_row(dict(row), f"{folder.name}:{number}") for number, row in enumerate(found, start=1)]
+    if not records:
+        raise UserError("the data set has no records", where=path)
+    return records
+
+
+def check_regular(file: Path, where: str) -> None:
+    """UserError for a pipe, a device or a socket, which could be read for ever, and for a link to nothing."""
+    try:
+        mode = os.stat(file).st_mode
+    except FileNotFoundError:
+        if os.path.islink(file):
+            what = f"is a link to {os.readlink(file)}, which is not there"
+            raise UserError(what, where=where, mend="mend the link") from None
+        return
+    except OSError:  # it cannot be opened either, which tells more
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError("is a pipe or a device", where=where, mend="write what it gives into a file")
+
+
 def _is_hub_name(path: str, file: Path) -> bool:
     """Whether a path that does not exist looks like owner/name rather than like a missing file."""
     return bool(_HUB_NAME.fullmatch(path)) and not path.endswith(_SUFFIXES) and not os.path.isdir(file.parent)
@@ -85,6 +131,7 @@ def _contents(file: Path, path: str) -> bytes:
         inside = sorted(p.name for p in file.iterdir() if p.name.endswith(_SUFFIXES))[:3]
         hint = f"name a file in it: {', '.join(inside)}" if inside else "name a file"
         raise UserError("it is a directory", where=path, mend=hint)
+    check_regular(file, path)
     if not os.path.exists(file):
         beside = [p.name for p in file.parent.iterdir()] if os.path.isdir(file.parent) else []
         hint = did_you_mean(file.name, beside) or "give a file, or a data set of the Hub as owner/name"
@@ -102,6 +149,10 @@ def _from_bytes(data: bytes, name: str, whole: bool) -> Iterator[Record]:
     if data[:4] == b"PAR1":
         return _parquet(data, name)
     start = data.removeprefix(b"\xef\xbb\xbf")  # the byte order mark that some editors write
+    suffix = next((s for s in Path(name.removesuffix(".gz")).suffixes[-1:] if s in _SEPARATED), "")
+    if suffix:
+        text = _decoded(start, name, 1)
+        return (Record(*row) for row in separated(text, name, _SEPARATED[suffix]))
     if start.lstrip()[:1] == b"[":
         return _array(_decoded(start, name, 1, whole), name, whole)
     return _lines(start, name, whole)
@@ -111,6 +162,8 @@ def _lines(data: bytes, name: str, whole: bool) -> Iterator[Record]:
     """One object a line; blank lines are skipped."""
     lines = data.split(b"\n")
     for number, raw in enumerate(lines, start=1):
+        if len(raw) > MOST_LINE:
+            raise UserError("the line has more than 128 MiB", where=f"{name}:{number}")
         text = _decoded(raw, name, number, whole).strip(_JSON_SPACE)
         if text:
             last = number == len(lines)  # it does not end in a newline

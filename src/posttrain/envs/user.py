@@ -2,22 +2,23 @@
 
 import inspect
 import json
+import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from posttrain.envs.protocol import Env, Start, Turn
 from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError
-from posttrain.usercode import cause, load_named
+from posttrain.usercode import asked, cause, load_named
 
 
 @dataclass(frozen=True)
 class NamedEnv:
     """What the factory called "module:factory" or "path/to/file.py:factory" makes.
 
-    It is sent to other processes by name, and runs in a worker. Made by `load_env`.
+    It is sent to other processes by name, and runs in workers alone. Made by `load_env`.
     """
 
     factory: str
@@ -30,12 +31,15 @@ class NamedEnv:
         return _named, (self.factory, self.options)
 
     def start(self, task: Task) -> Start:
-        """As the user's environment starts."""
-        return _make(self.factory, self.options).start(task)
+        """As the user's environment starts; the state is pickled, as only workers know its classes."""
+        started: Start = _sealed(_make(self.factory, self.options).start(task))
+        return started
 
     def reply(self, state: Any, response: str) -> Turn:
         """As the user's environment replies."""
-        return _make(self.factory, self.options).reply(state, response)
+        env = _make(self.factory, self.options)
+        turn: Turn = _sealed(env.reply(pickle.loads(state), response))
+        return turn
 
 
 def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv:
@@ -48,12 +52,22 @@ def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv
         text = json.dumps(dict(options or {}), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"its options are not plain data: {error}", where=factory) from None
-    return _named(factory, text)
+    asked(_check, factory, text, name=factory)
+    return NamedEnv(factory, text)
+
+
+def _check(factory: str, options: str) -> None:
+    _make(factory, options)
 
 
 def _named(factory: str, options: str) -> NamedEnv:
     _make(factory, options)
     return NamedEnv(factory, options)
+
+
+def _sealed(given: Any) -> Any:
+    """The same with its state pickled; what is neither is for others to refuse."""
+    return replace(given, state=pickle.dumps(given.state)) if isinstance(given, Start | Turn) else given
 
 
 @lru_cache(maxsize=64)

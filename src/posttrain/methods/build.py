@@ -68,24 +68,17 @@ def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
     >>> build("grpo", {"credit": "centred", "clip_high": 0.3}, horizon=64).credit.__name__
     'centred'
     """
-    method = line(name).method
-    for key, chosen in options.items():
-        if key in choices(method):
-            if chosen not in names(key):
-                raise UserError(
-                    f"unknown {key} {chosen!r}", where=f"method.{key}", mend=f"one of {', '.join(names(key))}"
-                )
-            if CHOICES[key][chosen] is not function(getattr(method, key)):
-                method = _with(method, key, CHOICES[key][chosen])
+    method = _chosen(name, options)
+    if foreign := strangers(name, options):
+        reads = f"it reads {', '.join(sorted(readable(method))) or 'no options'}"
+        hints = "; ".join(filter(None, foreign.values()))
+        # What a choice needs may be near in name and of no use, so all that it could be is there too.
+        mend = f"{hints}; {reads}" if hints else reads
+        keys = ", ".join(map(repr, foreign))
+        raise UserError(f"{name} does not read {keys}", where=f"method.{next(iter(foreign))}", mend=mend)
     for key, given in options.items():
         if key in choices(method):
             continue
-        if key not in readable(method):
-            reads = f"it reads {', '.join(sorted(readable(method))) or 'no options'}"
-            near = elsewhere(key) or did_you_mean(key, readable(method))
-            # What a choice needs may be near in name and of no use, so all that it could be is there too.
-            mend = f"{near}; {reads}" if near else reads
-            raise UserError(f"{name} does not read {key!r}", where=f"method.{key}", mend=mend)
         if key in numbers(method):
             method = _with(method, key, _checked(key, given, float))
         else:
@@ -104,6 +97,34 @@ def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
         )
     if getattr(method, "overlong_buffer", 0.0):
         method = _with(method, "horizon", horizon)
+    return method
+
+
+def strangers(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The options that the method of that name would not read, each with what it may have meant, or nothing.
+
+    Raises UserError for an unknown method or choice.
+    """
+    method = _chosen(name, options)
+    known = readable(method)
+    return {
+        key: elsewhere(key) or did_you_mean(key, known)
+        for key in options
+        if key not in known and key not in choices(method)
+    }
+
+
+def _chosen(name: str, options: Mapping[str, Any]) -> Method:
+    """The method with the functions that these options choose, and with its own numbers."""
+    method = line(name).method
+    for key, chosen in options.items():
+        if key in choices(method):
+            if chosen not in names(key):
+                raise UserError(
+                    f"unknown {key} {chosen!r}", where=f"method.{key}", mend=f"one of {', '.join(names(key))}"
+                )
+            if CHOICES[key][chosen] is not function(getattr(method, key)):
+                method = _with(method, key, CHOICES[key][chosen])
     return method
 
 

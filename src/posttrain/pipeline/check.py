@@ -13,7 +13,7 @@ from posttrain import config
 from posttrain.learner.checkpoint import weights_alone
 from posttrain.learner.pretrained import resolve, silent
 from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, filled, flat, taken
-from posttrain.pipeline.kinds import function_of, words_of
+from posttrain.pipeline.kinds import check_function, words_of
 from posttrain.pipeline.record import Place, check_named, check_unchanged, placed, reading
 from posttrain.runtime import local
 from posttrain.runtime.ask import ask
@@ -56,7 +56,7 @@ def check(
         elif stage.kind == "new":
             words_of(pipeline, stage, made)
         elif stage.kind == "make":
-            function_of(pipeline, stage)
+            check_function(pipeline, stage)
         check_named(pipeline, place)
         if stage.name in anew:
             continue

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from posttrain.learner.pretrained import silent
 from posttrain.nearest import did_you_mean
 from posttrain.pipeline import file, stages
 from posttrain.pipeline.check import check, tell
 from posttrain.pipeline.record import held, places
-from posttrain.training import free_directory, say
+from posttrain.show import out
+from posttrain.training import claimed_directory, free_directory, say
 from posttrain.types import UserError
-
-out = Console()
 
 
 def check_stages(path: Path, sets: Sequence[str], say: Callable[[str], None]) -> list[str]:
@@ -65,11 +63,11 @@ def pipeline(
     if begin is not None and begin not in names:
         mend = did_you_mean(begin, names) or f"there are {', '.join(names)}"
         raise UserError(f"there is no stage {begin!r}", where="--from", mend=mend)
-    root = directory or free_directory(path.stem)
+    root = directory or claimed_directory(path.stem)
     news = stages.News(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
     with held(root, resume=going_on):
         page = stages.run(found, root, news, begin=begin or "")
     if as_json:
         typer.echo(json.dumps({"state": "done", "report": str(page)}))
     else:
-        out.print(f"done: {', '.join(names)}  report {page}", highlight=False, soft_wrap=True)
+        out.print(f"done: {', '.join(names)}  report {page}", soft_wrap=True)

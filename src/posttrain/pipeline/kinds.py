@@ -14,7 +14,7 @@ import typer
 from posttrain.new import new
 from posttrain.pipeline.file import Pipeline, Stage, filled
 from posttrain.types import UserError
-from posttrain.usercode import cause, load_named
+from posttrain.usercode import asked, cause, load_named
 
 _app = typer.Typer(add_completion=False)
 _app.command()(new)
@@ -56,53 +56,69 @@ def make_model(pipeline: Pipeline, stage: Stage, directory: Path, made: Mapping[
     return _whole(directory, write)
 
 
-def function_of(pipeline: Pipeline, stage: Stage) -> Callable[..., Any]:
-    """The function of a stage that makes data; a file is looked for from the pipeline's own.
-
-    UserError if there is none, or if it does not take the stage's options.
-    """
-    place, colon, name = stage.make.rpartition(":")
-    if place.endswith(".py"):
-        place = str(pipeline.path.parent / place)
+def check_function(pipeline: Pipeline, stage: Stage) -> None:
+    """UserError if the function of a stage that makes data is not there, or does not take its options."""
     try:
-        found: Any = load_named(f"{place}{colon}{name}")
+        asked(_bound, _named(pipeline, stage), stage.make, stage.options, name=stage.make)
     except UserError as error:
-        what = f"{error.where}: {error.what}"
-        raise UserError(what, where=pipeline.at(stage, "make"), mend=error.mend) from None
-    if not callable(found):
-        raise UserError(f"{stage.make} is no function", where=pipeline.at(stage, "make"))
-    try:
-        signature = inspect.signature(found)
-    except ValueError:  # of a function that is not written in Python nothing is known
-        return found  # type: ignore[no-any-return]
-    try:
-        signature.bind(Path(), **stage.options)
-    except TypeError as error:
-        what, key = f"{stage.make} cannot be called: {error}", "options" if stage.options else "make"
-        mend = f"it is {name}{signature}"
-        raise UserError(what, where=pipeline.at(stage, key), mend=mend) from None
-    return found  # type: ignore[no-any-return]
+        key = "options" if "cannot be called" in error.what and stage.options else "make"
+        raise _at(pipeline, stage, error, key) from None
 
 
 def make_data(pipeline: Pipeline, stage: Stage, directory: Path, made: Mapping[str, str]) -> str:
-    """Calls the function of a stage with a fresh directory and its options; what there is then."""
-    function = function_of(pipeline, stage)
+    """Has the function of a stage called with a fresh directory and its options; what there is then."""
+    check_function(pipeline, stage)
 
     def write(fresh: Path) -> str:
         fresh.mkdir()
+        options = filled(stage.options, made)
         try:
-            function(fresh, **filled(stage.options, made))
-        except (UserError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # the function may even call sys.exit
-            what = f"{stage.make} fails: {cause(error)}"
-            raise UserError(what, where=pipeline.at(stage, "make")) from None
+            named = _named(pipeline, stage)
+            asked(_called, named, stage.make, str(fresh), options, name=stage.make, endless=True)
+        except UserError as error:
+            raise _at(pipeline, stage, error, "make") from None
         files = sorted(p for p in fresh.rglob("*") if p.is_file())
         if not files:
             raise UserError(f"{stage.make} wrote nothing", where=pipeline.at(stage, "make"))
         return f"{directory}: " + ", ".join(str(f.relative_to(fresh)) for f in files[:8])
 
     return _whole(directory, write)
+
+
+def _named(pipeline: Pipeline, stage: Stage) -> str:
+    """The function's name; a file is looked for from the pipeline's own."""
+    place, colon, name = stage.make.rpartition(":")
+    return f"{pipeline.path.parent / place if place.endswith('.py') else place}{colon}{name}"
+
+
+def _at(pipeline: Pipeline, stage: Stage, error: UserError, key: str) -> UserError:
+    what = f"{error.where}: {error.what}" if error.where not in ("", stage.make) else error.what
+    return UserError(what, where=pipeline.at(stage, key), mend=error.mend)
+
+
+def _bound(name: str, said: str, options: Mapping[str, Any]) -> None:
+    """UserError if the function of that name cannot be called with a directory and these options."""
+    found = load_named(name)
+    if not callable(found):
+        raise UserError(f"{said} is no function")
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # of a function that is not written in Python nothing is known
+        return
+    try:
+        signature.bind(Path(), **options)
+    except TypeError as error:
+        mend = f"it is {name.rpartition(':')[2]}{signature}"
+        raise UserError(f"{said} cannot be called: {error}", mend=mend) from None
+
+
+def _called(name: str, said: str, directory: str, options: Mapping[str, Any]) -> None:
+    try:
+        load_named(name)(Path(directory), **options)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the function may even call sys.exit
+        raise UserError(f"{said} fails: {cause(error)}") from None
 
 
 def _whole(directory: Path, write: Callable[[Path], str]) -> str:

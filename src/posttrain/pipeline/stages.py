@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from posttrain.runtime import process
 from posttrain.runtime.compare import Compare, compared
 from posttrain.runtime.standings import standings
 from posttrain.toml import dump
-from posttrain.training import err, train
+from posttrain.training import train
 from posttrain.types import UserError
 
 RESULT = "compare.json"
@@ -105,9 +106,11 @@ def run(pipeline: Pipeline, root: Path, news: News, *, begin: str = "") -> Path:
                 check(pipeline, where, finished, news.say)
         if pipeline.compare is not None:
             _compare(pipeline, root, made, news)
-    finally:
-        page = write(root)
-    return page
+    except BaseException:
+        with suppress(Exception):  # on a full disk the first error is the one to tell
+            write(root)
+        raise
+    return write(root)
 
 
 def _set_aside(root: Path, where: list[Place]) -> None:
@@ -157,7 +160,7 @@ def _compare(pipeline: Pipeline, root: Path, made: Mapping[str, str], news: News
     news.stage(COMPARE, "begins", ", ".join(compare.stages))
     process.settle()
     silent = news.quiet or news.as_json
-    with Progress(console=err, disable=silent or not err.is_terminal, transient=True) as bar:
+    with Progress(console=show.err, disable=silent or not show.err.is_terminal, transient=True) as bar:
         line = bar.add_task("", total=None)
 
         def seen(name: str, done: int, total: int) -> None:

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import html
 import re
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -56,6 +57,8 @@ def write(run_dir: Path, out: Path | None = None) -> Path:
         draft.write_bytes(content)
         draft.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise UserError(f"cannot write the report: {error.strerror}", where=str(path)) from None
     return path
 

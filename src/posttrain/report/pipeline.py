@@ -8,6 +8,7 @@ import html
 import json
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def write(root: Path) -> Path:
             draft.write_bytes(content.encode("utf-8", "replace"))
             draft.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
         raise UserError(f"cannot write the report: {error.strerror}", where=str(out)) from None
     return out
 

@@ -2,14 +2,17 @@
 
 import signal
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from posttrain.runtime.rundir import kept
 from posttrain.track import Track
-from posttrain.types import RunError
+from posttrain.types import RunError, UserError
+from posttrain.usercode import cause
 
 Show = Callable[[str, Mapping[str, float]], None]
 """Told of each phase's progress ("sample", {"done": 3, "total": 8}) and, as "update", of each line."""
@@ -85,12 +88,33 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def stop_recorded(run_dir: Path) -> Iterator[None]:
-    """Leaves the RunError that ends what is inside in stopped.txt, for the report; an earlier one goes."""
+    """Leaves what ends a loop in stopped.txt, for the report; an earlier one goes.
+
+    An exception that nobody foresaw becomes a RunError, and its traceback error.log. Ctrl-C that would
+    not wait says what is kept.
+    """
     file = run_dir / "stopped.txt"
     file.unlink(missing_ok=True)
     try:
         yield
     except RunError as error:
-        with suppress(OSError):  # a full disk may be what it says
-            file.write_text(f"{error}\n")
+        _leave(file, str(error))
         raise
+    except UserError:
+        raise
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(kept(run_dir)) from None
+    except Exception as error:
+        log = run_dir / "error.log"
+        _leave(log, "".join(traceback.format_exception(error)))
+        what = cause(error)
+        if isinstance(error, OSError) and error.strerror:
+            what = f"{error.filename or run_dir}: {error.strerror}"
+        told = f"{what}; the traceback is in {log}; {kept(run_dir)}"
+        _leave(file, told)
+        raise RunError(told) from error
+
+
+def _leave(file: Path, text: str) -> None:
+    with suppress(OSError):  # a full disk may be what it says
+        file.write_text(f"{text}\n", errors="backslashreplace")

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
@@ -22,7 +24,7 @@ from posttrain.runtime.handover import CANARY
 from posttrain.runtime.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
-from posttrain.runtime.plan import Memory, Shape, estimate, free_memory, gib, microbatch
+from posttrain.runtime.plan import Memory, Shape, check_held, estimate, free_memory, gib, microbatch
 from posttrain.runtime.policy import Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.prompts import check_prompts, check_replies
 from posttrain.runtime.recipe import Recipe
@@ -138,6 +140,15 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
             "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
         }
     free = free_memory(policy.device)
+    memory_here = free_memory(torch.device("cpu"))
+    if asked.online:
+        r, where = recipe.rollout, "rollout.group_size"
+        where = where if r.group_size > r.groups else "rollout.groups"
+        check_held(
+            r.groups * r.group_size, longest + recipe.sampling.max_new_tokens, memory_here, where=where
+        )
+    else:
+        check_held(recipe.batch.batch_size, longest, memory_here, where="batch.batch_size")
     tokens = recipe.steps.microbatch_tokens or microbatch(
         shape, free=free, device=policy.device.type, **needs
     )

@@ -12,6 +12,7 @@ from posttrain.learner.forward import Recompute
 from posttrain.learner.pack import WHOLE_FAMILY
 from posttrain.math.tokens import chunk_bytes
 from posttrain.runtime.process import memory_left
+from posttrain.types import UserError
 
 GIB = 1 << 30
 
@@ -121,6 +122,18 @@ def estimate(
         # A model of its own, trained whole: weights, masters where they differ, gradients and moments.
         parts["critic"] = (size + (16 if size < 4 else 12)) * critic.parameters
     return Memory(parts)
+
+
+HELD_BYTES = 120
+"""That one token of an episode or a row takes before it is in a batch: six lists of Python's numbers."""
+
+
+def check_held(count: int, tokens: int, free: int, *, where: str) -> None:
+    """UserError if this many episodes or rows of so many tokens each cannot be held beside one another."""
+    if count * tokens * HELD_BYTES > free:
+        size = f"{gib(count * tokens * HELD_BYTES)} beside the model, and {gib(free)} are free"
+        what = f"{count:,} of up to {tokens:,} tokens each take {size}"
+        raise UserError(what, where=where, mend="lower it")
 
 
 def token_bytes(

@@ -33,6 +33,9 @@ from posttrain.runtime.offline import Dataset
 from posttrain.runtime.online import Evaluation, Rollout
 from posttrain.types import Sampling
 
+MOST_THREADS = 1024
+"""More than a machine has cores; OpenMP ends the process where it cannot have as many as asked."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -51,6 +54,8 @@ class Run:
             raise ValueError(f"updates must be 1 or more, not {self.updates}")
         if self.threads < 0:
             raise ValueError(f"threads must be 0 (one for each core) or more, not {self.threads}")
+        if self.threads > MOST_THREADS:
+            raise ValueError(f"threads must be {MOST_THREADS} or fewer, not {self.threads}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,10 +47,14 @@ class RunDir:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            who = os.read(self._lock, 20).decode(errors="replace")
             os.close(self._lock)
-            raise UserError(
-                "another run is using this directory", where=str(path), mend="give another --run-dir"
-            ) from None
+            what = f"another run is using this directory{f', process {who}' if who.isdigit() else ''}"
+            mend = "wait until it ends, or give another --run-dir"
+            raise UserError(what, where=str(path), mend=mend) from None
+        with contextlib.suppress(OSError):  # on a full disk nobody needs to know
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         # Hidden files are our lock, and what a kill left of a file that was being written.
         if not resume and any(not p.name.startswith(".") for p in path.iterdir()):
             self.close()
@@ -125,14 +129,27 @@ class RunDir:
         """Puts the text into a file, whole or not at all: a kill leaves what was there before."""
         file = self.path / name
         working = file.with_name(f".{file.name}.tmp")
-        working.write_text(text)
-        working.replace(file)
+        try:
+            working.write_text(text)
+            working.replace(file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                working.unlink(missing_ok=True)
+            raise RunError(f"{file} cannot be written: {error.strerror}; {kept(self.path)}") from error
 
     def forget_after(self, update: int) -> None:
         """Deletes rollouts of updates after this one, which a resumed run makes again."""
         for file in (self.path / "samples").glob("*.jsonl"):
             if int(file.stem.removeprefix("eval_")) > update:
                 file.unlink()
+
+
+def kept(run_dir: Path) -> str:
+    """What a run that ends before its time leaves in this directory, and how to go on, for a person."""
+    steps = sorted((run_dir / "checkpoints").glob("step_*"))
+    if not steps:
+        return f"no checkpoint was written yet, what there is lies in {run_dir}"
+    return f"{steps[-1].name} is kept, go on with --resume --run-dir {run_dir}"
 
 
 def code_versions() -> str:

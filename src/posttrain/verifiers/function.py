@@ -27,17 +27,17 @@ Whatever else happens is a failure and never a score of 0: labels raised, not_a_
 infinity, any other type) and wrong_length here; timeout and died from the pool.
 """
 
-import inspect
 import math
 import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, TypeGuard
 
 from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
-from posttrain.usercode import load_named
+from posttrain.usercode import asked, load_named, signature
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")
@@ -208,27 +208,26 @@ class _Wanted:
     """It takes the lists of a group."""
 
 
+@lru_cache(maxsize=256)
 def _parameters(function: str) -> _Wanted:
     """What a function's parameters ask for; UserError if it cannot be called with a response."""
-    found = load_named(function)
-    if not callable(found):
-        raise UserError(f"it is not a function but {type(found).__name__}", where=function)
-    if inspect.iscoroutinefunction(found):
+    found = asked(signature, function, name=function)
+    parameters = found["parameters"]
+    if not found["callable"]:
+        raise UserError(f"it is not a function but {found['type']}", where=function)
+    if found["is_async"]:
         raise UserError("it is an async function", where=function, mend="write it with 'def'")
-    try:
-        parameters = inspect.signature(found).parameters.values()
-    except (TypeError, ValueError):
-        raise UserError("its parameters cannot be read", where=function, mend="wrap it in a 'def'") from None
-    kinds = inspect.Parameter
-    keyword = [p for p in parameters if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)]
-    names = frozenset(p.name for p in keyword)
-    required = frozenset(p.name for p in keyword if p.default is kinds.empty)
-    everything = any(p.kind is kinds.VAR_KEYWORD for p in parameters)
-    positional = [p.name for p in parameters if p.kind is kinds.POSITIONAL_ONLY and p.default is kinds.empty]
+    if parameters is None:
+        raise UserError("its parameters cannot be read", where=function, mend="wrap it in a 'def'")
+    keyword = [p for p in parameters if p[1] in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")]
+    names = frozenset(name for name, *_ in keyword)
+    required = frozenset(name for name, _, default, _ in keyword if not default)
+    everything = any(kind == "VAR_KEYWORD" for _, kind, *_ in parameters)
+    positional = [name for name, kind, default, _ in parameters if kind == "POSITIONAL_ONLY" and not default]
     lists = bool(names & set(_TRL))
     said = {"completions", "completion_ids"} if lists else {"response"}
     if positional or not (everything or names & said):
-        takes = ", ".join(str(p) for p in parameters) or "nothing"
+        takes = ", ".join(text for *_, text in parameters) or "nothing"
         raise UserError(
             f"it takes ({takes}), which has no place for a response",
             where=function,

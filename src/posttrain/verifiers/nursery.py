@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from posttrain.types import RunError
+from posttrain.usercode import AWAY_ENV
 from posttrain.verifiers.worker import CONTROL, NEVER_STARTED, STATUS
 
 _NURSERY = """
@@ -41,7 +42,7 @@ class Nursery:
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 start_new_session=True,  # an interrupt from the terminal is for us to handle
-                env={"PYTHONHASHSEED": "0", **os.environ, **_ONE_THREAD},
+                env={"PYTHONHASHSEED": "0", **os.environ, **_ONE_THREAD, AWAY_ENV: "1"},
             )
 
     def fork(self, serial: int, channel: socket.socket) -> None:

@@ -6,7 +6,9 @@ notices. Nothing here blocks except `poll` for as long as it is told to.
 """
 
 import math
+import os
 import pickle
+import resource
 import selectors
 import socket
 import time
@@ -22,6 +24,8 @@ from posttrain.verifiers import worker as other_side
 from posttrain.verifiers.nursery import Nursery
 
 _MOST_BYTES = 1 << 28
+_LEAST_BYTES = 1 << 25
+"""Of memory that a worker takes of its own: what it writes to is no longer shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,9 @@ class Workers:
             raise ValueError(f"there must be at least one worker, not {count}")
         if not (0 < deadline_s < math.inf and 0 < start_s < math.inf):
             raise ValueError(f"deadlines must be positive, not {deadline_s} and {start_s}")
+        if count > (most := most_workers()):
+            what = f"this machine has room for {most} worker processes, and {count} are asked for"
+            raise UserError(what, where="workers", mend="lower it; more than it has cores gain little")
         if memory_mb < 1:
             raise ValueError(f"memory_mb must be positive, not {memory_mb}")
         self._count, self._deadline_s, self._start_s, self._memory_mb = count, deadline_s, start_s, memory_mb
@@ -166,7 +173,8 @@ class Workers:
         """Gives waiting jobs to idle workers, and starts missing workers."""
         if not self._queue:
             return
-        while len(self._workers) < self._count:
+        idle = sum(worker.job is None for worker in self._workers)
+        for _ in range(min(self._count - len(self._workers), len(self._queue) - idle)):
             self._start()
         for worker in list(self._workers):
             if worker.job is None and self._queue:
@@ -280,6 +288,14 @@ class Workers:
             return "the process that starts workers was killed"
         self._start()
         return how
+
+
+def most_workers() -> int:
+    """How many workers fit: by the files and processes that may be open, and by the machine's memory."""
+    limits = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    bounds = [limit // 2 for limit in limits if limit != resource.RLIM_INFINITY]
+    return max(1, min([*bounds, memory // _LEAST_BYTES]))
 
 
 def _outcome(kind: bytes, seconds: float, body: bytes, deadline_s: float) -> Returned | Failed:

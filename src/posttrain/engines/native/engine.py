@@ -42,6 +42,9 @@ class NativeConfig:
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cache_tokens < 1:
             raise ValueError("rows and cache_tokens must be 1 or more")
+        if self.rows > self.cache_tokens:
+            what = f"rows must be {self.cache_tokens} or fewer, not {self.rows}"
+            raise ValueError(f"{what}: each takes a token of cache_tokens")
 
     def held(self, longest: int) -> int:
         """Tokens that the rows hold, where the longest prompt with its answer has so many.

@@ -1,0 +1,56 @@
+"""Values separated by commas or tabs, as records.
+
+A file of this kind knows nothing but text. What JSON would write as a number in every row of a column is
+one, and what is true or false in every row; 007 stays a text, and an empty cell is missing.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from posttrain.types import UserError
+
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?")
+"""Such as JSON writes them, so that 007 stays a text."""
+_BOOLEAN = re.compile(r"true|false|True|False")
+
+
+def separated(text: str, name: str, separator: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """(fields, "file:line") of each row below the first, which names the columns.
+
+    Raises UserError for a row of another length, a name that is missing or given twice, and bad quotes.
+
+    >>> list(separated('prompt,answer\n"1, 2?",3\n', "a.csv", ","))
+    [({'prompt': '1, 2?', 'answer': 3}, 'a.csv:2')]
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    rows: list[tuple[int, list[str]]] = []
+    begin = 1
+    try:
+        for row in reader:
+            rows.append((begin, row))
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"it is not CSV: {error}", where=f"{name}:{reader.line_num}") from None
+    (_, head), *rows = [(line, row) for line, row in rows if row] or [(1, [])]
+    if len(set(head)) < len(head) or not all(head):
+        raise UserError("the first row must name each column, and none twice", where=f"{name}:1")
+    for line, row in rows:
+        if len(row) != len(head):
+            raise UserError(f"{len(row)} columns, and {len(head)} have names", where=f"{name}:{line}")
+    columns = [_typed([row[n] for _, row in rows]) for n in range(len(head))]
+    for n, (line, _) in enumerate(rows):
+        fields = {key: column[n] for key, column in zip(head, columns, strict=True)}
+        yield fields, f"{name}:{line}"
+
+
+def _typed(cells: list[str]) -> list[Any]:
+    """The cells of a column: numbers or booleans where all are such as JSON writes them, None where empty."""
+    values: list[Any] = [None if cell == "" else cell for cell in cells]
+    for pattern, read in ((_NUMBER, json.loads), (_BOOLEAN, lambda cell: cell.lower() == "true")):
+        if all(cell == "" or pattern.fullmatch(cell) for cell in cells):
+            return [None if cell == "" else read(cell) for cell in cells]
+    return values

@@ -1,0 +1,20 @@
+"""The two ways in which a command ends in one line, known before any library is imported."""
+
+
+class UserError(Exception):
+    """A mistake in what the user gave: one line that says what, where, why and how to mend it.
+
+    The command line prints the line alone and exits with 2.
+
+    >>> str(UserError("unknown key 'lrr'", where="run.toml:7", mend="did you mean 'lr'?"))
+    "run.toml:7: unknown key 'lrr'; did you mean 'lr'?"
+    """
+
+    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+        self.what, self.where, self.mend = what, where, mend
+        line = f"{where}: {what}" if where else what
+        super().__init__(f"{line}; {mend}" if mend else line)
+
+
+class RunError(Exception):
+    """A run that had to stop: the first cause, then what was kept. The command line exits with 1."""

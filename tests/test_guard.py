@@ -1,0 +1,153 @@
+"""The way in: whatever happens is one line and an exit code, from the first moment on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from posttrain import cli, commands
+from posttrain.cli import COMMANDS
+from posttrain.listing import doctor as listed
+
+HANGS_S = 600
+
+
+def one_line(err: str) -> str:
+    [line] = err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    loaded = cli.Command(name, help="").load()
+    assert loaded.name == name
+    assert (loaded.help or "").splitlines()[0] == COMMANDS[name][1]
+
+
+def test_the_list_of_commands_and_a_wrong_name_import_nothing_heavy() -> None:
+    program = (
+        "import sys; from posttrain import cli; codes = [cli.run(['--help']), cli.run(['trian'])];"
+        "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules);"
+        "sys.exit(f'{codes} {heavy}')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=HANGS_S, check=False
+    )
+    assert done.stderr.splitlines()[-1] == "[0, 2] set()"
+    assert "Did you mean 'train'?" in done.stderr
+
+
+def test_an_exception_that_nobody_foresaw_is_one_line_and_its_traceback_a_file(
+    run_cli, monkeypatch, tmp_path
+) -> None:
+    def broken(recipe: Path) -> None:
+        raise KeyError("first\nsecond")
+
+    monkeypatch.setattr(commands, "report", broken)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    said = run_cli("report", "somewhere")
+    [log] = tmp_path.glob("posttrain-*.log")
+    assert said.code == 1
+    assert one_line(said.err) == f"error: KeyError: 'first\\nsecond'; the traceback is in {log}"
+    assert log.read_text().startswith("Traceback")
+
+
+def test_an_interruption_says_what_is_kept(run_cli, monkeypatch) -> None:
+    def interrupted(recipe: Path) -> None:
+        raise KeyboardInterrupt("step_000004 is kept")
+
+    monkeypatch.setattr(commands, "report", interrupted)
+    said = run_cli("report", "somewhere")
+    assert said.code == 130
+    assert one_line(said.err) == "error: interrupted; step_000004 is kept"
+
+
+def interrupt_once(words: list[object], begun: Path) -> "tuple[int, str]":
+    """Exit code and stderr of a command that gets Ctrl-C as soon as a path is there."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "posttrain", *map(str, words)], stderr=subprocess.PIPE, text=True
+    )
+    while not begun.exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=HANGS_S)
+    return process.returncode, err
+
+
+def test_an_interruption_before_the_first_update_leaves_no_directory(online, write, tmp_path) -> None:
+    run = tmp_path / "run"
+    code, err = interrupt_once(["train", write(online), "--run-dir", run, "-q"], run / ".lock")
+    assert (code, one_line(err)) == (130, "error: interrupted; nothing was trained yet")
+    assert not run.exists()
+
+
+def test_an_interruption_while_libraries_are_imported_is_one_line(tmp_path: Path) -> None:
+    """A library takes its time, and makes an error of its own of any exception."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "import time, pathlib\n"
+        f"pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+        "try:\n    time.sleep(120)\n"
+        "except BaseException:\n    raise ImportError('half a library')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(cli.__file__).parent.parent}"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "posttrain", "doctor"], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=HANGS_S)
+    assert process.returncode == 130
+    assert one_line(err) == "error: interrupted before anything was begun"
+
+
+def test_standard_output_that_is_closed_full_or_no_longer_read() -> None:
+    def shell(line: str) -> "subprocess.CompletedProcess[str]":
+        command = ["bash", "-c", f"{sys.executable} -m posttrain {line}"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False)
+
+    closed, full, head = shell("methods >&-"), shell("--help > /dev/full"), shell("methods | head -1")
+    assert closed.returncode == 1
+    assert "standard output is closed" in one_line(closed.stderr)
+    assert full.returncode == 1
+    assert "No space left on device" in one_line(full.stderr)
+    assert head.stderr == ""
+    assert len(head.stdout.splitlines()) == 1
+
+
+def test_few_files_that_may_be_open_are_one_line(online, write, tmp_path) -> None:
+    code = tmp_path / "rewards.py"
+    code.write_text("def reward(response, **fields):\n    return 1.0\n")
+    over = {"verifier": {"number": None, "function": {"function": f"{code}:reward"}}}
+    words = f"-m posttrain train {write(online, over)} --run-dir {tmp_path / 'run'} -q"
+    command = ["bash", "-c", f"ulimit -n 8; {sys.executable} {words}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_S, check=False)
+    assert done.returncode == 1
+    assert "Too many open files" in one_line(done.stderr)
+
+
+def test_text_in_brackets_is_printed_as_it_stands(run_cli, online, write, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = run_cli("doctor")
+    assert said.code == 0
+    assert listed.__name__ == "doctor"
+    assert "pip install 'posttrain[trackio]'" in said.out
+
+    place = tmp_path / "a [/x] :smile: [bold]"
+    place.mkdir(parents=True)
+    recipe = place / "recipe.toml"
+    write(online, {"run": {"updates": 1}}).rename(recipe)
+    assert run_cli("validate", recipe).out.strip() == f"{recipe}: valid"
+    trained = run_cli("train", recipe, "--run-dir", place / "run")
+    assert trained.code == 0, trained.err
+    assert f"run directory: {place / 'run'}" in trained.err
+    assert trained.out.strip().endswith(f"report {place / 'run' / 'report.html'}")
+    assert str(place / "nowhere") in run_cli("inspect", place / "nowhere").err
