@@ -98,7 +98,7 @@ UNSAID = {
     **{
         f"{verifier}.name": "Under which its score is recorded."
         for verifier in (
-            *("Exact", "Number", "Regex", "Format", "Function", "Code", "Lean", "Json", "Sql"),
+            *("Exact", "Number", "Regex", "Format", "Code", "Lean", "Json", "Sql"),
             *("Grammar", "Repetition", "Language"),
         )
     },

@@ -63,7 +63,7 @@ def recipe_of(online, able, write, tmp_path):
         code.write_text(REWARDS)
         tables = {
             "model": {"path": str(able)},
-            "task": {"arithmetic": {"low": 2, "high": 4, "held_out": 0}},
+            "task": {"arithmetic": {"low": 2, "high": 4, "held_out": 2}},
             "verifier": {"number": None, "function": {"function": f"{code}:{function}"}},
             "rollout": {"groups": 5, "group_size": 8, "deadline_s": 3.0, "max_error_rate": 1.0},
             "sampling": {"temperature": 2.0},
@@ -95,7 +95,8 @@ def test_what_breaks_is_masked_counted_and_leaves_the_gradient_of_the_others(
         return done
 
     monkeypatch.setattr(Learner, "update", spied)
-    recipe, run = recipe_of("rewards", rollout={"groups": 9}), tmp_path / "run"
+    whole = {"rollout": {"groups": 9}, "task": {"arithmetic": {"held_out": 0}}}
+    recipe, run = recipe_of("rewards", **whole), tmp_path / "run"
     said = run_cli("train", recipe, "--run-dir", run, "--quiet")
     assert said.code == 0, said.err
 
@@ -112,16 +113,16 @@ def test_what_breaks_is_masked_counted_and_leaves_the_gradient_of_the_others(
         assert ("advantage" in row) is (score is not None)
     labels = {label for label, _ in ENTRIES} | {"scored"}
     assert {row["label"] for row in rows} == labels, "the test needs answers on which it breaks in every way"
-    whole = [r for r in rows if r["score"] is not None]
+    judged = [r for r in rows if r["score"] is not None]
     for label in labels:
         assert metrics[f"verdict/{label}"] == sum(r["label"] == label for r in rows) / 72
-    assert metrics["reward/mean"] == pytest.approx(sum(r["score"] for r in whole) / len(whole))
+    assert metrics["reward/mean"] == pytest.approx(sum(r["score"] for r in judged) / len(judged))
 
     # The batch that was trained has the judged rows and no other, and a learner that is given these alone
     # finds the same gradient.
     [(batch, norm)] = seen
-    assert batch.reward.sum(1).tolist() == [r["score"] for r in whole]
-    assert batch.group.tolist() == [r["group"] for r in whole]
+    assert batch.reward.sum(1).tolist() == [r["score"] for r in judged]
+    assert batch.group.tolist() == [r["group"] for r in judged]
     chosen = local.plan(config.read(recipe).recipe, print)
     assert update(local._learner(chosen, {}), batch).metrics["grad_norm"] == norm > 0
     # With one that broke put in as a 0 it is another one.

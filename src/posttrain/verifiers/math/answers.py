@@ -60,7 +60,8 @@ def same(given: Answer, gold: Answer, rules: Rules) -> Finding:
     if isinstance(gold, Matrix):
         return _same_matrix(given, gold, rules)
     if isinstance(gold, Relation):
-        value = assigned(gold) if rules.kind == "auto" and set(gold.signs) == {"="} else None
+        bare = rules.kind == "auto" or (rules.kind == "equation" and not isinstance(given, Relation))
+        value = assigned(gold) if bare and set(gold.signs) == {"="} else None
         if value is not None and not symbols(value.expr):
             return _same_assignment(given, gold, value, rules)
         return _same_relation(given, gold, rules)
@@ -136,9 +137,13 @@ def _every(findings: Sequence[Finding]) -> Finding:
 def _same_set(given: Answer, gold: Many, rules: Rules) -> Finding:
     if isinstance(given, Scalar | Relation):
         given = Many((given,), "{}")
-    if not isinstance(given, Many) or given.brackets not in ("", "{}"):
+    gold_names = named(gold.items)
+    if not isinstance(given, Many) or given.brackets not in ("", "{}", "()" if gold_names else ""):
         return Finding(False, "it is no set")
-    names, gold_names = named(given.items), named(gold.items)
+    names = named(given.items)
+    if gold_names is not None and given.brackets == "()" and names is None:
+        gold = Many(tuple(gold_names[name] for name in sorted(gold_names)), "()")
+        return _same_order(given, gold, rules)
     if gold_names is not None:
         if names is None or set(names) != set(gold_names):
             return Finding(False, "it does not give every variable")

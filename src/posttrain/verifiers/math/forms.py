@@ -41,7 +41,7 @@ def settled(gold: Answer, kind: str) -> Answer:
         "set": Many,
         "tuple": Many,
         "interval": Region,
-        "equation": Relation,
+        "equation": Relation | Region,
         "matrix": Matrix,
     }.get(kind)
     if wanted is not None and not isinstance(gold, wanted):

@@ -14,6 +14,8 @@ from posttrain.verifiers.math.tree import UnreadableError, word_set
 MOST_CHARACTERS = 4000
 MOST_DIGITS = 1000
 MOST_POWER_OF_TEN = 1000
+_MOST_ENDLESS = 60
+"""Digits before ... among which a repetition is looked for."""
 
 _GREEK = word_set(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho sigma tau "
@@ -33,6 +35,7 @@ _SIGNS = (
     | dict.fromkeys("\u00a0\u2009\u202f", r"\, ")
     | dict.fromkeys("°º", r"\degree ")
     | dict.fromkeys("’′", "'")
+    | dict.fromkeys("∶：", ":")
     | {
         "≠": r"\ne ",
         "≈": r"\approx ",
@@ -53,6 +56,7 @@ _WITHIN_NUMBER = re.compile(r"(?<=\d)(?:\{,\}|,?\\!\s*|\\,\s?|\{\\,\})(?=\d{3}(?
 _MATH_DOLLARS = re.compile(r"\$\$|(?<!\\)\$(?=\S)([^$]*)(?<=[^\s\\$])\$(?!\d)")
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*)\*\*")
+_SPACED_SIGN = re.compile(r"(?:\\math(?:bin|rel|punct)\s{0,9}|(?<![A-Za-z]))\{\s{0,9}(:|\\colon)\s{0,9}\}")
 _SET_NAMES = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?")
 _OVERLINED = re.compile("((?:\\d\u0305)+)")
 
@@ -86,7 +90,16 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d{1,3}(?:,\d{3})+(?=,\D|,$)")
-_REPEATING = re.compile(r"(\d+)\.(\d*)(?:\\(?:overline|bar|dot)\s{0,9}\{(\d+)\}|\((\d+)\))")
+_REPEATING = re.compile(
+    r"""(?P<whole>\d*)\.(?P<fixed>\d*)(?:
+        (?P<open>\{)?\\(?:overline|bar|dot)\s{0,9}(?:\{(?P<lined>\d+)\}|(?P<digit>\d))(?(open)\}|(?!\d*\\dot))
+        |\((?P<bracketed>\d+)\)
+        |\\dot\s{0,9}\{?(?P<first>\d)\}?(?P<between>\d*)\\dot\s{0,9}\{?(?P<last>\d)\}?
+        |(?P<dots>\s?(?:\.\.\.|\\(?:ldots|dots|cdots)(?![A-Za-z]))))""",
+    re.VERBOSE,
+)
+_ONCE_MORE = re.compile(r"(\d*?)(?:(\d)\2\2+|(\d{2,}?)\3+)")
+"""Digits that end in one that stands three times, or in two or more that stand twice."""
 _EXPONENT = re.compile(r"[eE]([+-]?\d+)(?![\w.(^])|[eE]([+-]?\d+)(?=\.(?!\d))")
 
 
@@ -119,6 +132,7 @@ def plain(text: str) -> str:
         text = "".join(_ascii(character) for character in text)
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
     text = _MATH_BRACKETS.sub(" ", text)
+    text = _SPACED_SIGN.sub(r"\1", text)
     text = _SET_NAMES.sub(r"\\Reals ", text)
     text = _MATH_DOLLARS.sub(lambda m: m.group(1) if m.group(1) is not None else " ", text)
     text = unbold(text)
@@ -168,7 +182,7 @@ def tokens(text: str, *, thousands: bool = True) -> list[Token]:
         if kind == "space":
             at, spaced = match.end(), True
             continue
-        if kind == "number":
+        if kind == "number" or (text.startswith(".\\", at) and _REPEATING.match(text, at)):
             token = _number(text, at, spaced, thousands=thousands and depth == 0)
             found.append(token)
             at, spaced = at + len(token.text), False
@@ -221,10 +235,9 @@ def _number(text: str, at: int, spaced: bool, *, thousands: bool) -> Token:
     """The numeral at a place, as long as it goes."""
     repeating = _REPEATING.match(text, at)
     if repeating:
-        whole, fixed, *repeated = repeating.groups()
-        return Token(
-            "number", repeating.group(), at, spaced, _repeating(whole, fixed, repeated[0] or repeated[1])
-        )
+        endless = _endless(repeating)
+        if endless is not None:
+            return Token("number", repeating.group(), at, spaced, _repeating(*endless))
     grouped = _GROUPED.match(text, at) if thousands else None
     match = grouped or _TOKEN.match(text, at)
     if match is None:
@@ -238,6 +251,22 @@ def _number(text: str, at: int, spaced: bool, *, thousands: bool) -> Token:
     if len(digits) <= MOST_DIGITS and abs(power) <= MOST_POWER_OF_TEN:
         value = Fraction(digits) * Fraction(10) ** power
     return Token("number", text[at:end], at, spaced, value)
+
+
+def _endless(found: re.Match[str]) -> tuple[str, str, str] | None:
+    """What stands before the point, what follows it once, and what repeats; None if nothing does.
+
+    >>> _endless(_REPEATING.match("0.1666...")), _endless(_REPEATING.match("3.14159..."))
+    (('0', '16', '6'), None)
+    """
+    whole, fixed = found["whole"] or "0", found["fixed"]
+    if found["dots"] is None:
+        ends = (found["first"] or "") + found["between"] + found["last"] if found["first"] else ""
+        return whole, fixed, found["lined"] or found["digit"] or found["bracketed"] or ends
+    again = _ONCE_MORE.fullmatch(fixed) if len(fixed) <= _MOST_ENDLESS else None
+    if again is None:
+        return None
+    return whole, fixed, again[2] or again[3]
 
 
 def _repeating(whole: str, fixed: str, repeated: str) -> Fraction | None:

@@ -10,6 +10,7 @@ A run of letters is read as known names and single letters: 2xy, 2pi, xsin(x). F
 brackets take the product that follows: \sin 2x cos x is sin(2x) cos x.
 """
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -30,6 +31,7 @@ from posttrain.verifiers.math.tree import (
 from posttrain.verifiers.math.units import unit_named
 
 MOST_DIVISIONS = 20
+_BASES = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
 UNKNOWN_BASE = Symbol("base of log")
 """\\log without a base: an identity must hold in any base."""
 
@@ -166,7 +168,7 @@ class Parser:
             return self._command(token.text)
         if token.kind == "sign" and token.text in _CLOSED_BY:
             cursor.back()
-            return self._group()
+            return self._subscripted(self._group())
         if token.kind == "sign" and token.text == "|":
             self._bars += 1
             inner = self.expression()
@@ -179,7 +181,7 @@ class Parser:
         if token.value is None:
             raise TooHardError("a number has too many digits")
         if self._cursor.at_sign("_"):  # 1011_2, which stays apart from the number it is
-            return Call("in base", (Number(token.value), Constant(self._subscript())))
+            return Call("in base", (Number(token.value), Constant(self._base())))
         part = self._cursor.take_mixed_part() if token.text.isdigit() else None
         return Number(token.value + (part.value if part else 0))
 
@@ -203,6 +205,19 @@ class Parser:
         if name in _BEGINNINGS:
             return self._named(name, latex=True)
         raise UnreadableError(f"\\{name[:20]} is not in the grammar")
+
+    def _subscripted(self, inner: Expr) -> Expr:
+        """{1011}_2 and {x}_1, which are 1011_2 and x_1."""
+        if self._cursor.at_sign("_") and isinstance(inner, Number):
+            return Call("in base", (inner, Constant(self._base())))
+        if self._cursor.at_sign("_") and isinstance(inner, Symbol) and "_" not in inner.name:
+            return Symbol(inner.name + self._subscript())
+        return inner
+
+    def _base(self) -> str:
+        """The base of a numeral: _2, _{2}, _{(2)}, _{two} and _{base 2} are one."""
+        name = re.sub(r"^_(?:base)?|[()]", "", self._subscript().lower())
+        return f"_{_BASES.get(name, name)}"
 
     def _subscript(self) -> str:
         """_1, _{12}, _n as a part of the name."""

@@ -37,7 +37,7 @@ def same_quantity(given: Scalar, gold: Scalar, rules: Equality) -> Finding:
     refused = _other_unit(given, gold, rules.kind)
     if refused:
         return Finding(False, refused)
-    if is_percent(gold.expr) and not is_percent(given.expr):
+    if is_percent(gold.expr) and not is_percent(given.expr) and rules.kind == "unit":
         return Finding(False, "the percent sign is missing")
     ours, theirs = given.expr, gold.expr
     if given.unit is not None and gold.unit is not None:

@@ -1,17 +1,23 @@
 """Intervals: from inequalities, their intersection, and their normal form by the order of their ends."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 
+from posttrain.verifiers.math.exact import UndefinedError, exact
 from posttrain.verifiers.math.tree import (
     ALL_REALS,
     INFINITY,
+    Call,
     Expr,
+    Number,
     Region,
     Relation,
     Scalar,
     Span,
     Symbol,
     UnreadableError,
+    add,
+    mul,
     neg,
     symbols,
 )
@@ -21,23 +27,86 @@ _MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤"}
 
 
 def comparison(relation: Relation) -> Region | None:
-    """The interval of x < 3, 1 < x ≤ 2 or x ≠ 3; None unless a lone variable stands against constants."""
+    """The interval of x < 3, 1 < x ≤ 2, x ≠ 3 or |2x - 1| < 3.
+
+    None unless a lone variable, or the size of a x + b, stands against constants.
+    """
     sides, signs = relation.sides, relation.signs
     if any(side.unit is not None for side in sides):
         return None
-    at = [i for i, side in enumerate(sides) if isinstance(side.expr, Symbol)]
-    if len(at) != 1 or any(symbols(side.expr) for i, side in enumerate(sides) if i != at[0]):
+    at = [i for i, side in enumerate(sides) if symbols(side.expr)]
+    if len(at) != 1:
         return None
+    middle = sides[at[0]].expr
     if len(sides) == 2:
         sign = signs[0] if at == [0] else _MIRRORED.get(signs[0], signs[0])
-        return _half(sign, sides[1 - at[0]])
+        return _where(middle, sign, sides[1 - at[0]])
     if len(sides) != 3 or at != [1]:
         return None
-    left, right = _half(_MIRRORED.get(signs[0], ""), sides[0]), _half(signs[1], sides[2])
+    left = _where(middle, _MIRRORED.get(signs[0], ""), sides[0])
+    right = _where(middle, signs[1], sides[2])
     one_way = {_MIRRORED.get(signs[0], ""), *signs[1:]}
     if left is None or right is None or one_way <= {"<", "≤"} or one_way <= {">", "≥"}:
         return None
     return both([left, right])
+
+
+def _where(expr: Expr, sign: str, bound: Scalar) -> Region | None:
+    """Where a variable, or the size of a x + b, is on this side of a constant."""
+    if isinstance(expr, Symbol):
+        return _half(sign, bound)
+    line = _line(expr.args[0]) if isinstance(expr, Call) and expr.name == "abs" else None
+    if line is None or line[0] == 0 or sign not in _MIRRORED:
+        return None
+    size, closed = bound.expr, sign in ("≤", "≥")
+    order, zero = compared(size, Number(Fraction(0))), Number(Fraction(0))
+    ends = _end(line, neg(size), size), _end(line, size, size)
+    if sign in ("<", "≤"):
+        return Region((Span(*ends, (closed, closed)),) if order > 0 or (order == 0 and closed) else ())
+    if order < 0 or (order == 0 and closed):
+        return ALL_REALS
+    if order == 0:
+        return without([_end(line, zero, zero)])
+    low, high = ends
+    return Region((Span(neg(INFINITY), low, (False, closed)), Span(high, INFINITY, (closed, False))))
+
+
+def _end(line: tuple[Fraction, Fraction], value: Expr, size: Expr) -> Expr:
+    """The x for which a x + b, with a made positive, is this value."""
+    sign = 1 if line[0] > 0 else -1
+    slope, shift = sign * line[0], sign * line[1]
+    try:
+        number = exact(value) if slope != 1 or shift else None
+    except UndefinedError:
+        number = None
+    if number is not None:
+        return Number((number - shift) / slope)
+    moved = add(value, Number(-shift)) if shift else value
+    return mul(Number(1 / slope), moved) if slope != 1 else moved
+
+
+def _line(expr: Expr) -> tuple[Fraction, Fraction] | None:
+    """(a, b) where the expression is a x + b with rational a and b; None if it is not."""
+    if isinstance(expr, Symbol):
+        return Fraction(1), Fraction(0)
+    if isinstance(expr, Number):
+        return Fraction(0), expr.value
+    parts = [_line(arg) for arg in expr.args] if isinstance(expr, Call) else []
+    known = [part for part in parts if part is not None]
+    if not isinstance(expr, Call) or not known or len(known) < len(parts):
+        return None
+    if expr.name == "neg":
+        return -known[0][0], -known[0][1]
+    if expr.name == "add":
+        return sum((a for a, _ in known), Fraction(0)), sum((b for _, b in known), Fraction(0))
+    if expr.name == "div" and known[1][0] == 0 and known[1][1] != 0:
+        return known[0][0] / known[1][1], known[0][1] / known[1][1]
+    if expr.name != "mul" or sum(a != 0 for a, _ in known) > 1:
+        return None
+    slope, shift = Fraction(0), Fraction(1)
+    for a, b in known:
+        slope, shift = slope * b + shift * a, shift * b
+    return slope, shift
 
 
 def _half(sign: str, bound: Scalar) -> Region | None:

@@ -56,8 +56,8 @@ def _other_values(text: str, gold: Scalar, rules: Rules) -> list[str]:
     reach = abs(value) * rules.tolerance if rules.relative else rules.tolerance
     near = value + 1 + 2 * reach
     fakes = [str(near), f"{value} or {near}", f"{value} + {near}"]
-    if is_percent(gold.expr):
-        fakes += [str(value), str(100 * value)]
+    if is_percent(gold.expr) and value:
+        fakes += [str(100 * value), *([str(value)] if rules.kind == "unit" else [])]
     if not rules.unsimplified and rules.kind != "expression" and is_worked_out(gold.expr):
         fakes.append(f"{value - 1} + 1")
     if gold.unit is not None:
