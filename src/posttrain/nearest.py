@@ -63,7 +63,6 @@ ELSEWHERE = {
     "rpo_alpha": "method.sft_weight",
     "f_divergence_type": "method.divergence",
     "use_score_norm": "verifier.normalise",
-    "reward_weights": "verifier.weights",
     "reward_model_path": "verifier.model.paths",
     "torch_dtype": "model.dtype",
     "fp16": "model.dtype",

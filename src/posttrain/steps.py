@@ -45,15 +45,11 @@ def steps(
 ) -> None:
     """Labels each step of a policy's answers by how often the policy, going on from there, ends right.
 
-    Each line is a record for the method process_reward: prompt, steps, labels (success rates, or with --hard
-    whether there was any success), rollouts.
+    Each line is a record for the method process_reward: prompt, steps, labels (success rates), rollouts.
     """
     if out.exists():
         raise UserError("is there already", where=str(out), mend="name another file, or remove it")
-    between = separator.replace("\\n", "\n")
-    if not between:
-        raise UserError("is empty", where="--separator", mend="give what stands between steps")
-    found, recipe, adapter = target_of(target, sets or ())
+    (found, recipe, adapter), between = target_of(target, sets or ()), _between(separator)
     how = Labelling(
         solutions=solutions,
         rollouts=rollouts,
@@ -67,9 +63,9 @@ def steps(
         asked, verifier, policy = _asked(recipe, limit or None)
     except UserError as error:
         raise found.locate(error) from None
-    judging = recipe.rollout
+    r = recipe.rollout
     with (
-        Pool(workers=judging.workers, deadline_s=judging.deadline_s, memory_mb=judging.memory_mb) as pool,
+        Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool,
         Progress(console=err, disable=not err.is_terminal, transient=True) as bar,
     ):
         line = bar.add_task("continuations", total=budget or None)
@@ -87,6 +83,12 @@ def steps(
         )
         answers, labelled = _written(records, out)
     err.print(f"{answers} answers with {labelled} steps: {out}", soft_wrap=True)
+
+
+def _between(separator: str) -> str:
+    if not separator:
+        raise UserError("is empty", where="--separator", mend="give what stands between steps")
+    return separator.replace("\\n", "\n")
 
 
 def _written(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, int]:
