@@ -30,7 +30,7 @@ def episode(score: float | None, tokens: int = 2, label: str = "", **parts: floa
         logp_gen=[0.0] * (tokens + 2),
         logp_policy=[0.0] * (tokens + 2),
         version=[0] * (tokens + 2),
-        reward=[0.0] * (tokens + 1) + [99.0 if score is None else score],
+        reward=[0.0] * tokens + [99.0 if score is None else score, 0.0],
     )
     verdict = Verdict(score=score, label=label or ("raised" if score is None else "scored"), parts=parts)
     asked = Task(id="t", messages=())
@@ -91,9 +91,9 @@ def test_each_metric_is_its_slow_formula_and_failures_change_only_the_error_rate
     out = hacking_metrics(groups)
     flat = [e for group in groups for e in group]
     lengths: Pairs = [
-        [(e.trajectory.reward[-1], float(len(e.trajectory.tokens) - 2)) for e in g] for g in groups
+        [(e.trajectory.total_reward, float(len(e.trajectory.tokens) - 2)) for e in g] for g in groups
     ]
-    judged: Pairs = [[(e.trajectory.reward[-1], e.verdict.parts["judge"]) for e in g] for g in groups]
+    judged: Pairs = [[(e.trajectory.total_reward, e.verdict.parts["judge"]) for e in g] for g in groups]
     attacks = [e for e in flat if e.verdict.label in ("FORBIDDEN", "forbidden")]
     assert out == pytest.approx(
         {
