@@ -354,7 +354,7 @@ def test_ids_are_compared_among_all_records(tmp_path):
             "d.jsonl:1: there is no field 'anser' (for answer); did you mean 'answer'",
         ),
         ({"columns": {"question": "zzz"}}, "it has prompt, answer, a, s"),
-        ({"template": "{aa}?"}, "there is no field 'aa' for the template; did you mean 'a'?"),
+        ({"template": "{promt}?"}, "there is no field 'promt' for the template; did you mean 'prompt'?"),
         ({"template": "{a:d}"}, "the template cannot be filled in"),
         ({"template": "{s}"}, "'s', which the template wants, is null"),
         ({"split": "train"}, "a file has no split"),

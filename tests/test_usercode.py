@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -130,7 +131,10 @@ def test_processes_that_code_starts_as_it_is_imported_end_with_the_question(tmp_
     )
     asked(signature, f"{file}:reward", name="reward")
     state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
-    assert not state.exists() or state.read_text().split()[2] in "ZX"
+    until = time.monotonic() + 60  # a killed process may take a moment to go
+    while state.exists() and state.read_text().split()[2] not in "ZX":
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_a_reward_that_harms_its_process_trains_all_the_same(run_cli, online, write, able, tmp_path):

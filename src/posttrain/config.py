@@ -378,8 +378,8 @@ def _unknown(error: ValidationError, cls: type, tables: Mapping[str, Any], where
         if _URGENCY.get(mistake["type"]) != 0:
             rest += 1
             continue
-        loc = tuple(str(part) for part in mistake["loc"])
-        known = _known(cls, loc[:-1])
+        place = tuple(str(part) for part in mistake["loc"])
+        known, loc = _known(cls, place[:-1]), tuple(_as_written(tables, place))
         near, other = did_you_mean(loc[-1], known), elsewhere(loc[-1], known)
         found[loc] = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
     if not found:

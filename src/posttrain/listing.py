@@ -25,7 +25,7 @@ def methods(as_json: Json = False) -> None:
         }
         typer.echo(json.dumps(rows, indent=1))
         return
-    page = out if out.is_terminal else console(width=110)  # in a file or a pipe a line stays whole
+    page = out if out.is_terminal else console(width=120)  # in a file or a pipe a line stays whole
     for compares, cells, heads in (
         (False, _rewarded, ("psi or credit", "ratio", "surrogate", "reduction", "critic", "step")),
         (True, _compared, ("learns from", "worth", "loss", "beta", "reference")),

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "response_length": "sampling.max_new_tokens",
     "max_prompt_length": "task.data, whose prompts are never cut",
     "reward_funcs": "verifier.function",
+    "reward_weights": "verifier.weights",
     "num_iterations": "steps.epochs",
     "num_ppo_epochs": "steps.epochs",
     "num_mini_batches": "steps.minibatches",

@@ -65,7 +65,7 @@ def train(
                 where=str(path),
                 mend="begin another run with such a model as model.path",
             )
-        chosen = local.plan(found.recipe, silent if shown else say, path, path / "prompts.json")
+        chosen = local.plan(found.recipe, silent if shown else say, path, path / ".prompts.json")
         chosen.disk.check(path)
         directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
         if shown is None:

@@ -85,7 +85,7 @@ def test_samples_that_wait_while_weights_change_use_the_new_ones_for_the_prompt_
     requests = [Request(prompt=prompt, sampling=Sampling(max_new_tokens=6), sample=k) for k in range(5)]
     engine = lab.engine_of(old, rows=rows)
     prefill, prefilled = engine.runner.prefill, []
-    engine.runner.prefill = lambda prompts: (prefilled.extend(prompts), prefill(prompts))[1]
+    engine.runner.prefill = lambda prompts, *turns: (prefilled.extend(prompts), prefill(prompts))[1]
     tickets = [engine.submit(r) for r in requests]
     done = dict(engine.step())
     assert prompt in engine.runner.cache.prompts

@@ -189,6 +189,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
             "method": {"name": "ppo", "correction": "token_truncated", "running_scale": 0.5},
             "rollout": {"replay": 1},
         },
+        "masked": {"method": {"name": "grpo", "off_policy_mask": 0.1}},
         "controlled": {"method": {"name": "ppo_penalty"}, "steps": {"epochs": 2}},
         "running": {"method": {"name": "reinforce_running"}},
         "band": {"curriculum": {"kind": "band"}},

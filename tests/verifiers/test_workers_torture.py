@@ -175,7 +175,7 @@ def test_a_pattern_that_takes_for_ever_is_stopped(pool):
 def test_a_sum_with_a_broken_part_fails(pool, reward):
     both = Combined(parts=(Part(verifier=Number()), Part(verifier=reward)))
     one, two = pool.judge(both, [(task(answer="7"), "good 7"), (task(answer="7"), "raises 7")])
-    assert (one.score, one.label, one.parts) == (8.0, "right", {"number": 1.0, "function": 7.0})
+    assert (one.score, one.label, one.parts) == (8.0, "right", {"number": 1.0, "reward": 7.0})
     assert (two.score, two.label) == (None, "raised")
 
 

@@ -19,7 +19,7 @@ _BOOLEAN = re.compile(r"true|false|True|False")
 
 
 def separated(text: str, name: str, separator: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """(fields, "file:line") of each row below the first, which names the columns.
+    r"""(fields, "file:line") of each row below the first, which names the columns.
 
     Raises UserError for a row of another length, a name that is missing or given twice, and bad quotes.
 

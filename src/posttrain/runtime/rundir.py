@@ -73,7 +73,7 @@ class RunDir:
         metrics = self.path / "metrics.jsonl"
         if metrics.exists() and metrics.stat().st_size:
             return
-        for name in (*DESCRIPTION, "prompts.json", "metrics.jsonl", "report.html", LOCK):
+        for name in (*DESCRIPTION, ".prompts.json", "metrics.jsonl", "report.html", LOCK):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # something of the user's is in it
             self.path.rmdir()

@@ -257,7 +257,7 @@ def _endless(found: re.Match[str]) -> tuple[str, str, str] | None:
     """What stands before the point, what follows it once, and what repeats; None if nothing does.
 
     >>> _endless(_REPEATING.match("0.1666...")), _endless(_REPEATING.match("3.14159..."))
-    (('0', '16', '6'), None)
+    (('0', '1666', '6'), None)
     """
     whole, fixed = found["whole"] or "0", found["fixed"]
     if found["dots"] is None:
