@@ -37,6 +37,7 @@ from offline_data import (
 from prompts import resident_mib, restart_peak
 
 from posttrain.data import Data
+from posttrain.errors import RunError
 from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
 from posttrain.runtime.local import Plan, plan, train
@@ -153,7 +154,7 @@ def taken(chosen: Plan, drawn: Sequence[Messages | Pair], order: list[int]) -> l
     return found
 
 
-class MeasuredError(Exception):
+class MeasuredError(RunError):
     """All steps are done; a checkpoint would come next, which nobody wants."""
 
 
