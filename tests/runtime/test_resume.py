@@ -181,6 +181,7 @@ def test_every_task_is_trained_exactly_once_an_epoch_whatever_was_killed(launche
         assert set(Counter(learnt[start : start + epoch]).values()) == {1}
 
 
+@pytest.mark.timeout(1800)  # some hundred processes, one after the other
 def test_killed_at_everything_that_it_does_to_a_file_a_run_goes_on_exactly(launcher, recipe_of, tmp_path):
     recipe, never_killed, run = recipe_of("grpo"), tmp_path / "never_killed", tmp_path / "run"
     short = ["--set", "run.updates=3", "--set", "checkpoint.keep=1", "--quiet"]
