@@ -20,7 +20,7 @@ from posttrain.types import UserError
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Two of the characters that Unicode keeps for use inside a program; no text has them."""
 REPLACEMENT = "\ufffd"
-"""What stands for a character that cannot be."""
+"""What stands for a character that cannot be, and what bytes that are none are decoded to."""
 _ANCHORS = ("x", "\n", ".")
 """Texts that a piece is put behind, to see how it goes on; the first that it does not merge with."""
 

@@ -1,4 +1,4 @@
-"""Provers that need not be installed, and that leave nothing behind where they are."""
+"""Provers that need not be installed and leave nothing behind where they are; functions of the user's."""
 
 import os
 import shutil
@@ -41,3 +41,15 @@ def lean_wheel() -> None:
         Lean(toolchain="wheel").require()
     except UserError as error:
         pytest.skip(f"LEAN IS NOT TESTED HERE: {error}")
+
+
+@pytest.fixture
+def user(tmp_path):
+    """Writes a module of the user's and names its function f."""
+
+    def write(text: str, name: str = "f") -> str:
+        file = tmp_path / f"module_{len(list(tmp_path.iterdir()))}.py"
+        file.write_text(text)
+        return f"{file}:{name}"
+
+    return write

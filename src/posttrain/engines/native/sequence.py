@@ -4,14 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from posttrain.engines.native.draw import stream
+from posttrain.spelling import REPLACEMENT
 from posttrain.types import Completion, Request
 
 CHARACTER = 4
 """The most tokens, of a byte each, that one character takes."""
 MARGIN = 16
 """Letters at the beginning of a part of a text that may be others than in the whole: a blank left out."""
-REPLACEMENT = "\ufffd"
-"""What bytes that are no character are decoded to."""
 
 
 @dataclass
