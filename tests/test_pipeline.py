@@ -381,6 +381,9 @@ def test_wilsons_interval_holds_the_shares_that_the_score_test_does_not_refuse()
                 z = abs(won / n - p) / math.sqrt(p * (1 - p) / n)
                 assert z == pytest.approx(1.959963984540054, abs=1e-6)
         assert low <= won / n <= high
+    for n in range(1, 1000):  # of nothing, and of all, an end is the share itself, to the last bit
+        assert wilson(0, n)[0] == 0.0
+        assert wilson(n, n)[1] == 1.0
 
 
 # ---------------------------------------------------------------------- stages of the other kinds

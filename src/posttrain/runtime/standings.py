@@ -113,7 +113,9 @@ def wilson(won: float, n: int) -> tuple[float, float]:
     share, z2 = won / n, Z * Z
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    low = middle - half if won > 0 else 0.0  # of nothing won the two are equal, but for their last bits
+    high = middle + half if won < n else 1.0
+    return low, high
 
 
 def _examples(found: Mapping[str, Judged], count: int) -> list[dict[str, Any]]:
