@@ -126,7 +126,7 @@ def samplers(
                         )
                     )
             while engine.busy:
-                engine.step()
+                engine.poll()
 
         return call
 

@@ -67,7 +67,7 @@ def run(engine: NativeEngine, prompts: list[tuple[int, ...]], most: int, seed: i
             engine.submit(Request(prompt=prompt, sampling=sampling, seed=seed, task=str(number), sample=k))
     lengths = []
     while engine.busy:
-        lengths += [len(answer.tokens) for _, answer in engine.step()]
+        lengths += [len(answer.tokens) for _, answer in engine.poll()]
     seconds = time.perf_counter() - begin
     tokens = sum(lengths)
     return {

@@ -98,7 +98,7 @@ def one_step(
             tickets[engine.submit(request)] = (number, prompt, task)
     rewards, lengths = [], []
     while engine.busy:
-        for ticket, answer in engine.step():
+        for ticket, answer in engine.poll():
             number, prompt, task = tickets[ticket]
             # Groups that agree are not computed; for the memory of a full step none may.
             score = float(ticket % 2) if options.memory else reward(answer.text, task.answer)

@@ -37,7 +37,7 @@ from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
 from posttrain.report.alarms import RULES
-from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, WHERE_NEEDED, Recipe
+from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, WHERE_NEEDED, Recipe, key_of
 from posttrain.truth import printed
 from posttrain.truth.table import rows as everything
 from posttrain.types import Method
@@ -396,7 +396,7 @@ def recipe() -> str:
             continue
         cls = nested(hints[field.name])
         assert cls is not None
-        parts += list(_tables(field.name, cls))
+        parts += list(_tables(key_of(field.name), cls))
     return "\n".join(parts)
 
 

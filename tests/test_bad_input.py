@@ -294,7 +294,7 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
     ),
     "replay without a correction": (
         {"rollout": {"replay": 2}},
-        ("rollout.replay", "grpo takes every token for one that the present policy drew", "'impala'"),
+        ("rollout.replay", "grpo takes every token for one that the present policy drew", "'decoupled_ppo'"),
     ),
     "replay of a Q that looks further than a step": (
         {"method": {"name": "klq"}, "rollout": {"replay": 2}},

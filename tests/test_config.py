@@ -163,7 +163,7 @@ def test_what_nothing_reads_is_known_for_every_loop(write, online, offline):
         recipe = config.read(write(tables)).recipe
         for key, why in unread(recipe, loop).items():
             table, *path = key.split(".")
-            default = getattr(recipe, table)
+            default = getattr(recipe, table + "_" * (table == "async"))
             for name in path:
                 default = getattr(default, name)
             assert why

@@ -386,7 +386,7 @@ def answers(engine: NativeEngine, requests: list[Request]) -> dict[int, Any]:
         engine.submit(request)
     done: dict[int, Any] = {}
     while engine.busy:
-        done.update(engine.step())
+        done.update(engine.poll())
     return done
 
 
@@ -421,11 +421,11 @@ def test_a_decoding_step_waits_for_the_device_once(gpu, kinds: list[dict[str, An
         sampling = replace(request.sampling, max_new_tokens=20 + request.sampling.max_new_tokens)
         engine.submit(replace(request, sampling=sampling))
     gpu.waits.clear()
-    engine.step()
+    engine.poll()
     assert gpu.waits == ["fetched"] * 2  # the tokens after the prompts, and those after them
     for _ in range(25):
         gpu.waits.clear()
-        engine.step()
+        engine.poll()
         assert gpu.waits == ["fetched"]
 
 

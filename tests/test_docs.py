@@ -33,7 +33,7 @@ from posttrain.pipeline import file as pipeline_file
 from posttrain.report.alarms import RULES
 from posttrain.runtime import samples
 from posttrain.runtime.ask import ask
-from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.recipe import Recipe, key_of
 from posttrain.types import Outputs, Task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,7 +90,7 @@ def keys_of(cls: type, path: str = "") -> Iterator[str]:
     """Every key of a configuration, dotted."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        dotted = f"{path}.{field.name}".removeprefix(".")
+        dotted = f"{path}.{key_of(field.name)}".removeprefix(".")
         yield dotted
         for inner in (hints[field.name], *typing.get_args(hints[field.name])):
             if dataclasses.is_dataclass(inner):

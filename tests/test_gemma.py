@@ -51,7 +51,7 @@ def test_sampler_and_learner_compute_what_transformers_does(local: Path) -> None
     }
     answers = {}
     while engine.busy:
-        answers |= dict(engine.step())
+        answers |= dict(engine.poll())
     del engine, ours
     learner = copy.deepcopy(plain)
     use_layouts(learner)

@@ -22,6 +22,7 @@ from posttrain.runtime.metrics import evaluation_metrics
 from posttrain.runtime.plan import check_held, free_memory
 from posttrain.runtime.policy import NO_TASK, surroundings
 from posttrain.runtime.recipe import Model, Recipe
+from posttrain.runtime.sampling import engine_of, rollouts_of
 from posttrain.show import out
 from posttrain.target import target_of
 from posttrain.training import as_begun, claimed_directory, otherwise, print_plan, say
@@ -129,7 +130,7 @@ def evaluate(
         policy = surroundings(recipe, pretrained.silent if as_json else say)
     except UserError as error:
         raise found.locate(error) from None
-    rollouts = local.rollouts_of(asked, policy, local.engine_of(recipe, policy, adapter))
+    rollouts = rollouts_of(asked, policy, engine_of(recipe, policy, adapter))
     try:
         sampling = replace(recipe.sampling, temperature=recipe.eval.temperature)
         groups = rollouts.run(asked.held_out, 1, sampling)
@@ -187,14 +188,14 @@ def sample(
     policy = surroundings(recipe, told)
     tokens = tuple(policy.chat.render([{"role": "user", "content": text}]))
     check_held(count, len(tokens) + max_new_tokens, free_memory(torch.device("cpu")), where="-n")
-    engine = local.engine_of(recipe, policy, adapter)
+    engine = engine_of(recipe, policy, adapter)
     try:
         for n in range(count):
             engine.submit(Request(prompt=tokens, sampling=sampling, seed=seed, sample=n))
     except ValueError as error:
         raise UserError(str(error), where="prompt") from None
     while engine.busy:
-        for _, answer in engine.step():
+        for _, answer in engine.poll():
             if as_json:
                 line = {"text": answer.text, "stop": answer.stop, "tokens": answer.tokens}
                 typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))

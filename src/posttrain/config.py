@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from posttrain.data.records import check_regular
@@ -27,7 +27,7 @@ from posttrain.methods.build import strangers
 from posttrain.methods.table import line
 from posttrain.nearest import did_you_mean, elsewhere
 from posttrain.runtime.choice import VERIFIERS, VerifierChoice
-from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, unread
+from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, key_of, unread
 from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
 
@@ -47,7 +47,7 @@ class Read:
     def locate(self, error: UserError) -> UserError:
         """The error with the file and line of the key that it names, if it names one of the recipe's."""
         key = error.where.split(".")
-        if error.where and key[0] in {f.name for f in dataclasses.fields(Recipe)}:
+        if error.where and key[0] in {key_of(f.name) for f in dataclasses.fields(Recipe)}:
             return UserError(error.what, where=self.where(key), mend=error.mend)
         return error
 
@@ -324,7 +324,10 @@ def _strict(cls: type) -> type:
     A subclass of each, so that what is read is an instance of the component's own configuration.
     """
     hints = typing.get_type_hints(cls, include_extras=True)
-    annotations = {f.name: _strict_type(hints[f.name]) for f in dataclasses.fields(cls)}
+    annotations = {
+        f.name: typing.Annotated[_strict_type(hints[f.name]), Field(alias=key_of(f.name))]
+        for f in dataclasses.fields(cls)
+    }
     defaults = {
         f.name: f if f.default_factory is not dataclasses.MISSING else f.default
         for f in dataclasses.fields(cls)
@@ -416,11 +419,11 @@ def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> U
 def _known(cls: Any, loc: Sequence[str]) -> list[str]:
     """The keys of the table at this place."""
     for name in (n for n in loc if not n.isdigit()):  # but for places in an array of tables
-        hint = typing.get_type_hints(cls)[name]
+        hint = {key_of(field): hint for field, hint in typing.get_type_hints(cls).items()}[name]
         cls = next((a for a in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(a)), None)
         if cls is None:
             return []
-    return [f.name for f in dataclasses.fields(cls)]
+    return [key_of(f.name) for f in dataclasses.fields(cls)]
 
 
 def _check_read(found: Read) -> None:

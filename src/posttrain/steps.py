@@ -10,11 +10,12 @@ import typer
 from rich.progress import Progress
 
 from posttrain.learner.pretrained import silent
-from posttrain.runtime import local, process
+from posttrain.runtime import process
 from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.policy import Policy, surroundings
 from posttrain.runtime.prompts import check_prompts
 from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.sampling import engine_of
 from posttrain.runtime.step_labels import Labelling, hard, soft, step_labels
 from posttrain.show import err
 from posttrain.target import target_of
@@ -71,7 +72,7 @@ def steps(
         line = bar.add_task("continuations", total=budget or None)
         records = step_labels(
             asked.train,
-            local.engine_of(recipe, policy, adapter),
+            engine_of(recipe, policy, adapter),
             policy.chat,
             verifier,
             pool,

@@ -15,7 +15,7 @@ from posttrain.report.record import json_lines
 from posttrain.report.watch import Watch
 from posttrain.runtime import local, process
 from posttrain.runtime.journal import Show
-from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.recipe import Recipe, key_of
 from posttrain.runtime.rundir import RunDir
 from posttrain.show import err
 from posttrain.toml import dump
@@ -138,7 +138,7 @@ def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
     same = replace(now, **{name: getattr(before, name) for name in MAY_DIFFER})
     if longer:
         same = replace(same, run=replace(same.run, updates=before.run.updates))
-    return next((name for name in vars(before) if getattr(same, name) != getattr(before, name)), "")
+    return next((key_of(n) for n in vars(before) if getattr(same, n) != getattr(before, n)), "")
 
 
 def print_plan(chosen: local.Plan) -> None:

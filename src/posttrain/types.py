@@ -174,6 +174,10 @@ class Request:
     episode: str = ""
     """Requests of one name are turns of one conversation: what was computed of a turn is kept for the next
     one, until the engine is told to release it."""
+    begun: "Completion | None" = None
+    """What was drawn of this answer before: it goes on behind that."""
+    forced: tuple[int, ...] = ()
+    """The whole answer, if it is not to be drawn: how likely its tokens are is all that is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

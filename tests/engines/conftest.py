@@ -111,7 +111,7 @@ def answers(engine: NativeEngine, requests: Sequence[Request]) -> list[Completio
     tickets = [engine.submit(r) for r in requests]
     done: dict[int, Completion] = {}
     while engine.busy:
-        ended = dict(engine.step())
+        ended = dict(engine.poll())
         assert not done.keys() & ended.keys()
         done.update(ended)
     assert sorted(done) == sorted(tickets)

@@ -116,10 +116,10 @@ def test_answers_come_out_in_the_step_that_ends_them(lab) -> None:
         for n in (1, 2, 5, 3)
     ]
     # The first step draws two tokens: one from the prompt's logits, one from the pass that follows.
-    steps = [[t for t, _ in engine.step()] for _ in range(4)]
+    steps = [[t for t, _ in engine.poll()] for _ in range(4)]
     assert steps == [tickets[:2], [tickets[3]], [], [tickets[2]]]
     assert not engine.busy
-    assert engine.step() == []
+    assert engine.poll() == []
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
@@ -328,7 +328,7 @@ def test_rows_and_longest_running_answer_never_exceed_the_bound(lab) -> None:
         sampling = Sampling(max_new_tokens=rng.randint(1, 20))
         engine.submit(Request(prompt=lab.prompt_of(rng.randint(1, 40), i), sampling=sampling, sample=i))
     while engine.busy:
-        engine.step()
+        engine.poll()
         running = engine.scheduler.running
         assert len(running) * max((s.longest for s in running), default=0) <= 64
     assert_nothing_is_kept(engine)
@@ -347,7 +347,7 @@ def test_prompts_kept_for_later_samples_stay_within_the_bound(lab) -> None:
     spy = Spy(engine)
     tickets, done, held = [engine.submit(r) for r in requests], {}, 0
     while engine.busy:
-        done.update(engine.step())
+        done.update(engine.poll())
         held = max(held, sum(map(len, engine.runner.cache.prompts)))
     assert 80 <= held <= 100
     assert sum(spy.prefilled.values()) < len(requests)
@@ -418,7 +418,7 @@ def test_any_traffic_gives_the_answers_of_one_at_a_time(lab, wishes, rows: int, 
         for i, wish in enumerate(wishes):
             if wish["arrives"] == clock:
                 tickets[engine.submit(requests[i])] = i
-        done.update({tickets[t]: a for t, a in engine.step()})
+        done.update({tickets[t]: a for t, a in engine.poll()})
         clock += 1
     assert spy.widest <= bound
     assert sum(n for n, _ in spy.decoded) == sum(len(a.tokens) - 1 for a in done.values())

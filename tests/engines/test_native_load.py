@@ -59,11 +59,11 @@ def test_weights_that_change_in_the_middle_of_answers(lab) -> None:
     before = lab.answers(lab.engine_of(old), requests)
     engine = lab.engine_of(old)
     tickets = [engine.submit(r) for r in requests]
-    done = dict(engine.step())
-    done.update(engine.step())
-    engine.load(weights(new), 5)
+    done = dict(engine.poll())
+    done.update(engine.poll())
+    engine.load(weights(new), 5, keep=True)
     while engine.busy:
-        done.update(engine.step())
+        done.update(engine.poll())
     for request, ticket, earlier in zip(requests, tickets, before, strict=True):
         answer = done[ticket]
         assert answer.version == [0] * 3 + [5] * 6
@@ -87,12 +87,12 @@ def test_samples_that_wait_while_weights_change_use_the_new_ones_for_the_prompt_
     prefill, prefilled = engine.runner.prefill, []
     engine.runner.prefill = lambda prompts, *turns: (prefilled.extend(prompts), prefill(prompts))[1]
     tickets = [engine.submit(r) for r in requests]
-    done = dict(engine.step())
+    done = dict(engine.poll())
     assert prompt in engine.runner.cache.prompts
-    engine.load(weights(new), 1)
-    engine.load(weights(new), 2)
+    engine.load(weights(new), 1, keep=True)
+    engine.load(weights(new), 2, keep=True)
     while engine.busy:
-        done.update(engine.step())
+        done.update(engine.poll())
     assert prefilled == [prompt, prompt]
     late = [done[t] for t in tickets[rows:]]
     assert all(a.version == [2] * 6 for a in late)
@@ -109,10 +109,10 @@ def test_a_beginning_that_the_old_weights_computed_is_not_shared_with_new_prompt
     ]
     engine = lab.engine_of(old, rows=1)
     tickets = [engine.submit(r) for r in requests]
-    done = dict(engine.step())
-    engine.load(weights(new), 1)
+    done = dict(engine.poll())
+    engine.load(weights(new), 1, keep=True)
     while engine.busy:
-        done.update(engine.step())
+        done.update(engine.poll())
     late = [done[t].tokens for t in tickets[1:]]
     assert late == [a.tokens for a in lab.answers(lab.engine_of(new), requests[1:])]
 
@@ -222,7 +222,7 @@ def test_scoring_leaves_running_answers_alone_and_uses_the_newest_weights(lab) -
     first = [lab.engine_of(model).score(s) for s in scored]
     while engine.busy:
         assert [engine.score(s) for s in scored] == first
-        done.update(engine.step())
+        done.update(engine.poll())
     assert [done[t] for t in tickets] == expected
     other = lab.tiny("gemma2", seed=1)
     engine.load(weights(other), 1)

@@ -139,9 +139,9 @@ def test_a_refused_request_does_not_disturb_the_others(lab) -> None:
     request = Request(prompt=(1, 2, 3), sampling=Sampling(max_new_tokens=6))
     [expected] = lab.answers(lab.engine_of(lab.tiny("llama")), [request])
     ticket = engine.submit(request)
-    done = dict(engine.step())
+    done = dict(engine.poll())
     with pytest.raises(ValueError):
         engine.submit(Request(prompt=(), sampling=request.sampling))
     while engine.busy:
-        done.update(engine.step())
+        done.update(engine.poll())
     assert done[ticket] == expected

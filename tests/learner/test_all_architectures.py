@@ -150,7 +150,7 @@ def test_learner_and_engine_compute_what_transformers_does(
         prompts = [tuple((7 * t + 5 * n) % 23 for t in range(n)) for n in (2, 5, 8, 14)]
         asked = {engine.submit(Request(prompt=p, sampling=Sampling(max_new_tokens=9))): p for p in prompts}
         while engine.busy:
-            for ticket, answer in engine.step():
+            for ticket, answer in engine.poll():
                 tokens = [*asked[ticket], *answer.tokens]
                 logits = plain(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].double()
                 at = torch.arange(len(asked[ticket]) - 1, len(tokens) - 1)

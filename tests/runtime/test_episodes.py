@@ -13,7 +13,7 @@ from posttrain.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.envs.protocol import Start, Turn
 from posttrain.runtime.online import OnlineRun
-from posttrain.runtime.rollout import Rollouts
+from posttrain.samplers.rollouts import Rollouts
 from posttrain.types import Completion, Request, Sampling, Task, Verdict
 
 GAMES = {
@@ -32,15 +32,15 @@ def test_each_turn_appends_to_the_tokens_before_it_and_samples_are_the_engines_o
     run_cli, write, online, able, tmp_path, game, monkeypatch
 ):
     asked, answered, episodes = {}, {}, []
-    submit, step, closed = NativeEngine.submit, NativeEngine.step, Rollouts._complete
+    submit, poll, closed = NativeEngine.submit, NativeEngine.poll, Rollouts._complete
 
     def spied_submit(self, request):
         ticket = submit(self, request)
         asked[ticket] = request
         return ticket
 
-    def spied_step(self):
-        done = step(self)
+    def spied_poll(self):
+        done = poll(self)
         answered.update(done)
         return done
 
@@ -50,7 +50,7 @@ def test_each_turn_appends_to_the_tokens_before_it_and_samples_are_the_engines_o
         return out
 
     monkeypatch.setattr(NativeEngine, "submit", spied_submit)
-    monkeypatch.setattr(NativeEngine, "step", spied_step)
+    monkeypatch.setattr(NativeEngine, "poll", spied_poll)
     monkeypatch.setattr(Rollouts, "_complete", spied_complete)
     over = {
         "model": {"path": str(able)},
@@ -145,16 +145,16 @@ def test_a_task_that_comes_twice_in_an_update_is_two_groups(
     }
     assert run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet").code == 0
     [groups] = seen
-    names = [g[0].task.id for g in groups]
+    names = [g[0].task.id for _, g in groups]
     assert len(set(names)) < len(names), "there are fewer tasks than groups"
     rows = samples(tmp_path / "run")
     assert sorted({r["group"] for r in rows}) == list(range(8))
     # The second time round the draws are other ones.
-    texts = {n: [e.response for e in g] for n, g in enumerate(groups)}
+    texts = {n: [e.response for e in g] for n, (_, g) in enumerate(groups)}
     twice = [n for n, name in enumerate(names) if names.count(name) > 1]
     assert any(texts[a] != texts[b] for a in twice for b in twice if names[a] == names[b] and a < b)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    spread = [abs(g[0].trajectory.total_reward - g[1].trajectory.total_reward) / 2 for g in groups]
+    spread = [abs(g[0].trajectory.total_reward - g[1].trajectory.total_reward) / 2 for _, g in groups]
     assert line["reward/group_std"] == pytest.approx(sum(spread) / 8)
 
 
@@ -211,6 +211,9 @@ class Wordy:
     def busy(self) -> bool:
         return bool(self.waiting)
 
+    def withdraw(self) -> list:
+        return []
+
     def release(self, episode: str) -> None:
         pass
 
@@ -219,7 +222,7 @@ class Wordy:
         self.waiting.append(len(self.asked))
         return len(self.asked)
 
-    def step(self) -> list[tuple[int, Completion]]:
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
         done, self.waiting = self.waiting, []
         return [(ticket, self.answer(self.asked[ticket - 1].sampling.max_new_tokens)) for ticket in done]
 

@@ -9,9 +9,11 @@ import torch
 
 from posttrain import config
 from posttrain.engines.native.cache import TokenLayout
+from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.lora import base
 from posttrain.runtime import local
 from posttrain.runtime.handover import hand_over
+from posttrain.runtime.sampling import engine_of
 from posttrain.types import Request, RunError, Sampling
 
 CANARY = list(range(5, 29))
@@ -28,18 +30,18 @@ class Faulty:
 
 
 class Drops(Faulty):
-    def load(self, weights, version):
+    def load(self, weights, version, **how):
         return self.engine.load(list(weights)[1:], version)
 
 
 class Renames(Faulty):
-    def load(self, weights, version):
+    def load(self, weights, version, **how):
         (name, tensor), *rest = weights
         return self.engine.load([(f"{name}x", tensor), *rest], version)
 
 
 class Reshapes(Faulty):
-    def load(self, weights, version):
+    def load(self, weights, version, **how):
         (name, tensor), *rest = weights
         return self.engine.load([(name, tensor[:-1]), *rest], version)
 
@@ -47,7 +49,7 @@ class Reshapes(Faulty):
 class Flips(Faulty):
     """One bit of one tensor, on its way."""
 
-    def load(self, weights, version):
+    def load(self, weights, version, **how):
         sent = [(name, tensor.clone()) for name, tensor in weights]
         bits = sent[0][1].view(-1).view(torch.int32 if sent[0][1].dtype == torch.float32 else torch.int16)
         bits[7] ^= 1
@@ -57,7 +59,7 @@ class Flips(Faulty):
 class Swaps(Faulty):
     """Two layers change places; no number is another one."""
 
-    def load(self, weights, version):
+    def load(self, weights, version, **how):
         sent = dict(weights)
         one, two = (f"model.layers.{n}.self_attn.q_proj.weight" for n in (0, 1))
         return self.engine.load([*(sent | {one: sent[two], two: sent[one]}).items()], version)
@@ -66,7 +68,7 @@ class Swaps(Faulty):
 class KeepsOld(Faulty):
     """Says that it took the weights, and goes on with those it had."""
 
-    def load(self, weights, version):
+    def load(self, weights, version, **how):
         old = [(n, p.clone()) for n, p in self.first]
         digest = self.engine.load(weights, version)
         self.engine.load(old, version)
@@ -78,7 +80,7 @@ class Perturbs(Faulty):
 
     spoilt_by = 1.0
 
-    def load(self, weights, version):
+    def load(self, weights, version, **how):
         digest = self.engine.load(weights, version)
         self.engine.runner._plain["model.norm.weight"].mul_(1 + self.spoilt_by)
         return digest
@@ -91,14 +93,14 @@ class Poisons(Perturbs):
 class Forgets(Faulty):
     """Attends to nothing when it decodes; its prompts are right."""
 
-    def step(self):
+    def poll(self):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(TokenLayout, "attend", lambda self, q, k, v, **_: torch.zeros_like(q))
-            return self.engine.step()
+            return self.engine.poll()
 
 
 class WrongVersion(Faulty):
-    def load(self, weights, version):
+    def load(self, weights, version, **how):
         return self.engine.load(weights, version - 1)
 
 
@@ -125,7 +127,7 @@ def sides(online, write, make_model):
         tables = {"model": {"path": str(model_dir(make_model, tied))}} | over
         chosen = local.plan(config.read(write(online, tables)).recipe, print)
         learner = local._learner(chosen, {})
-        engine = local.engine_of(chosen.asked.recipe, chosen.policy)
+        engine = engine_of(chosen.asked.recipe, chosen.policy)
         with torch.no_grad():
             for name, master in zip(learner.masters.names, learner.masters.masters, strict=True):
                 if master.ndim > 1 and "lora_A" not in name:
@@ -211,7 +213,7 @@ def answer(engine, prompt):
     engine.submit(Request(prompt=tuple(prompt), sampling=Sampling(temperature=0.0, max_new_tokens=2)))
     done = []
     while engine.busy:
-        done += engine.step()
+        done += engine.poll()
     return done
 
 
@@ -223,12 +225,12 @@ def engine_weights(learner):
 def test_the_command_stops_with_1_and_keeps_what_was_trained(
     run_cli, online, write, tmp_path, monkeypatch, able
 ):
-    taken = local.NativeEngine.load
+    taken = NativeEngine.load
 
-    def load(self, weights, version):
+    def load(self, weights, version, **how):
         return taken(self, list(weights)[:-1] if version == 2 else weights, version)
 
-    monkeypatch.setattr(local.NativeEngine, "load", load)
+    monkeypatch.setattr(NativeEngine, "load", load)
     run = tmp_path / "run"
     said = run_cli("train", write(online, {"model": {"path": str(able)}}), "--run-dir", run, "--quiet")
     assert said.code == 1
@@ -245,7 +247,7 @@ def test_an_adapter_is_merged_a_matrix_at_a_time(sides):
     alive, most = [], 0
 
     class Counts(Faulty):
-        def load(self, weights, version):
+        def load(self, weights, version, **how):
             def counted():
                 nonlocal most
                 for name, tensor in weights:

@@ -140,6 +140,7 @@ def page_name(metric: str) -> str:
     """Under which the page on metrics has it: what is counted, bounded or held out is told once."""
     name = re.sub("^verdict/.*", "verdict/<label>", metric)
     name = re.sub(r"^pass@\d+", "pass@<k>", name)
+    name = re.sub(r"^lag/\d+", "lag/<n>", name)
     name = re.sub(r"^curriculum/bucket_\d+", "curriculum/bucket_<n>", name)
     name = re.sub("accuracy_margin_.*", "accuracy_margin_<bounds>", name)
     return re.sub("^eval/(?=rewards/|logp/|score/|entropy)", "", name)
@@ -198,6 +199,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
             "task": {"arithmetic": {"high": 12}},
         },
         "natural": {"method": {"name": "trpo"}, "optim": None},
+        "ahead": {"async": {"max_lag": 1, "place": "here"}, "method": {"correction": "token_truncated"}},
     }
     runs = [("online", write(online, everything, "online")), ("offline", write(offline, {}, "offline"))]
     runs += [(name, write(online, plain | over, name)) for name, over in others.items()]

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from posttrain.data import Data, Stepped, load_steps
-from posttrain.runtime import local
 from posttrain.runtime.policy import NO_TASK, Policy, surroundings
 from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rows import Shaper
+from posttrain.runtime.sampling import engine_of
 from posttrain.runtime.step_labels import Labelling, _drawn, hard, prefixes, soft, split_steps, step_labels
 from posttrain.types import Sampling, Task
 from posttrain.verifiers.answers import Exact
@@ -37,7 +37,7 @@ def policy(tiny: Path) -> tuple[Recipe, Policy]:
 def test_the_label_of_a_step_converges_to_the_exact_value(policy: tuple[Recipe, Policy], tiny: Path) -> None:
     """One token is left to be drawn after "a;": V is the chance that the policy draws the right one."""
     recipe, made = policy
-    engine = local.engine_of(recipe, made)
+    engine = engine_of(recipe, made)
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     [prefix] = prefixes(TASK, 0, ["a", "b"], made.chat, ";")
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_records_are_what_process_reward_learns(
         model=Model(path=str(able), dtype="float32", device="cpu"), method={"name": "grpo"}, task=NO_TASK
     )
     made = surroundings(recipe, lambda text: None)
-    engine = local.engine_of(recipe, made)
+    engine = engine_of(recipe, made)
     tasks = [
         Task(id=str(n), messages=({"role": "user", "content": f"{n}+2="},), answer=str(n + 2)) for n in (2, 3)
     ]
@@ -100,7 +100,7 @@ def test_records_are_what_process_reward_learns(
 def test_hard_labels_say_whether_any_continuation_was_right(policy: tuple[Recipe, Policy]) -> None:
     """The same continuations, so a hard label is 1 exactly where the soft one is above 0."""
     recipe, made = policy
-    engine = local.engine_of(recipe, made)
+    engine = engine_of(recipe, made)
     tasks = [replace(TASK, id=str(n)) for n in range(3)]
     labels: dict[str, list[float | None]] = {}
     for estimate in (soft, hard):
@@ -117,7 +117,7 @@ def test_hard_labels_say_whether_any_continuation_was_right(policy: tuple[Recipe
 
 def test_the_budget_ends_it_between_tasks(policy: tuple[Recipe, Policy]) -> None:
     recipe, made = policy
-    engine = local.engine_of(recipe, made)
+    engine = engine_of(recipe, made)
     tasks = [Task(id=str(n), messages=({"role": "user", "content": "say"},), answer="a") for n in range(50)]
     spent: list[int] = []
     with Pool(workers=1, deadline_s=10) as pool:

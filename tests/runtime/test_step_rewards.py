@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.runtime.rollout import _Live
+from posttrain.samplers.live import Live
 from posttrain.types import Completion, Sampling, Task, Trajectory
 
 
@@ -17,8 +17,8 @@ class Chat:
     tokenizer = Letters()
 
 
-def live(answer: list[int]) -> _Live:
-    found = _Live(Task(id="q", messages=()), 0, "", Sampling(), [1, 1, 1])
+def live(answer: list[int]) -> Live:
+    found = Live(Task(id="q", messages=()), 0, "", Sampling(), [1, 1, 1])
     zeros = [0.0] * len(answer)
     found.chose(
         Completion(

@@ -10,7 +10,8 @@ class Engine(Protocol):
     """Draws answers from the newest weights it was given.
 
     ticket = engine.submit(request)     any number, at any time
-    done = engine.step()                one forward pass; the answers that ended in it
+    done = engine.poll()                the answers that have ended; one in this process takes a step
+    left = engine.withdraw()            what is unanswered, as far as it has come; it is asked no more
     engine.release(episode)             what was computed of its turns is needed no more
     engine.load(weights, version)       new weights; what is drawn from now on carries the version
     """
@@ -29,16 +30,32 @@ class Engine(Protocol):
         """A ticket for the answer; ValueError if the request can never be served."""
         ...
 
-    def step(self) -> list[tuple[int, Completion]]:
-        """The answers that ended in one more forward pass, with their tickets."""
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
+        """The answers that have ended, with their tickets.
+
+        An engine in this process draws one more token for each answer under way. Any other is waited for,
+        so long as nothing has ended.
+        """
+        ...
+
+    def withdraw(self) -> list[tuple[int, Request]]:
+        """The tickets that are unanswered, each with the request that goes on behind what was drawn.
+
+        They are forgotten: under the same weights the requests lead to the same tokens, and under others
+        to tokens of which each was drawn from what those weights say of all that stands before it.
+        """
         ...
 
     def release(self, episode: str) -> None:
         """Drops what was kept for further turns of this episode; none may have been."""
         ...
 
-    def load(self, weights: Named, version: int) -> str:
-        """The digest of the weights received, which are now the ones drawn from."""
+    def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
+        """The digest of the weights received, which are now the ones drawn from.
+
+        Of what was asked before nothing may be unanswered, unless `keep` says that answers go on over keys
+        and values of the weights before: their later tokens are then of neither policy. RuntimeError.
+        """
         ...
 
     def score(self, tokens: list[int]) -> list[float]:

@@ -191,12 +191,11 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
             where="reference.refresh_every",
             mend="leave reference.refresh_every or [lora] out",
         )
-    if recipe.rollout.replay and not corrects(method):
-        raise UserError(
-            f"{name} takes every token for one that the present policy drew, and replayed ones are older",
-            where="rollout.replay",
-            mend="set method.correction, for example to 'token_truncated', or take method.name = 'impala'",
-        )
+    older = "rollout.replay" if recipe.rollout.replay else "async.max_lag" * bool(recipe.async_.max_lag)
+    if older and not corrects(method):
+        what = f"{name} takes every token for one that the present policy drew, and some are older"
+        mend = "set method.correction, as to 'token_truncated', or take method.name = 'decoupled_ppo'"
+        raise UserError(what, where=older, mend=mend)
 
 
 def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env: Env | None) -> None:

@@ -84,8 +84,9 @@ class Band:
         }
 
     def state(self) -> dict[str, Any]:
-        """Of each task, in their order: how often and when it was taken, and its rate."""
-        return {"times": list(self._times), "last": list(self._last), "rate": list(self._rate)}
+        """Of each task, in their order: how often and when it was taken, its rate; and those under way."""
+        under_way = sorted(self._under_way)
+        return {"times": self._times, "last": self._last, "rate": self._rate, "under_way": under_way}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts back what state() gave; UserError if it is of other tasks."""
@@ -93,4 +94,4 @@ class Band:
             return
         check_same("tasks", len(state.get("rate", ())), len(self.tasks))
         self._times, self._last = list(state["times"]), list(state["last"])
-        self._rate, self._under_way = list(state["rate"]), set()
+        self._rate, self._under_way = list(state["rate"]), set(state["under_way"])

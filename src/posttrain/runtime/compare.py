@@ -32,6 +32,7 @@ from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.online import Evaluation, Rollout
 from posttrain.runtime.policy import Policy, Say, surroundings, weights_of
 from posttrain.runtime.recipe import Model, Recipe, Run, TaskChoice
+from posttrain.runtime.sampling import engine_of, rollouts_of
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 
 AT_ONCE = 64
@@ -142,9 +143,7 @@ def answers(compare: Compare, model: str, seen: Callable[[int, int], None]) -> l
     """
     chosen = local.plan(compare.recipe(model), silent)
     tasks = prompts(compare, chosen.asked)
-    rollouts = local.rollouts_of(
-        chosen.asked, chosen.policy, local.engine_of(chosen.asked.recipe, chosen.policy)
-    )
+    rollouts = rollouts_of(chosen.asked, chosen.policy, engine_of(chosen.asked.recipe, chosen.policy))
     try:
         groups = rollouts.run(tasks, compare.samples, compare.sampling, lambda done: seen(done, len(tasks)))
     finally:

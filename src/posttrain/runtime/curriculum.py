@@ -81,7 +81,7 @@ class Supply(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides `taken`, as JSON. Every task taken has been observed."""
+        """What a checkpoint must hold besides `taken`, as JSON."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:

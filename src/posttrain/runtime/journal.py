@@ -25,6 +25,8 @@ class Progress:
     update: int = 0
     taken: int = 0
     """Tasks or rows taken from the stream."""
+    admitted: int = 0
+    """Groups admitted."""
     tokens: int = 0
     """Tokens trained."""
     seconds: float = 0.0

@@ -7,11 +7,11 @@ is read, a tokenizer before weights, and everything before the first step.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
 from posttrain.methods.choices import described, least_group
@@ -20,7 +20,7 @@ from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.critics import critic_of, critic_shape, head_class
 from posttrain.runtime.curriculum import Supply, supply
 from posttrain.runtime.dataset import bytes_of, groups_of
-from posttrain.runtime.handover import CANARY
+from posttrain.runtime.handover import Publisher
 from posttrain.runtime.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
@@ -30,11 +30,12 @@ from posttrain.runtime.prompts import check_prompts, check_replies
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.reference import held, held_size, reference_of, scores_once
 from posttrain.runtime.replay import Replay
-from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rows import Group
 from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.sampling import sampler_of
 from posttrain.runtime.stream import Stream
-from posttrain.track import check_sinks, open_tracker
+from posttrain.samplers.snapshots import CANARY, Arenas
+from posttrain.track import Track, check_sinks, open_tracker
 from posttrain.types import UserError
 
 
@@ -173,35 +174,6 @@ def _adapter_size(policy: Policy, recipe: Recipe) -> int:
 # ---------------------------------------------------------------------- with its weights
 
 
-def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> NativeEngine:
-    """A native engine with its own copy of the model's weights, a saved adapter merged in if one is named."""
-    model = weights_of(recipe, policy)
-    return NativeEngine(
-        lora.with_saved_adapter(model, adapter) if adapter else model,
-        decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
-        stop_tokens=sorted(policy.chat.stops),
-        config=recipe.engine,
-        context=policy.context,
-    )
-
-
-def rollouts_of(asked: Asked, policy: Policy, engine: NativeEngine) -> Rollouts:
-    """The episodes of a recipe, on this engine."""
-    settings = asked.recipe.rollout
-    return Rollouts(
-        engine,
-        policy.chat,
-        verifier=asked.verifier,
-        env=asked.env,
-        workers=settings.workers,
-        deadline_s=settings.deadline_s,
-        memory_mb=settings.memory_mb,
-        # A conversation of several turns may grow as far as both allow.
-        context=min(policy.context, asked.recipe.engine.cache_tokens),
-        seed=asked.recipe.run.seed,
-    )
-
-
 def train(
     chosen: Plan, run_dir: RunDir, *, resume: bool, config: Mapping[str, Any], show: Show, say: Say
 ) -> dict[str, float]:
@@ -221,26 +193,22 @@ def train(
     if found:
         saving.restore(found, learner, state, memory)
     run_dir.forget_after(progress.update if found else -1)
-    track = open_tracker(
-        run_dir.path,
-        recipe.track.sinks,
-        project=recipe.track.project,
-        name=recipe.track.name or run_dir.path.name,
-        config=config,
-        resume_after=progress.update if found else (-1 if resume else None),
-    )
+    track = _tracker(recipe, run_dir, config, progress.update if found else (-1 if resume else None))
     journal = Journal(track, progress, show)
 
-    def save() -> None:
+    def save(flight: Mapping[str, Any] = MappingProxyType({})) -> None:
         saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
         saved["curriculum"] = tasks.state() if tasks else {}
         root, head, kept = run_dir.checkpoints, head_class(policy.config, asked), recipe.checkpoint
-        saving.save(root, progress.update, learner, policy.tokenizer, saved, kept, head=head, replay=memory)
+        beside: dict[str, Any] = {"head": head, "replay": memory, "flight": flight}
+        saving.save(root, progress.update, learner, policy.tokenizer, saved, kept, **beside)
 
     try:
         with stop_recorded(run_dir.path):
             if tasks:
-                return _run_online(chosen, run_dir, learner, tasks, journal, replay, save)
+                return _run_online(
+                    chosen, run_dir, learner, tasks, journal, replay, save, saving.flight(found)
+                )
             held_out = chosen.held_out_groups[: recipe.eval.limit]
             file = run_dir.path / "reference.safetensors"
             return OfflineRun(
@@ -263,6 +231,17 @@ def train(
         track.close()
 
 
+def _tracker(recipe: Recipe, run_dir: RunDir, config: Mapping[str, Any], after: int | None) -> Track:
+    return open_tracker(
+        run_dir.path,
+        recipe.track.sinks,
+        project=recipe.track.project,
+        name=recipe.track.name or run_dir.path.name,
+        config=config,
+        resume_after=after,
+    )
+
+
 def _sources(asked: Asked, state: Mapping[str, Any]) -> tuple[Supply | None, Replay]:
     """Where tasks and older groups come from, as far as a checkpoint had come; offline there are no tasks."""
     recipe = asked.recipe
@@ -281,15 +260,22 @@ def _run_online(
     tasks: Supply,
     journal: Journal,
     replay: Replay,
-    save: Callable[[], None],
+    save: Callable[[Mapping[str, Any]], None],
+    flight: Mapping[str, Any],
 ) -> dict[str, float]:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
-    rollouts = rollouts_of(asked, policy, engine_of(recipe, policy))
+    canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
+    ahead = recipe.async_
+    store = Arenas() if ahead.max_lag or ahead.where != "here" else None
+    publisher = Publisher(learner, canary, store)
+    sampler = sampler_of(asked, policy, run_dir.path / "samplers")
     try:
-        return OnlineRun(
+        run = OnlineRun(
             learner=learner,
-            engine=rollouts.engine,
-            rollouts=rollouts,
+            sampler=sampler,
+            publisher=publisher,
+            verifier=asked.verifier,
+            ahead=ahead,
             stream=tasks,
             sampling=recipe.sampling,
             settings=recipe.rollout,
@@ -301,15 +287,17 @@ def _run_online(
             save=save,
             updates=recipe.run.updates,
             save_every=recipe.checkpoint.every,
-            canary=policy.chat.render(asked.train[0].messages)[-CANARY:],
             replay=replay,
             tasks=len(asked.train),
             least_group=least_group(asked.method),
             recorded=recipe.record.tokens,
             accept=getattr(asked.method, "accept", recipe.eval.right),
-        ).run()
+        )
+        run.source.resume(flight)
+        return run.run()
     finally:
-        rollouts.close()
+        sampler.close()
+        publisher.close()
 
 
 def _learner(chosen: Plan, state: Mapping[str, Any]) -> Learner:

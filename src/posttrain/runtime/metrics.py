@@ -38,9 +38,8 @@ def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: fl
             "length/max": float(max(lengths)),
             "length/clipped": sum(e.stop in ("length", "context") for e in judged) / len(judged),
             "length/total": float(sum(lengths)),
-            "lag/mean": statistics.fmean(lags),
-            "lag/max": float(max(lags)),
         }
+        | lag_metrics(lags)
         | pass_at_powers(by_group, right)
     )
 
@@ -70,6 +69,17 @@ def evaluation_metrics(episodes: Sequence[Episode], right: float) -> dict[str, f
         "eval/length": mean(lengths),
         "eval/errors": (len(episodes) - len(judged)) / max(len(episodes), 1),
     }
+
+
+def lag_metrics(lags: Sequence[int]) -> dict[str, float]:
+    """How many updates old tokens are: mean, maximum and, if any is old, the share of each age (16: or more).
+
+    >>> lag_metrics([0, 1, 1, 2])
+    {'lag/mean': 1.0, 'lag/max': 2.0, 'lag/0': 0.25, 'lag/1': 0.5, 'lag/2': 0.25}
+    """
+    ages = Counter(min(lag, 16) for lag in lags)
+    shares = {f"lag/{age}": ages[age] / len(lags) for age in range(max(ages) + 1)} if max(ages) else {}
+    return {"lag/mean": statistics.fmean(lags), "lag/max": float(max(lags))} | shares
 
 
 def success_rate(group: Sequence[Episode], right: float) -> float | None:

@@ -1,33 +1,36 @@
 """The online loop: tasks → episodes → update → new weights, until the last update.
 
-    sample    consumes a slot for each group; slots = groups of one update, so that everything is
-              drawn by the weights that are then trained (max_lag 0)
-              waits for the engine, environments and verifiers, each of which has a deadline
-    update    waits for the groups that selection keeps; frees their slots when the new weights are live
-    publish   hands the weights to the engine and proves that they arrived
+    admit     consumes a slot for each group (admission.py), (max_lag + 1) for each group of an update: with
+              max_lag 0 everything is drawn by the weights that are then trained
+    update    waits for the groups that selection keeps; their slots are free when the new weights are live
+    publish   offers the weights to the samplers, which prove that they hold them before a slot is free
 
-Everything that decides what happens next is in `Progress` and the learner, so a run that is
-killed and resumed from a checkpoint makes the very numbers of one that was not.
+Synchronous, one-step-off, asynchronous and interruptible training are this loop with other numbers of
+`[async]`. Everything that decides what happens next is in `Progress`, the learner, and what samplers have in
+hand, so a run that is killed and resumed from a checkpoint makes the very numbers of one that was not,
+wherever these hang on no clock.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from posttrain.engines.protocol import Engine
 from posttrain.learner.learner import Learner
 from posttrain.runtime import samples
+from posttrain.runtime.asynchrony import Asynchrony
 from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.hacking import auditors_of, hacking_metrics
-from posttrain.runtime.handover import DRAWN, hand_over
+from posttrain.runtime.handover import Publisher
 from posttrain.runtime.journal import Journal, Progress, stop_requested
-from posttrain.runtime.metrics import evaluation_metrics, rollout_metrics, success_rate
+from posttrain.runtime.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
 from posttrain.runtime.replay import Replay
-from posttrain.runtime.rollout import Rollouts
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.select import SELECT, WHY_NOT, selection
+from posttrain.runtime.source import Groups, GroupSource
+from posttrain.samplers.protocol import GroupRequest, Sampler
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
-from posttrain.verifiers.protocol import TrainerState
+from posttrain.verifiers.protocol import TrainerState, Verifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,21 +96,22 @@ class OnlineRun:
     """The parts that a loop drives; made by runtime.local."""
 
     learner: Learner
-    engine: Engine
-    rollouts: Rollouts
+    sampler: Sampler
+    publisher: Publisher
+    verifier: Verifier | None
     stream: Supply
     sampling: Sampling
     settings: Rollout
+    ahead: Asynchrony
     evaluation: Evaluation
     held_out: Sequence[Task]
     run_dir: RunDir
     journal: Journal
     pieces: Callable[[Sequence[int]], list[str]]
     """Each token as text, for the samples."""
-    save: Callable[[], None]
+    save: Callable[[Mapping[str, Any]], None]
     updates: int
     save_every: int
-    canary: list[int]
     replay: Replay
     tasks: int
     """How many there are to learn from."""
@@ -121,7 +125,18 @@ class OnlineRun:
     def __post_init__(self) -> None:
         self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
         self.stream.taken = self.progress.taken
-        self._auditors = auditors_of(self.rollouts.verifier)
+        self._auditors = auditors_of(self.verifier)
+        self.source = GroupSource(
+            self.sampler,
+            self.stream,
+            self.sampling,
+            self.ahead,
+            self.journal,
+            count=self.settings.groups,
+            size=self.settings.group_size,
+            state=lambda: self._state,
+            left=lambda: self.updates - self.progress.update,
+        )
 
     @property
     def progress(self) -> Progress:
@@ -148,6 +163,7 @@ class OnlineRun:
         last: dict[str, float] = {}
         with stop_requested() as stopped, self.run_dir.recording():
             self._publish()
+            self.source.begin(self.learner.update_count)
             if self.progress.update == 0 and self.held_out:
                 last = self._evaluate()
                 self._log(last)
@@ -163,7 +179,7 @@ class OnlineRun:
                 if final or stopped() or (self.save_every and update % self.save_every == 0):
                     with self.journal.timed("checkpoint"):
                         self.run_dir.settle()
-                        self.save()
+                        self.save(self.source.flight())
                 if stopped() and not final:
                     raise RunError(
                         f"stopped on request after update {update} of {self.updates}; "
@@ -177,30 +193,35 @@ class OnlineRun:
         with self.journal.timed("sample"):
             kept, dropped = self._collect()
         self.progress.update += 1
-        self.progress.taken = self.stream.taken
-        metrics = rollout_metrics([*kept, *dropped], self.learner.update_count, self.evaluation.right)
-        metrics |= hacking_metrics([*kept, *dropped], self._auditors)
+        self.progress.taken, self.progress.admitted = self.stream.taken, self.source.line.admitted
+        everyone = [group for _, group in (*kept, *dropped)]
+        metrics = rollout_metrics(everyone, self.learner.update_count, self.evaluation.right)
+        metrics |= hacking_metrics(everyone, self._auditors)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
         metrics |= self.stream.observe(
-            [(g[0].task, success_rate(g, self.evaluation.right)) for g in (*kept, *dropped)]
+            [(g[0].task, success_rate(g, self.evaluation.right)) for g in everyone]
         )
-        self._count_failures([e for g in (*kept, *dropped) for e in g], metrics)
+        self._count_failures([e for g in everyone for e in g], metrics)
         if not kept:
             self._nothing_kept()
             return metrics
         self.progress.empty = 0
-        rows = [(n, e) for n, g in enumerate(kept) for e in g if not e.verdict.failed]
+        rows = [(n, e) for n, (_, g) in enumerate(kept) for e in g if not e.verdict.failed]
         batch, again = self._batch(rows)
-        metrics |= again
+        metrics |= again | self._ages(batch, len(rows))
+        with self.journal.timed("feed"):
+            self.source.feed(self.learner.update_count)
         with self.journal.timed("train"):
             update = self.learner.update(batch)
+        self.source.line.trained([n for n, _ in kept], self.learner.update_count)
         metrics["select/trained"] = float(update.computed.double().mean())
         self.progress.tokens += int(update.batch.mask.sum())
         with self.journal.timed("publish"):
             self._publish()
-        number, share = self.progress.update, samples.drawn(kept, self.recorded, str(self.progress.update))
+        number, groups = self.progress.update, [group for _, group in kept]
+        share = samples.drawn(groups, self.recorded, str(number))
         trained = samples.columns([e for _, e in rows], update)
-        self.run_dir.samples(f"{number:06d}", samples.lines(number, kept, share, self.pieces, trained))
+        self.run_dir.samples(f"{number:06d}", samples.lines(number, groups, share, self.pieces, trained))
         return metrics | update.metrics
 
     def _batch(self, rows: Sequence[tuple[int, Episode]]) -> tuple[Batch, dict[str, float]]:
@@ -215,36 +236,24 @@ class OnlineRun:
         self.replay.add(self.progress.update, list(groups.values()))
         old = [(1 + max(groups) + n, t) for n, group in enumerate(again) for t in group]
         batch = Batch.of([*own, *(t for _, t in old)], [*(n for n, _ in rows), *(n for n, _ in old)])
-        lag = self.learner.update_count - batch.version[batch.mask]
-        return batch, {
-            "replay/groups": float(len(again)),
-            "lag/mean": float(lag.float().mean()),
-            "lag/max": float(lag.max()),
-        }
+        return batch, {"replay/groups": float(len(again))}
 
-    def _collect(self) -> tuple[list[list[Episode]], list[list[Episode]]]:
+    def _ages(self, batch: Batch, own: int) -> dict[str, float]:
+        """How old the tokens are, replayed ones included; RunError for one of its own beyond the bound."""
+        lag = self.learner.update_count - batch.version
+        oldest, bound = int(lag[:own][batch.mask[:own]].max()), self.source.line.bound
+        if oldest > bound:
+            raise RunError(f"a token is {oldest} updates old and may be {bound}: a fault of posttrain's own")
+        return lag_metrics(lag[batch.mask].tolist()) if self.settings.replay else {}
+
+    def _collect(self) -> tuple[Groups, Groups]:
         """(kept, dropped) groups, each in the order in which they were admitted."""
-        keep, wanted = selection(self.settings.select, self.accept), self.settings.groups
-        kept: list[list[Episode]] = []
-        dropped: list[list[Episode]] = []
-        for _ in range(self.settings.max_rounds if self.settings.select != "all" else 1):
-            # A round is admitted whole and finished whole, so that what the engine computes together
-            # does not depend on how fast a verifier was.
-            numbers = []
-            for _ in range(wanted - len(kept)):
-                epoch, task = self.stream.take()
-                size = self.settings.group_size
-                numbers.append(self.rollouts.open(task, size, self.sampling, epoch=epoch, state=self._state))
-            complete: dict[int, list[Episode]] = {}
-            while self.rollouts.busy:
-                complete.update(self.rollouts.step())
-                self.journal.show("sample", {"done": len(kept) + len(complete), "total": wanted})
-            for group in (complete[n] for n in numbers):
-                judged = sum(not e.verdict.failed for e in group)
-                (kept if judged >= self.least_group and keep(group) else dropped).append(group)
-            if len(kept) >= wanted:
-                break
-        return kept, dropped
+        chosen = selection(self.settings.select, self.accept)
+
+        def keep(group: Sequence[Episode]) -> bool:
+            return sum(not e.verdict.failed for e in group) >= self.least_group and chosen(group)
+
+        return self.source.collect(keep, self.settings.max_rounds if self.settings.select != "all" else 1)
 
     def _count_failures(self, episodes: Sequence[Episode], metrics: Mapping[str, float]) -> None:
         try:
@@ -273,22 +282,24 @@ class OnlineRun:
         )
 
     def _publish(self) -> None:
-        drawn = min(DRAWN, self.sampling.max_new_tokens)
-        hand_over(self.learner, self.engine, self.learner.update_count, self.canary, drawn)
+        self.publisher.publish(self.sampler)
+        while self.ahead.pace == "steps" and self.sampler.live < self.learner.update_count:
+            self.source.hear()
 
     # ------------------------------------------------------------------ looking
 
     def _evaluate(self) -> dict[str, float]:
         """Metrics on the held-out tasks; the answers go to samples/eval_*.jsonl."""
         sampling = replace(self.sampling, temperature=self.evaluation.temperature)
+        requests = [
+            GroupRequest(number=n, task=task, size=1, sampling=sampling, state=self._state)
+            for n, task in enumerate(self.held_out)
+        ]
         with self.journal.timed("eval"):
-            groups = self.rollouts.run(
-                self.held_out,
-                1,
-                sampling,
-                lambda done: self.journal.show("eval", {"done": done, "total": len(self.held_out)}),
-                self._state,
+            found = self.sampler.evaluate(
+                requests, lambda done: self.journal.show("eval", {"done": done, "total": len(requests)})
             )
+        groups = [found[n] for n in range(len(requests))]
         episodes = [e for g in groups for e in g]
         update, share = self.progress.update, samples.drawn(groups, self.recorded, "eval")
         self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, share, self.pieces))
@@ -303,4 +314,5 @@ class OnlineRun:
             metrics["speed/sample_tokens"] = tokens / spent["sample"]
         if tokens and spent["train"]:
             metrics["speed/train_tokens"] = tokens / spent["train"]
+        metrics |= self.source.work()
         self.journal.log(self.learner.step_count, self.learner.update_count, metrics)

@@ -9,9 +9,8 @@ from typing import Any
 from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy
-from posttrain.runtime.rollout import called
 from posttrain.types import Message, Task, UserError
-from posttrain.verifiers.workers import Workers
+from posttrain.verifiers.workers import Failed, Workers
 
 _MARKER = 'posttrain says "marker"\nin two lines'
 """What a template must show of a reply as it stands."""
@@ -58,9 +57,9 @@ def check_replies(asked: Asked, policy: Policy) -> None:
         )
     else:
         with Workers(1, deadline_s=limits.deadline_s, memory_mb=limits.memory_mb) as workers:
-            [start] = called(workers, [(guarded_start, env, task)])
+            start = _called(workers, guarded_start, env, task)
             turns = _first_turns(
-                start, lambda state, said: called(workers, [(guarded_reply, env, state, said)])[0], task
+                start, lambda state, said: _called(workers, guarded_reply, env, state, said), task
             )
     for messages in turns:
         try:
@@ -68,6 +67,15 @@ def check_replies(asked: Asked, policy: Policy) -> None:
         except UserError as error:
             what = f"what the environment replies cannot be shown: {error.what}"
             raise UserError(what, where="model.chat_template", mend=error.mend) from None
+
+
+def _called(workers: Workers, call: Callable[..., Any], *given: Any) -> Any:
+    """What the call returns in a worker process; a Failed if nothing."""
+    workers.submit(call, *given)
+    while not (found := workers.poll(0.05)):
+        pass
+    [(_, outcome)] = found
+    return outcome if isinstance(outcome, Failed) else outcome.value
 
 
 def _first_turns(start: Any, reply: Callable[[Any, str], Any], task: Task) -> list[Sequence[Message]]:

@@ -27,6 +27,7 @@ from posttrain.learner.optim import Optim
 from posttrain.learner.reference import Reference
 from posttrain.learner.trust_region import Trust
 from posttrain.loading import Dtype, settled
+from posttrain.runtime.asynchrony import Asynchrony
 from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.curriculum import READ_BY, Curriculum
 from posttrain.runtime.offline import Dataset
@@ -192,9 +193,18 @@ class Tracking:
     """Of the run; empty takes the run directory's."""
 
 
+def key_of(field: str) -> str:
+    """The key of a recipe that a field is read from: Python has the word async for itself.
+
+    >>> key_of("async_"), key_of("rollout")
+    ('async', 'rollout')
+    """
+    return field.removesuffix("_")
+
+
 WHERE_NEEDED = ("critic", "reference", "trust")
 """Tables that only some methods read."""
-ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "curriculum", "record")
+ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "async", "curriculum", "record")
 OFFLINE_ONLY = ("batch",)
 
 
@@ -212,6 +222,7 @@ class Recipe:
     sampling: Sampling = Sampling()
     engine: NativeConfig = NativeConfig()
     rollout: Rollout = Rollout()
+    async_: Asynchrony = Asynchrony()
     curriculum: Curriculum = Curriculum()
     batch: Dataset = Dataset()
     steps: Steps = Steps()
@@ -243,6 +254,13 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
         keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
     if not recipe.rollout.replay:
         keys["rollout.replay_lag"] = "rollout.replay is 0"
+    if recipe.async_.pace != "steps":
+        keys["async.steps_per_update"] = "async.pace is 'clock'"
+    if recipe.async_.swap != "within":
+        keys["async.cache"] = "async.swap is 'between'"
+    if recipe.async_.where == "here":
+        why = "the sampler is in the loop's own thread"
+        keys |= dict.fromkeys(("async.threads", "async.deadline_s", "async.max_restarts"), why)
     kind = recipe.curriculum.kind
     beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY[kind]}
     keys |= {f"curriculum.{name}": f"curriculum.kind is {kind!r}" for name in sorted(beside)}

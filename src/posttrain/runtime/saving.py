@@ -9,13 +9,17 @@ resume/                 what nothing but a resume reads:
   critic.safetensors, critic_optimizer.safetensors   the same of a critic, where there is one
   reference.safetensors   the reference policy, where it is refreshed
   replay.safetensors      episodes to be trained on again, where there are
+  flight.pickle           groups that were admitted and not trained on yet, token for token: with states of
+                          environments, which are any objects that can be pickled
 """
 
 import math
+import pickle
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from posttrain.learner import checkpoint, heads
@@ -30,8 +34,10 @@ from posttrain.runtime.reference import scores_once
 from posttrain.runtime.replay import TOKEN_BYTES, Replay
 from posttrain.runtime.rows import Group
 from posttrain.types import UserError
+from posttrain.usercode import cause
 
 REPLAY = "replay"
+FLIGHT = "flight.pickle"
 
 
 def save(
@@ -44,6 +50,7 @@ def save(
     *,
     head: type | None = None,
     replay: Replay | None = None,
+    flight: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """The committed checkpoint of this update; `head` is the class under which a reward model is saved."""
     tensors = learner.tensors()
@@ -53,6 +60,9 @@ def save(
     def write(folder: Path) -> None:
         for name in tensors.keys() - {"trained"}:
             checkpoint.write_tensors(folder / checkpoint.RESUME / f"{name}.safetensors", tensors[name])
+        if flight:
+            (folder / checkpoint.RESUME).mkdir(exist_ok=True)
+            (folder / checkpoint.RESUME / FLIGHT).write_bytes(pickle.dumps(flight))
         model = base(learner.model)
         if learner.lora.rank:
             checkpoint.write_tensors(folder / "trained.safetensors", tensors["trained"])
@@ -103,6 +113,18 @@ def restore(folder: Path, learner: Learner, state: Mapping[str, Any], replay: Re
             where=str(folder),
             mend="resume with the recipe that it was made with",
         ) from error
+
+
+def flight(folder: Path | None) -> Mapping[str, Any]:
+    """What was under way at this checkpoint; empty if nothing was. UserError for what cannot be read here."""
+    file = (folder or Path()) / checkpoint.RESUME / FLIGHT
+    if folder is None or not file.exists():
+        return {}
+    try:
+        found: Mapping[str, Any] = pickle.loads(file.read_bytes())
+    except Exception as error:  # code of an environment that has changed, say
+        raise UserError(f"what was under way cannot be read: {cause(error)}", where=str(file)) from None
+    return found
 
 
 # ---------------------------------------------------------------------- how much that is

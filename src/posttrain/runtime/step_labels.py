@@ -171,6 +171,6 @@ def _drawn(
         places[engine.submit(request)] = place
     out = [""] * len(asks)
     while engine.busy:
-        for number, answer in engine.step():
+        for number, answer in engine.poll():
             out[places[number]] = answer.text
     return out

@@ -77,7 +77,7 @@ class NativeWriter:
             except (UserError, ValueError) as error:
                 out[i] = Written(error=str(error))
         while places:
-            for ticket, answer in opened.engine.step():
+            for ticket, answer in opened.engine.poll():
                 if ticket not in places:  # asked by a call that was broken off
                     continue
                 i, length = places.pop(ticket)

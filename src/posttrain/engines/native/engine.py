@@ -110,15 +110,23 @@ class NativeEngine:
                 f"new ones exceed the {bound} that fit"
             )
         self.scheduler.waiting.append(sequence)
-        self._wanted[request.prompt] += 1
+        self._wanted[sequence.prompt] += 1
         return sequence.ticket
 
-    def load(self, weights: Named, version: int) -> str:
-        """The digest of the weights received.
+    def withdraw(self) -> list[tuple[int, Request]]:
+        """All that has not been answered, which is then forgotten (see engines.protocol)."""
+        left = [*self.scheduler.running, *self.scheduler.waiting]
+        self.scheduler.running.clear()
+        self.scheduler.waiting.clear()
+        self._wanted.clear()
+        self._forget(list(self._first_logits))
+        self.runner.forget()
+        return [(s.ticket, s.rest()) for s in left]
 
-        Running answers go on under the new weights over keys and values of the old; every later
-        token carries the new version.
-        """
+    def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
+        """The digest of the weights received (see engines.protocol)."""
+        if self.busy and not keep:
+            raise RuntimeError("answers are running over keys and values of the weights held: withdraw them")
         # What waiting samples share and earlier turns left was computed by the old weights: it runs again.
         self.runner.cache.kept.clear()
         self._forget(list(self._first_logits))
@@ -139,8 +147,8 @@ class NativeEngine:
         """log π(· | prompt) at temperature 1, of the token after each prompt; nothing else is disturbed."""
         return self.runner.after(list(prompts)).float().log_softmax(-1)
 
-    def step(self) -> list[tuple[int, Completion]]:
-        """The answers that ended in one more token for each running sequence."""
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
+        """The answers that ended in one more token for each running sequence; waits for nothing."""
         done = self._start(self.scheduler.admit())
         running = self.scheduler.running
         if running:
@@ -159,16 +167,16 @@ class NativeEngine:
             return []
         cache, running = self.runner.cache, self.scheduler.running
         cache.reserve(len(running), max(s.longest for s in running))
-        new = list(dict.fromkeys(s.request.prompt for s in started if s.request.prompt not in cache.prompts))
+        new = list(dict.fromkeys(s.prompt for s in started if s.prompt not in cache.prompts))
         if new:
-            turns = {s.request.prompt: s.request.episode for s in started if s.request.episode}
+            turns = {s.prompt: s.request.episode for s in started if s.request.episode}
             self._first_logits.update(zip(new, self.runner.prefill(new, turns), strict=True))
         first_row = len(running) - len(started)
         for row, sequence in enumerate(started, first_row):
-            cache.place(sequence.request.prompt, row)
-        logits = torch.stack([self._first_logits[s.request.prompt] for s in started])
-        self._wanted.subtract(s.request.prompt for s in started)
-        over = [p for p in {s.request.prompt for s in started} if not self._wanted[p]]
+            cache.place(sequence.prompt, row)
+        logits = torch.stack([self._first_logits[s.prompt] for s in started])
+        self._wanted.subtract(s.prompt for s in started)
+        over = [p for p in {s.prompt for s in started} if not self._wanted[p]]
         for prompt in over:
             del self._wanted[prompt]
         self._forget(over)
@@ -189,7 +197,11 @@ class NativeEngine:
             uniforms([s.key for s in sequences], positions).tolist(),
         )
         done = []
-        for sequence, token, logp_gen, logp_policy in zip(sequences, tokens, gen, policy, strict=True):
+        for row, sequence in enumerate(sequences):
+            token, logp_gen, logp_policy = tokens[row], gen[row], policy[row]
+            if sequence.request.forced:
+                token = sequence.request.forced[len(sequence.tokens)]
+                logp_gen = logp_policy = float(logits[row].float().log_softmax(-1)[token])
             sequence.append(token, logp_gen, logp_policy, self.version)
             ended = self._ended(sequence)
             if ended is not None:
@@ -209,7 +221,10 @@ class NativeEngine:
 
     def _ended(self, sequence: Sequence) -> Completion | None:
         """The answer, if its newest token ended it."""
-        sampling = sequence.request.sampling
+        sampling, forced = sequence.request.sampling, sequence.request.forced
+        if forced:
+            ended = len(sequence.tokens) == len(forced)
+            return sequence.completion(self.decode(sequence.tokens), "length") if ended else None
         if sequence.tokens[-1] in self.stop_tokens:
             return sequence.completion(self.decode(sequence.tokens[:-1]), "eos")
         if sampling.stop:

@@ -1,7 +1,7 @@
 """One answer in the making."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from posttrain.engines.native.draw import stream
 from posttrain.spelling import REPLACEMENT
@@ -24,9 +24,16 @@ class Sequence:
     logp_policy: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
     key: int = 0
+    prompt: tuple[int, ...] = ()
+    """What runs before its next token is drawn: the request's prompt, and what was drawn of it before."""
 
     def __post_init__(self) -> None:
         self.key = stream(self.request.seed, self.request.task, self.request.sample)
+        self.prompt = self.request.prompt
+        if begun := self.request.begun:
+            self.tokens, self.version = list(begun.tokens), list(begun.version)
+            self.logp_gen, self.logp_policy = list(begun.logp_gen), list(begun.logp_policy)
+            self.prompt += tuple(begun.tokens)
 
     @property
     def longest(self) -> int:
@@ -39,6 +46,10 @@ class Sequence:
         self.logp_gen.append(logp_gen)
         self.logp_policy.append(logp_policy)
         self.version.append(version)
+
+    def rest(self) -> Request:
+        """The request that goes on from here."""
+        return replace(self.request, begun=self.completion("", "") if self.tokens else None)
 
     def completion(self, text: str, stop: str) -> Completion:
         """The answer, once it has ended."""

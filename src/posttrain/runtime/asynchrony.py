@@ -1,0 +1,67 @@
+"""How far sampling may run ahead of training, and where it is done: `[async]`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from posttrain.samplers.worker import Cache, Swap
+
+PLACES = ("auto", "here", "thread", "process")
+STEPS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asynchrony:
+    """How far sampling may run ahead of training, and where it is done."""
+
+    max_lag: int = 0
+    """Updates by which a token may be older than the weights that are trained on it, at most. 0: sampling and
+    training take turns; 1: one-step-off, the next update's groups are drawn while these are trained on."""
+    window: int = 1
+    """One less than the groups that may pass one that was admitted before them; 1: first in, first out.
+    Each rollout.groups of them add an update to the lag."""
+    swap: Swap = "between"
+    """When a sampler takes new weights: between rounds of groups, or within running answers."""
+    cache: Cache = "recompute"
+    """After a swap within answers: recompute their keys and values under the new weights, so that each token
+    is drawn from one policy's view of all before it; or keep the old ones: quicker, and nobody's policy."""
+    pace: Literal["clock", "steps"] = "clock"
+    """clock: as fast as the parts are. steps: weights are taken after exactly steps_per_update steps of the
+    engine, in the loop's own thread: slower, and the same in every run."""
+    steps_per_update: int = STEPS
+    """Steps of the engine that an update takes, with pace = "steps"."""
+    samplers: int = 1
+    """How many there are, each with a copy of the model; groups are dealt among them."""
+    place: Literal["auto", "here", "thread", "process"] = "auto"
+    """Where they are: here, in the loop's own thread; in another thread; in processes. auto: here where one
+    sampler takes turns with training, else in processes."""
+    threads: int = 0
+    """Of each sampler; 0: an equal share of run.threads among samplers and, with max_lag, the learner."""
+    deadline_s: float = 600.0
+    """Seconds without a sign of life after which a sampler is ended and started again."""
+    max_restarts: int = 2
+    """How often samplers may be started again in one run."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_lag", 0), ("window", 1), ("samplers", 1), ("steps_per_update", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
+        if min(self.threads, self.max_restarts) < 0:
+            raise ValueError("threads and max_restarts must be 0 or more")
+        if self.deadline_s <= 0:
+            raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
+        if self.pace == "steps" and self.where != "here":
+            raise ValueError("pace = 'steps' is kept in the loop's thread: set place = 'here', samplers = 1")
+        if self.place in ("here", "thread") and self.samplers > 1:
+            raise ValueError(f"place = {self.place!r} has room for one sampler: set place = 'process'")
+
+    @property
+    def where(self) -> str:
+        """The place that auto comes to."""
+        if self.place != "auto":
+            return self.place
+        alone = self.samplers == 1 and (self.max_lag == 0 or self.pace == "steps")
+        return "here" if alone else "process"
+
+    def threads_of(self, all_threads: int) -> int:
+        """Of each sampler, where the run has so many."""
+        return self.threads or max(1, all_threads // (self.samplers + (self.max_lag > 0)))

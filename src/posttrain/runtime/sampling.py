@@ -1,0 +1,108 @@
+"""A recipe's engine, the episodes that are played on it, and the samplers that do so beside the learner."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from posttrain.engines.native.engine import NativeEngine
+from posttrain.envs.protocol import Env
+from posttrain.learner import lora
+from posttrain.learner.pretrained import silent
+from posttrain.runtime import process
+from posttrain.runtime.ask import Asked
+from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
+from posttrain.runtime.recipe import Recipe
+from posttrain.samplers.local import LocalSampler
+from posttrain.samplers.pool import SamplerPool
+from posttrain.samplers.protocol import Sampler
+from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
+from posttrain.samplers.rollouts import Rollouts
+from posttrain.samplers.worker import RolloutWorker
+from posttrain.verifiers.protocol import Verifier
+
+
+def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> NativeEngine:
+    """A native engine with its own copy of the model's weights, a saved adapter merged in if one is named."""
+    model = weights_of(recipe, policy)
+    return NativeEngine(
+        lora.with_saved_adapter(model, adapter) if adapter else model,
+        decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
+        stop_tokens=sorted(policy.chat.stops),
+        config=recipe.engine,
+        context=policy.context,
+    )
+
+
+def rollouts_of(asked: Asked, policy: Policy, engine: NativeEngine) -> Rollouts:
+    """The episodes of a recipe, on this engine."""
+    return _rollouts(asked.recipe, policy, engine, asked.verifier, asked.env)
+
+
+def _rollouts(
+    recipe: Recipe, policy: Policy, engine: NativeEngine, verifier: Verifier | None, env: Env | None
+) -> Rollouts:
+    settings, ahead = recipe.rollout, recipe.async_
+    return Rollouts(
+        engine,
+        policy.chat,
+        verifier=verifier,
+        env=env,
+        workers=settings.workers,
+        deadline_s=settings.deadline_s,
+        memory_mb=settings.memory_mb,
+        # A conversation of several turns may grow as far as both allow.
+        context=min(policy.context, recipe.engine.cache_tokens),
+        seed=recipe.run.seed,
+        exact=ahead.max_lag == 0 or ahead.pace == "steps",
+        waits=ahead.max_lag > 0 and ahead.pace == "steps",
+    )
+
+
+def _worker(recipe: Recipe, rollouts: Rollouts) -> RolloutWorker:
+    ahead = recipe.async_
+    return RolloutWorker(rollouts, swap=ahead.swap, cache=ahead.cache, in_order=ahead.max_lag <= 1)
+
+
+@dataclass(frozen=True)
+class Made:
+    """Makes a worker from a recipe, wherever it is called."""
+
+    recipe: Recipe
+    threads: int
+    """Of the process; 0 leaves them as they are."""
+
+    def __call__(self) -> RolloutWorker:
+        """The worker, whose engine holds the weights that the run began with."""
+        if self.threads:
+            process.settle(self.threads)
+        recipe = self.recipe
+        policy = bounded(recipe, surroundings(recipe, silent), silent)
+        engine = engine_of(recipe, policy)
+        verifier, env = recipe.verifier.build(), recipe.task.environment()
+        return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
+
+
+def sampler_of(asked: Asked, policy: Policy, logs: Path) -> Sampler:
+    """The samplers of a recipe, wherever it puts them; logs: where processes leave what they print."""
+    recipe, ahead = asked.recipe, asked.recipe.async_
+    if ahead.where == "here":
+        rollouts = rollouts_of(asked, policy, engine_of(recipe, policy))
+        return LocalSampler(
+            _worker(recipe, rollouts), steps=ahead.steps_per_update if ahead.pace == "steps" else 0
+        )
+    threads = ahead.threads_of(torch.get_num_threads())
+    start: Callable[[int], Channel] = partial(_thread, recipe)
+    if ahead.where == "process":
+        start = partial(_process, Made(recipe, threads), logs)
+    return SamplerPool(start, ahead.samplers, deadline_s=ahead.deadline_s, max_restarts=ahead.max_restarts)
+
+
+def _thread(recipe: Recipe, number: int) -> Channel:
+    return ThreadChannel(Made(recipe, 0))
+
+
+def _process(made: Made, logs: Path, number: int) -> Channel:
+    return ProcessChannel(made, logs / f"{number}.log")

@@ -1,0 +1,161 @@
+"""Where an update's groups come from: tasks are admitted as slots are free, and taken in line when finished.
+
+collect   consumes       finished groups, the oldest first, until selection has kept enough
+          waits for      samplers, each of which has a deadline for its signs of life
+          unblocked by   a slot: admits the next task as soon as there is one
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from posttrain.runtime.admission import Admission
+from posttrain.runtime.asynchrony import Asynchrony
+from posttrain.runtime.curriculum import Supply
+from posttrain.runtime.journal import Journal
+from posttrain.samplers.protocol import GroupRequest, Sampler, Work
+from posttrain.types import Episode, Sampling
+from posttrain.verifiers.protocol import TrainerState
+
+_HEAR_S = 0.5
+Groups = list[tuple[int, list[Episode]]]
+"""Groups of episodes with the numbers under which they were admitted."""
+
+
+class GroupSource:
+    """The samplers, with the line of groups that they are given and that updates take from.
+
+    count: how many groups an update wants. size: episodes of a group. state: what a reward function may know
+    of the run as it is now. left: how many updates are still to be made, this one included.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        stream: Supply,
+        sampling: Sampling,
+        ahead: Asynchrony,
+        journal: Journal,
+        *,
+        count: int,
+        size: int,
+        state: Callable[[], TrainerState],
+        left: Callable[[], int],
+    ) -> None:
+        self.sampler, self.stream, self.sampling, self.ahead = sampler, stream, sampling, ahead
+        self.journal, self.count, self.size, self.state, self.left = journal, count, size, state, left
+        self.line: Admission[list[Episode]] = Admission(
+            count, ahead.max_lag, ahead.window, admitted=journal.progress.admitted
+        )
+        self._before: list[Work] = []
+        self._resumed: list[GroupRequest] = []
+
+    def begin(self, version: int) -> None:
+        """Weights of this version are out: goes on with what was under way."""
+        self.line.live(version)
+        if self._resumed:
+            self.sampler.admit(self._resumed)
+
+    def collect(self, keep: Callable[[Sequence[Episode]], bool], rounds: int) -> tuple[Groups, Groups]:
+        """(kept, dropped) groups, each in the order in which they were admitted.
+
+        What is dropped is replaced in whole rounds, at most so many, so that what an engine computes together
+        does not depend on how fast a verifier was.
+        """
+        kept: Groups = []
+        dropped: Groups = []
+        for _ in range(rounds):
+            left: Groups = []
+            for number, group in self._taken(self.count - len(kept), len(kept)):
+                (kept if keep(group) else left).append((number, group))
+            self.line.dropped(number for number, _ in left)
+            dropped += left
+            if len(kept) >= self.count:
+                break
+        return kept, dropped
+
+    def _taken(self, count: int, kept: int) -> Groups:
+        """The next groups in line, once they are finished; meanwhile others are admitted."""
+        while True:
+            self._admit(self.left() * self.count - kept)
+            if (taken := self.line.take(count)) is not None:
+                return taken
+            self.hear()
+            done = len(self.line.line) - self.line.playing
+            told = {"done": kept + min(done, count), "total": kept + count}
+            self.journal.show("sample", told | ({"ahead": done} if self.line.max_lag else {}))
+
+    def _admit(self, needed: int) -> None:
+        """Admits as many groups as there are slots for, and as will still be trained on."""
+        first, requests = self.line.admitted, list[GroupRequest]()
+        for _ in range(self.line.room(needed)):
+            epoch, task = self.stream.take()
+            requests.append(
+                GroupRequest(
+                    number=self.line.admit(),
+                    task=task,
+                    size=self.size,
+                    sampling=self.sampling,
+                    epoch=epoch,
+                    state=self.state(),
+                    round=first,
+                )
+            )
+        if requests:
+            self.sampler.admit(requests)
+
+    def feed(self, version: int) -> None:
+        """Gives samplers that will soon have nothing to play their next groups, before the learner is busy.
+
+        They are then taking the weights, of this version, that the slots of these groups wait for.
+        """
+        if not self.line.max_lag:
+            return
+        while not self.line.playing and self.sampler.live < version:
+            self.hear()
+        self._admit(self.left() * self.count)
+
+    def hear(self, timeout_s: float = _HEAR_S) -> None:
+        """Takes in what samplers have finished, and which weights they hold."""
+        for each in self.sampler.poll(timeout_s):
+            self.line.arrived(each.number, each.episodes)
+        self.line.live(self.sampler.live)
+
+    # ------------------------------------------------------------------ what is under way
+
+    def flight(self) -> dict[str, Any]:
+        """What has been admitted and not trained on, as a checkpoint holds it; empty if there is nothing."""
+        if not self.line.line:
+            return {}
+        requests = {each.number: each for each in self.sampler.unfinished()}
+        self.hear(0.0)
+        finished = {number: group for number, group in self.line.line.items() if group is not None}
+        left = [requests[number] for number in self.line.line if number not in finished]
+        return {"line": self.line.state(), "finished": finished, "requests": left}
+
+    def resume(self, flight: Mapping[str, Any]) -> None:
+        """Goes on with what flight() gave, once the first weights are out."""
+        if not flight:
+            return
+        self.line.restore(flight["line"])
+        for number, group in flight["finished"].items():
+            self.line.arrived(number, group)
+        self._resumed = list(flight["requests"])
+
+    def work(self) -> dict[str, float]:
+        """What the samplers did since this was last asked; nothing to tell of one that takes turns here."""
+        if not self.line.max_lag and self.ahead.where == "here":
+            return {}
+        now = self.sampler.work()
+        before = self._before if len(self._before) == len(now) else [Work()] * len(now)
+        self._before = now
+        shares = [
+            (n.busy_s - b.busy_s) / (n.alive_s - b.alive_s)
+            for n, b in zip(now, before, strict=True)
+            if n.alive_s > b.alive_s
+        ]
+        return {
+            "samplers/busy": sum(shares) / len(shares) if shares else 0.0,
+            "samplers/waiting": float(len(self.line.line) - self.line.playing),
+            "samplers/playing": float(self.line.playing),
+            "samplers/restarts": float(self.sampler.restarted),
+        }

@@ -1,0 +1,113 @@
+"""An episode that is going on, and what is kept of it to go on elsewhere."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.chat import Chat
+from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, Verdict
+
+
+@dataclass
+class Live:
+    """An episode that is still going on."""
+
+    task: Task
+    sample: int
+    key: str
+    """Of its random draws: the epoch and the task."""
+    sampling: Sampling
+    tokens: list[int]
+    sampled: list[bool] = field(default_factory=list)
+    logp_gen: list[float] = field(default_factory=list)
+    logp_policy: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
+    reward: list[float] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    state: Any = None
+    stop: str = ""
+
+    def __post_init__(self) -> None:
+        tokens, self.tokens = self.tokens, []
+        self.given(tokens)
+
+    def given(self, tokens: Sequence[int]) -> None:
+        """Appends tokens that the policy did not choose."""
+        self._extend(tokens, [0.0] * len(tokens), [0.0] * len(tokens), [0] * len(tokens), False)
+
+    def chose(self, answer: Completion) -> None:
+        """Appends an answer of the policy."""
+        self._extend(answer.tokens, answer.logp_gen, answer.logp_policy, answer.version, True)
+        self.said.append(answer.text)
+        cut = answer.stop == "length" and len(answer.tokens) < self.sampling.max_new_tokens
+        self.stop = "context" if cut else answer.stop
+
+    def _extend(
+        self,
+        tokens: Sequence[int],
+        gen: Sequence[float],
+        policy: Sequence[float],
+        version: Sequence[int],
+        sampled: bool,
+    ) -> None:
+        self.tokens += tokens
+        self.logp_gen += gen
+        self.logp_policy += policy
+        self.version += version
+        self.sampled += [sampled] * len(tokens)
+        self.reward += [0.0] * len(tokens)
+
+    def earned(self, reward: float) -> None:
+        """Adds a reward that arrives with the last token the policy chose."""
+        self.reward[len(self.sampled) - 1 - self.sampled[::-1].index(True)] += reward
+
+    def judged(self, score: float, progress: Sequence[tuple[int, float]], chat: Chat) -> None:
+        """Adds the score of the last answer: what each step gains to its last token, the rest at the end.
+
+        The potentials cancel in the sum of rewards: with γ < 1 a gain counts more the earlier it comes.
+        """
+        first = len(self.sampled) - self.sampled[::-1].index(False)
+        answer, reached = self.tokens[first:], 0.0
+        for characters, potential in progress:
+            place = bisect_left(
+                range(len(answer) - 1), characters, key=lambda n: len(chat.tokenizer.decode(answer[: n + 1]))
+            )
+            self.reward[first + place] += potential - reached
+            reached = potential
+        self.earned(score - reached)
+
+    def episode(self, verdict: Verdict) -> Episode:
+        """The episode, once it is over and judged."""
+        trajectory = Trajectory(
+            tokens=self.tokens,
+            sampled=self.sampled,
+            logp_gen=self.logp_gen,
+            logp_policy=self.logp_policy,
+            version=self.version,
+            reward=self.reward,
+        )
+        return Episode(
+            task=self.task,
+            sample=self.sample,
+            trajectory=trajectory,
+            verdict=verdict,
+            response="\n".join(self.said),
+            stop=self.stop,
+            turns=len(self.said),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """An unfinished episode, token for token: what a resume or another sampler goes on from."""
+
+    sample: int
+    live: Live | None = None
+    """None of an episode that is over."""
+    drawn: Completion | None = None
+    """Of the answer under way; None of one that has not begun."""
+    answered: bool = False
+    """Whether the answer is complete and waits for a reply or a verdict."""
+    episode: Episode | None = None
+    """It is over, and others of its group are not."""

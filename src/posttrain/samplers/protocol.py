@@ -1,0 +1,105 @@
+"""What the loop asks of whoever plays episodes, wherever that is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from posttrain.samplers.live import Part
+from posttrain.samplers.snapshots import Snapshot
+from posttrain.types import Episode, Sampling, Task
+from posttrain.verifiers.protocol import TrainerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRequest:
+    """One group to be played, and all that its draws depend on."""
+
+    number: int
+    """The n-th group that was ever admitted: its place in line."""
+    task: Task
+    size: int
+    sampling: Sampling
+    epoch: int = 0
+    state: TrainerState = field(default_factory=TrainerState)
+    """For a verifier that wants to know how far the run is."""
+    round: int = 0
+    """Groups of one round were admitted together."""
+    begun: tuple[Part, ...] = ()
+    """Its episodes as far as they have come; what is not here starts from the prompt."""
+
+    def anew(self) -> "GroupRequest":
+        """The same from its prompt."""
+        return replace(self, begun=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A group that has been played and judged."""
+
+    number: int
+    episodes: list[Episode]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a worker has done since it began."""
+
+    steps: int = 0
+    """Steps of its engine."""
+    tokens: int = 0
+    """Tokens that it drew, of groups that are finished."""
+    busy_s: float = 0.0
+    """Seconds in which it had something to do."""
+    alive_s: float = 0.0
+
+
+class Sampler(Protocol):
+    """Plays groups somewhere. No function waits for longer than it is told to, or than a stated deadline."""
+
+    @property
+    def live(self) -> int:
+        """The version that everything admitted from now on is drawn by, at least; -1 before the first."""
+        ...
+
+    @property
+    def reading(self) -> set[int]:
+        """Versions that it may still have to read: what they lie in is not to be written to."""
+        ...
+
+    @property
+    def restarted(self) -> int:
+        """How many workers had to be started again."""
+        ...
+
+    def admit(self, requests: Sequence[GroupRequest]) -> None:
+        """Takes these together: none is drawn from before all are in."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[Finished]:
+        """The groups that are finished. One in this thread takes a step; any other is waited for.
+
+        Raises RunError, with the first cause, where nothing can be played any more.
+        """
+        ...
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Offers weights, which are taken at the next boundary; `live` says when they are."""
+        ...
+
+    def evaluate(
+        self, requests: Sequence[GroupRequest], seen: Callable[[int], None]
+    ) -> dict[int, list[Episode]]:
+        """The episodes of these groups by number, drawn apart from all others, by the newest weights."""
+        ...
+
+    def unfinished(self) -> list[GroupRequest]:
+        """What is still being played, with every token drawn so far."""
+        ...
+
+    def work(self) -> list[Work]:
+        """What each worker has done, as last heard."""
+        ...
+
+    def close(self) -> None:
+        """Ends it, whatever it is doing."""
+        ...

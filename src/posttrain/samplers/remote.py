@@ -1,0 +1,263 @@
+"""A worker behind a connection: in a thread, or in a process that may be killed.
+
+    serve     consumes       messages: groups, weights, questions, the end
+              waits for      nothing but the next message, when it has nothing to do
+              unblocked by   the other side's end: a learner that is gone leaves no sampler behind
+
+A message is a tuple of its kind and what belongs to it. From the learner: admit, offer, evaluate,
+unfinished, close. From the worker: ready, live, finished, examined, unfinished, work (once a second, from the
+loop that steps the engine: who hangs sends none), refused and failed.
+"""
+
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from posttrain.samplers.worker import RolloutWorker
+from posttrain.types import RunError
+from posttrain.usercode import cause
+
+BEAT_S = 1.0
+"""Between two signs of life."""
+_END_S = 5.0
+"""In which a worker that was told to end may do so by itself."""
+
+Make = Callable[[], RolloutWorker]
+"""What makes the worker, where it is to be. It can be pickled."""
+Message = tuple[Any, ...]
+
+
+class Server:
+    """The worker's side: what it is told goes in, what there is to tell comes out."""
+
+    def __init__(self, worker: RolloutWorker) -> None:
+        self.worker = worker
+        self._beat = 0.0
+        self.out: list[Message] = [("ready",)]
+
+    def told(self, message: Message) -> None:
+        """Takes one message."""
+        kind, *given = message
+        if kind == "unfinished":
+            self.out.append((kind, self.worker.unfinished()))
+        else:
+            getattr(self.worker, kind)(*given)
+
+    def turn(self) -> None:
+        """Lets the worker do one thing."""
+        before = self.worker.live
+        try:
+            done = self.worker.turn()
+        except RunError as error:
+            # What it held before it holds still, if only what it was sent is damaged.
+            self.out.append(("refused", str(error)))
+            raise
+        if self.worker.live != before:
+            self.out.append(("live", self.worker.live))
+        if done:
+            self.out.append(("finished", done))
+        if examined := self.worker.examined:
+            self.out.append(("examined", examined))
+        if time.monotonic() - self._beat > BEAT_S or done:
+            self._beat = time.monotonic()
+            self.out.append(("work", self.worker.work()))
+
+    def taken(self) -> list[Message]:
+        """What there is to tell; each message is handed out once."""
+        out, self.out = self.out, []
+        return out
+
+
+def serve(connection: Connection, make: Make) -> None:
+    """Serves until the other side says that it is enough, or is gone."""
+    server: Server | None = None
+    try:
+        try:
+            server = Server(make())
+            while True:
+                for message in server.taken():
+                    connection.send(message)
+                while connection.poll(BEAT_S if server.worker.idle else 0.0):
+                    message = connection.recv()
+                    if message[0] == "close":
+                        return
+                    server.told(message)
+                    if not server.worker.idle:
+                        break
+                server.turn()
+        except (EOFError, ConnectionError):
+            return
+        except BaseException as error:
+            with suppress(OSError):
+                for message in server.taken() if server else []:
+                    connection.send(message)
+                connection.send(("failed", cause(error), "".join(traceback.format_exception(error))))
+    finally:
+        if server:
+            server.worker.rollouts.close()
+        connection.close()
+
+
+# ---------------------------------------------------------------------- the learner's side
+
+
+class Channel(Protocol):
+    """How a learner reaches one worker."""
+
+    def send(self, message: Message) -> None:
+        """Sends it; OSError if nobody is there."""
+        ...
+
+    def receive(self) -> list[Message]:
+        """What has arrived; EOFError once nothing more can."""
+        ...
+
+    def wait(self, others: Sequence[Any], timeout_s: float) -> None:
+        """Until this one or another of its kind has something, or so long."""
+        ...
+
+    def stack(self) -> str:
+        """What the worker is doing, for one that hangs; empty if nobody can tell."""
+        ...
+
+    def end(self) -> str:
+        """Ends it, by force if need be; how it ended."""
+        ...
+
+
+class _Connected:
+    """What is alike for a thread and a process."""
+
+    connection: Connection
+
+    def send(self, message: Message) -> None:
+        """Sends it; OSError if nobody is there."""
+        self.connection.send(message)
+
+    def receive(self) -> list[Message]:
+        """What has arrived; EOFError once nothing more can."""
+        found: list[Message] = []
+        try:
+            while self.connection.poll(0.0):
+                found.append(self.connection.recv())
+        except (OSError, pickle.UnpicklingError) as error:  # it ended in the middle of a message
+            if not found:
+                raise EOFError from error
+        except EOFError:
+            if not found:
+                raise
+        return found
+
+    def wait(self, others: Sequence["_Connected"], timeout_s: float) -> None:
+        """Until this one or another has something, or so long."""
+        wait([self.connection, *(other.connection for other in others)], timeout_s)
+
+
+class ThreadChannel(_Connected):
+    """A worker in a thread of this process."""
+
+    def __init__(self, make: Make) -> None:
+        self.connection, theirs = Pipe()
+        self._thread = threading.Thread(target=serve, args=(theirs, make), daemon=True)
+        self._thread.start()
+
+    def stack(self) -> str:
+        """Where the thread is."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame else ""
+
+    def end(self) -> str:
+        """Asks it to end; RunError if it does not, as a thread cannot be killed."""
+        with suppress(OSError):
+            self.connection.send(("close",))
+        self._thread.join(_END_S)
+        if self._thread.is_alive():
+            raise RunError("the sampler's thread hangs and cannot be killed; async.place = 'process' can")
+        self.connection.close()
+        return "its thread ended"
+
+
+class ProcessChannel(_Connected):
+    """A worker in a process of its own, which shares nothing with this one but weights in shared memory."""
+
+    def __init__(self, make: Make, log: Path) -> None:
+        """log: where what it prints goes."""
+        ours, theirs = socket.socketpair()
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "posttrain.samplers.remote", str(theirs.fileno()), str(log)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # Ctrl-C is for the learner, which ends it
+            )
+        self.connection = Connection(ours.detach())
+        self.connection.send(make)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def stack(self) -> str:
+        """What it was doing, as it leaves it in its log."""
+        size = self._log.stat().st_size
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(0.5)
+        return self._log.read_bytes()[size:].decode(errors="replace")
+
+    def end(self) -> str:
+        """Ends it and what it has started; how it ended."""
+        alive = self._process.poll() is None
+        if alive:
+            with suppress(OSError):
+                self.connection.send(("close",))
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S if alive else 0.0)
+        with suppress(OSError):  # its group, if anything of it is left
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        self.connection.close()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        with suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _main() -> None:
+    """The process of a worker: what makes it comes first over the connection."""
+    number, log = int(sys.argv[1]), sys.argv[2]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Path(log).open("a") as file:
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+        connection = Connection(number)
+        try:
+            make = connection.recv()
+        except (EOFError, OSError):
+            return
+        except Exception as error:
+            connection.send(("failed", cause(error), "".join(traceback.format_exception(error))))
+            return
+        serve(connection, make)
+
+
+if __name__ == "__main__":
+    _main()

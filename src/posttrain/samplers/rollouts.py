@@ -1,0 +1,334 @@
+"""Episodes: tasks and an engine in, trajectories with verdicts out.
+
+    step   consumes       answers that the engine has finished
+           waits for      an environment's replies that are due; never for a verifier, unless it is told to
+           unblocked by   nothing: while an answer is judged or replied to the engine goes on with others
+
+A trajectory only ever grows: what the policy sampled is kept as it was sampled, and a later
+turn's prompt is everything before it plus new tokens. Whatever an environment or a verifier
+does wrong ends that one episode with a verdict that has no score.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import compress
+from typing import Any
+
+from posttrain.chat import Chat
+from posttrain.engines.protocol import Engine
+from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
+from posttrain.samplers.live import Live, Part
+from posttrain.types import Completion, Episode, Request, Sampling, Task, UserError, Verdict
+from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.protocol import Group, TrainerState, Verifier
+from posttrain.verifiers.workers import Failed, Workers
+
+_POLL_S = 0.05
+_UNKNOWN = TrainerState()
+REPLY_STEPS = 16
+"""Steps of the engine after which a reply is taken, if what is computed together must not hang on how long it
+took: replies of a second are hidden behind steps of a sixteenth."""
+
+
+class Rollouts:
+    """Runs the episodes of groups side by side.
+
+    A task is judged by `verifier` after one answer, or played in `env` until that ends it. Both
+    are guarded: their code runs in worker processes unless it is known to be harmless. A verifier that
+    compares answers is asked when all of a group have been given.
+
+    exact: what the engine computes together, and so its last bits, does not hang on how long an environment
+    takes: a reply is taken a fixed number of steps after it was asked for. Otherwise as soon as it is there.
+    waits: the same for verdicts, each of which is waited for in the step that asks for it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        *,
+        verifier: Verifier | None = None,
+        env: Env | None = None,
+        workers: int = 2,
+        deadline_s: float = 10.0,
+        memory_mb: int = 4096,
+        context: int,
+        seed: int = 0,
+        exact: bool = True,
+        waits: bool = False,
+    ) -> None:
+        if (verifier is None) == (env is None):
+            raise ValueError("a rollout has a verifier or an environment, and not both")
+        self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, env
+        self.context, self.seed, self.exact, self.waits = context, seed, exact, waits
+        guards: dict[str, Any] = {"deadline_s": deadline_s, "memory_mb": memory_mb}
+        self.pool = Pool(workers=workers, **guards)
+        self.workers = Workers(workers, **guards) if env and not env.trusted else None
+        self._groups: dict[int, list[Episode | None]] = {}
+        self._states: dict[int, TrainerState] = {}
+        self._answered: dict[int, list[Live]] = {}
+        """Those of each group whose answers wait to be judged together."""
+        self._opened = 0
+        self._answering: dict[int, tuple[int, Live]] = {}
+        self._parked: list[tuple[int, Live, Request]] = []
+        self._judging: dict[int, tuple[int, Live]] = {}
+        self._starting: dict[int, tuple[int, list[Live]]] = {}
+        self._replying: dict[int, tuple[int, Live]] = {}
+        self._due: dict[int, int] = {}
+        """The step at which what a worker process was asked is taken."""
+        self._returned: dict[int, Any] = {}
+        self._finished: list[int] = []
+        self.steps = 0
+        """Of the engine."""
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self.pool.close()
+        if self.workers:
+            self.workers.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an episode is going on."""
+        return bool(self._answering or self._parked or self._judging or self._due or self._finished)
+
+    def open(
+        self,
+        task: Task,
+        size: int,
+        sampling: Sampling,
+        *,
+        epoch: int = 0,
+        state: TrainerState = _UNKNOWN,
+        begun: Sequence[Part] = (),
+    ) -> int:
+        """The number of a new group: `size` episodes about this task; `state` is for its verifier.
+
+        Episodes that have begun elsewhere go on from there, once `unpark` is called.
+        """
+        group, self._opened = self._opened, self._opened + 1
+        self._groups[group], self._states[group] = [None] * size, state
+        for part in sorted(begun, key=lambda part: part.episode is None):
+            self._go_on(group, part)
+        there = {part.sample for part in begun}
+        lives = [
+            Live(task, sample, f"{epoch}:{task.id}", sampling, [])
+            for sample in range(size)
+            if sample not in there
+        ]
+        if not lives:
+            return group
+        if self.env is None:
+            self._start(group, lives, Start(state=None, messages=task.messages))
+        elif self.workers is None:
+            self._start(group, lives, guarded_start(self.env, task))
+        else:
+            ticket = self.workers.submit(guarded_start, self.env, task)
+            self._starting[ticket], self._due[ticket] = (group, lives), self.steps
+        return group
+
+    def step(self) -> list[tuple[int, list[Episode]]]:
+        """The groups that are now complete, with their numbers, after one step of the engine."""
+        self._take_replies()
+        if self.engine.busy:
+            self.steps += 1
+            self.answered(self.engine.poll())
+        idle = not self.engine.busy and not self._due and not self._finished
+        self._take_verdicts(_POLL_S if idle else 0.0)
+        while self.waits and self._judging:
+            self._take_verdicts(_POLL_S)
+        done, self._finished = self._finished, []
+        return [(group, self._complete(group)) for group in done]
+
+    def answered(self, answers: Sequence[tuple[int, Completion]]) -> None:
+        """Takes answers of the engine."""
+        for ticket, answer in answers:
+            group, live = self._answering.pop(ticket)
+            live.chose(answer)
+            self._respond(group, live)
+
+    def park(self) -> None:
+        """Takes back from the engine all that it has not answered, as far as it has come."""
+        for ticket, request in self.engine.withdraw():
+            group, live = self._answering.pop(ticket)
+            self._parked.append((group, live, request))
+
+    def unpark(self) -> None:
+        """Asks the engine to go on with what was taken back, in the order of groups and samples."""
+        parked, self._parked = self._parked, []
+        for group, live, request in sorted(parked, key=lambda each: (each[0], each[1].sample)):
+            self._answering[self.engine.submit(request)] = (group, live)
+
+    def parts(self, group: int) -> tuple[Part, ...]:
+        """How far the episodes of a group are, none of which the engine may be working on."""
+        waiting = [*self._judging.values(), *self._replying.values()]
+        waiting += [(group, live) for live in self._answered.get(group, [])]
+        return tuple(
+            [Part(sample=e.sample, episode=e) for e in self._groups[group] if e is not None]
+            + [Part(sample=at.sample, live=at, drawn=r.begun) for g, at, r in self._parked if g == group]
+            + [Part(sample=at.sample, live=at, answered=True) for g, at in waiting if g == group]
+        )
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        size: int,
+        sampling: Sampling,
+        seen: Callable[[int], None] | None = None,
+        state: TrainerState = _UNKNOWN,
+    ) -> list[list[Episode]]:
+        """The groups of all these tasks, in their order; `seen` is told how many are complete."""
+        numbers = [self.open(task, size, sampling, state=state) for task in tasks]
+        complete: dict[int, list[Episode]] = {}
+        while self.busy:
+            complete.update(self.step())
+            if seen:
+                seen(len(complete))
+        return [complete[n] for n in numbers]
+
+    # ------------------------------------------------------------------ one episode
+
+    def _start(self, group: int, lives: Sequence[Live], start: Start | Verdict) -> None:
+        """Shows each of these episodes the first messages, or ends it."""
+        prompt: list[int] = []
+        if isinstance(start, Start):
+            try:
+                prompt = self.chat.render(start.messages)
+            except UserError as error:
+                start = Verdict(score=None, label="bad_turn", reason=str(error))
+        for live in lives:
+            live.given(prompt)
+            if isinstance(start, Verdict):
+                self._close(group, live, start)
+            else:
+                live.state = start.state
+                self._ask(group, live, ())
+
+    def _go_on(self, group: int, part: Part) -> None:
+        """Puts back an episode that has begun."""
+        if part.episode is not None:
+            self._over(group, part.episode)
+        elif part.answered and part.live:
+            self._respond(group, part.live)
+        elif part.live:
+            self._parked.append((group, part.live, self._request(group, part.live, part.drawn)))
+
+    def _ask(self, group: int, live: Live, added: Sequence[int]) -> None:
+        """Asks for the next answer, behind these tokens; ends an episode that has no room for one.
+
+        What it has earned until then is what it is worth: it was long, and nothing broke. Without any
+        answer it is worth nothing that could be known.
+        """
+        room = self.context - len(live.tokens) - len(added)
+        if room < 1:
+            live.stop = "context"
+            reason = f"the conversation outgrew the context of {self.context} tokens"
+            self._close(
+                group, live, Verdict(score=0.0 if live.said else None, label="context", reason=reason)
+            )
+            return
+        live.given(added)
+        self._answering[self.engine.submit(self._request(group, live))] = (group, live)
+
+    def _request(self, group: int, live: Live, begun: Completion | None = None) -> Request:
+        room = self.context - len(live.tokens)
+        return Request(
+            prompt=tuple(live.tokens),
+            sampling=replace(live.sampling, max_new_tokens=min(live.sampling.max_new_tokens, room)),
+            seed=self.seed,
+            task=live.key,
+            sample=live.sample,
+            position=sum(live.sampled),
+            episode=f"{group}/{live.sample}" if self.env else "",
+            begun=begun,
+        )
+
+    def _respond(self, group: int, live: Live) -> None:
+        """Has the newest answer judged, or replied to."""
+        if self.env is None:
+            self._judge(group, live)
+        elif self.workers is None:
+            self._turn(group, live, guarded_reply(self.env, live.state, live.said[-1]))
+        else:
+            ticket = self.workers.submit(guarded_reply, self.env, live.state, live.said[-1])
+            self._replying[ticket], self._due[ticket] = (group, live), self.steps + REPLY_STEPS
+
+    def _judge(self, group: int, live: Live) -> None:
+        assert self.verifier is not None
+        if not self.verifier.grouped:
+            self._judging[self.pool.submit(self.verifier, live.task, live.said[-1])] = (group, live)
+            return
+        waiting = self._answered.setdefault(group, [])
+        waiting.append(live)
+        if len(waiting) < sum(episode is None for episode in self._groups[group]):
+            return
+        lives = sorted(self._answered.pop(group), key=lambda each: each.sample)
+        tickets = self.pool.submit_group(
+            self.verifier,
+            Group(
+                task=live.task,
+                responses=tuple(each.said[-1] for each in lives),
+                tokens=tuple(tuple(compress(each.tokens, each.sampled)) for each in lives),
+                state=self._states[group],
+            ),
+        )
+        self._judging.update(zip(tickets, ((group, each) for each in lives), strict=True))
+
+    def _take_replies(self) -> None:
+        """Takes what environments have said: all that is due, or all where the engine has nothing left."""
+        if self.workers is None or not self._due:
+            return
+        idle = not self.engine.busy
+        wanted = [t for t, due in self._due.items() if idle or due <= self.steps] if self.exact else []
+        self._returned.update(self.workers.poll(_POLL_S if idle else 0.0))
+        while any(ticket not in self._returned for ticket in wanted):
+            self._returned.update(self.workers.poll(_POLL_S))
+        for ticket in wanted if self.exact else [t for t in self._due if t in self._returned]:
+            outcome, _ = self._returned.pop(ticket), self._due.pop(ticket)
+            failed = outcome if isinstance(outcome, Failed) else None
+            if ticket in self._starting:
+                begin = Verdict(score=None, label=failed.label, reason=failed.reason) if failed else None
+                self._start(*self._starting.pop(ticket), begin or outcome.value)
+            else:
+                group, live = self._replying.pop(ticket)
+                turn = broken_turn(live.state, failed.label, failed.reason) if failed else outcome.value
+                self._turn(group, live, turn)
+
+    def _take_verdicts(self, timeout_s: float) -> None:
+        for ticket, verdict in self.pool.poll(timeout_s):
+            group, live = self._judging.pop(ticket)
+            if verdict.score is not None:
+                live.judged(verdict.score, verdict.progress, self.chat)
+            self._close(group, live, verdict)
+
+    def _turn(self, group: int, live: Live, turn: Turn) -> None:
+        """Takes an environment's reply: the next turn, or the end."""
+        reward = turn.reward
+        if reward is None and turn.verdict is not None:
+            reward = turn.verdict.score
+        if reward is not None:
+            live.earned(reward)
+        if turn.verdict is not None:
+            self._close(group, live, turn.verdict)
+            return
+        live.state = turn.state
+        try:
+            added = self.chat.extend(live.tokens, turn.messages)
+        except UserError as error:
+            self._close(group, live, Verdict(score=None, label="bad_turn", reason=str(error)))
+        else:
+            self._ask(group, live, added)
+
+    def _close(self, group: int, live: Live, verdict: Verdict) -> None:
+        self.engine.release(f"{group}/{live.sample}")
+        self._over(group, live.episode(verdict))
+
+    def _over(self, group: int, episode: Episode) -> None:
+        episodes = self._groups[group]
+        episodes[episode.sample] = episode
+        if all(e is not None for e in episodes):
+            self._finished.append(group)
+
+    def _complete(self, group: int) -> list[Episode]:
+        del self._states[group]
+        return [e for e in self._groups.pop(group) if e is not None]

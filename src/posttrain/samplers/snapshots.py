@@ -1,0 +1,232 @@
+"""Published weights: immutable, numbered, and proven where they arrive.
+
+A learner puts each version where samplers can find it, and samplers pull it when they are ready to. So a
+sampler that dies or hangs holds nobody up, and nobody ever reads weights that are being written: memory is
+written again only when no sampler may still read it.
+"""
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from posttrain.engines.protocol import Engine
+from posttrain.types import Completion, Request, RunError, Sampling
+from posttrain.weights import Named, combined, digest, fingerprint
+
+CANARY = 8
+"""Tokens of a prompt that a hand-over reads: both sides compute each of them at every hand-over."""
+DRAWN = 4
+"""Tokens behind them that go through what draws: the first off the prompt, the second off the cache."""
+_ALIGNED = 64
+"""Bytes at whose multiples a tensor begins."""
+
+
+class Place(Protocol):
+    """Where the weights of one version lie. Wherever it is sent, it opens there."""
+
+    def open(self) -> Named:
+        """The tensors; valid until the next call of the store's `put`, or as long as they are pinned."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of the tensors as they were put there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One published version, and what proves that it arrived."""
+
+    version: int
+    run: str
+    """Of which process of the learner: versions of one that has ended are not taken."""
+    place: Place
+    canary: tuple[int, ...]
+    """A row of tokens; the last DRAWN of them are to go through what draws."""
+    logps: tuple[float, ...]
+    """log π of its second token, its third ... as the learner finds them."""
+    tolerance: float
+    """How far the two sides may lie apart, in nats."""
+
+
+def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tuple[int, Completion]]:
+    """Gives the engine these weights and proves that it draws from them.
+
+    Three proofs: the engine says that it holds this version, the digest that it made of what it received
+    is that of what was sent, and the log-probabilities of the canary, the last of them through the kernels
+    that draw, are the learner's. What is in a store is looked at before any of it replaces what the engine
+    holds.
+
+    Returns answers of others that ended meanwhile (keep: see Engine.load). Raises RunError that names what
+    is wrong.
+    """
+    version, place = snapshot.version, snapshot.place
+    if isinstance(place, Arena) and (found := digest(place.open())) != place.digest:
+        raise RunError(
+            f"the weights of version {version} are damaged where they lie: digest {found}, "
+            f"not {place.digest}; version {engine.version} is kept"
+        )
+    try:
+        received = engine.load(place.open(), version, keep=keep)
+    except (KeyError, ValueError) as error:
+        raise RunError(f"the sampler did not take version {version}: {error.args[0]}") from error
+    if engine.version != version:
+        raise RunError(f"the sampler says that it holds version {engine.version}, and was sent {version}")
+    if received != place.digest:
+        raise RunError(
+            f"the sampler holds other weights than the learner sent as version {version}: "
+            f"digest {received}, not {place.digest}"
+        )
+    row, drawn = snapshot.canary, min(DRAWN, len(snapshot.canary) - 1)
+    drew, others = _forced(engine, row, drawn)
+    found_, read = torch.tensor(snapshot.logps), torch.tensor(engine.score(list(row)))
+    # torch's maximum, unlike Python's, does not lose a NaN.
+    worst = float(torch.cat([found_ - read, found_[-drawn:] - torch.tensor(drew)]).abs().max())
+    if not worst <= snapshot.tolerance:
+        raise RunError(
+            f"after hand-over of version {version} the sampler's log-probabilities differ from the learner's "
+            f"by {worst:.3g} on the canary, more than {snapshot.tolerance:g}"
+        )
+    return others
+
+
+def _forced(
+    engine: Engine, row: Sequence[int], drawn: int
+) -> tuple[list[float], list[tuple[int, Completion]]]:
+    """log π of the last tokens of the row as they are drawn, and answers of others that ended meanwhile."""
+    sampling = Sampling(max_new_tokens=drawn)
+    ticket = engine.submit(Request(prompt=tuple(row[:-drawn]), sampling=sampling, forced=tuple(row[-drawn:])))
+    others: list[tuple[int, Completion]] = []
+    while True:
+        for found, answer in engine.poll():
+            if found == ticket:
+                return answer.logp_policy, others
+            others.append((found, answer))
+
+
+# ---------------------------------------------------------------------- where they lie
+
+
+@dataclass
+class Direct:
+    """The learner's own tensors, one at a time, for an engine in the same thread that takes them at once."""
+
+    weights: Callable[[], Named]
+    _prints: list[str] = field(default_factory=list)
+
+    def open(self) -> Named:
+        """The tensors as they are now."""
+        self._prints.clear()
+        for name, tensor in self.weights():
+            self._prints.append(fingerprint(name, tensor))
+            yield name, tensor
+
+    @property
+    def digest(self) -> str:
+        """Of what was opened, once it has been read to its end."""
+        return combined(self._prints)
+
+
+Index = tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
+"""Of each tensor its name, type, shape, and the byte at which it begins."""
+
+
+def _index(weights: Named) -> Index:
+    found, end = [], 0
+    for name, tensor in weights:
+        found.append((name, tensor.dtype, tuple(tensor.shape), end))
+        end += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """A piece of memory that processes of this machine share."""
+
+    path: str
+    size: int
+    index: Index
+    digest: str
+
+    def open(self) -> Named:
+        """The tensors, which are read where they lie."""
+        if not os.path.exists(self.path):
+            raise RunError(f"the weights are no longer at {self.path}: the learner has ended")
+        yield from _tensors(self.path, self.size, self.index, shared=False)
+
+
+def _tensors(path: str, size: int, index: Index, *, shared: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    whole = torch.from_file(path, shared=shared, size=size, dtype=torch.uint8)
+    for name, dtype, shape, start in index:
+        count = torch.Size(shape).numel() * dtype.itemsize
+        yield name, whole[start : start + count].view(dtype).view(shape)
+
+
+class Arenas:
+    """Weights in memory that processes share, two versions at a time and more only while somebody is slow."""
+
+    def __init__(self) -> None:
+        self._free: list[str] = []
+        self._used: dict[int, str] = {}
+        self._index: Index = ()
+        self._open: list[int] = []
+        self._files: list[Path] = []
+        self.bytes = 0
+        """Copied so far."""
+
+    def put(self, version: int, weights: Callable[[], Named]) -> Arena:
+        """A copy of these weights."""
+        if not self._index:
+            self._index = _index(weights())
+        name, dtype, shape, start = self._index[-1]
+        size = start + torch.Size(shape).numel() * dtype.itemsize
+        path = self._memory(size)
+        prints = []
+        # One at a time: an adapter's merged matrices together would be a second model.
+        there = _tensors(path, size, self._index, shared=True)
+        for (name, source), (_, target) in zip(weights(), there, strict=True):
+            target.copy_(source)
+            prints.append(fingerprint(name, source))
+        self._used[version] = path
+        self.bytes += size
+        return Arena(path, size, self._index, combined(prints))
+
+    def _memory(self, size: int) -> str:
+        if self._free:
+            return self._free.pop()
+        if hasattr(os, "memfd_create"):  # nothing is left of it when the last process has ended
+            number = os.memfd_create("posttrain-weights")
+            self._open.append(number)
+            os.truncate(number, size)
+            return f"/proc/{os.getpid()}/fd/{number}"
+        number, path = tempfile.mkstemp(prefix="posttrain-weights-")
+        os.close(number)
+        os.truncate(path, size)
+        self._files.append(Path(path))
+        return path
+
+    def retain(self, versions: set[int]) -> None:
+        """Lets the memory of all other versions be written again."""
+        for version in self._used.keys() - versions:
+            self._free.append(self._used.pop(version))
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        for number in self._open:
+            with suppress(OSError):
+                os.close(number)
+        for path in self._files:
+            path.unlink(missing_ok=True)
+
+
+def incarnation() -> str:
+    """A name for this process of the learner, which no other has."""
+    return secrets.token_hex(8)

@@ -1,0 +1,183 @@
+"""One engine with its rollouts, which takes groups and weights between two steps of the engine.
+
+    turn    consumes       groups in the order in which they came, and the newest weights offered
+            waits for      nothing that has no deadline of its own
+            unblocked by   a group, weights, or a question: without any it has nothing to do
+
+Everything that decides what is drawn is done here, so it is the same in the loop's thread, in another
+process and on another machine.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from posttrain.samplers.protocol import Finished, GroupRequest, Work
+from posttrain.samplers.rollouts import Rollouts
+from posttrain.samplers.snapshots import Snapshot, take
+from posttrain.types import Episode
+
+Swap = Literal["between", "within"]
+Cache = Literal["recompute", "keep"]
+
+
+class RolloutWorker:
+    """Plays groups on an engine of its own.
+
+    swap = "between": rounds of groups that were admitted together are played one after another, and weights
+    are taken when nothing is being played. "within": between any two steps; with cache = "recompute" running
+    answers are then computed again under the new weights, so that each later token is drawn from what these
+    say of all that stands before it. With "keep" they go on over keys and values of the old ones.
+    in_order: of rounds and weights none overtakes another, so that what a round is drawn by does not hang on
+    how fast anybody is.
+    """
+
+    def __init__(
+        self, rollouts: Rollouts, *, swap: Swap = "between", cache: Cache = "recompute", in_order: bool = True
+    ) -> None:
+        self.rollouts, self.swap, self.cache, self.in_order = rollouts, swap, cache, in_order
+        self.live = -1
+        self._inbox: deque[GroupRequest | Snapshot] = deque()
+        self._playing: dict[int, GroupRequest] = {}
+        """By the number that the rollouts have given them."""
+        self._examined: dict[int, int] = {}
+        """Groups of an evaluation, likewise."""
+        self._asked: list[GroupRequest] = []
+        self._seen: dict[int, list[Episode]] = {}
+        self._began = time.monotonic()
+        self._work = Work()
+
+    # ------------------------------------------------------------------ what it is told
+
+    def admit(self, requests: Sequence[GroupRequest]) -> None:
+        """Takes these together."""
+        self._inbox += requests
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Takes these weights at the next boundary; of several the newest."""
+        older = [each for each in self._inbox if isinstance(each, Snapshot)]
+        for each in older:
+            self._inbox.remove(each)
+        self._inbox.append(snapshot)
+
+    def evaluate(self, requests: Sequence[GroupRequest]) -> None:
+        """Plays these at the next boundary, and nothing beside them; `examined` has what comes of them."""
+        self._asked += requests
+
+    @property
+    def examined(self) -> dict[int, list[Episode]]:
+        """The groups of the evaluation that are complete, by number; each is handed out once."""
+        seen, self._seen = self._seen, {}
+        return seen
+
+    # ------------------------------------------------------------------ what it does
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do until it is told something."""
+        return not (self._inbox or self._playing or self._examined or self._asked)
+
+    @property
+    def playing(self) -> bool:
+        """Whether a group is being played, or waits for its turn."""
+        return bool(self._playing) or any(isinstance(each, GroupRequest) for each in self._inbox)
+
+    @property
+    def offered(self) -> int:
+        """The version of the weights that wait to be taken; -1 if none do."""
+        return next((each.version for each in self._inbox if isinstance(each, Snapshot)), -1)
+
+    def work(self) -> Work:
+        """What it has done."""
+        alive = time.monotonic() - self._began
+        return replace(self._work, steps=self.rollouts.steps, alive_s=alive)
+
+    def turn(self, *, swaps: bool = True) -> list[Finished]:
+        """The groups that are complete after one more step; or none, after new weights were taken instead.
+
+        swaps: whether this is a boundary at which weights may be taken.
+        """
+        if self.idle:
+            return []
+        begin = time.monotonic()
+        done = self._turned(swaps)
+        tokens = sum(sum(e.trajectory.sampled) for each in done for e in each.episodes)
+        self._work = replace(
+            self._work,
+            tokens=self._work.tokens + tokens,
+            busy_s=self._work.busy_s + time.monotonic() - begin,
+        )
+        return done
+
+    def _turned(self, swaps: bool) -> list[Finished]:
+        between = self.swap == "between"
+        if not self._examined and not (between and self._playing):
+            if swaps and self._takes_weights():
+                return []
+            if self._asked and self.offered < 0:
+                self._examine()
+        if not self._examined:
+            self.rollouts.unpark()
+            self._begin_groups()
+        return self._sorted(self.rollouts.step())
+
+    def _takes_weights(self) -> bool:
+        """Takes the newest weights, if it is their turn; everything that runs is then put aside."""
+        found = next((each for each in self._inbox if isinstance(each, Snapshot)), None)
+        if found is None or (self.swap == "between" and self.in_order and self._inbox[0] is not found):
+            return False
+        keep = self.cache == "keep" and self.rollouts.engine.busy
+        if not keep:
+            self.rollouts.park()
+        self.rollouts.answered(take(self.rollouts.engine, found, keep=keep))
+        self._inbox.remove(found)
+        self.live = found.version
+        return True
+
+    def _examine(self) -> None:
+        self.rollouts.park()
+        for each in self._asked:
+            number = self.rollouts.open(
+                each.task, each.size, each.sampling, epoch=each.epoch, state=each.state
+            )
+            self._examined[number] = each.number
+        self._asked = []
+
+    def _begin_groups(self) -> None:
+        """Opens the groups whose turn it is."""
+        if self.swap == "between" and self._playing:
+            return
+        starting: list[GroupRequest] = []
+        while self._inbox and isinstance(first := self._inbox[0], GroupRequest):
+            if self.swap == "between" and starting and first.round != starting[0].round:
+                break
+            starting.append(first)
+            self._inbox.popleft()
+        if self.swap == "within":  # nobody waits behind weights that are taken at the next boundary
+            starting += [each for each in self._inbox if isinstance(each, GroupRequest)]
+            self._inbox = deque(each for each in self._inbox if isinstance(each, Snapshot))
+        for each in starting:
+            if not each.begun:
+                self.rollouts.unpark()  # what has begun elsewhere stands before it
+            number = self.rollouts.open(
+                each.task, each.size, each.sampling, epoch=each.epoch, state=each.state, begun=each.begun
+            )
+            self._playing[number] = each
+        self.rollouts.unpark()
+
+    def _sorted(self, complete: Sequence[tuple[int, list[Episode]]]) -> list[Finished]:
+        done = []
+        for number, episodes in complete:
+            if number in self._examined:
+                self._seen[self._examined.pop(number)] = episodes
+            else:
+                done.append(Finished(number=self._playing.pop(number).number, episodes=episodes))
+        return done
+
+    def unfinished(self) -> list[GroupRequest]:
+        """What it was given and has not finished, with every token drawn so far, as it was admitted."""
+        self.rollouts.park()
+        playing = [replace(each, begun=self.rollouts.parts(n)) for n, each in self._playing.items()]
+        return [*playing, *(each for each in self._inbox if isinstance(each, GroupRequest))]
