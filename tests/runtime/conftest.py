@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 PATIENCE_S = 60.0
 
@@ -90,3 +92,31 @@ def launcher() -> Iterator[Launcher]:
     made.process.wait(PATIENCE_S)
     assert made.process.stdout is not None
     made.process.stdout.close()
+
+
+@pytest.fixture
+def ahead(online: dict[str, Any], able: Path) -> dict[str, Any]:
+    """Sums of one digit by a model that says many things: six updates of 3 × 4 answers of up to 12 tokens."""
+    return online | {
+        "model": {"path": str(able), "dtype": "float32", "device": "cpu"},
+        "method": {"name": "grpo", "correction": "token_truncated"},
+        "task": {"arithmetic": {"low": 2, "high": 4, "held_out": 3, "template": "{a}+{b}="}},
+        "sampling": {"max_new_tokens": 12, "temperature": 2.0},
+        "run": {"updates": 6, "threads": 1},
+        "checkpoint": {"every": 0},
+    }
+
+
+@pytest.fixture
+def trained(run_cli, write, tmp_path):
+    """trained(tables, **async) -> the weights that a run ends with, and its directory."""
+
+    def train(tables: dict[str, Any], name: str = "run", **how: Any) -> tuple[dict[str, Any], Path]:
+        run = tmp_path / name
+        over = {"async": how} if how else {}
+        said = run_cli("train", write(tables, over, name), "--run-dir", run, "--quiet")
+        assert said.code == 0, said.err
+        [last] = (run / "checkpoints").glob(f"step_{tables['run']['updates']:06d}")
+        return load_file(last / "model" / "model.safetensors"), run
+
+    return train

@@ -211,7 +211,7 @@ class Wordy:
     def busy(self) -> bool:
         return bool(self.waiting)
 
-    def withdraw(self) -> list:
+    def unanswered(self) -> list:
         return []
 
     def release(self, episode: str) -> None:

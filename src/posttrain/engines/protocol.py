@@ -11,7 +11,8 @@ class Engine(Protocol):
 
     ticket = engine.submit(request)     any number, at any time
     done = engine.poll()                the answers that have ended; one in this process takes a step
-    left = engine.withdraw()            what is unanswered, as far as it has come; it is asked no more
+    left = engine.unanswered()          what is unanswered, as far as it has come
+    engine.withdraw()                   the same, and it is asked no more
     engine.release(episode)             what was computed of its turns is needed no more
     engine.load(weights, version)       new weights; what is drawn from now on carries the version
     """
@@ -38,12 +39,16 @@ class Engine(Protocol):
         """
         ...
 
-    def withdraw(self) -> list[tuple[int, Request]]:
+    def unanswered(self) -> list[tuple[int, Request]]:
         """The tickets that are unanswered, each with the request that goes on behind what was drawn.
 
-        They are forgotten: under the same weights the requests lead to the same tokens, and under others
-        to tokens of which each was drawn from what those weights say of all that stands before it.
+        Under the same weights such a request leads to the same tokens, and under others to tokens each of
+        which is drawn from what those weights say of all that stands before it.
         """
+        ...
+
+    def withdraw(self) -> list[tuple[int, Request]]:
+        """The same, and they are forgotten: the engine has nothing to answer any more."""
         ...
 
     def release(self, episode: str) -> None:

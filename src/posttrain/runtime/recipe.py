@@ -254,6 +254,11 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
         keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
     if not recipe.rollout.replay:
         keys["rollout.replay_lag"] = "rollout.replay is 0"
+    if not recipe.async_.max_lag:
+        beside = ("window", "swap", "pace")
+        keys |= {
+            f"async.{name}": "async.max_lag is 0: all are drawn by the newest weights" for name in beside
+        }
     if recipe.async_.pace != "steps":
         keys["async.steps_per_update"] = "async.pace is 'clock'"
     if recipe.async_.swap != "within":

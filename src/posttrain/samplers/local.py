@@ -40,8 +40,11 @@ class LocalSampler:
         self.worker.admit(requests)
 
     def poll(self, timeout_s: float) -> list[Finished]:
-        """The groups that are finished after one more step, or after weights were taken instead."""
-        if self._late:
+        """The groups that are finished after one more step, or after weights were taken instead.
+
+        Without any time it takes no step.
+        """
+        if self._late or not timeout_s:
             late, self._late = self._late, []
             return late
         made = self.worker.rollouts.steps - self._published_at

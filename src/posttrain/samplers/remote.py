@@ -52,8 +52,12 @@ class Server:
         kind, *given = message
         if kind == "unfinished":
             self.out.append((kind, self.worker.unfinished()))
-        else:
+            return
+        try:
             getattr(self.worker, kind)(*given)
+        except RunError as error:
+            self.out.append(("refused", str(error)))
+            raise
 
     def turn(self) -> None:
         """Lets the worker do one thing."""

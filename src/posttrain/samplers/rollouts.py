@@ -159,15 +159,19 @@ class Rollouts:
         for group, live, request in sorted(parked, key=lambda each: (each[0], each[1].sample)):
             self._answering[self.engine.submit(request)] = (group, live)
 
-    def parts(self, group: int) -> tuple[Part, ...]:
-        """How far the episodes of a group are, none of which the engine may be working on."""
-        waiting = [*self._judging.values(), *self._replying.values()]
-        waiting += [(group, live) for live in self._answered.get(group, [])]
-        return tuple(
-            [Part(sample=e.sample, episode=e) for e in self._groups[group] if e is not None]
-            + [Part(sample=at.sample, live=at, drawn=r.begun) for g, at, r in self._parked if g == group]
-            + [Part(sample=at.sample, live=at, answered=True) for g, at in waiting if g == group]
-        )
+    def parts(self) -> dict[int, tuple[Part, ...]]:
+        """How far the episodes of each group are; those of a group that has not started are not there."""
+        found: dict[int, list[Part]] = {
+            group: [Part(sample=e.sample, episode=e) for e in episodes if e is not None]
+            for group, episodes in self._groups.items()
+        }
+        running = [(*self._answering[ticket], request) for ticket, request in self.engine.unanswered()]
+        for group, live, request in (*running, *self._parked):
+            found[group].append(Part(sample=live.sample, live=live, drawn=request.begun))
+        answered = [(group, live) for group, lives in self._answered.items() for live in lives]
+        for group, live in (*self._judging.values(), *self._replying.values(), *answered):
+            found[group].append(Part(sample=live.sample, live=live, answered=True))
+        return {group: tuple(parts) for group, parts in found.items()}
 
     def run(
         self,

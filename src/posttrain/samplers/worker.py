@@ -17,7 +17,7 @@ from typing import Literal
 from posttrain.samplers.protocol import Finished, GroupRequest, Work
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import Snapshot, take
-from posttrain.types import Episode
+from posttrain.types import Episode, RunError
 
 Swap = Literal["between", "within"]
 Cache = Literal["recompute", "keep"]
@@ -39,6 +39,7 @@ class RolloutWorker:
     ) -> None:
         self.rollouts, self.swap, self.cache, self.in_order = rollouts, swap, cache, in_order
         self.live = -1
+        self._run = ""
         self._inbox: deque[GroupRequest | Snapshot] = deque()
         self._playing: dict[int, GroupRequest] = {}
         """By the number that the rollouts have given them."""
@@ -56,7 +57,14 @@ class RolloutWorker:
         self._inbox += requests
 
     def offer(self, snapshot: Snapshot) -> None:
-        """Takes these weights at the next boundary; of several the newest."""
+        """Takes these weights at the next boundary; of several the newest.
+
+        RunError for weights of another process of the learner than the first: one that has ended may have
+        left them.
+        """
+        if self._run not in ("", snapshot.run):
+            raise RunError(f"version {snapshot.version} is of another run of the learner, and was not taken")
+        self._run = snapshot.run
         older = [each for each in self._inbox if isinstance(each, Snapshot)]
         for each in older:
             self._inbox.remove(each)
@@ -178,6 +186,6 @@ class RolloutWorker:
 
     def unfinished(self) -> list[GroupRequest]:
         """What it was given and has not finished, with every token drawn so far, as it was admitted."""
-        self.rollouts.park()
-        playing = [replace(each, begun=self.rollouts.parts(n)) for n, each in self._playing.items()]
+        parts = self.rollouts.parts()
+        playing = [replace(each, begun=parts[n]) for n, each in self._playing.items()]
         return [*playing, *(each for each in self._inbox if isinstance(each, GroupRequest))]

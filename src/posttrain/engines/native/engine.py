@@ -113,15 +113,19 @@ class NativeEngine:
         self._wanted[sequence.prompt] += 1
         return sequence.ticket
 
+    def unanswered(self) -> list[tuple[int, Request]]:
+        """What has not been answered, as far as it has come (see engines.protocol)."""
+        return [(s.ticket, s.rest()) for s in (*self.scheduler.running, *self.scheduler.waiting)]
+
     def withdraw(self) -> list[tuple[int, Request]]:
-        """All that has not been answered, which is then forgotten (see engines.protocol)."""
-        left = [*self.scheduler.running, *self.scheduler.waiting]
+        """The same, which is then forgotten."""
+        left = self.unanswered()
         self.scheduler.running.clear()
         self.scheduler.waiting.clear()
         self._wanted.clear()
         self._forget(list(self._first_logits))
         self.runner.forget()
-        return [(s.ticket, s.rest()) for s in left]
+        return left
 
     def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
         """The digest of the weights received (see engines.protocol)."""

@@ -49,7 +49,17 @@ class Sequence:
 
     def rest(self) -> Request:
         """The request that goes on from here."""
-        return replace(self.request, begun=self.completion("", "") if self.tokens else None)
+        if not self.tokens:
+            return self.request
+        drawn = Completion(
+            tokens=list(self.tokens),
+            logp_gen=list(self.logp_gen),
+            logp_policy=list(self.logp_policy),
+            version=list(self.version),
+            text="",
+            stop="",
+        )
+        return replace(self.request, begun=drawn)
 
     def completion(self, text: str, stop: str) -> Completion:
         """The answer, once it has ended."""
