@@ -143,7 +143,7 @@ END = Verdict(score=1.0, label="right")
         (Turn(state=1, messages=({"role": "assistant", "content": "go"},)), "bad_turn"),
         (Turn(state=1, messages=(MESSAGE,), reward=float("nan")), "not_a_number"),
         (Turn(state=1, done=True, verdict=END, reward=float("inf")), "not_a_number"),
-        (Turn(state=1, messages=(MESSAGE,), reward="1"), "raised"),
+        (Turn(state=1, messages=(MESSAGE,), reward="1"), "not_a_number"),
     ],
 )
 def test_a_turn_that_makes_no_sense_ends_the_episode_without_a_score(turn, label):

@@ -109,7 +109,10 @@ def reinforce_pp_baseline(batch: Batch, out: Outputs) -> list[tuple[int, int, fl
 
 
 def gmpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
-    """1/G Σ_i A_i Π_t (min(r, e^0.4) where A ≥ 0, max(r, e^-0.4) where A < 0)^(1/|o_i|); arXiv:2507.20673."""
+    """1/G Σ_i A_i Π_t (min(r, e^0.4) where A ≥ 0, max(r, e^-0.4) where A < 0)^(1/|o_i|).
+
+    arXiv:2507.20673, eq. 3.
+    """
     A, rows = whitened(batch), trained(batch)
     answer = []
     for i, chosen in rows.items():
@@ -124,7 +127,7 @@ def gmpo(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 def pass_at_k_training(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
-    """GRPO's over pairs of answers: what the best of a pair is worth if one is this; arXiv:2508.10751."""
+    """GRPO of what the best of a pair of answers is worth if one is this; arXiv:2508.10751, section 2.4."""
     R, rows = returns_of(batch), trained(batch)
     answer = []
     for i, chosen in rows.items():

@@ -75,7 +75,7 @@ def test_named_parts_add_up_and_a_verdict_is_taken_as_it_is():
     parts = as_verdict({"right": 1, "short": 0.25})
     assert (parts.score, parts.parts) == (1.25, {"right": 1.0, "short": 0.25})
     own = Verdict(score=0.5, label="half")
-    assert as_verdict(own) is own
+    assert as_verdict(own) == own
 
 
 @pytest.mark.parametrize(

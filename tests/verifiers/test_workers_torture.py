@@ -90,7 +90,7 @@ FAILURES = [
     ("rude", "raised", "Rude"),
     ("unsendable", "raised", "Unsendable"),
     ("surrogate", "raised", "ValueError: ?"),
-    ("unpicklable", "raised", None),
+    ("unpicklable", "not_a_number", "the part 'f' is function, not a finite number"),
     ("absent", "raised", "KeyError: 'absent'"),
 ]
 

@@ -4,14 +4,14 @@ A question with one answer needs no environment: the runtime shows the task's me
 verifier judges the response. An environment is for episodes of several turns.
 """
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from posttrain.types import Message, Task, Verdict
 from posttrain.usercode import cause
+from posttrain.verdict import number, sound
 
 _ROLE = re.compile(r"[A-Za-z][\w-]{0,63}")
 """A template writes it between its marks, where anything else could make one."""
@@ -89,11 +89,10 @@ def guarded_reply(env: Env, state: Any, response: str) -> Turn:
         wrong = _bad_turn(turn)
         if wrong:
             return broken_turn(state, "bad_turn", wrong)
-        if turn.reward is not None and not math.isfinite(turn.reward):
+        reward = number(turn.reward)
+        if reward is None and turn.reward is not None:
             return broken_turn(state, "not_a_number", f"the reward is {turn.reward}")
-        # Numbers of other libraries look like ours and cannot be written down.
-        reward = None if turn.reward is None else float(turn.reward)
-        verdict = None if turn.verdict is None else _plain(turn.verdict)
+        verdict = None if turn.verdict is None else sound(turn.verdict)
         return Turn(state=turn.state, messages=turn.messages, reward=reward, done=turn.done, verdict=verdict)
     except Exception as error:
         return broken_turn(state, "raised", cause(error))
@@ -104,11 +103,6 @@ def broken_turn(state: Any, label: str, reason: str) -> Turn:
     return Turn(state=state, done=True, verdict=Verdict(score=None, label=label, reason=reason))
 
 
-def _plain(verdict: Verdict) -> Verdict:
-    score = None if verdict.score is None else float(verdict.score)
-    return replace(verdict, score=score, parts={str(k): float(v) for k, v in verdict.parts.items()})
-
-
 def _bad_turn(turn: Any) -> str:
     if not isinstance(turn, Turn):
         return f"reply returned {type(turn).__name__}, not a Turn"
@@ -117,8 +111,6 @@ def _bad_turn(turn: Any) -> str:
         return "a turn has a verdict when, and only when, it is the last"
     if verdict is not None and not isinstance(verdict, Verdict):
         return f"the verdict is {type(verdict).__name__}, not a Verdict"
-    if verdict is not None and not all(isinstance(text, str) for text in (verdict.label, verdict.reason)):
-        return "the label or the reason of the verdict is not text"
     if turn.done:
         return "the last turn has messages that nobody will read" if turn.messages else ""
     return _bad_messages(turn.messages)

@@ -190,7 +190,8 @@ def pass_at_k_normalised(returns: PerRow, group: Group, k: int = 2, eps: float =
 
     Raises ValueError for a group with fewer than k + 1 rows.
 
-    Source: Pass@k training, arXiv:2508.10751, its analytical form, there for returns of 0 and 1.
+    Source: Pass@k training, arXiv:2508.10751, section 2.4, there for returns of 0 and 1. Its own runs clip
+    and average over tokens as DAPO does.
 
     >>> pass_at_k_normalised(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long), k=2)
     tensor([ 1.0000, -0.3333, -0.3333, -0.3333])

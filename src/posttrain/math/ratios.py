@@ -70,7 +70,7 @@ def by_bounded_sequence(
     A token that has moved far as its advantage asks adds no more to the geometric mean, and has no gradient;
     the others keep theirs.
 
-    Source: GMPO, arXiv:2507.20673, whose ratios are clipped at e^-0.4 and e^0.4.
+    Source: GMPO, arXiv:2507.20673, eq. 3; ratios between e^-0.4 and e^0.4 are those of its section 4.
 
     >>> logp, old, A = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.8, -2.0]]), torch.ones(1, 2)
     >>> by_bounded_sequence(logp, old, torch.tensor([[True, True]]), A)

@@ -87,7 +87,7 @@ def truncated(log_ratio: PerToken, advantage: PerToken, cap: float = 1.28, floor
     No token loses its gradient.
 
     Source: CISPO, arXiv:2506.13585, eqs. 4 and 5. Both bounds are absolute; the paper's runs have no lower
-    one, which is a floor of 0.
+    one, which is a floor of 0. It does not tell its cap: 1.28 is where DAPO clips.
 
     >>> truncated(torch.tensor([[2.0]]).log(), torch.tensor([[1.0]]))
     tensor([[-0.8872]])

@@ -229,7 +229,8 @@ class PolicyGradient(Method):
     def _left_behind(self, out: Outputs, batch: Batch) -> Mask:
         """Tokens of answers that count against themselves and that the policy no longer gives.
 
-        Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, section 3.1.
+        Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, eq. 9 of section 3.1, whose
+        π_old is the probability that the sampler itself gave: π_gen.
         """
         assert batch.advantage is not None
         gap = masked.row_mean(batch.logp_gen - out.logp.detach(), batch.mask)

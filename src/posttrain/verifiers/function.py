@@ -28,7 +28,6 @@ infinity, any other type) and wrong_length here; timeout and died from the pool.
 """
 
 import math
-import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from typing import Any, ClassVar, TypeGuard
 from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
 from posttrain.usercode import asked, load_named, signature
+from posttrain.verdict import number, sound
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")
@@ -155,10 +155,10 @@ def as_verdict(returned: object) -> Verdict:
     ('not_a_number', 'not_a_number', None)
     """
     if isinstance(returned, Verdict):
-        return returned
+        return sound(returned)
     if isinstance(returned, Mapping):
-        parts = {str(key): _number(value) for key, value in returned.items()}
-        bad = [(key, returned[key]) for key in returned if _number(returned[key]) is None]
+        parts = {str(key): number(value) for key, value in returned.items()}
+        bad = [(key, returned[key]) for key in returned if number(returned[key]) is None]
         if bad or not parts:
             return _not_a_number(bad[0] if bad else returned, "named numbers")
         known = {key: value for key, value in parts.items() if value is not None}
@@ -166,23 +166,10 @@ def as_verdict(returned: object) -> Verdict:
         if not math.isfinite(total):
             return _not_a_number(returned, "a finite sum")
         return Verdict(score=total, label="scored", parts=known)
-    value = _number(returned)
+    value = number(returned)
     if value is None:
         return _not_a_number(returned, "a finite number")
     return Verdict(score=value, label="scored")
-
-
-def _number(value: object) -> float | None:
-    """The finite number that a value is, or None."""
-    if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == ():
-        value = value.item() if hasattr(value, "item") else value  # a 0-dimensional array or tensor
-    if not isinstance(value, numbers.Real):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # an int beyond the largest float
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _not_a_number(returned: object, wanted: str) -> Verdict:

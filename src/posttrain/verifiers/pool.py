@@ -1,7 +1,6 @@
 """Verdicts, of verifiers that may raise, hang or die."""
 
 import hashlib
-import math
 import pickle
 import time
 from collections import OrderedDict
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from posttrain.types import Task, UserError, Verdict
 from posttrain.usercode import cause
+from posttrain.verdict import sound
 from posttrain.verifiers.protocol import Group, Verifier
 from posttrain.verifiers.workers import Failed, Workers
 
@@ -21,12 +21,7 @@ _REMEMBERED = 10_000
 
 def judged(verifier: Verifier, task: Task, response: str) -> Verdict:
     """The verdict; a failed one if the verifier raises or returns anything but a verdict."""
-    begin = time.monotonic()
-    try:
-        verdict: Any = verifier(task, response)
-    except Exception as error:
-        return Verdict(score=None, label="raised", reason=cause(error), seconds=time.monotonic() - begin)
-    return _sound(verdict, time.monotonic() - begin)
+    return _several(lambda: [verifier(task, response)], 1)[0]
 
 
 def judged_all(verifier: Verifier, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
@@ -39,31 +34,23 @@ def judged_group(verifier: Verifier, group: Group) -> list[Verdict]:
     return _several(lambda: verifier.judge_group(group), len(group.responses))
 
 
-def _several(judge: Callable[[], Any], count: int) -> list[Verdict]:
+def _several(judge: Callable[[], list[Verdict]], count: int) -> list[Verdict]:
     begin = time.monotonic()
     try:
-        verdicts = judge()
+        verdicts = [_sound(verdict) for verdict in judge()]
         if len(verdicts) != count:
             raise ValueError(f"{len(verdicts)} verdicts were returned for {count} responses")
     except Exception as error:
         verdicts = [Verdict(score=None, label="raised", reason=cause(error))] * count
     seconds = (time.monotonic() - begin) / max(1, count)
-    return [_sound(verdict, seconds) for verdict in verdicts]
+    return [replace(verdict, seconds=seconds) for verdict in verdicts]
 
 
-def _sound(verdict: Any, seconds: float) -> Verdict:
-    """The verdict, if it is one with a finite score."""
-    if not isinstance(verdict, Verdict):
-        reason = f"the verifier returned {type(verdict).__name__}, not a Verdict"
-        return Verdict(score=None, label="raised", reason=reason, seconds=seconds)
-    if verdict.score is not None and not math.isfinite(verdict.score):
-        reason = f"the score is {verdict.score}"
-        return Verdict(score=None, label="not_a_number", reason=reason, seconds=seconds)
-    if not all(math.isfinite(potential) for _, potential in verdict.progress):
-        return Verdict(
-            score=None, label="not_a_number", reason="a step has no finite potential", seconds=seconds
-        )
-    return replace(verdict, seconds=seconds)
+def _sound(verdict: Any) -> Verdict:
+    if isinstance(verdict, Verdict):
+        return sound(verdict)
+    reason = f"the verifier returned {type(verdict).__name__}, not a Verdict"
+    return Verdict(score=None, label="raised", reason=reason)
 
 
 @dataclass(slots=True)

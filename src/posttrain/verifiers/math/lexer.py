@@ -25,6 +25,9 @@ GREEK = _GREEK | {name.capitalize() for name in _GREEK} | {"varphi", "varepsilon
 CURRENCIES = "$€£¥₹¢"
 JOINING = frozenset({"and", "or"})
 OPENERS, CLOSERS = ("(", "[", "{", "{{", "⟨"), (")", "]", "}", "}}", "⟩")
+_NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+BASES = {name: str(base) for base, name in enumerate(_NUMERALS.split(), 2)}
+"""Bases that are written as words."""
 
 _SIGNS = (
     dict.fromkeys("×⋅·∙∗•⨯", "*")
@@ -100,6 +103,7 @@ _REPEATING = re.compile(
 )
 _ONCE_MORE = re.compile(r"(\d*?)(?:(\d)\2\2+|(\d{2,}?)\3+)")
 """Digits that end in one that stands three times, or in two or more that stand twice."""
+_BASE = re.compile(r"(?P<open>\( )?(?:in )?base (?P<name>\w{1,9})(?(open) \))(?!\S)")
 _EXPONENT = re.compile(r"[eE]([+-]?\d+)(?![\w.(^])|[eE]([+-]?\d+)(?=\.(?!\d))")
 
 
@@ -194,7 +198,27 @@ def tokens(text: str, *, thousands: bool = True) -> list[Token]:
     for i in range(1, len(found) - 1):  # 3 x 10^8
         if found[i].text in ("x", "X") and found[i - 1].kind == found[i + 1].kind == "number":
             found[i] = Token("sign", "*", found[i].start, found[i].spaced)
-    return found
+    return _based(found)
+
+
+def _based(found: list[Token]) -> list[Token]:
+    """1011 base 2, 1011 in base two and 1011 (base 2) as 1011_2, where the base has all these digits."""
+    read: list[Token] = []
+    at = 0
+    while at < len(found):
+        token, at = found[at], at + 1
+        read.append(token)
+        if token.kind != "number" or not token.text.isdecimal():
+            continue
+        words = _BASE.match(" ".join(ahead.text.lower() for ahead in found[at : at + 5]))
+        base = BASES.get(words["name"], words["name"]) if words else ""
+        if words and base.isdecimal() and int(max(token.text)) < int(base) <= 36:
+            read += [
+                Token("sign", "_", token.start),
+                Token("number", base, token.start, value=Fraction(base)),
+            ]
+            at += words.group().count(" ") + 1
+    return read
 
 
 def _spelt(kind: str, piece: str, at: int, spaced: bool) -> list[Token]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from posttrain.verifiers.math.cursor import CONSTANTS, FUNCTIONS, MOST_DEPTH, Cursor, pieces
-from posttrain.verifiers.math.lexer import GREEK, Token
+from posttrain.verifiers.math.lexer import BASES, GREEK, Token
 from posttrain.verifiers.math.tree import (
     Call,
     Constant,
@@ -31,7 +31,6 @@ from posttrain.verifiers.math.tree import (
 from posttrain.verifiers.math.units import unit_named
 
 MOST_DIVISIONS = 20
-_BASES = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
 UNKNOWN_BASE = Symbol("base of log")
 """\\log without a base: an identity must hold in any base."""
 
@@ -217,7 +216,7 @@ class Parser:
     def _base(self) -> str:
         """The base of a numeral: _2, _{2}, _{(2)}, _{two} and _{base 2} are one."""
         name = re.sub(r"^_(?:base)?|[()]", "", self._subscript().lower())
-        return f"_{_BASES.get(name, name)}"
+        return f"_{BASES.get(name, name)}"
 
     def _subscript(self) -> str:
         """_1, _{12}, _n as a part of the name."""

@@ -130,6 +130,46 @@ def last_expression(tokens: list[Token], *, equation: bool = False) -> list[Toke
     return []
 
 
+def ratios(tokens: list[Token]) -> list[Token]:
+    """The tokens with 3 to 4 as 3 : 4.
+
+    Not where a colon stands behind anything but a word, nor where words speak of a range: from 3 to 4, 3 to
+    4 hours.
+    """
+    if any(t.text == ":" and i and not _is_long_word(tokens[i - 1]) for i, t in enumerate(tokens)):
+        return tokens
+    colons = {i for i, token in enumerate(tokens) if token.text == "to" and _parts_values(tokens, i)}
+    words = [i for i, t in enumerate(tokens) if t.kind in ("word", "text") and i not in colons]
+    for i in list(colons):
+        before = [tokens[j].text.lower() for j in words if j < i and _is_long_word(tokens[j])][-1:]
+        behind = [j for j in words if j > i][:1]
+        counted = any(_ends_value(tokens[j - 1]) and not _is_prose(tokens[j]) for j in behind)
+        if before in (["from"], ["between"]) or counted:
+            colons.remove(i)
+    return [Token("sign", ":", t.start, t.spaced) if i in colons else t for i, t in enumerate(tokens)]
+
+
+def _parts_values(tokens: list[Token], i: int) -> bool:
+    """Whether a word stands between two values."""
+    if tokens[i].kind not in ("word", "text") or not 0 < i < len(tokens) - 1:
+        return False
+    behind = tokens[i + 1]
+    begins = behind.kind in ("number", "command") or (behind.kind == "sign" and behind.text in ("(", "{"))
+    return begins and _ends_value(tokens[i - 1])
+
+
+def _ends_value(token: Token) -> bool:
+    return token.kind == "number" or (token.kind == "sign" and token.text in (")", "}"))
+
+
+def _is_long_word(token: Token) -> bool:
+    return token.kind in ("word", "text") and len(token.text) > 1
+
+
+def _is_prose(token: Token) -> bool:
+    return token.text in JOINING or token.text.lower() in PROSE
+
+
 def _last_side(tokens: list[Token]) -> list[Token]:
     """What stands behind the last = outside brackets; all of it where it is a list, or nothing does."""
     depth, at = 0, 0

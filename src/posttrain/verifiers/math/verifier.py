@@ -20,9 +20,10 @@ from posttrain.verifiers.math.places import (
     last_expression,
     last_line,
     part_of,
+    ratios,
 )
 from posttrain.verifiers.math.reader import read
-from posttrain.verifiers.math.tree import Answer, Choice, Relation, TooHardError, UnreadableError, Words
+from posttrain.verifiers.math.tree import Answer, Choice, Many, Relation, TooHardError, UnreadableError, Words
 from posttrain.verifiers.math.variants import near_misses, placed
 from posttrain.verifiers.math.words import choice, is_option, is_text, phrase, words
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
@@ -172,7 +173,7 @@ class Math(Verifier):
         if part is None or not part.strip():
             return "no_answer", "nothing stands where the answer is looked for"
         try:
-            given = _given(part, rules.kind, prose=prose, equation=isinstance(gold, Relation))
+            given = _given(part, rules.kind, gold, prose=prose)
             if given is None:
                 return "no_answer", f"{shown(part)} holds no expression"
             found = _found(given, gold, rules)
@@ -200,21 +201,23 @@ def _settled(text: str, kind: str) -> Answer:
     return settled(_whole(text, kind), kind)
 
 
-def _tokens(text: str, kind: str) -> list[Token]:
-    return tokens(text, thousands=kind not in ("set", "tuple", "interval", "matrix"))
+def _tokens(text: str, kind: str, gold: Answer | None) -> list[Token]:
+    """The tokens of a text; 3 to 4, which may be a range as well, is a ratio where the gold is one."""
+    found = tokens(text, thousands=kind not in ("set", "tuple", "interval", "matrix"))
+    return ratios(found) if isinstance(gold, Many) and gold.brackets == ":" else found
 
 
-def _whole(text: str, kind: str) -> Answer:
-    """The answer that the whole text is."""
+def _whole(text: str, kind: str, gold: Answer | None = None) -> Answer:
+    """The answer that the whole text is: the gold, or one that is to be compared with it."""
     if len(text) > MOST_CHARACTERS:
         raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
-    found = _tokens(plain(phrase(text) or text), kind)
+    found = _tokens(plain(phrase(text) or text), kind, gold)
     if has_prose(found):
         raise UnreadableError("it is a sentence")
     return read(found, units=kind not in ("expression", "equation"))
 
 
-def _given(part: str, kind: str, *, prose: bool, equation: bool) -> Answer | None:
+def _given(part: str, kind: str, gold: Answer, *, prose: bool) -> Answer | None:
     """The answer in a part of the response; None if there is no expression in it."""
     if len(part) > MOST_CHARACTERS:
         end, prose = last_line(part), True
@@ -227,12 +230,13 @@ def _given(part: str, kind: str, *, prose: bool, equation: bool) -> Answer | Non
     if kind == "choice":
         return choice(line)
     try:
-        return _whole(line, kind)
+        return _whole(line, kind, gold)
     except UnreadableError:
         end = last_line(line)
         if end is None:
             raise
-        expression = last_expression(_tokens(plain(behind_lead(unbold(end))), kind), equation=equation)
+        found = _tokens(plain(behind_lead(unbold(end))), kind, gold)
+        expression = last_expression(found, equation=isinstance(gold, Relation))
         return read(expression, units=kind not in ("expression", "equation")) if expression else None
 
 
