@@ -136,6 +136,8 @@ class SamplerPool:
     def close(self) -> None:
         """Ends all workers, whatever they are doing."""
         for worker in self.workers:
+            self._send(worker, ("close",))
+        for worker in self.workers:
             worker.channel.end()
 
     # ------------------------------------------------------------------ one worker

@@ -76,7 +76,7 @@ class Sampler(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> list[Finished]:
-        """The groups that are finished. One in this thread takes a step, if it has time; others are waited for.
+        """The groups that are finished. One in this thread takes a step, given time; others are waited for.
 
         Raises RunError, with the first cause, where nothing can be played any more.
         """

@@ -1,0 +1,222 @@
+"""Samplers that die, hang, or are sent something else than was published: no group is lost or counted twice."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain import config
+from posttrain.runtime import local
+from posttrain.runtime.handover import Publisher
+from posttrain.runtime.sampling import Made, sampler_of
+from posttrain.samplers.pool import SamplerPool
+from posttrain.samplers.protocol import GroupRequest
+from posttrain.samplers.remote import ProcessChannel
+from posttrain.samplers.snapshots import Arenas
+from posttrain.types import RunError
+
+
+class Set:
+    """A learner that publishes to samplers in processes, with nobody who trains."""
+
+    def __init__(self, recipe: Path, logs: Path) -> None:
+        self.chosen = local.plan(config.read(recipe).recipe, print)
+        self.asked, self.recipe, self.logs = self.chosen.asked, self.chosen.asked.recipe, logs
+        self.learner = local._learner(self.chosen, {})
+        self.store = Arenas()
+        canary = self.chosen.policy.chat.render(self.asked.train[0].messages)[-8:]
+        self.publisher = Publisher(self.learner, canary, self.store)
+        self.pools: list[SamplerPool] = []
+
+    def pool(self, count: int = 1, made: Made | None = None, **limits: Any) -> SamplerPool:
+        """Samplers that hold the weights."""
+        made = made or Made(self.recipe, 1)
+        pool = SamplerPool(lambda n: ProcessChannel(made, self.logs / f"{n}.log"), count, **limits)
+        self.pools.append(pool)
+        return pool
+
+    def requests(self, count: int, first: int = 0) -> list[GroupRequest]:
+        """Groups as the loop admits them."""
+        tasks = self.asked.train
+        return [
+            GroupRequest(
+                number=first + n, task=tasks[n % len(tasks)], size=4, epoch=n, sampling=self.recipe.sampling
+            )
+            for n in range(count)
+        ]
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.close()
+        self.publisher.close()
+
+
+@pytest.fixture
+def made(ahead, write, tmp_path):
+    found = Set(write(ahead), tmp_path / "samplers")
+    yield found
+    found.close()
+
+
+def all_of(pool: SamplerPool, count: int) -> dict[int, Any]:
+    """The groups by number; each comes once."""
+    found: dict[int, Any] = {}
+    while len(found) < count:
+        for each in pool.poll(0.2):
+            assert each.number not in found
+            found[each.number] = [e.trajectory for e in each.episodes]
+    return found
+
+
+def forever(pool: SamplerPool) -> None:
+    """Listens to a pool that never ends by itself."""
+    while True:
+        pool.poll(0.2)
+
+
+def expected(made: Set, requests: list[GroupRequest]) -> dict[int, Any]:
+    """The same groups, played in this thread."""
+    sampler = sampler_of(made.asked, made.chosen.policy, made.logs)
+    try:
+        made.publisher.publish(sampler)
+        sampler.admit(requests)
+        found: dict[int, Any] = {}
+        while len(found) < len(requests):
+            found |= {x.number: [e.trajectory for e in x.episodes] for x in sampler.poll(1.0)}
+        return found
+    finally:
+        sampler.close()
+
+
+def tokens(groups: dict[int, Any]) -> dict[int, Any]:
+    return {n: [t.tokens for t in group] for n, group in groups.items()}
+
+
+def test_a_killed_sampler_is_replaced_and_its_groups_are_played_again(made):
+    requests = made.requests(12)
+    pool = made.pool(2)
+    made.publisher.publish(pool)
+    pool.admit(requests)
+    first = pool.poll(30.0)
+    pool.workers[0].channel.kill()
+    found = {x.number: [e.trajectory for e in x.episodes] for x in first}
+    found |= all_of(pool, 12 - len(found))
+    assert tokens(found) == tokens(expected(made, requests)), "the same answers, whoever gave them"
+    assert pool.restarted == 1
+    assert "killed by SIGKILL" in pool.restarts[0]
+    assert pool.evaluate(made.requests(3), lambda done: None).keys() == {0, 1, 2}
+
+
+def test_one_that_hangs_is_found_killed_and_replaced(made):
+    requests = made.requests(6)
+    pool = made.pool(deadline_s=60.0)
+    made.publisher.publish(pool)
+    while pool.live < 0:
+        pool.poll(0.2)
+    assert "serve" in pool.workers[0].channel.stack(), "what it was doing can be told"
+    pool.deadline_s = 2.0
+    hung = pool.workers[0].channel.pid
+    os.kill(hung, signal.SIGSTOP)
+    pool.admit(requests)
+    while not pool.restarted:
+        pool.poll(0.2)
+    pool.deadline_s = 60.0
+    assert "no sign of life for 2 s" in pool.restarts[0]
+    assert not os.path.exists(f"/proc/{hung}")
+    assert tokens(all_of(pool, 6)) == tokens(expected(made, requests))
+
+
+def test_a_sampler_that_goes_on_dying_stops_the_run_with_the_first_cause(made):
+    pool = made.pool(max_restarts=1)
+    made.publisher.publish(pool)
+    pool.admit(made.requests(3))
+
+    def killed_whenever_it_starts() -> None:
+        while True:
+            pool.workers[0].channel.kill()
+            pool.poll(0.2)
+
+    with pytest.raises(
+        RunError, match=r"2 samplers ended unasked, the first of them sampler 0: killed by SIGKILL"
+    ):
+        killed_whenever_it_starts()
+
+
+def test_one_that_cannot_begin_says_why(made):
+    broken = replace(made.recipe, model=replace(made.recipe.model, path="/nowhere/at/all"))
+    pool = made.pool(made=Made(broken, 1), max_restarts=0)
+    with pytest.raises(RunError, match=r"sampler 0: UserError: .*/nowhere/at/all"):
+        forever(pool)
+
+
+def test_one_flipped_bit_where_the_weights_lie_is_refused(made):
+    pool = made.pool()
+    made.publisher.publish(pool)
+    while pool.live < 0:
+        pool.poll(0.2)
+    snapshot = made.publisher.snapshot(1)
+    bits = torch.from_file(snapshot.place.path, shared=True, size=snapshot.place.size, dtype=torch.uint8)
+    bits[len(bits) // 2] ^= 1
+    pool.publish(snapshot)
+    with pytest.raises(RunError, match=r"version 1 are damaged where they lie: .* version 0 is kept"):
+        forever(pool)
+
+
+def test_weights_of_another_learner_are_refused(made):
+    pool = made.pool()
+    made.publisher.publish(pool)
+    while pool.live < 0:
+        pool.poll(0.2)
+    pool.publish(replace(made.publisher.snapshot(1), run="one that has ended"))
+    with pytest.raises(RunError, match=r"version 1 is of another run of the learner"):
+        forever(pool)
+
+
+def test_memory_of_superseded_weights_is_written_again_and_never_under_a_reader(made):
+    pool = made.pool()
+    for version in range(12):
+        made.learner.update_count = version
+        made.publisher.publish(pool)
+        if version % 3 == 2:
+            while pool.live < version:
+                pool.poll(0.2)
+    while pool.live < 11:
+        pool.poll(0.2)
+    assert len(made.store._open) <= 3
+    size = sum(t.numel() * t.element_size() for _, t in made.publisher._weights())
+    assert made.store.bytes >= 12 * size
+
+
+def test_a_killed_learner_leaves_no_sampler(ahead, write, tmp_path, launcher):
+    recipe = write(ahead, {"async": {"place": "process"}, "run": {"updates": 500}})
+    run = tmp_path / "run"
+    started = launcher.start("train", recipe, "--run-dir", run, "--quiet", output=tmp_path / "out.txt")
+    metrics = run / "metrics.jsonl"
+    started.until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1)
+    assert samplers_of(run)
+    started.kill()
+    assert started.wait() == -9
+    end = time.monotonic() + 60
+    while samplers_of(run):
+        assert time.monotonic() < end, "a sampler is left"
+        time.sleep(0.05)
+    assert json.loads(metrics.read_text().splitlines()[0])["update"] == 0
+
+
+def samplers_of(run: Path) -> list[str]:
+    """Processes that serve this run."""
+    found = []
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = words.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if "posttrain.samplers.remote" in text and str(run) in text:
+            found.append(words.parent.name)
+    return found
