@@ -28,6 +28,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 NAMES = {
     "sample": "sampling",
+    "feed": "waiting for samplers",
     "train": "training",
     "publish": "handing over",
     "eval": "evaluating",
@@ -71,6 +72,7 @@ class Terminal:
                 description=NAMES.get(phase, phase),
                 completed=done or 0,
                 total=total,
+                numbers=f"{numbers['ahead']:.0f} groups are finished" if numbers.get("ahead") else "",
                 visible=True,
             )
             return
@@ -127,12 +129,16 @@ def line(numbers: Mapping[str, float]) -> str:
         ("entropy", "entropy {:.2f}"),
         ("length/mean", "length {:.0f}"),
         ("grad_norm", "grad {:.2f}"),
+        ("lag/mean", "lag {:.1f}"),
+        ("samplers/busy", "samplers busy {:.0%}"),
         ("eval/accuracy", "held-out accuracy {:.1%}"),
         ("eval/loss", "held-out loss {:.4f}"),
         ("eval/rewards/accuracy", "held-out pairs in order {:.1%}"),
         ("time/total", "{:.1f} s"),
     )
     shown = [text.format(numbers[key]) for key, text in wanted if numbers.get(key) is not None]
+    if not numbers.get("lag/max"):
+        shown = [s for s in shown if not s.startswith("lag")]
     return f"update {int(numbers['update']):4d}  " + "  ".join(shown)
 
 

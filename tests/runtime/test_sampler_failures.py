@@ -1,4 +1,4 @@
-"""Samplers that die, hang, or are sent something else than was published: no group is lost or counted twice."""
+"""Samplers that die, hang, or are sent something else: no group is lost, and none is counted twice."""
 
 import json
 import os

@@ -68,6 +68,29 @@ const CURVES = [
     ],
   ],
   [
+    'Samplers',
+    [
+      {
+        title: 'Lag',
+        hint: 'updates by which tokens are older than the weights trained on them',
+        lines: { 'lag/mean': 'mean', 'lag/max': 'oldest' },
+      },
+      {
+        title: 'Samplers at work',
+        hint: 'share of their time in which they had something to do',
+        format: 'percent',
+        range: [0, 1],
+        lines: { 'samplers/busy': 'busy' },
+      },
+      {
+        title: 'Groups in line',
+        hint: 'at the end of the update; many that wait: the learner is slower, many that play: the samplers are',
+        stack: { 'samplers/waiting': 'wait to be trained on', 'samplers/playing': 'are being played' },
+      },
+      { title: 'Samplers restarted', hint: 'since the run began', lines: { 'samplers/restarts': 'restarts' } },
+    ],
+  ],
+  [
     'Policy',
     [
       {
@@ -101,11 +124,6 @@ const CURVES = [
         range: [0, 1],
         lines: { ess: 'share' },
       },
-      {
-        title: 'Lag',
-        hint: 'weight versions between sampling and training',
-        lines: { 'lag/mean': 'mean', 'lag/max': 'largest' },
-      },
     ],
   ],
   [
@@ -117,6 +135,7 @@ const CURVES = [
         format: 'duration',
         stack: {
           'time/sample': 'sample',
+          'time/feed': 'wait for samplers',
           'time/verify': 'verify',
           'time/score': 'score',
           'time/train': 'train',

@@ -62,6 +62,46 @@ class Asynchrony:
         alone = self.samplers == 1 and (self.max_lag == 0 or self.pace == "steps")
         return "here" if alone else "process"
 
+    @property
+    def publishes(self) -> bool:
+        """Whether weights are copied for samplers to take when they can, and not taken at once."""
+        return self.max_lag > 0 or self.where != "here"
+
+    def described(self, all_threads: int) -> str:
+        """In words, where the run has so many threads.
+
+        >>> Asynchrony(max_lag=4, samplers=2, swap="within").described(8)
+        '2 in processes of 2 threads, at most 4 updates ahead, new weights within answers'
+        """
+        if self.where == "here":
+            where = "in the loop's thread"
+        elif self.where == "thread":
+            where = "in a thread"
+        else:
+            threads = self.threads_of(all_threads)
+            place = "a process" if self.samplers == 1 else "processes"
+            where = f"in {place} of {threads} thread{'s' * (threads > 1)}"
+        if not self.max_lag:
+            return f"{self.samplers} {where}, taking turns with training"
+        bound = f"at most {self.max_lag} update{'s' * (self.max_lag > 1)} ahead"
+        swap = "within answers" if self.swap == "within" else "between rounds"
+        return f"{self.samplers} {where}, {bound}, new weights {swap}"
+
     def threads_of(self, all_threads: int) -> int:
         """Of each sampler, where the run has so many."""
         return self.threads or max(1, all_threads // (self.samplers + (self.max_lag > 0)))
+
+    def unread(self) -> dict[str, str]:
+        """Keys that nothing reads beside the others, each with the reason."""
+        why = {}
+        if not self.max_lag:
+            fresh = "async.max_lag is 0: everything is drawn by the newest weights"
+            why = dict.fromkeys(("window", "swap", "pace"), fresh)
+        if self.pace != "steps":
+            why["steps_per_update"] = "async.pace is 'clock'"
+        if self.swap != "within":
+            why["cache"] = "async.swap is 'between'"
+        if self.where == "here":
+            own = "the sampler is in the loop's own thread"
+            why |= dict.fromkeys(("threads", "deadline_s", "max_restarts"), own)
+        return why

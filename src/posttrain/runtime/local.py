@@ -15,7 +15,7 @@ import torch
 from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
 from posttrain.methods.choices import described, least_group
-from posttrain.runtime import saving
+from posttrain.runtime import process, saving
 from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.critics import critic_of, critic_shape, head_class
 from posttrain.runtime.curriculum import Supply, supply
@@ -80,12 +80,13 @@ class Plan:
         recipe = self.asked.recipe
         steps = recipe.steps.epochs * recipe.steps.minibatches
         if self.asked.online:
-            r = recipe.rollout
+            r, several = recipe.rollout, recipe.async_.samplers > 1
             out = {
                 "episodes an update": f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}",
                 "tasks": f"{len(self.asked.train):,} to train on, {len(self.asked.held_out):,} held out",
                 "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",
-                "sampled side by side": recipe.engine.rows,
+                "samplers": recipe.async_.described(recipe.run.threads or process.cores()),
+                "sampled side by side": f"{recipe.engine.rows} each" if several else recipe.engine.rows,
             }
         else:
             out = {
@@ -139,6 +140,8 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
     if asked.online:
         needs |= {
             "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
+            "samplers": recipe.async_.samplers,
+            "published": 2 if recipe.async_.publishes else 0,
         }
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
@@ -266,7 +269,7 @@ def _run_online(
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
     ahead = recipe.async_
-    store = Arenas() if ahead.max_lag or ahead.where != "here" else None
+    store = Arenas() if ahead.publishes else None
     publisher = Publisher(learner, canary, store)
     sampler = sampler_of(asked, policy, run_dir.path / "samplers")
     try:

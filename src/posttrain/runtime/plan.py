@@ -84,6 +84,8 @@ def estimate(
     microbatch_tokens: int,
     checkpointing: Recompute = "none",
     sampler_tokens: int = 0,
+    samplers: int = 1,
+    published: int = 0,
     reference: int = 0,
     reference_follows: bool = False,
     critic: Shape | None = None,
@@ -95,7 +97,7 @@ def estimate(
     Weights count in the compute type; masters, summed gradients and AdamW's two moments in float32
     for each trained weight. `reference` is the number of weights of a frozen policy that is held.
     Activations are those that the backward pass of one microbatch reads. `sampler_tokens` is the number of
-    tokens whose keys and values the sampler holds.
+    tokens whose keys and values a sampler holds, and `published` that of versions which lie ready for them.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
@@ -113,9 +115,11 @@ def estimate(
     parts["one chunk of logits"] = 3 * chunk_bytes(device)
     if sampler_tokens:
         # A tied output head is kept twice: packed for products, plain for look-ups.
-        parts["sampler's weights"] = weights + shape.vocabulary * shape.hidden * size
+        parts["sampler's weights"] = samplers * (weights + shape.vocabulary * shape.hidden * size)
         cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
-        parts["key-value cache"] = sampler_tokens * cached
+        parts["key-value cache"] = samplers * sampler_tokens * cached
+    if published:
+        parts["published weights"] = published * weights
     if reference:
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference
     if critic:

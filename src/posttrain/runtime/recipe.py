@@ -254,18 +254,7 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
         keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
     if not recipe.rollout.replay:
         keys["rollout.replay_lag"] = "rollout.replay is 0"
-    if not recipe.async_.max_lag:
-        beside = ("window", "swap", "pace")
-        keys |= {
-            f"async.{name}": "async.max_lag is 0: all are drawn by the newest weights" for name in beside
-        }
-    if recipe.async_.pace != "steps":
-        keys["async.steps_per_update"] = "async.pace is 'clock'"
-    if recipe.async_.swap != "within":
-        keys["async.cache"] = "async.swap is 'between'"
-    if recipe.async_.where == "here":
-        why = "the sampler is in the loop's own thread"
-        keys |= dict.fromkeys(("async.threads", "async.deadline_s", "async.max_restarts"), why)
+    keys |= {f"async.{name}": why for name, why in recipe.async_.unread().items()}
     kind = recipe.curriculum.kind
     beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY[kind]}
     keys |= {f"curriculum.{name}": f"curriculum.kind is {kind!r}" for name in sorted(beside)}
