@@ -57,7 +57,13 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
     task, sampling = recipe.task, recipe.sampling
     env = task.environment() if found.loop == "online" else None
     turns = getattr(env, "max_turns", 1) if env else 1
-    method = build(str(recipe.method["name"]), options, horizon=sampling.max_new_tokens * turns)
+    # What a game pays is discounted as it is: there a reward is no advance on the score.
+    method = build(
+        str(recipe.method["name"]),
+        options,
+        horizon=sampling.max_new_tokens * turns,
+        potentials=found.loop == "online" and env is None,
+    )
     _check_parts(recipe, found, method)
     if found.loop == "online" and task.text is not None:
         raise UserError(
