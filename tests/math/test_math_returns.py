@@ -112,7 +112,7 @@ def test_a_small_return_is_no_rounding() -> None:
 
 
 def potentials(seed: int) -> tuple[Path, torch.Tensor, torch.Tensor]:
-    """Episodes that are paid what a potential gains; the score of each, and Φ of the state before each token."""
+    """Episodes that are paid what a potential gains; their scores, and Φ of the state before each token."""
     path = make(seed)
     score, before = torch.randn(len(path.mask)).double(), torch.zeros_like(path.reward)
     reward = torch.full_like(path.reward, math.nan)
@@ -126,7 +126,7 @@ def potentials(seed: int) -> tuple[Path, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("gamma", GAMMAS)
-def test_a_discount_within_the_potentials_leaves_the_score_less_the_states_potential(
+def test_a_discount_within_the_potentials_leaves_the_score_less_that_of_the_state(
     seed: int, gamma: float
 ) -> None:
     """G_t = γ^{T-t} score - Φ(s_t): of two ways on from a state, that of the higher score is better."""
@@ -150,7 +150,7 @@ def test_a_discount_within_the_potentials_leaves_the_score_less_the_states_poten
 
 
 def test_discounted_differences_of_a_potential_prefer_another_answer() -> None:
-    """The worse of two answers of equal length wins by standing high, unless the discount is in what it is paid."""
+    """The worse of two equally long answers wins by standing high, unless its pay knows the discount."""
     paid = torch.tensor([[0.9, 0.0, -0.1], [0.0, 0.0, 1.0]]).double()  # scores 0.8 and 1
     mask = torch.ones(2, 3, dtype=torch.bool)
     bent = returns.to_go(Path(paid, mask), 0.5)[:, 0]

@@ -45,8 +45,8 @@ def shaped(reward: PerToken, mask: Mask, gamma: float) -> PerToken:
 
     What is paid as a potential grows sums to the score, but for γ < 1 its discounted sum is
     γ^T score + (1 - γ) Σ_t γ^t Φ(s_{t+1}): a policy is paid for standing where Φ is high, and another one is
-    the best. With the discount within, G_t = γ^{T-t} score - Φ(s_t), and no policy is preferred for Φ. Φ is the
-    sum of what was paid so far, 0 at the start, and counts as 0 behind the last token. With γ = 1, and for a
+    the best. With the discount within, G_t = γ^{T-t} score - Φ(s_t), and Φ prefers no policy. It is the sum
+    of what was paid so far, 0 at the start, and counts as 0 behind the last token. With γ = 1, and for a
     reward at the last token alone, this is the reward itself.
 
     Source: Ng, Harada and Russell (1999), theorem 1; that Φ ends at 0: docs/errata.md.
