@@ -527,6 +527,18 @@ def test_the_microbatch_follows_from_the_memory():
     assert microbatch(shape, free=free, device="cuda", dtype=torch.float32) == 1000
 
 
+def test_where_scores_are_capped_a_longer_row_leaves_room_for_fewer_tokens():
+    sizes = {"parameters": 10**6, "trained": 10**6, "layers": 2, "hidden": 64, "intermediate": 128}
+    shape = Shape(**sizes, heads=4, key_heads=2, head_size=16, vocabulary=1000)
+    fixed = estimate(shape, dtype=torch.float32, microbatch_tokens=0).total
+    free = 10 * fixed
+    for each, less in ((shape, False), (replace(shape, softcap=True), True)):
+        short, long = (microbatch(each, free=free, dtype=torch.float32, longest=n) for n in (600, 6000))
+        assert (long < short) == less
+        need = estimate(each, dtype=torch.float32, microbatch_tokens=long, longest=6000).total
+        assert need <= free
+
+
 def test_free_memory_is_something():
     assert 1 << 20 < free_memory(torch.device("cpu")) < 1 << 50
 
