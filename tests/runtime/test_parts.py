@@ -352,6 +352,8 @@ def test_nothing_judged_has_no_mean():
     out = evaluation_metrics([episode(None), episode(None)], 1.0)
     assert out["eval/errors"] == 1.0
     assert out["eval/accuracy"] != out["eval/accuracy"], "not a number, rather than 0"
+    graded = [episode(0.5), episode(1.0, label="right"), episode(None), episode(2.0), episode(0.0)]
+    assert evaluation_metrics(graded, 1.0)["eval/scored"] == 0.75
 
 
 def test_what_counts_as_right():
