@@ -118,7 +118,7 @@ def summary(numbers: Mapping[str, float]) -> str:
 
 
 def line(numbers: Mapping[str, float]) -> str:
-    """One line of text for one update; where verdicts are scores and neither right nor wrong, with rewards."""
+    """One line of text for one update; where verdicts are scores, neither right nor wrong, with rewards."""
     graded = bool(numbers.get("verdict/scored") or numbers.get("eval/scored"))
     hidden = ("accuracy", "eval/accuracy") if graded else ("eval/reward",)
     wanted = (
