@@ -16,6 +16,7 @@ from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.structure.patterns import Format, Regex
+from posttrain.verifiers.worker import MOST_CHILDREN
 from posttrain.verifiers.workers import Failed, Returned, Workers
 
 REWARDS = """
@@ -58,6 +59,20 @@ def starts(rest):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     open(rest, "w").write(str(child.pid))
     while True: time.sleep(1)
+def breeds(rest):
+    for _ in range(200):
+        if not os.fork():
+            time.sleep(1000)
+            os._exit(0)
+    return 1.0
+def daemon(rest):
+    if not os.fork():
+        os.setsid()
+        if os.fork(): os._exit(0)
+        open(rest, "w").write(str(os.getpid()))
+        time.sleep(1000)
+    os.wait()
+    return 1.0
 def later(rest):
     threading.Timer(0.05, os._exit, [9]).start(); return 1.0
 class Rude(Exception):
@@ -164,6 +179,40 @@ def test_a_killed_worker_takes_the_processes_it_has_started_with_it(pool, reward
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_call_that_leaves_hundreds_of_processes_does_not_fill_the_machine(reward):
+    """Every answer counts, and what is left behind ends with the worker: a few calls later, or at the end."""
+    others, most = set(psutil.Process().children()), 0
+    with Pool(workers=2, deadline_s=60.0) as pool:
+        pool.judge(reward, [(task(), "good 1")])
+        [nursery] = set(psutil.Process().children()) - others
+        for n in range(6):
+            verdicts = pool.judge(reward, [(task(), "breeds"), (task(), f"good {n}"), (task(), "breeds")])
+            assert [v.score for v in verdicts] == [1.0, float(n), 1.0]
+            left = [child.pid for child in nursery.children(recursive=True)]
+            most = max(most, len(left))
+        assert 200 <= most <= 2 * (MOST_CHILDREN + 200) + 8, "2,400 were started"
+    assert all(gone(pid) for pid in left)
+
+
+def test_a_process_that_has_left_its_session_ends_with_the_pool(reward, tmp_path):
+    file = tmp_path / "pid"
+    with Pool(workers=1, deadline_s=60.0) as pool:
+        assert pool.judge(reward, [(task(), f"daemon {file}")])[0].score == 1.0
+        until = time.monotonic() + 60
+        while not (file.exists() and file.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert not gone(int(file.read_text())), "it may serve the calls to come"
+    assert gone(int(file.read_text()))
 
 
 def test_a_pattern_that_takes_for_ever_is_stopped(pool):
