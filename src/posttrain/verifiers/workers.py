@@ -62,8 +62,7 @@ class _Worker:
     outbox: bytes = b""
     job: _Job | None = None
     started: bool = False
-    crowded: bool = False
-    """Whether calls have left it too many processes."""
+    crowded: bool = False  # with processes that its calls have left
     limit: float = math.inf
     """When the job it has is overdue, on the monotonic clock."""
 
