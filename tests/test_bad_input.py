@@ -449,6 +449,10 @@ DATA: dict[str, tuple[bytes | str, Fragments]] = {
         GOOD + json.dumps({"prompt": "2+2=" * 200, "answer": "4"}) + "\n",
         ("data.jsonl:2", "that is more than the model's context of 512", "leave it out"),
     ),
+    "long prompts far behind": (
+        GOOD * 5000 + "".join(json.dumps({"prompt": "2+2=" * n, "answer": "4"}) + "\n" for n in (200, 300)),
+        ("data.jsonl:5001", "that is more than the model's context of 512"),
+    ),
 }
 
 DATA_OPTIONS: dict[str, tuple[Tables, Fragments]] = {

@@ -81,6 +81,18 @@ def test_the_first_prompt_is_the_template_up_to_where_the_policy_speaks(tokenize
     )
 
 
+@pytest.mark.parametrize("template", [CHATML, BRACKETS, "none"])
+def test_the_longest_of_many_prompts_is_that_of_each_by_itself(tokenizer, template):
+    chat, draw = Chat(tokenizer, template), random.Random(7)
+    parts = ["1", "14", "<|im_end|>", " is", "\n\n", "日本", "\ufdd0", ".\n"]
+    for _ in range(30):
+        texts = ["x" + "".join(draw.choices(parts, k=draw.randrange(9))) for _ in range(draw.randrange(1, 6))]
+        prompts = [[{"role": "user", "content": text}] for text in texts]
+        assert chat.longest(prompts) == max(len(chat.render(prompt)) for prompt in prompts), texts
+    with pytest.raises(UserError, match="prompt is empty"):
+        chat.longest([USER[:1], [{"role": "user", "content": " "}]])
+
+
 def test_a_turn_that_the_policy_ended_is_not_ended_twice(tokenizer):
     chat, end = Chat(tokenizer), tokenizer.eos_token_id
     prompt = chat.render(USER[:1])

@@ -139,7 +139,7 @@ def test_a_run_that_began_with_new_weights_is_evaluated_and_asked_as_it_ended(
 def test_eval_of_a_run_is_its_last_evaluation_and_of_a_recipe_its_first(run_cli, trained, tmp_path):
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     after = run_cli("eval", trained, "--json").json
-    assert set(after) == {"eval/accuracy", "eval/reward", "eval/length", "eval/errors"}
+    assert set(after) == {"eval/accuracy", "eval/reward", "eval/length", "eval/scored", "eval/errors"}
     assert after == {k: lines[-1][k] for k in after}
     before = run_cli("eval", tmp_path / "recipe.toml", "--json").json
     assert before == {k: lines[0][k] for k in before}
@@ -334,6 +334,10 @@ def test_the_line_of_an_update_shows_what_there_is():
     )
     assert "held-out accuracy 87.5%" in show.line({"update": 3, "eval/accuracy": 0.875})
     assert show.line({"update": 0}).strip() == "update    0"
+    # What a reward model says is neither right nor wrong.
+    graded = {"update": 3, "accuracy": 0.0, "eval/accuracy": 0.0, "eval/reward": -1.5}
+    for share in ("verdict/scored", "eval/scored"):
+        assert show.line(graded | {share: 1.0}) == "update    3  held-out reward -1.500"
     assert show.summary({"loss": 1.0, "reward/mean": 0.5}) == "reward 0.500"
 
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from posttrain.learner import forward
+
 PAIRS = [
     {"id": "a", "prompt": "1+1=", "chosen": "2", "rejected": "30"},
     {"id": "b", "prompt": "2+2=", "chosen": "4", "rejected": "5"},
@@ -52,6 +54,42 @@ def test_it_is_beta_times_the_log_ratio(
         answer = pair["chosen"] if line["answer"] == 0 else pair["rejected"]
         gap = by_transformers(tiny, pair["prompt"], answer) - by_transformers(other, pair["prompt"], answer)
         assert line["implicit"] == pytest.approx(0.3 * gap, abs=1e-4)
+
+
+@pytest.mark.parametrize("killed", [1, 3])
+def test_after_a_kill_it_goes_on_where_it_was(
+    run_cli: Callable[..., Any],
+    tiny: Path,
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed: int,
+) -> None:
+    """Neither of the two models is asked twice for what it has said, and nothing is left behind."""
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("posttrain.runtime.scored.KEEP_S", 0.0)
+    many = tmp_path / "many.jsonl"
+    records = [{"prompt": f"{n}+1=", "chosen": "2", "rejected": "30"} for n in range(100)]
+    many.write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = ("score", tiny, many, "--reference", make_model(seed=5), "--json")
+    calls, asks = [], forward.scored
+
+    def counted(*args: Any) -> Any:
+        if len(calls) == killed:
+            raise KeyboardInterrupt
+        calls.append(len(args[1]))
+        return asks(*args)
+
+    whole = run_cli(*command)
+    assert (whole.code, len(whole.out.splitlines())) == (0, 200), whole.err
+    monkeypatch.setattr(forward, "scored", counted)
+    assert run_cli(*command).code != 0
+    before, killed = sum(calls), -1
+    again = run_cli(*command)
+    assert (again.code, again.out) == (0, whole.out), again.err
+    assert before > 0
+    assert sum(calls) == 2 * 200
+    assert [f.suffix for f in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 def test_a_run_knows_its_reference_and_its_beta(

@@ -105,6 +105,11 @@ class Chat:
         """
         return self._first(self._prompt(self._guarded(messages)))
 
+    def longest(self, prompts: Sequence[Sequence[Message]]) -> int:
+        """Most tokens that `render` makes of one of these prompts, each with its errors; much quicker."""
+        texts = [self._prompt(self._guarded(messages)) for messages in prompts]
+        return len(self._spelling.begun if self.plain else []) + self._spelling.longest(texts)
+
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """The tokens to append to a conversation that ends in what the policy said.
 

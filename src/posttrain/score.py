@@ -8,20 +8,24 @@ for which it is the best policy under a KL to its reference is
 Source: DPO, arXiv:2305.18290, eq. 5.
 """
 
+import hashlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from filelock import FileLock, Timeout
 
 from posttrain import training
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
-from posttrain.learner import lora, pretrained
+from posttrain.learner import forward, lora, pretrained
 from posttrain.learner.critic import Critic
-from posttrain.learner.forward import scored
 from posttrain.learner.reference import Reference
 from posttrain.learner.rounding import spread
 from posttrain.math import preference
@@ -34,12 +38,14 @@ from posttrain.runtime.judged import agreement, calibration_curve, correlation
 from posttrain.runtime.policy import NO_TASK, Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rows import Group, Shaper, numbered
+from posttrain.runtime.scored import AT_ONCE, scored
 from posttrain.show import out
 from posttrain.target import is_run, target_of
 from posttrain.types import Batch, PerRow, Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 
-AT_ONCE, PACKED = 16, 2048
+PACKED = 2048
+"""Packed tokens in one forward pass."""
 
 
 def score(
@@ -86,9 +92,10 @@ def score(
         where = error.where.replace("batch.max_length", "--max-length")
         raise UserError(error.what, where=where, mend=error.mend) from None
     groups = [g for _, g in pairs]
-    logp = _logp(start if adapter and start else chosen, policy, groups, adapter)
-    implicit = (usual if beta is None else beta) * (logp - _logp(origin, policy, groups))
-    explicit = _explicit([r for r, _ in pairs], against) if against else None
+    with _kept(data, target, reference or "") as place:
+        logp = _logp(start if adapter and start else chosen, policy, groups, place, adapter)
+        implicit = (usual if beta is None else beta) * (logp - _logp(origin, policy, groups, place))
+        explicit = _explicit([r for r, _ in pairs], against) if against else None
     if as_json:
         for line in _lines([r for r, _ in pairs], implicit, explicit):
             typer.echo(json.dumps(line))
@@ -152,11 +159,58 @@ def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
             raise error from None
 
 
-def _logp(recipe: Recipe, policy: Policy, groups: Sequence[Group], adapter: Path | None = None) -> PerRow:
+@contextmanager
+def _kept(*asked: object) -> Iterator[Path]:
+    """A directory for the likelihoods of this question: it is there again after a kill, and goes at the end.
+
+    UserError if another process asks the same, or nothing can be kept.
+    """
+    kept = pretrained.cache_directory()
+    place = kept / f"score-{_digest(str(Path.cwd()), *asked)}"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{place}.lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise UserError("another process is scoring the same", where=str(place)) from None
+    except OSError as error:
+        mend = "set POSTTRAIN_CACHE to a directory with room"
+        raise UserError(f"nothing can be kept: {error.strerror}", where=str(kept), mend=mend) from None
+    with lock:
+        yield place
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _digest(*facts: object) -> str:
+    return hashlib.blake2b(repr(facts).encode(), digest_size=8).hexdigest()
+
+
+def _logp(
+    recipe: Recipe, policy: Policy, groups: Sequence[Group], place: Path, adapter: Path | None = None
+) -> PerRow:
     """log π(y | x) of every row, summed over its tokens, of what the recipe's training begins with.
 
     Those are weights of the recipe's dtype, or the masters that begin behind them, in the policy's dtype.
+    What has been computed is kept in `place`, under all that it hangs on.
     """
+    files = [f for d in (pretrained.resolve(recipe.model.path), adapter) if d for f in sorted(d.iterdir())]
+    stats = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    weights = (recipe.model, recipe.lora, recipe.reference, recipe.run.seed)
+    model = cache(lambda: _weights(recipe, policy, adapter))
+    table = scored(
+        place / f"{_digest(weights, policy.dtype, stats)}.safetensors",
+        groups,
+        lambda batch: forward.scored(model(), batch, 1.0, PACKED).logp,
+    )
+    found = []
+    for start in range(0, len(groups), AT_ONCE):
+        batch = Batch.of(*numbered(groups[start : start + AT_ONCE]))
+        logp = table.column(batch).double()
+        found.append(preference.log_ratio(logp, torch.zeros_like(logp), batch.mask))
+    return torch.cat(found)
+
+
+def _weights(recipe: Recipe, policy: Policy, adapter: Path | None) -> Any:
     path, wide = pretrained.resolve(recipe.model.path), policy.dtype == torch.float32
     first = getattr(torch, recipe.model.dtype) if wide else policy.dtype
     model = weights_of(recipe, replace(policy, path=path, dtype=first))
@@ -165,13 +219,7 @@ def _logp(recipe: Recipe, policy: Policy, groups: Sequence[Group], adapter: Path
             # Under an adapter, and of a reference elsewhere, the weights stay and have no masters.
             stays = recipe.lora.rank or recipe.reference.path == recipe.model.path
             parameter.data = parameter.data.float() if stays else spread(name, parameter)
-    model = lora.with_saved_adapter(model, adapter) if adapter else model
-    found = []
-    for start in range(0, len(groups), AT_ONCE):
-        batch = Batch.of(*numbered(groups[start : start + AT_ONCE]))
-        logp = scored(model, batch, 1.0, PACKED).logp
-        found.append(preference.log_ratio(logp.double(), torch.zeros_like(logp).double(), batch.mask))
-    return torch.cat(found)
+    return lora.with_saved_adapter(model, adapter) if adapter else model
 
 
 def _explicit(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:

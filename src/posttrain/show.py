@@ -120,7 +120,10 @@ def summary(numbers: Mapping[str, float]) -> str:
 
 
 def line(numbers: Mapping[str, float]) -> str:
-    """One line of text for one update."""
+    """One line of text for one update; where verdicts are scores, neither right nor wrong, with rewards."""
+    graded = bool(numbers.get("verdict/scored") or numbers.get("eval/scored"))
+    hidden = ("accuracy", "eval/accuracy") if graded else ("eval/reward",)
+    hidden += () if numbers.get("lag/max") else ("lag/mean",)
     wanted = (
         ("reward/mean", "reward {:.3f}"),
         ("loss", "loss {:+.4f}"),
@@ -132,13 +135,13 @@ def line(numbers: Mapping[str, float]) -> str:
         ("lag/mean", "lag {:.1f}"),
         ("samplers/busy", "samplers busy {:.0%}"),
         ("eval/accuracy", "held-out accuracy {:.1%}"),
+        ("eval/reward", "held-out reward {:.3f}"),
         ("eval/loss", "held-out loss {:.4f}"),
         ("eval/rewards/accuracy", "held-out pairs in order {:.1%}"),
         ("time/total", "{:.1f} s"),
     )
-    shown = [text.format(numbers[key]) for key, text in wanted if numbers.get(key) is not None]
-    if not numbers.get("lag/max"):
-        shown = [s for s in shown if not s.startswith("lag")]
+    there = [(key, text) for key, text in wanted if numbers.get(key) is not None and key not in hidden]
+    shown = [text.format(numbers[key]) for key, text in there]
     return f"update {int(numbers['update']):4d}  " + "  ".join(shown)
 
 

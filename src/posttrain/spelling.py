@@ -39,9 +39,9 @@ class Tokenizer(Protocol):
         ...
 
     def __call__(
-        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+        self, text: str | list[str], *, add_special_tokens: bool = True, split_special_tokens: bool = False
     ) -> Any:
-        """Tokens of a text, under "input_ids"."""
+        """Tokens of a text, or of each of several, under "input_ids"."""
         ...
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any:
@@ -110,6 +110,14 @@ class Spelling:
         """The tokens of a whole text, in which what is bracketed is plain text."""
         return self._joined(text, self._ids)
 
+    def longest(self, texts: Sequence[str]) -> int:
+        """Most tokens of one of these whole texts, which are tokenised together: on all cores, if it can."""
+        alone = {text for text in texts if _OPEN in text or not text}
+        together = sorted({*texts} - alone)
+        found = self.tokenizer(together, add_special_tokens=False)["input_ids"] if together else []
+        lengths = [*(len(self._known(each)) for each in found), *(len(self.tokens(text)) for text in alone)]
+        return max(lengths, default=0)
+
     def within(self, text: str) -> list[int]:
         """The tokens of a text that goes on behind another, with which it merges no token."""
         return self._joined(text, self._going_on)
@@ -151,10 +159,12 @@ class Spelling:
     def _ids(self, text: str, **options: bool) -> list[int]:
         if not text:
             return []
-        tokens = list(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])
-        beyond = [t for t in tokens if self.embedded is not None and t >= self.embedded]
-        if beyond:
-            spelt = self.tokenizer.convert_ids_to_tokens(beyond[0])
+        return self._known(list(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"]))
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """These tokens; UserError for one that the model does not know."""
+        if self.embedded is not None and max(tokens, default=0) >= self.embedded:
+            spelt = self.tokenizer.convert_ids_to_tokens(next(t for t in tokens if t >= self.embedded))
             raise UserError(f"it holds {spelt!r}, for which the model has no embedding")
         return tokens
 

@@ -129,6 +129,29 @@ def test_clipping_is_torchs(longest: float) -> None:
             assert torch.equal(a.grad, b.grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_what_is_clipped_and_published_together_has_the_bits_of_each_by_itself(dtype: torch.dtype) -> None:
+    """Tensors of odd sizes and strides, with numbers that round up, down, to 0 and to infinity; seed 0."""
+    torch.manual_seed(0)
+    shapes = [(3, 5), (7,), (), (64, 33), (1, 1), (257,), (5, 3)]
+    named = [(f"w{n}", nn.Parameter(torch.randn(shape).to(dtype))) for n, shape in enumerate(shapes)]
+    named[-1] = ("w6", nn.Parameter(torch.randn(3, 5).to(dtype).t()))
+    weights = MasterWeights(named)
+    for n, master in enumerate(weights.masters):
+        with torch.no_grad():
+            master.mul_(10.0 ** (13 * (n % 5) - 26))
+        master.grad = torch.randn_like(master) * 10.0 ** (n - 3)
+    masters = [master.detach().clone() for master in weights.masters]
+    grads = [master.grad.clone() for master in weights.masters if master.grad is not None]
+    norm = weights.clip(0.7)
+    weights.publish()
+    assert norm > 0.7
+    for (_, parameter), before, master, g in zip(named, masters, weights.masters, grads, strict=True):
+        assert torch.equal(master.grad, g.mul_(0.7 / norm))
+        assert torch.equal(master, before)
+        assert torch.equal(parameter, before.to(dtype))
+
+
 def test_bfloat16_trains_on_gradients_and_weights_kept_in_float32(llama: Make, rows_of: Make) -> None:
     """Bit for bit: each microbatch's gradient is added up in float32, and the step is taken there."""
     config = Optim(lr=1e-3, weight_decay=0.1, max_grad_norm=0.0)

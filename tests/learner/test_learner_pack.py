@@ -9,10 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from posttrain.attention import use_layouts
+from posttrain.learner.forward import Recompute
 from posttrain.learner.pack import Family, Pack, microbatches, pack, trained_states
-from posttrain.runtime.plan import Shape, mask_bytes
+from posttrain.runtime.plan import Shape, mask_bytes, score_bytes
 from posttrain.types import Batch, Trajectory
 
 
@@ -243,3 +245,40 @@ def test_masks_of_a_pass_are_few_and_within_what_is_planned_for(
     held = {m.untyped_storage().data_ptr(): m.untyped_storage().nbytes() for m in masks}
     shape = Shape.of(model.config, 0, 0)
     assert sum(held.values()) <= mask_bytes(replace(shape, windows=2), 4) * len(packed.tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [[(3, 40)] * 4, [(1, 1500)], [(2, 700), (8, 30)]])
+def test_capped_scores_that_a_backward_pass_keeps_are_within_what_is_planned_for(
+    sizes: list[tuple[int, int]], dtype: torch.dtype
+) -> None:
+    """What a pass of Gemma 2 keeps is more with the cap than without, by most of what is said of it."""
+    rows, groups = [], []
+    for number, (K, n) in enumerate(sizes):
+        for k in range(K):
+            rows.append(row([number] * 20 + [(k + t) % 23 for t in range(n)], list(range(20, 20 + n))))
+            groups.append(number)
+    packed, shape = pack(Batch.of(rows, groups)), {"hidden_size": 16, "intermediate_size": 32, "head_dim": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3, "vocab_size": 32}
+
+    def config(cap: float | None) -> Gemma2Config:
+        return Gemma2Config(**shape, **heads, attn_logit_softcapping=cap)
+
+    def kept(cap: float | None) -> int:
+        model, held = Gemma2ForCausalLM(config(cap)).to(dtype), dict[int, int]()
+        use_layouts(model)
+
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            held[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            assert trained_states(model, packed).requires_grad
+        return sum(held.values())
+
+    def planned(cap: float | None, what: Recompute = "none") -> int:
+        longest, size = max(20 + n for _, n in sizes), dtype.itemsize
+        return score_bytes(Shape.of(config(cap), 0, 0), size, what, longest) * len(packed.tokens)
+
+    assert planned(30.0) / 6 < kept(30.0) - kept(None) < planned(30.0)
+    assert planned(30.0) > planned(30.0, "selective") > planned(30.0, "full") > planned(None) == 0

@@ -593,12 +593,12 @@ def test_a_changed_gguf_is_converted_again(tmp_path: Path) -> None:
     assert not load_model(second, dtype=torch.float32).lm_head.weight.any()
 
 
-def build_slowly(cache: Path, log: Path) -> None:
+def build_slowly(cache: Path, log: Path, pause_s: float = 1.0) -> None:
     def build(out: Path) -> None:
         with log.open("a") as file:
             file.write("built\n")
         (out / "half").write_text("x")
-        time.sleep(1.0)
+        time.sleep(pause_s)
         (out / "whole").write_text("x")
 
     found = pretrained._once("key", cache, build)
@@ -625,7 +625,7 @@ def test_two_processes_at_once_convert_once_and_both_see_it_whole(tmp_path: Path
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_killed_conversion_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    victim = context.Process(target=build_slowly, args=(tmp_path / "cache", tmp_path / "log"))
+    victim = context.Process(target=build_slowly, args=(tmp_path / "cache", tmp_path / "log", 600.0))
     victim.start()
     deadline = time.monotonic() + 120
     while not list((tmp_path / "cache").glob("key.tmp-*/half")) and time.monotonic() < deadline:

@@ -111,6 +111,54 @@ def test_a_small_return_is_no_rounding() -> None:
     assert [worth(row) for row in reward.tolist()] == pytest.approx(R.tolist(), rel=1e-6)
 
 
+def potentials(seed: int) -> tuple[Path, torch.Tensor, torch.Tensor]:
+    """Episodes that are paid what a potential gains; their scores, and Φ of the state before each token."""
+    path = make(seed)
+    score, before = torch.randn(len(path.mask)).double(), torch.zeros_like(path.reward)
+    reward = torch.full_like(path.reward, math.nan)
+    for row, mask in enumerate(path.mask):
+        places = mask.nonzero().flatten().tolist()
+        before[row, places[1:]] = path.reward[row, places[1:]]
+        for t, after in itertools.zip_longest(places, places[1:]):
+            reward[row, t] = (score[row] if after is None else before[row, after]) - before[row, t]
+    return path._replace(reward=reward), score, before
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_a_discount_within_the_potentials_leaves_the_score_less_that_of_the_state(
+    seed: int, gamma: float
+) -> None:
+    """G_t = γ^{T-t} score - Φ(s_t): of two ways on from a state, that of the higher score is better."""
+    torch.manual_seed(seed)
+    path, score, before = potentials(seed)
+    made = path._replace(reward=returns.shaped(path.reward, path.mask, gamma))
+
+    def wanted(row: int) -> Column:
+        phi = steps(path, row, before)
+        return [gamma ** (len(phi) - 1 - t) * float(score[row]) - phi[t] for t in range(len(phi))]
+
+    compare(made, returns.to_go(made, gamma), wanted)
+    # A critic learns V - Φ, and with it advantages are those of the score alone and V.
+    last = path.mask & (path.mask.cumsum(1) == path.mask.sum(1, keepdim=True))
+    plain = path._replace(reward=last * score[:, None])
+    assert path.value is not None
+    taught = made._replace(value=path.value - before)
+    for credit in (returns.monte_carlo, returns.td, returns.gae):
+        torch.testing.assert_close(credit(taught, gamma)[0], credit(plain, gamma)[0])
+    assert torch.equal(returns.shaped(plain.reward, path.mask, gamma), plain.reward)
+
+
+def test_discounted_differences_of_a_potential_prefer_another_answer() -> None:
+    """The worse of two equally long answers wins by standing high, unless its pay knows the discount."""
+    paid = torch.tensor([[0.9, 0.0, -0.1], [0.0, 0.0, 1.0]]).double()  # scores 0.8 and 1
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    bent = returns.to_go(Path(paid, mask), 0.5)[:, 0]
+    right = returns.to_go(Path(returns.shaped(paid, mask, 0.5), mask), 0.5)[:, 0]
+    assert bent[0] > bent[1]
+    assert right.tolist() == pytest.approx([0.2, 0.25])
+
+
 def test_what_a_user_says_between_two_tokens_takes_no_time() -> None:
     """Four tokens are as far apart with others between them as without."""
     close = Path(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.ones(1, 4, dtype=torch.bool))

@@ -42,7 +42,7 @@ from posttrain.methods.preference import Preference
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import Comparison, Pointwise
 from posttrain.methods.table import METHODS, line
-from posttrain.types import Batch, Outputs, UserError
+from posttrain.types import Batch, Outputs, Trajectory, UserError
 
 ONLINE = [name for name, row in METHODS.items() if row.loop == "online"]
 PAIRS = [(name, choice) for name, row in METHODS.items() for choice in choices(row.method)]
@@ -54,6 +54,41 @@ def policy_gradient(name: str, options: dict[str, Any], horizon: int = 16) -> Po
     method = build(name, options, horizon=horizon)
     assert isinstance(method, PolicyGradient)
     return method
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("reinforce_to_go", {}),
+        ("a2c", {"psi": "monte_carlo"}),
+        ("ppo", {"lam": 1.0, "credit": "raw"}),
+        ("impala", {}),
+        ("klq", {"lam": 1.0}),
+    ],
+)
+def test_a_discount_is_put_into_rewards_that_are_potentials_and_leaves_others(name, options):
+    """Two ways to one score are worth γ² of it, whatever was advanced on it."""
+    ways = ([0.0, 0.3, 0.2, 0.5], [0.0, 0.7, -0.2, 0.5])
+    rows = [
+        Trajectory(
+            tokens=[1] * 4,
+            sampled=[False, True, True, True],
+            logp_gen=[0.0] * 4,
+            logp_policy=[0.0] * 4,
+            version=[0] * 4,
+            reward=list(way),
+        )
+        for way in ways
+    ]
+    flat = torch.zeros(2, 4)
+
+    def first(potentials: bool) -> list[float]:
+        method = build(name, {"gamma": 0.5, **options}, horizon=4, potentials=potentials)
+        batch = replace(Batch.of(rows, [0, 0]), logp_old=flat, logp_ref=flat, value=flat)
+        return method.prepare(replace(batch, carry=dict(method.start))).advantage[:, 1].tolist()
+
+    assert first(True) == pytest.approx([0.25, 0.25])
+    assert first(False) == pytest.approx([0.3 + 0.1 + 0.125, 0.7 - 0.1 + 0.125])
 
 
 def refused(name: str, options: dict[str, Any]) -> str:

@@ -268,6 +268,8 @@ def test_a_share_of_scores_above_a_bound_is_no_accuracy() -> None:
     assert (head.label, head.before, head.after) == ("Reward while training", "-1.5", "0.5")
     head = summary([row | {"eval/reward": row["reward/mean"]} for row in rows])
     assert (head.label, head.before, head.after) == ("Held-out reward", "-2", "1")
+    first = {"update": 0, "eval/accuracy": 0.0, "eval/reward": -2.5, "eval/scored": 1.0}
+    assert (summary([first]).label, summary([first]).after) == ("Held-out reward", "-2.5")
     known = [{k: v for k, v in row.items() if k != "verdict/scored"} | {"verdict/right": 0.5} for row in rows]
     assert summary(known).label == "Held-out accuracy"
 

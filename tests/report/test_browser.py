@@ -273,6 +273,22 @@ def test_label_and_search_filter_the_responses(report: Path, finished: Path, ans
     assert found["labels"] == ["wrong"] * len(matching)
 
 
+def test_a_run_that_samples_nothing_speaks_of_no_rollouts(
+    finished: Path, tmp_path: Path, answer: Answer
+) -> None:
+    ask = "return {text: one('main').textContent + text('#nav'), skip: all('.skip').length};"
+    for sampled in (False, True):
+        run = tmp_path / f"run{sampled}"
+        shutil.copytree(finished, run)
+        shutil.rmtree(run / "samples")
+        if not sampled:
+            lines = [{"update": u, "loss": 2.0 / (1 + u), "eval/loss": 2.5} for u in range(4)]
+            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        found = answer(write(run), ask)
+        assert ("Rollouts" in found["text"], found["skip"]) == (sampled, int(sampled))
+        assert "Rollouts of this update" not in found["text"], "there are none to be shown"
+
+
 def test_walking_through_the_browser_raises_no_error(report: Path, answer: Answer) -> None:
     found = answer(
         report,

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posttrain.data import Data
 from posttrain.report.pipeline import headline, summary, write
+from posttrain.runtime.compare import Answer, Compare
+from posttrain.runtime.standings import standings
 from posttrain.types import UserError
 
 EVIL = "</script><img src=x onerror=alert(1)>\u202e{{x}}"
@@ -67,6 +70,11 @@ COMPARE = {
     ],
     "notes": ["A note on it."],
 }
+
+
+def answer_of(score: float) -> Answer:
+    said = {"task": "t", "sample": 0, "prompt": "Why?", "text": "x", "tokens": (1, 2), "first": 1}
+    return Answer(**said, stop="eos", score=score, label="scored", reason="", logp=0.0)
 
 
 @pytest.fixture
@@ -133,6 +141,16 @@ def test_the_json_beside_the_page_and_the_data_in_it_are_the_same(compared):
     assert {k: v for k, v in inside.items() if k != "headline"} == kept
     assert kept["compare"] == COMPARE
     assert kept["stages"] == summary(compared)["stages"]
+
+
+def test_of_one_prompt_no_error_is_known(compared):
+    """None is shown, rather than ± 0."""
+    row = [(answer_of(2.0), None)]
+    found = standings(Compare(stages=("a", "b"), data=Data(path="x")), "judge", {"a": row, "b": row})
+    assert found["policies"][0]["score"] == {"mean": 2.0, "error": None}
+    (compared / "compare.json").write_text(json.dumps(COMPARE | {"policies": found["policies"], "wins": []}))
+    tiles = {name: (value, remark) for name, value, remark in headline(summary(compared))}
+    assert tiles["Best mean score"] == ("2", "a; b 2")
 
 
 def test_the_headline_is_the_best_policy_and_what_it_all_took(compared):

@@ -352,6 +352,8 @@ def test_nothing_judged_has_no_mean():
     out = evaluation_metrics([episode(None), episode(None)], 1.0)
     assert out["eval/errors"] == 1.0
     assert out["eval/accuracy"] != out["eval/accuracy"], "not a number, rather than 0"
+    graded = [episode(0.5), episode(1.0, label="right"), episode(None), episode(2.0), episode(0.0)]
+    assert evaluation_metrics(graded, 1.0)["eval/scored"] == 0.75
 
 
 def test_what_counts_as_right():
@@ -525,6 +527,18 @@ def test_the_microbatch_follows_from_the_memory():
     assert larger > fixed
     free = int((larger + 1000 * token) / 0.8) + 1
     assert microbatch(shape, free=free, device="cuda", dtype=torch.float32) == 1000
+
+
+def test_where_scores_are_capped_a_longer_row_leaves_room_for_fewer_tokens():
+    sizes = {"parameters": 10**6, "trained": 10**6, "layers": 2, "hidden": 64, "intermediate": 128}
+    shape = Shape(**sizes, heads=4, key_heads=2, head_size=16, vocabulary=1000)
+    fixed = estimate(shape, dtype=torch.float32, microbatch_tokens=0).total
+    free = 10 * fixed
+    for each, less in ((shape, False), (replace(shape, softcap=True), True)):
+        short, long = (microbatch(each, free=free, dtype=torch.float32, longest=n) for n in (600, 6000))
+        assert (long < short) == less
+        need = estimate(each, dtype=torch.float32, microbatch_tokens=long, longest=6000).total
+        assert need <= free
 
 
 def test_free_memory_is_something():

@@ -54,6 +54,36 @@ def test_they_are_computed_once_and_then_read(tmp_path: Path) -> None:
     assert len(held["digests"]) == len(held["lengths"]) == 2 * len(PAIRS)
 
 
+@pytest.mark.parametrize("killed", [1, 2])
+def test_what_was_scored_before_a_kill_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int
+) -> None:
+    """Answers that hang on what else is asked for at once come out as if there had been no kill."""
+    monkeypatch.setattr("posttrain.runtime.scored.KEEP_S", 0.0)
+    groups = [pair(n % 100, *range(n % 7)) for n in range(3 * AT_ONCE + 5)]
+    groups[40:40] = [PAIRS[0]] * 3
+
+    def together(batch: Batch) -> PerToken:
+        return torch.where(batch.mask, batch.tokens.float().sum() / 7 + batch.tokens, torch.nan)
+
+    asked: list[int] = []
+
+    def dies(batch: Batch) -> PerToken:
+        if len(asked) == killed:
+            raise KeyboardInterrupt
+        asked.append(len(batch))
+        return together(batch)
+
+    whole = scored(tmp_path / "whole.safetensors", groups, together)
+    file, rows = tmp_path / "reference.safetensors", Reference()
+    with pytest.raises(KeyboardInterrupt):
+        scored(file, groups, dies)
+    again = scored(file, groups, lambda batch: (rows(batch), together(batch))[1])
+    assert rows.rows + sum(asked) == 2 * len({tuple(good.tokens) for good, _ in groups})
+    batch = Batch.of(*numbered(groups))
+    assert torch.equal(again.column(batch), whole.column(batch))
+
+
 def test_what_the_file_lacks_is_computed_and_the_rest_stays_bit_for_bit(tmp_path: Path) -> None:
     """Among other rows a reference rounds otherwise: here it says another number each time it is asked."""
     file, reference = tmp_path / "reference.safetensors", Reference()

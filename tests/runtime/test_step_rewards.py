@@ -2,6 +2,8 @@
 
 import pytest
 
+from posttrain import config
+from posttrain.runtime.ask import ask
 from posttrain.samplers.live import Live
 from posttrain.types import Completion, Sampling, Task, Trajectory
 
@@ -47,6 +49,26 @@ def test_each_step_earns_what_its_potential_gains_and_the_sum_is_the_score(progr
     found.judged(score, progress, Chat())
     assert found.reward == [0.0, 0.0, 0.0, *rewards]
     assert sum(found.reward) == score
+
+
+@pytest.mark.parametrize(
+    ("name", "gamma", "game", "put_in"),
+    [
+        ("ppo", 0.9, False, True),
+        ("ppo", 1.0, False, False),
+        ("grpo", None, False, False),
+        ("ppo", 0.9, True, False),
+    ],
+)
+def test_a_discount_is_put_into_what_a_verifier_pays_and_not_into_what_a_game_pays(
+    online, write, name, gamma, game, put_in
+):
+    """A verifier's rewards are advances on a score; a game's are what they are."""
+    over = {"method": {"name": name} | ({"gamma": gamma} if gamma else {})}
+    if game:
+        over |= {"task": {"arithmetic": None, "guess": {"high": 9}}, "verifier": None}
+    asked = ask(config.read(write(online, over)).recipe)
+    assert (asked.method.shaped is not None) == put_in
 
 
 def test_a_reward_that_came_with_no_choice_of_the_policy_is_refused():

@@ -356,11 +356,14 @@ def test_a_test_of_many_calls_shares_a_box_after_the_first_of_them() -> None:
         caller.close()
 
 
-def test_loading_a_program_again_and_again_is_not_the_time_of_its_calls() -> None:
+def test_loading_a_program_again_and_again_is_not_the_time_of_its_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wait = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
     test = "def check(candidate):\n    for n in range(18):\n        assert candidate(n) == n\n"
-    fields = {"kind": "assert", "entry_point": "f", "test": test, "time_limit_s": 0.5}
-    assert grade.TEST_LIMITS * 0.5 < 18 * 0.3
+    fields = {"kind": "assert", "entry_point": "f", "test": test, "time_limit_s": 5.0}
+    monkeypatch.setattr(grade, "TEST_LIMITS", 1)
+    assert 5.0 < 18 * 0.3
     assert (
         Code(level=GIVEN[0])(Task(id="t", messages=(), fields=fields), wait + "def f(n): return n").label
         == "PASS"

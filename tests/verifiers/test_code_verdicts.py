@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from posttrain.types import Task, UserError
-from posttrain.verifiers.code import talk
+from posttrain.verifiers.code import grade, talk
 from posttrain.verifiers.code.compare import Compare, close, equal_text, same
 from posttrain.verifiers.code.plain import Garbled, Unplain, decoded, shown
 from posttrain.verifiers.code.problem import asserts, problem, sources
@@ -119,9 +119,10 @@ def test_a_caught_exception_is_not_the_reason_of_a_later_failure() -> None:
     assert (verdict.label, "line 6" in verdict.reason) == ("WRONG", True)
 
 
-def test_a_slow_program_does_not_hold_a_test_for_ever() -> None:
+def test_a_slow_program_does_not_hold_a_test_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grade, "TEST_LIMITS", 0.2)
     test = "def check(candidate):\n    for n in range(1000):\n        assert candidate(n) == n"
-    found = task(prompt="", entry_point="f", test=test, time_limit_s=0.1)
+    found = task(prompt="", entry_point="f", test=test, time_limit_s=5.0)
     verdict = CODE(found, "import time\ndef f(n):\n    time.sleep(0.05)\n    return n")
     assert verdict.label == "TIMEOUT"
     assert "together" in verdict.reason

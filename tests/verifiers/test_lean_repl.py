@@ -167,7 +167,7 @@ def test_what_one_submission_declares_is_gone_for_the_next(lean):
 
 def test_verdicts_do_not_depend_on_what_came_before(lean):
     responses = [PROOF, "intro n", "intro n\nhang", "exact t", "garble"]
-    quick = Lean(toolchain="system", repl=lean.repl, budget=1.0, memory_mb=512)
+    quick = Lean(toolchain="system", repl=lean.repl, budget=4.0, memory_mb=512)
     seen = {}
     for response in [*responses, *reversed(responses)]:
         verdict = quick(task(), response)
@@ -176,7 +176,7 @@ def test_verdicts_do_not_depend_on_what_came_before(lean):
 
 
 def test_a_tactic_without_end_is_a_timeout_and_the_process_is_replaced(lean):
-    quick = Lean(toolchain="system", repl=lean.repl, budget=1.0, memory_mb=512)
+    quick = Lean(toolchain="system", repl=lean.repl, budget=4.0, memory_mb=512)
     assert quick(task(), PROOF).label == "proved"
     before = next(reversed(lean_repl._warm.values()))
     verdict = quick(task(), "intro n\nhang")
@@ -186,7 +186,7 @@ def test_a_tactic_without_end_is_a_timeout_and_the_process_is_replaced(lean):
 
 
 def test_where_only_our_own_tactics_take_too_long_nothing_is_decided(lean):
-    quick = Lean(toolchain="system", repl=lean.repl, budget=1.0, memory_mb=512)
+    quick = Lean(toolchain="system", repl=lean.repl, budget=4.0, memory_mb=512)
     verdict = quick(task("slow"), "close")
     assert (verdict.label, verdict.score, verdict.progress) == ("proved", 1.0, ())
 

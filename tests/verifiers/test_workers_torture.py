@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.structure.patterns import Format, Regex
+from posttrain.verifiers.worker import MOST_CHILDREN
 from posttrain.verifiers.workers import Failed, Returned, Workers
 
 REWARDS = """
@@ -58,6 +60,20 @@ def starts(rest):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     open(rest, "w").write(str(child.pid))
     while True: time.sleep(1)
+def breeds(rest):
+    for _ in range(200):
+        if not os.fork():
+            time.sleep(1000)
+            os._exit(0)
+    return 1.0
+def daemon(rest):
+    if not os.fork():
+        os.setsid()
+        if os.fork(): os._exit(0)
+        open(rest, "w").write(str(os.getpid()))
+        time.sleep(1000)
+    os.wait()
+    return 1.0
 def later(rest):
     threading.Timer(0.05, os._exit, [9]).start(); return 1.0
 class Rude(Exception):
@@ -122,10 +138,19 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def settled() -> tuple[int, int]:
-    """Processes and descriptors, once the workers that were asked for have been forked."""
-    time.sleep(0.5)
-    return processes(), descriptors()
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_for(found: Callable[[], object]) -> None:
+    """Waits until that is so; an error if it is not within a minute."""
+    until = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("response", "label", "reason"), FAILURES)
@@ -149,21 +174,44 @@ def test_a_forked_copy_of_a_worker_answers_nobody(pool, reward):
     assert all(v.score == 1.0 for v in verdicts[::2])
 
 
-def test_a_thread_left_behind_does_not_blame_the_next_call(pool, reward):
-    assert pool.judge(reward, [(task(), "later")])[0].score == 1.0
-    time.sleep(0.5)
-    next_calls = pool.judge(reward, [(task(), f"good {n}") for n in range(4)])
-    assert [v.score for v in next_calls] == [0.0, 1.0, 2.0, 3.0]
+def test_a_thread_left_behind_does_not_blame_the_next_call(reward):
+    with Pool(workers=1, deadline_s=60.0) as pool:
+        ended = int(pool.judge(reward, [(task(), "who")])[0].score)
+        assert pool.judge(reward, [(task(), "later")])[0].score == 1.0
+        wait_for(lambda: gone(ended))
+        next_calls = pool.judge(reward, [(task(), f"good {n}") for n in range(4)])
+        assert [v.score for v in next_calls] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_killed_worker_takes_the_processes_it_has_started_with_it(pool, reward, tmp_path):
     file = tmp_path / "pid"
     assert pool.judge(reward, [(task(), f"starts {file}")])[0].label == "timeout"
     pid = int(file.read_text())
-    until = time.monotonic() + 60
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_for(lambda: gone(pid))
+
+
+def test_a_call_that_leaves_hundreds_of_processes_does_not_fill_the_machine(reward):
+    """Every answer counts, and what is left behind ends with the worker: a few calls later, or at the end."""
+    others, most = set(psutil.Process().children()), 0
+    with Pool(workers=2, deadline_s=60.0) as pool:
+        pool.judge(reward, [(task(), "good 1")])
+        [nursery] = set(psutil.Process().children()) - others
+        for n in range(6):
+            verdicts = pool.judge(reward, [(task(), "breeds"), (task(), f"good {n}"), (task(), "breeds")])
+            assert [v.score for v in verdicts] == [1.0, float(n), 1.0]
+            left = [child.pid for child in nursery.children(recursive=True)]
+            most = max(most, len(left))
+        assert 200 <= most <= 2 * (MOST_CHILDREN + 200) + 8, "2,400 were started"
+    assert all(gone(pid) for pid in left)
+
+
+def test_a_process_that_has_left_its_session_ends_with_the_pool(reward, tmp_path):
+    file = tmp_path / "pid"
+    with Pool(workers=1, deadline_s=60.0) as pool:
+        assert pool.judge(reward, [(task(), f"daemon {file}")])[0].score == 1.0
+        wait_for(lambda: file.exists() and file.read_text())
+        assert not gone(int(file.read_text())), "it may serve the calls to come"
+    assert gone(int(file.read_text()))
 
 
 def test_a_pattern_that_takes_for_ever_is_stopped(pool):
@@ -183,12 +231,12 @@ def test_hundreds_of_kills_leave_no_process_and_no_descriptor(reward):
     none = processes(), descriptors()
     with Pool(workers=3, deadline_s=5.0) as pool:
         pool.judge(reward, [(task(), f"leaves {n}") for n in range(5)])
-        counts = settled()
-        assert counts[0] == none[0] + 4  # three workers and their nursery
+        wait_for(lambda: processes() == none[0] + 4)  # three workers and their nursery
+        held = descriptors()
         calls = [(task(), f"{what} {n}") for n in range(100) for what in ("leaves", "crashes", "good")]
         verdicts = pool.judge(reward, calls)  # each another response: the same one is judged once
         assert [v.label for v in verdicts] == ["died", "died", "scored"] * 100
-        assert settled() == counts
+        wait_for(lambda: (processes(), descriptors()) == (none[0] + 4, held))
     assert (processes(), descriptors()) == none
 
 
@@ -217,11 +265,12 @@ def test_tickets_come_back_once_each_and_judge_keeps_those_of_others(pool, rewar
     assert pool.poll() == []
 
 
-def test_poll_waits_no_longer_than_it_is_told(pool, reward):
-    pool.submit(reward, task(), "sleeps 0.8")
-    assert pool.poll() == []
-    assert pool.poll(timeout_s=60.0)[0][1].score == 1.0
-    assert pool.poll(timeout_s=60.0) == []
+def test_poll_waits_no_longer_than_it_is_told(reward):
+    with Pool(workers=1, deadline_s=60.0) as pool:
+        pool.submit(reward, task(), "sleeps 6")
+        assert pool.poll() == []
+        assert pool.poll(timeout_s=60.0)[0][1].score == 1.0
+        assert pool.poll(timeout_s=60.0) == []
 
 
 def test_a_late_verdict_is_late_even_if_nobody_looked(pool, reward):

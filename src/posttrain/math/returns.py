@@ -40,6 +40,29 @@ def worth(reward: PerToken, mask: Mask, like: torch.Tensor) -> PerRow:
     return _settled(parts.sum(-1), parts.abs().sum(-1), (parts != 0).sum(-1)).to(like)
 
 
+def shaped(reward: PerToken, mask: Mask, gamma: float) -> PerToken:
+    """γ Φ(s_{t+1}) - Φ(s_t), from rewards Φ(s_{t+1}) - Φ(s_t) that end in score - Φ(s_T).
+
+    What is paid as a potential grows sums to the score, but for γ < 1 its discounted sum is
+    γ^T score + (1 - γ) Σ_t γ^t Φ(s_{t+1}): a policy is paid for standing where Φ is high, and another one is
+    the best. With the discount within, G_t = γ^{T-t} score - Φ(s_t), and Φ prefers no policy. It is the sum
+    of what was paid so far, 0 at the start, and counts as 0 behind the last token. With γ = 1, and for a
+    reward at the last token alone, this is the reward itself.
+
+    Source: Ng, Harada and Russell (1999), theorem 1; that Φ ends at 0: docs/errata.md.
+
+    >>> paid = torch.tensor([[0.5, 0.25, -0.75]])
+    >>> shaped(paid, torch.ones(1, 3, dtype=torch.bool), gamma=0.5)
+    tensor([[ 0.2500, -0.1250, -0.7500]])
+    """
+    if gamma == 1.0:
+        return reward
+    paid, place = _steps(reward, mask)
+    potential = _settled(paid.cumsum(1), paid.abs().cumsum(1), (paid != 0).cumsum(1))
+    last = torch.arange(paid.shape[1], device=paid.device) >= mask.sum(1, keepdim=True) - 1
+    return _back(paid - (1 - gamma) * potential.masked_fill(last, 0.0), place, mask)
+
+
 class Path(NamedTuple):
     """Episodes as a credit sees them, entry t belonging to token t."""
 

@@ -13,6 +13,7 @@ from posttrain.methods.choices import (
     BY_TOKEN,
     CHOICES,
     choices,
+    discount,
     function,
     names,
     numbers,
@@ -54,14 +55,15 @@ MOST: Mapping[str, float] = {
 """The largest value of a number that has one."""
 
 
-def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
+def build(name: str, options: Mapping[str, Any], *, horizon: int, potentials: bool = False) -> Method:
     """The named method with these options over its published defaults.
 
     Options are the fields of its dataclass, the names of other functions for its choices, and
     the numbers of the function chosen (clip_low, cap, eps ...). An option that nothing would
     read is an error, and so is a value that is not a number in range. A choice set to what the
     method has already keeps its published numbers. horizon is the most tokens an answer may
-    have (for reduce.per_horizon).
+    have (for reduce.per_horizon). With `potentials` tokens are paid what a potential gains, and the last one
+    what the score is above it, as a verifier pays them: a discount is then put into these rewards.
 
     Raises UserError for an unknown method, choice or option, and for a bad value.
 
@@ -97,7 +99,10 @@ def build(name: str, options: Mapping[str, Any], *, horizon: int) -> Method:
         )
     if getattr(method, "overlong_buffer", 0.0):
         method = _with(method, "horizon", horizon)
-    return method
+    gamma = discount(method)
+    return (
+        _with(method, "shaped", partial(returns.shaped, gamma=gamma)) if potentials and gamma < 1 else method
+    )
 
 
 def strangers(name: str, options: Mapping[str, Any]) -> dict[str, str]:

@@ -126,6 +126,12 @@ def corrects(method: Method) -> bool:
     return correction is not corrections.uncorrected or off_policy or vars(method).get("lam") == 0
 
 
+def discount(method: Method) -> float:
+    """γ of what credits the method's tokens; 1 for a method that discounts nothing."""
+    owner = next((c for c in ("psi", "returns") if c in choices(method)), "")
+    return float(parameters(method, owner).get("gamma", vars(method).get("gamma", 1.0)))
+
+
 def readable(method: Method) -> set[str]:
     """Every option that this method, as chosen, would read."""
     within = {p for c in choices(method) for p in parameters(method, c)} - {"horizon"}

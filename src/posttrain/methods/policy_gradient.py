@@ -30,6 +30,7 @@ Correction = Callable[..., PerToken]
 Reduction = Callable[..., PerToken]
 Estimator = Callable[[PerToken, PerToken], PerToken]
 Control = Callable[..., float]
+Shaped = Callable[[PerToken, Mask], PerToken]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ class PolicyGradient(Method):
     """Tokens before the longest answer within which an answer loses reward, up to 1; 0 leaves that out."""
     horizon: int = 0
     """The most tokens of an answer, for overlong_buffer; set by what builds the method."""
+    shaped: Shaped | None = None
+    """Makes rewards that a potential gains fit the discount of the credit (math/returns.py: shaped); set by
+    what builds the method. None takes them as they are."""
 
     unread: ClassVar[frozenset[str]] = frozenset()
     """Fields that a member of the family has and does not read."""
@@ -101,6 +105,8 @@ class PolicyGradient(Method):
     def path(self, batch: Batch) -> Path:
         """The episodes with what each token earned: its reward, scaled, less the reference's KL there."""
         reward = masked.fill(batch.reward, batch.mask)
+        if self.shaped is not None:
+            reward = self.shaped(reward, batch.mask)
         if self.running_scale and batch.carry["variance"] > 0:
             reward = reward / _mean_of(batch.carry, "variance") ** 0.5
         if self.overlong_buffer:

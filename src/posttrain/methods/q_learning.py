@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from posttrain.math import kl, masked, returns
-from posttrain.types import Batch, Method, Outputs, PerToken
+from posttrain.types import Batch, Mask, Method, Outputs, PerToken
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class SoftQ(Method):
     """Of the KL, in units of the reward: small trusts the reward, large the reference."""
     gamma: float = 1.0
     lam: float = 0.95
+    shaped: Callable[[PerToken, Mask], PerToken] | None = None
+    """As in PolicyGradient: rewards that a potential gains, made to fit γ."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -44,7 +46,8 @@ class SoftQ(Method):
         assert batch.logp_ref is not None
         assert batch.value is not None
         gap = self.beta * masked.fill(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
-        path = returns.Path(batch.reward, batch.mask, batch.value)
+        reward = batch.reward if self.shaped is None else self.shaped(batch.reward, batch.mask)
+        path = returns.Path(reward, batch.mask, batch.value)
         # What V should be for Q = β log π/π_ref + V to meet G, with π as it is now.
         target = (returns.soft_lambda(path, gap, self.gamma, self.lam) - gap).to(batch.logp_old)
         short = masked.fill(target - batch.value, batch.mask)

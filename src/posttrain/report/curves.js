@@ -44,7 +44,7 @@ function sharedCursor(run, columns) {
   return view;
 }
 
-// The curves section; `open(update)` shows the rollouts of an update.
+// The curves section; `open(update)` shows the rollouts of an update, null where there are none.
 function curves(section, run, open) {
   section.append(h('h2', {}, 'Curves'));
   if (!run.updates.length) {
@@ -118,11 +118,12 @@ function cursorBar(bar, view, columns, i, open) {
       'span',
       { class: 'actions' },
       view.pinned !== null && h('button', { type: 'button', onclick: () => view.pin(null) }, 'Unpin'),
-      h(
-        'button',
-        { type: 'button', onclick: () => open(view.updates[view.at()]) },
-        'Rollouts of this update ↓',
-      ),
+      open &&
+        h(
+          'button',
+          { type: 'button', onclick: () => open(view.updates[view.at()]) },
+          'Rollouts of this update ↓',
+        ),
     ),
     h(
       'span',

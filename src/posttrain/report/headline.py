@@ -32,7 +32,7 @@ def headline(record: Record) -> Headline:
     """
     metrics = record.metrics
     tiles = _tiles(metrics)
-    graded = "verdict/scored" in metrics.series
+    graded = any(y for name in ("verdict/scored", "eval/scored") for _, y in metrics.points(name))
     for name, label in (("eval/accuracy", "Held-out accuracy"), ("eval/reward", "Held-out reward")):
         if graded and name == "eval/accuracy":
             continue

@@ -130,13 +130,15 @@ function sources(run) {
 function start() {
   const run = data('run');
   top(run);
+  // A run that learns from data samples nothing, and so has no rewards of its own.
+  const samples = run.steps.length > 0 || 'reward/mean' in run.series;
   const links = [
     ['alarms', 'Alarms'],
     ['curves', 'Curves'],
-    ['rollouts', 'Rollouts'],
+    samples && ['rollouts', 'Rollouts'],
     ['plan', 'Plan'],
     ['files', 'Configuration'],
-  ];
+  ].filter(Boolean);
   $('nav').append(
     ...links.map(([id, name]) =>
       h(
@@ -150,7 +152,8 @@ function start() {
     ),
   );
   const browser = rollouts($('rollouts'), run);
-  const view = curves($('curves'), run, (update) => browser.open(update));
+  if (!samples) for (const node of document.querySelectorAll('#rollouts, .skip')) node.remove();
+  const view = curves($('curves'), run, run.steps.length ? (update) => browser.open(update) : null);
   alarms(run, (alarm) => (view ? view.look(alarm) : browser.open(alarm.update)));
   plan(run);
   sources(run);

@@ -82,7 +82,7 @@ function stage(one, number) {
   );
 }
 
-const within = (m) => (m ? `${figure(m.mean)} ± ${figure(m.error)}` : '–');
+const within = (m) => (m ? figure(m.mean) + (m.error === null ? '' : ` ± ${figure(m.error)}`) : '–');
 
 function policies(section, compare) {
   if (!compare) return;

@@ -153,8 +153,9 @@ def page(found: Mapping[str, Any]) -> str:
     return SLOT.sub(lambda slot: parts[slot[1]], part("pipeline.html"))
 
 
-def _within(score: Mapping[str, float]) -> str:
-    return f"{figure(score['mean'])} ± {figure(score['error'])}"
+def _within(score: Mapping[str, Any]) -> str:
+    error = score["error"]
+    return figure(score["mean"]) + ("" if error is None else f" ± {figure(error)}")
 
 
 def _over(win: Mapping[str, Any], name: str) -> tuple[str, float | None, float, float]:

@@ -54,26 +54,25 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
     """
     found = line(str(recipe.method.get("name", "")))
     options = {k: v for k, v in recipe.method.items() if k != "name"}
-    task, sampling = recipe.task, recipe.sampling
-    env = task.environment() if found.loop == "online" else None
-    turns = getattr(env, "max_turns", 1) if env else 1
-    method = build(str(recipe.method["name"]), options, horizon=sampling.max_new_tokens * turns)
+    task, online = recipe.task, found.loop == "online"
+    env = task.environment() if online else None
+    horizon = recipe.sampling.max_new_tokens * (getattr(env, "max_turns", 1) if env else 1)
+    # What a game pays is discounted as it is: there a reward is no advance on the score.
+    method = build(str(recipe.method["name"]), options, horizon=horizon, potentials=online and not env)
     _check_parts(recipe, found, method)
-    if found.loop == "online" and task.text is not None:
+    if online and task.text is not None:
         raise UserError(
             f"{recipe.method['name']} answers tasks, and plain text asks nothing", where="task.text"
         )
-    verifier = recipe.verifier.build() if found.loop == "online" else None
-    if found.loop == "online":
+    verifier = recipe.verifier.build() if online else None
+    if online:
         _check_online(recipe, method, verifier, env)
         train, held_out = _tasks(recipe, say)
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
         if verifier is not None:
             verifier.require()
-            judging = recipe.rollout
-            with Pool(
-                workers=judging.workers, deadline_s=judging.deadline_s, memory_mb=judging.memory_mb
-            ) as pool:
+            r = recipe.rollout
+            with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
                 self_test(verifier, [*train, *held_out], pool)
         return Asked(recipe, found, method, train, held_out, verifier, env)
     if task.guess or task.maze or task.env:

@@ -136,12 +136,14 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
         "reference_follows": bool(recipe.reference.refresh_every),
         "critic": critic_shape(asked, policy),
         "natural": asked.line.step == "trust_region",
+        "longest": longest,
     }
     if asked.online:
         needs |= {
             "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
             "samplers": recipe.async_.samplers,
             "published": 2 if recipe.async_.publishes else 0,
+            "longest": policy.context if asked.env else longest + recipe.sampling.max_new_tokens,
         }
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))

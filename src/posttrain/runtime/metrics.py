@@ -67,6 +67,7 @@ def evaluation_metrics(episodes: Sequence[Episode], right: float) -> dict[str, f
         "eval/accuracy": mean([float(is_right(e, right)) for e in judged]),
         "eval/reward": mean(rewards),
         "eval/length": mean(lengths),
+        "eval/scored": mean([float(e.verdict.label == "scored") for e in judged]),
         "eval/errors": (len(episodes) - len(judged)) / max(len(episodes), 1),
     }
 

@@ -41,6 +41,8 @@ class Shape:
     vocabulary: int
     windows: int = 1
     """Kinds of layers that differ in how far a token sees."""
+    softcap: bool = False
+    """Whether scores of attention are capped, which no fused kernel does: the backward pass keeps them."""
 
     @staticmethod
     def of(config: Any, parameters: int, trained: int) -> "Shape":
@@ -58,6 +60,7 @@ class Shape:
             head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
             vocabulary=text.vocab_size,
             windows=len(set(getattr(text, "layer_types", None) or [""])),
+            softcap=getattr(text, "attn_logit_softcapping", None) is not None,
         )
 
 
@@ -90,14 +93,16 @@ def estimate(
     reference_follows: bool = False,
     critic: Shape | None = None,
     natural: bool = False,
+    longest: int = 0,
     device: str = "cpu",
 ) -> Memory:
     """The memory of a run on this kind of device, in bytes.
 
     Weights count in the compute type; masters, summed gradients and AdamW's two moments in float32
     for each trained weight. `reference` is the number of weights of a frozen policy that is held.
-    Activations are those that the backward pass of one microbatch reads. `sampler_tokens` is the number of
-    tokens whose keys and values a sampler holds, and `published` that of versions which lie ready for them.
+    Activations are those that the backward pass of one microbatch reads, whose longest row has `longest`
+    tokens. `sampler_tokens` is the number of tokens whose keys and values a sampler holds, and `published`
+    that of versions which lie ready for samplers.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
@@ -110,7 +115,9 @@ def estimate(
         parts["natural step"] = 32 * shape.trained
     else:
         parts["AdamW moments"] = 8 * shape.trained
-    activations = token_bytes(shape, size, checkpointing=checkpointing, critic=critic, natural=natural)
+    activations = token_bytes(
+        shape, size, checkpointing=checkpointing, critic=critic, natural=natural, longest=longest
+    )
     parts["activations"] = microbatch_tokens * activations
     parts["one chunk of logits"] = 3 * chunk_bytes(device)
     if sampler_tokens:
@@ -141,14 +148,24 @@ def check_held(count: int, tokens: int, free: int, *, where: str) -> None:
 
 
 def token_bytes(
-    shape: Shape, size: int, *, checkpointing: Recompute, critic: Shape | None, natural: bool
+    shape: Shape,
+    size: int,
+    *,
+    checkpointing: Recompute,
+    critic: Shape | None,
+    natural: bool,
+    longest: int = 0,
 ) -> int:
     """Bytes that one packed token of a microbatch costs, in the policy and in a critic of its own.
 
     A natural step computes with pairs of numbers, and holds about eight rows of logits for each token.
     """
-    own = activation_bytes(shape, size, checkpointing) + mask_bytes(shape, size)
-    judged = activation_bytes(critic, size, checkpointing) + mask_bytes(critic, size) if critic else 0
+
+    def of(each: Shape) -> int:
+        scores = score_bytes(each, size, checkpointing, longest)
+        return activation_bytes(each, size, checkpointing) + mask_bytes(each, size) + scores
+
+    own, judged = of(shape), of(critic) if critic else 0
     return own + judged + (own + 32 * shape.vocabulary if natural else 0)
 
 
@@ -179,6 +196,21 @@ def mask_bytes(shape: Shape, size: int) -> int:
     return shape.windows * size * (WHOLE_FAMILY + BLOCK)
 
 
+def score_bytes(shape: Shape, size: int, checkpointing: Recompute, longest: int) -> int:
+    """Bytes of attention's scores for one token, at most, where they are kept: of a whole row, by each head.
+
+    What tanh and softmax gave, the latter in float32, and that again in the compute type where it is smaller.
+    With checkpointing the products alone, or nothing, and one layer at a time the rest.
+    """
+    if not shape.softcap:
+        return 0
+    scores = shape.heads * max(longest, WHOLE_FAMILY)
+    layer = scores * (size + (4 + size if size < 4 else size))
+    if checkpointing == "selective":
+        return shape.layers * scores * size + layer
+    return layer if checkpointing == "full" else shape.layers * layer
+
+
 def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:
     """The most packed tokens whose activations fit, from 256 to as many as the device is quicker with."""
     fixed = estimate(shape, microbatch_tokens=0, device=device, **needs).total
@@ -188,6 +220,7 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
         checkpointing=needs.get("checkpointing", "none"),
         critic=needs.get("critic"),
         natural=needs.get("natural", False),
+        longest=needs.get("longest", 0),
     )
     most = MOST_MICROBATCH.get(device, MOST_ELSEWHERE)
     return int(max(256, min(most, (SHARE * free - fixed) // token)))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ _MARKER = 'posttrain says "marker"\nin two lines'
 """What a template must show of a reply as it stands."""
 _READ = (".json", ".jinja", ".model", ".txt")
 """Files of a model that its tokens hang on."""
+_AT_ONCE = 4096
+"""Prompts that are tokenised together."""
 
 
 def check_prompts(asked: Asked, policy: Policy, checked: Path | None = None) -> int:
@@ -28,7 +31,7 @@ def check_prompts(asked: Asked, policy: Policy, checked: Path | None = None) -> 
     digest = _digest(shown, policy)
     known = _known(checked, digest)
     if known is None or known + room > policy.context:
-        known = max((_length(*each, room, policy) for each in zip(tasks, shown, strict=True)), default=0)
+        known = _longest(tasks, shown, room, policy)
         if checked is not None:
             checked.write_text(json.dumps({"prompts": digest, "longest": known}), encoding="utf-8")
     if known + room > asked.recipe.engine.cache_tokens:
@@ -89,6 +92,23 @@ def _first_turns(start: Any, reply: Callable[[Any, str], Any], task: Task) -> li
 def _shown(asked: Asked, task: Task) -> Sequence[Message]:
     start = guarded_start(asked.env, task) if asked.env and asked.env.trusted else None
     return start.messages if isinstance(start, Start) else task.messages
+
+
+def _longest(tasks: Sequence[Task], shown: Sequence[Sequence[Message]], room: int, policy: Policy) -> int:
+    """Tokens of the longest prompt; UserError for the first that has a fault."""
+    most = 0
+    for start in range(0, len(tasks), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        with suppress(UserError):
+            longest = policy.chat.longest(shown[part])
+            if longest + room <= policy.context:
+                most = max(most, longest)
+                continue
+        # One by one it is found whose fault it is.
+        most = max(
+            most, *(_length(*each, room, policy) for each in zip(tasks[part], shown[part], strict=True))
+        )
+    return most
 
 
 def _length(task: Task, messages: Sequence[Message], room: int, policy: Policy) -> int:

@@ -5,6 +5,7 @@ two models in memory, or to ask the second one twice.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from posttrain.types import Batch, PerToken, Trajectory
 
 AT_ONCE = 64
 """Groups that are scored in one call."""
+KEEP_S = 60.0
+"""Seconds after which what has been scored is written, so that a kill loses no more."""
 DIGEST = 16
 """Bytes of a row's digest."""
 
@@ -65,14 +68,20 @@ def scored(
 ) -> Scored:
     """The rows' log-probabilities: read from the file; what it lacks is asked of `score` and added to it.
 
-    `show` is told how many groups of how many that were lacking are done.
+    `show` is told how many groups of how many that were lacking are done. Whoever goes on after a kill
+    scores the same groups in one call, so what they get is the same to the last bit.
     """
     held = _held(file)
-    lacking = [group for group in groups if any(_digest_of(row) not in held for row in group)]
+    lacking, known = list[Group](), set[bytes]()
+    for group in groups:
+        own = {_digest_of(row) for row in group}
+        if any(digest not in held and digest not in known for digest in own):
+            lacking.append(group)
+            known |= own
     if not lacking:
         return held
     digests, lengths, values = list[bytes](), [held.lengths], [held.logp]
-    known = set[bytes]()
+    known, kept = set(), time.monotonic()
     for start in range(0, len(lacking), AT_ONCE):
         part = lacking[start : start + AT_ONCE]
         rows, numbers = numbered(part)
@@ -89,6 +98,21 @@ def scored(
         lengths.append(mask.sum(-1))
         values.append(logp[fresh][mask].float().cpu())
         show(start + len(part), len(lacking))
+        last = start + len(part) == len(lacking)
+        if last or time.monotonic() - kept >= KEEP_S:
+            out = _keep(file, held, digests, lengths, values)
+            kept = time.monotonic()
+    return out
+
+
+def _keep(
+    file: Path,
+    held: Scored,
+    digests: Sequence[bytes],
+    lengths: list[torch.Tensor],
+    values: list[torch.Tensor],
+) -> Scored:
+    """What is held and what was added to it, once it is in the file."""
     added = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).view(-1, DIGEST)
     out = Scored(torch.cat([held.digests, added]), torch.cat(lengths), torch.cat(values))
     working = file.with_suffix(".tmp")

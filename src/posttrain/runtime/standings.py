@@ -61,7 +61,7 @@ def _policy(name: str, found: Judged) -> dict[str, Any]:
     }
 
 
-def _mean(values: Sequence[tuple[str, float]]) -> dict[str, float] | None:
+def _mean(values: Sequence[tuple[str, float]]) -> dict[str, float | None] | None:
     """Mean and standard error of (prompt, value) pairs; None of none."""
     if not values:
         return None
@@ -72,15 +72,15 @@ def _mean(values: Sequence[tuple[str, float]]) -> dict[str, float] | None:
     return {"mean": mean, "error": error}
 
 
-def mean_error(values: Sequence[float]) -> tuple[float, float]:
-    """(Σ x / n, s / √n) with s² = Σ (x - mean)² / (n - 1); the error of a single value is 0.
+def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """(Σ x / n, s / √n) with s² = Σ (x - mean)² / (n - 1); of a single value no error is known.
 
     >>> mean_error([1.0, 2.0, 3.0])
     (2.0, 0.5773502691896258)
     """
     mean = statistics.fmean(values)
     if len(values) < 2:
-        return mean, 0.0
+        return mean, None
     return mean, statistics.stdev(values) / math.sqrt(len(values))
 
 

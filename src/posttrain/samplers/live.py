@@ -65,7 +65,8 @@ class Live:
     def judged(self, score: float, progress: Sequence[tuple[int, float]], chat: Chat) -> None:
         """Adds the score of the last answer: what each step gains to its last token, the rest at the end.
 
-        The potentials cancel in the sum of rewards: with γ < 1 a gain counts more the earlier it comes.
+        The potentials cancel in the sum of rewards. With γ < 1 a credit discounts them first
+        (math/returns.py: shaped).
         """
         first = len(self.sampled) - self.sampled[::-1].index(False)
         answer, reached = self.tokens[first:], 0.0

@@ -7,7 +7,8 @@ ends when the other end of its control socket closes, and takes every worker wit
 
 Control messages are one letter and a serial number: "F" comes with the worker's end of a
 socket pair and forks a worker that serves it; "K" kills and reaps one, and is answered with its
-wait status. A worker leads its own session, so that a kill reaches the processes it has started.
+wait status. A worker leads its own session, so that a kill reaches the processes it has started. Those
+that have left the session become children of the nursery when their parents end, and end with it.
 """
 
 import ctypes
@@ -34,8 +35,10 @@ HEADER = struct.Struct("!QQcd")
 HELLO = 7
 NEVER_STARTED = -1
 
-JOB, STARTED, RETURNED, FAILED = b"J", b"S", b"R", b"E"
-_PR_SET_PDEATHSIG = 1
+JOB, STARTED, CROWDED, RETURNED, FAILED = b"J", b"S", b"C", b"R", b"E"
+MOST_CHILDREN = 256
+"""Children that calls may leave behind, living or not; a worker with more says so, and is replaced."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def frame(kind: bytes, job: int, number: float, body: bytes = b"") -> bytes:
@@ -48,6 +51,7 @@ def nursery(control_fd: int, memory_mb: int) -> None:
     parent = os.getppid()
     control = socket.socket(fileno=control_fd)
     control.sendall(STATUS.pack(HELLO))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     alive: dict[int, int] = {}
     try:
         while True:
@@ -55,6 +59,8 @@ def nursery(control_fd: int, memory_mb: int) -> None:
             if os.getppid() != parent:  # a forked copy of our parent may keep the socket open
                 return
             if not readable:
+                for stray in _children() - set(alive.values()):
+                    os.waitpid(stray, os.WNOHANG)
                 continue
             message, descriptors, _, _ = socket.recv_fds(control, CONTROL.size, 1)
             if len(message) < CONTROL.size:
@@ -69,6 +75,23 @@ def nursery(control_fd: int, memory_mb: int) -> None:
     finally:
         for pid in alive.values():
             _end(pid)
+        while strays := _children():  # whoever ends leaves us its own
+            for pid in strays:
+                _end(pid)
+
+
+def _children() -> set[int]:
+    """Processes that this one has started, or that were left to it; none where the system does not tell."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as listed:
+            return set(map(int, listed.read().split()))
+    except OSError:
+        return set()
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def _end(pid: int | None) -> int:
@@ -103,8 +126,8 @@ def _fork(control: socket.socket, descriptor: int, memory_mb: int) -> int | None
 def _isolate(nursery_pid: int, memory_mb: int) -> None:
     """Gives this process its own session, no terminal, a limit of memory, and its parent's death."""
     os.setsid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != nursery_pid:
             os._exit(0)
         with open("/proc/self/statm") as statm:
@@ -134,6 +157,8 @@ def serve(channel: socket.socket) -> None:
         answer = _perform(channel, job, body)
         if os.getpid() != me:  # user code has forked and let its copy return
             os._exit(0)
+        if len(_children()) > MOST_CHILDREN:
+            channel.sendall(frame(CROWDED, job, 0.0))
         channel.sendall(answer)
 
 

@@ -62,6 +62,7 @@ class _Worker:
     outbox: bytes = b""
     job: _Job | None = None
     started: bool = False
+    crowded: bool = False  # with processes that its calls have left
     limit: float = math.inf
     """When the job it has is overdue, on the monotonic clock."""
 
@@ -215,6 +216,8 @@ class Workers:
             sane = self._read(worker)
             if not data or not sane:
                 self._lost(worker)
+            elif worker.crowded and worker.job is None:
+                self._replace(worker)
 
     def _send(self, worker: _Worker) -> None:
         """Sends what the worker will take of its job now, and asks to be told when it takes more."""
@@ -245,6 +248,8 @@ class Workers:
             if kind == other_side.STARTED:
                 worker.started = True
                 worker.limit = min(number, time.monotonic()) + worker.job.deadline_s
+            elif kind == other_side.CROWDED:
+                worker.crowded = True
             else:
                 self._finish(worker, _outcome(kind, number, body, worker.job.deadline_s))
         return True
