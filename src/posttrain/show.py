@@ -122,8 +122,8 @@ def summary(numbers: Mapping[str, float]) -> str:
 def line(numbers: Mapping[str, float]) -> str:
     """One line of text for one update; where verdicts are scores, neither right nor wrong, with rewards."""
     graded = bool(numbers.get("verdict/scored") or numbers.get("eval/scored"))
-    hidden = ("accuracy", "eval/accuracy") if graded else ("eval/reward",)
-    hidden += () if numbers.get("lag/max") else ("lag/mean",)
+    hidden = {"accuracy", "eval/accuracy"} if graded else {"eval/reward"}
+    hidden |= set() if numbers.get("lag/max") else {"lag/mean"}
     wanted = (
         ("reward/mean", "reward {:.3f}"),
         ("loss", "loss {:+.4f}"),

@@ -334,7 +334,7 @@ BROKEN = {
     "has parts that are no numbers": (
         Acts(BEGIN, Turn(state=0, done=True, verdict=Verdict(score=1.0, label="a", parts={"a": "b"}))),  # type: ignore[dict-item]
         None,
-        "could not convert",
+        "the part 'a' is str, not a finite number",
     ),
 }
 
@@ -422,13 +422,18 @@ def test_a_template_that_does_not_show_a_tool_is_refused_before_the_run(
 
 def test_prompts_that_were_in_order_are_not_rendered_again(run_cli, write, online, tmp_path, monkeypatch):
     rendered: list[Any] = []
-    render = Chat.render
+    render, longest = Chat.render, Chat.longest
 
     def spied(self, messages):
         rendered.append(messages)
         return render(self, messages)
 
+    def spied_all(self, prompts):
+        rendered.extend(prompts)
+        return longest(self, prompts)
+
     monkeypatch.setattr(Chat, "render", spied)
+    monkeypatch.setattr(Chat, "longest", spied_all)
     over = {"eval": {"limit": 0}, "run": {"updates": 1}}
     recipe, run = write(online, over), tmp_path / "run"
     assert run_cli("train", recipe, "--run-dir", run, "--quiet").code == 0
