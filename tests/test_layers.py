@@ -34,7 +34,7 @@ LONGER_FILES = {
     "runtime/online.py": 320,
     "samplers/rollouts.py": 340,
     "track.py": 400,  # five services of a page each
-    "types.py": 440,  # mostly docstrings
+    "types.py": 490,  # mostly docstrings
     "verifiers/combine/combined.py": 330,
     "verifiers/math/parser.py": 310,
     "verifiers/workers.py": 320,  # one event loop

@@ -15,6 +15,7 @@ from operator import not_
 from typing import Any, ClassVar, Protocol
 
 import numpy
+import numpy.typing
 import torch
 from jaxtyping import Bool, Float, Int
 
@@ -243,6 +244,24 @@ class Trajectory:
                 f"token {place} has a reward of {self.reward[place]} and is no choice of the policy"
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as columns: some 14 bytes a token, where lists of Python's numbers take 33."""
+        n, tokens = len(self.tokens), numpy.asarray(self.tokens, numpy.int32)
+        version = numpy.asarray(self.version, numpy.int32)
+        starts = numpy.flatnonzero(numpy.diff(version, prepend=version[:1] - 1)).astype(numpy.int32)
+        paid = {t: r for t, r in enumerate(self.reward) if r}
+        floats = [_narrow(self.logp_gen), _narrow(self.logp_policy)]
+        sampled = numpy.packbits(numpy.asarray(self.sampled, bool))
+        return _unpacked, (
+            n,
+            numpy.asarray(self.tokens, numpy.int32),
+            sampled,
+            *floats,
+            starts,
+            version[starts],
+            paid,
+        )
+
     @property
     def prompt_length(self) -> int:
         """Tokens before the first sampled one."""
@@ -252,6 +271,34 @@ class Trajectory:
     def total_reward(self) -> float:
         """What the episode is worth: the sum of its rewards, undiscounted."""
         return worth(self.reward)
+
+
+def _narrow(values: Sequence[float]) -> "numpy.typing.NDArray[Any]":
+    """The numbers in float32, if not a bit of them is lost in it."""
+    wide = numpy.asarray(values, numpy.float64)
+    with numpy.errstate(over="ignore"):
+        narrow = wide.astype(numpy.float32)
+    return narrow if numpy.array_equal(narrow, wide, equal_nan=True) else wide
+
+
+def _unpacked(
+    n: int,
+    tokens: Any,
+    sampled: Any,
+    gen: Any,
+    policy: Any,
+    starts: Any,
+    versions: Any,
+    paid: Mapping[int, float],
+) -> Trajectory:
+    return Trajectory(
+        tokens=tokens.tolist(),
+        sampled=numpy.unpackbits(sampled, count=n).astype(bool).tolist(),
+        logp_gen=gen.tolist(),
+        logp_policy=policy.tolist(),
+        version=numpy.repeat(versions, numpy.diff(starts, append=n)).tolist(),
+        reward=[paid.get(t, 0.0) for t in range(n)],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

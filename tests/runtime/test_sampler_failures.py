@@ -2,9 +2,11 @@
 
 import json
 import os
+import pickle
+import random
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,16 @@ import pytest
 import torch
 
 from posttrain import config
+from posttrain.envs.protocol import Start, Turn
 from posttrain.runtime import local
 from posttrain.runtime.handover import Publisher
-from posttrain.runtime.sampling import Made, sampler_of
+from posttrain.runtime.sampling import Made, engine_of, sampler_of
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import GroupRequest
 from posttrain.samplers.remote import ProcessChannel
+from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import Arenas
-from posttrain.types import RunError
+from posttrain.types import RunError, Task, Trajectory, Verdict
 
 
 class Set:
@@ -220,3 +224,60 @@ def samplers_of(run: Path) -> list[str]:
         if "posttrain.samplers.remote" in text and str(run) in text:
             found.append(words.parent.name)
     return found
+
+
+def test_an_episode_travels_in_few_bytes_and_loses_not_a_bit():
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for n in (2, 7, 1000):
+        logp = torch.tensor([-dice.expovariate(1.0) for _ in range(n)]).tolist()
+        sampled = [t > 0 and dice.random() < 0.9 for t in range(n)]
+        row = Trajectory(
+            tokens=[dice.randrange(50_000) for _ in range(n)],
+            sampled=sampled,
+            logp_gen=logp,
+            logp_policy=[-dice.expovariate(1.0) for _ in range(n)] if n == 7 else logp,
+            version=[(3 * t) // n for t in range(n)],
+            reward=[0.1 if s and dice.random() < 0.01 else 0.0 for s in sampled],
+        )
+        sent = pickle.dumps(row)
+        assert pickle.loads(sent) == row
+    assert len(sent) / n < 16
+
+
+@dataclass(frozen=True)
+class Slow:
+    """An environment of two turns, each of which takes a while in a worker process."""
+
+    trusted = False
+    max_turns = 2
+
+    def start(self, task: Task) -> Start:
+        return Start(state=0, messages=task.messages)
+
+    def reply(self, state: int, response: str) -> Turn:
+        begin = time.monotonic()
+        time.sleep(0.2)
+        if state:
+            said = Verdict(score=1.0, label="right", reason=f"{begin} {time.monotonic()}")
+            return Turn(state=state, done=True, verdict=said)
+        return Turn(state=1, messages=({"role": "user", "content": "Go on"},))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_replies_of_an_environment_are_worked_out_side_by_side(made, exact):
+    engine = engine_of(made.recipe, made.chosen.policy)
+    rollouts = Rollouts(
+        engine, made.chosen.policy.chat, env=Slow(), workers=2, context=400, exact=exact, deadline_s=60.0
+    )
+    try:
+        tasks = made.asked.train[:2] * 4
+        sampling = replace(made.recipe.sampling, max_new_tokens=3)
+        groups = rollouts.run([replace(t, id=f"{n}") for n, t in enumerate(tasks)], 1, sampling)
+    finally:
+        rollouts.close()
+    spans = [tuple(map(float, e.verdict.reason.split())) for g in groups for e in g]
+    assert len(spans) == 8
+    assert max(sum(a <= t < b for a, b in spans) for t, _ in spans) >= 2, "not one after the other"
+    assert all(e.turns == 2 for g in groups for e in g)
