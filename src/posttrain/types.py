@@ -252,15 +252,7 @@ class Trajectory:
         paid = {t: r for t, r in enumerate(self.reward) if r}
         floats = [_narrow(self.logp_gen), _narrow(self.logp_policy)]
         sampled = numpy.packbits(numpy.asarray(self.sampled, bool))
-        return _unpacked, (
-            n,
-            numpy.asarray(self.tokens, numpy.int32),
-            sampled,
-            *floats,
-            starts,
-            version[starts],
-            paid,
-        )
+        return _unpacked, (n, tokens, sampled, *floats, starts, version[starts], paid)
 
     @property
     def prompt_length(self) -> int:
@@ -282,14 +274,7 @@ def _narrow(values: Sequence[float]) -> "numpy.typing.NDArray[Any]":
 
 
 def _unpacked(
-    n: int,
-    tokens: Any,
-    sampled: Any,
-    gen: Any,
-    policy: Any,
-    starts: Any,
-    versions: Any,
-    paid: Mapping[int, float],
+    n: int, tokens: Any, sampled: Any, gen: Any, policy: Any, starts: Any, versions: Any, paid: Any
 ) -> Trajectory:
     return Trajectory(
         tokens=tokens.tolist(),

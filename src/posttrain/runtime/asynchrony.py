@@ -34,6 +34,8 @@ class Asynchrony:
     place: Literal["auto", "here", "thread", "process"] = "auto"
     """Where they are: here, in the loop's own thread; in another thread; in processes. auto: here where one
     sampler takes turns with training, else in processes."""
+    devices: tuple[str, ...] = ()
+    """Where samplers compute, dealt out in turn, as ["cuda:1", "cuda:2"]; empty: where the learner does."""
     threads: int = 0
     """Of each sampler; 0: an equal share of run.threads among samplers and, with max_lag, the learner."""
     deadline_s: float = 600.0

@@ -14,6 +14,7 @@ import torch
 
 from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
+from posttrain.loading import usable_device
 from posttrain.methods.choices import described, least_group
 from posttrain.runtime import process, saving
 from posttrain.runtime.ask import Asked, ask
@@ -117,6 +118,8 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
     check_sinks(recipe.track.sinks)
     asked = ask(recipe, say)
     policy = bounded(recipe, surroundings(recipe, say), say)
+    for device in recipe.async_.devices:
+        usable_device(device, "async.devices")
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     shape = Shape.of(policy.config, parameters, trained)

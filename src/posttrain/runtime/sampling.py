@@ -1,7 +1,7 @@
 """A recipe's engine, the episodes that are played on it, and the samplers that do so beside the learner."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from posttrain.engines.native.engine import NativeEngine
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
 from posttrain.learner.pretrained import silent
+from posttrain.loading import usable_device
 from posttrain.runtime import process
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
@@ -73,23 +74,33 @@ class Made:
     recipe: Recipe
     threads: int
     """Of the process; 0 leaves them as they are."""
+    number: int = 0
 
     def __call__(self) -> RolloutWorker:
         """The worker, whose engine holds the weights that the run began with."""
         if self.threads:
             process.settle(self.threads)
-        recipe = self.recipe
+        recipe = on_device_of(self.recipe, self.number)
         policy = bounded(recipe, surroundings(recipe, silent), silent)
         engine = engine_of(recipe, policy)
         verifier, env = recipe.verifier.build(), recipe.task.environment()
         return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
 
 
+def on_device_of(recipe: Recipe, number: int) -> Recipe:
+    """The recipe as the sampler of this number reads it: with the device that it computes on."""
+    if not recipe.async_.devices:
+        return recipe
+    device = recipe.async_.devices[number % len(recipe.async_.devices)]
+    return replace(recipe, model=replace(recipe.model, device=device))
+
+
 def sampler_of(asked: Asked, policy: Policy, logs: Path) -> Sampler:
     """The samplers of a recipe, wherever it puts them; logs: where processes leave what they print."""
     recipe, ahead = asked.recipe, asked.recipe.async_
     if ahead.where == "here":
-        rollouts = rollouts_of(asked, policy, engine_of(recipe, policy))
+        there = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
+        rollouts = rollouts_of(asked, policy, engine_of(recipe, there))
         return LocalSampler(
             _worker(recipe, rollouts), steps=ahead.steps_per_update if ahead.pace == "steps" else 0
         )
@@ -101,8 +112,8 @@ def sampler_of(asked: Asked, policy: Policy, logs: Path) -> Sampler:
 
 
 def _thread(recipe: Recipe, number: int) -> Channel:
-    return ThreadChannel(Made(recipe, 0))
+    return ThreadChannel(Made(recipe, 0, number))
 
 
 def _process(made: Made, logs: Path, number: int) -> Channel:
-    return ProcessChannel(made, logs / f"{number}.log")
+    return ProcessChannel(replace(made, number=number), logs / f"{number}.log")

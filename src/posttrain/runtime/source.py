@@ -110,6 +110,7 @@ class GroupSource:
         """
         if not self.line.max_lag:
             return
+        self.hear(0.0)
         while not self.line.playing and self.sampler.live < version:
             self.hear()
         self._admit(self.left() * self.count)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from posttrain.samplers.protocol import Finished, GroupRequest, Work
@@ -145,8 +144,7 @@ class SamplerPool:
     def _send(self, worker: _Worker, message: Message) -> None:
         if not worker.awaited:
             worker.heard = time.monotonic()
-        with suppress(OSError):  # it is found dead when it is heard next
-            worker.channel.send(message)
+        worker.channel.send(message)
 
     def _offer(self, worker: _Worker) -> None:
         if self._newest and worker.sent == worker.live < self._newest.version:

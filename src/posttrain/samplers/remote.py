@@ -11,7 +11,6 @@ loop that steps the engine: who hangs sends none), refused and failed.
 
 import faulthandler
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -19,10 +18,12 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from posttrain.samplers.worker import RolloutWorker
@@ -121,7 +122,7 @@ class Channel(Protocol):
     """How a learner reaches one worker."""
 
     def send(self, message: Message) -> None:
-        """Sends it; OSError if nobody is there."""
+        """Sends it, without waiting until it has been read."""
         ...
 
     def receive(self) -> list[Message]:
@@ -141,39 +142,76 @@ class Channel(Protocol):
         ...
 
 
-class _Connected:
-    """What is alike for a thread and a process."""
+_NEWS = threading.Condition()
+"""Held while what has arrived on any connection is looked at."""
 
-    connection: Connection
+
+class _Connected:
+    """What is alike for a thread and a process.
+
+    Two threads read and write, so that neither side ever waits for the other to do so: a sampler whose
+    finished groups fill a pipe would stand still while the learner trains, and a learner would hang with a
+    sampler that reads no more.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._inbox: deque[Message] = deque()
+        self._outbox: SimpleQueue[Message | None] = SimpleQueue()
+        self._over = False
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._listen, self._speak)]
+        for each in self._threads:
+            each.start()
+
+    def _listen(self) -> None:
+        # Whatever cannot be received ends it: half a message, or one that cannot be unpickled here.
+        with suppress(Exception):
+            while True:
+                message = self.connection.recv()
+                with _NEWS:
+                    self._inbox.append(message)
+                    _NEWS.notify_all()
+        with _NEWS:
+            self._over = True
+            _NEWS.notify_all()
+
+    def _speak(self) -> None:
+        with suppress(OSError):  # it is found dead when it is heard next
+            while (message := self._outbox.get()) is not None:
+                self.connection.send(message)
 
     def send(self, message: Message) -> None:
-        """Sends it; OSError if nobody is there."""
-        self.connection.send(message)
+        """Sends it, sooner or later."""
+        self._outbox.put(message)
 
     def receive(self) -> list[Message]:
         """What has arrived; EOFError once nothing more can."""
-        found: list[Message] = []
-        try:
-            while self.connection.poll(0.0):
-                found.append(self.connection.recv())
-        except (OSError, pickle.UnpicklingError) as error:  # it ended in the middle of a message
-            if not found:
-                raise EOFError from error
-        except EOFError:
-            if not found:
-                raise
+        with _NEWS:
+            found = list(self._inbox)
+            self._inbox.clear()
+            if not found and self._over:
+                raise EOFError
         return found
 
     def wait(self, others: Sequence["_Connected"], timeout_s: float) -> None:
         """Until this one or another has something, or so long."""
-        wait([self.connection, *(other.connection for other in others)], timeout_s)
+        with _NEWS:
+            _NEWS.wait_for(lambda: any(each._inbox or each._over for each in (self, *others)), timeout_s)
+
+    def _closed(self) -> None:
+        """Ends the threads of a connection whose other side is gone."""
+        self._outbox.put(None)
+        for each in self._threads:
+            each.join(_END_S)
+        self.connection.close()
 
 
 class ThreadChannel(_Connected):
     """A worker in a thread of this process."""
 
     def __init__(self, make: Make) -> None:
-        self.connection, theirs = Pipe()
+        ours, theirs = Pipe()
+        super().__init__(ours)
         self._thread = threading.Thread(target=serve, args=(theirs, make), daemon=True)
         self._thread.start()
 
@@ -184,12 +222,11 @@ class ThreadChannel(_Connected):
 
     def end(self) -> str:
         """Asks it to end; RunError if it does not, as a thread cannot be killed."""
-        with suppress(OSError):
-            self.connection.send(("close",))
+        self.send(("close",))
         self._thread.join(_END_S)
         if self._thread.is_alive():
             raise RunError("the sampler's thread hangs and cannot be killed; async.place = 'process' can")
-        self.connection.close()
+        self._closed()
         return "its thread ended"
 
 
@@ -210,8 +247,8 @@ class ProcessChannel(_Connected):
                 stderr=out,
                 start_new_session=True,  # Ctrl-C is for the learner, which ends it
             )
-        self.connection = Connection(ours.detach())
-        self.connection.send(make)
+        super().__init__(Connection(ours.detach()))
+        self.send((make,))
 
     @property
     def pid(self) -> int:
@@ -229,15 +266,13 @@ class ProcessChannel(_Connected):
     def end(self) -> str:
         """Ends it and what it has started; how it ended."""
         alive = self._process.poll() is None
-        if alive:
-            with suppress(OSError):
-                self.connection.send(("close",))
+        self.send(("close",))
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S if alive else 0.0)
         with suppress(OSError):  # its group, if anything of it is left
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
-        self.connection.close()
+        self._closed()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
 
     def kill(self) -> None:
@@ -254,7 +289,7 @@ def _main() -> None:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         connection = Connection(number)
         try:
-            make = connection.recv()
+            [make] = connection.recv()
         except (EOFError, OSError):
             return
         except Exception as error:
