@@ -51,6 +51,10 @@ COMMANDS = {
         "merge:merge",
         "Merges the adapter of a run into its model, which other recipes and transformers can load.",
     ),
+    "replay": (
+        "replay:replay",
+        "Makes an asynchronous run again from the record of its samplers, and compares it bit for bit.",
+    ),
     "methods": (
         "listing:methods",
         "Prints the table of methods: what each chooses, and where it comes from.",

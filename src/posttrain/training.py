@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -17,6 +18,7 @@ from posttrain.runtime import local, process
 from posttrain.runtime.journal import Show
 from posttrain.runtime.recipe import Recipe, key_of
 from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.schedule import Recorded
 from posttrain.show import err
 from posttrain.toml import dump
 from posttrain.types import RunError, UserError
@@ -49,11 +51,18 @@ def claimed_directory(name: str) -> Path:
 
 
 def train(
-    found: config.Read, path: Path, *, title: str, resume: bool, shown: Show | None = None
+    found: config.Read,
+    path: Path,
+    *,
+    title: str,
+    resume: bool,
+    shown: Show | None = None,
+    recorded: Recorded | None = None,
 ) -> dict[str, float]:
     """The metrics of the last evaluation of a run in this directory, which is then left with its report.
 
-    The plan, and a line an update, go to the terminal; or to `shown` alone, if it is given.
+    The plan, and a line an update, go to the terminal; or to `shown` alone, if it is given. `recorded`: what
+    another run's samplers did, to be done again.
     Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
     """
     directory = RunDir(path, resume=resume)
@@ -72,7 +81,8 @@ def train(
             print_plan(chosen)
             say(f"run directory: {directory.path}")
         with process.settled(found.recipe.run.threads):
-            return _run(chosen, directory, resume=resume, tables=found.tables, shown=shown)
+            how: dict[str, Any] = {"resume": resume, "config": found.tables, "recorded": recorded}
+            return _run(chosen, directory, how, shown)
     except UserError as error:
         if not resume:
             directory.discard()
@@ -105,20 +115,15 @@ def as_begun(found: config.Read, run: Path) -> config.Read:
 
 
 def _run(
-    chosen: local.Plan,
-    directory: RunDir,
-    *,
-    resume: bool,
-    tables: Mapping[str, object],
-    shown: Show | None,
+    chosen: local.Plan, directory: RunDir, how: Mapping[str, Any], shown: Show | None
 ) -> dict[str, float]:
     try:
         if shown:
-            last = local.train(chosen, directory, resume=resume, config=tables, show=shown, say=silent)
+            last = local.train(chosen, directory, **how, show=shown, say=silent)
         else:
             watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
             with show.Terminal(err, chosen.asked.recipe.run.updates, watch) as terminal:
-                last = local.train(chosen, directory, resume=resume, config=tables, show=terminal, say=say)
+                last = local.train(chosen, directory, **how, show=terminal, say=say)
     except BaseException:
         with suppress(Exception):  # on a full disk the first error is the one to tell
             write(directory.path)

@@ -204,3 +204,31 @@ def reading(path: Path) -> bytes:
         return path.read_bytes() if path.parent.name != str(os.getpid()) else b""
     except OSError:
         return b""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"max_lag": 4, "samplers": 2, "swap": "within", "place": "process"},
+        {"max_lag": 3, "swap": "within", "cache": "keep", "place": "thread"},
+        {"max_lag": 2, "place": "thread"},
+    ],
+)
+def test_a_run_by_the_clock_is_its_replay(ahead, trained, run_cli, tmp_path, how):
+    tables = ahead | {"eval": {"limit": 3, "every": 2}}
+    _, run = trained(tables, **how)
+    said = run_cli("replay", run, "--run-dir", tmp_path / "again", "--quiet")
+    assert said.code == 0, said.err
+    assert said.out.startswith("equal bit for bit: ")
+    log = run / "schedule" / "0.jsonl"
+    log.write_text(json.dumps(["restart"]) + "\n")
+    said = run_cli("replay", run, "--run-dir", tmp_path / "restarted", "--quiet")
+    assert said.code == 2
+    assert "a sampler was started again" in said.err
+
+
+def test_a_run_without_a_schedule_cannot_be_replayed(ahead, trained, run_cli):
+    _, run = trained(ahead)
+    said = run_cli("replay", run)
+    assert said.code == 2
+    assert "it has no schedule" in said.err

@@ -34,7 +34,10 @@ from posttrain.runtime.replay import Replay
 from posttrain.runtime.rows import Group
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.sampling import sampler_of
+from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.runtime.stream import Stream
+from posttrain.samplers.pool import SamplerPool
+from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.snapshots import CANARY, Arenas
 from posttrain.track import Track, check_sinks, open_tracker
 from posttrain.types import UserError
@@ -183,9 +186,19 @@ def _adapter_size(policy: Policy, recipe: Recipe) -> int:
 
 
 def train(
-    chosen: Plan, run_dir: RunDir, *, resume: bool, config: Mapping[str, Any], show: Show, say: Say
+    chosen: Plan,
+    run_dir: RunDir,
+    *,
+    resume: bool,
+    config: Mapping[str, Any],
+    show: Show,
+    say: Say,
+    recorded: Recorded | None = None,
 ) -> dict[str, float]:
-    """Runs the recipe to its end in this directory; the metrics of the last evaluation."""
+    """Runs the recipe to its end in this directory; the metrics of the last evaluation.
+
+    recorded: what another run's samplers did and when, to be done again.
+    """
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     found, skipped = checkpoint.newest(run_dir.checkpoints, resume=True) if resume else (None, [])
     for fault in skipped:
@@ -214,9 +227,8 @@ def train(
     try:
         with stop_recorded(run_dir.path):
             if tasks:
-                return _run_online(
-                    chosen, run_dir, learner, tasks, journal, replay, save, saving.flight(found)
-                )
+                flight, schedule = saving.flight(found), recorded or Recorder(run_dir.path)
+                return _run_online(chosen, run_dir, learner, tasks, journal, replay, save, flight, schedule)
             held_out = chosen.held_out_groups[: recipe.eval.limit]
             file = run_dir.path / "reference.safetensors"
             return OfflineRun(
@@ -270,16 +282,18 @@ def _run_online(
     replay: Replay,
     save: Callable[[Mapping[str, Any]], None],
     flight: Mapping[str, Any],
+    schedule: Recorder | Recorded,
 ) -> dict[str, float]:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
     ahead = recipe.async_
     store = Arenas() if ahead.publishes else None
     publisher = Publisher(learner, canary, store)
-    sampler = sampler_of(asked, policy, run_dir.path / "samplers")
+    sampler = sampler_of(asked, policy, run_dir.path / "samplers", schedule)
     try:
         run = OnlineRun(
             learner=learner,
+            schedule=schedule if isinstance(sampler, SamplerPool | ReplaySampler) else None,
             sampler=sampler,
             publisher=publisher,
             verifier=asked.verifier,

@@ -26,6 +26,7 @@ from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.runtime.select import SELECT, WHY_NOT, selection
 from posttrain.runtime.source import Groups, GroupSource
 from posttrain.samplers.protocol import GroupRequest, Sampler
@@ -96,6 +97,7 @@ class OnlineRun:
     """The parts that a loop drives; made by runtime.local."""
 
     learner: Learner
+    schedule: Recorder | Recorded | None
     sampler: Sampler
     publisher: Publisher
     verifier: Verifier | None
@@ -132,6 +134,7 @@ class OnlineRun:
             self.sampling,
             self.ahead,
             self.journal,
+            self.schedule,
             count=self.settings.groups,
             size=self.settings.group_size,
             state=lambda: self._state,

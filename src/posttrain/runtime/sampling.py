@@ -16,10 +16,12 @@ from posttrain.runtime import process
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
 from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Sampler
 from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
+from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.verifiers.protocol import Verifier
@@ -95,9 +97,17 @@ def on_device_of(recipe: Recipe, number: int) -> Recipe:
     return replace(recipe, model=replace(recipe.model, device=device))
 
 
-def sampler_of(asked: Asked, policy: Policy, logs: Path) -> Sampler:
-    """The samplers of a recipe, wherever it puts them; logs: where processes leave what they print."""
+def sampler_of(
+    asked: Asked, policy: Policy, logs: Path, schedule: Recorder | Recorded | None = None
+) -> Sampler:
+    """The samplers of a recipe, wherever it puts them; or ones that do again what others did.
+
+    logs: where processes leave what they print. schedule: where what they do is written down, or read.
+    """
     recipe, ahead = asked.recipe, asked.recipe.async_
+    if isinstance(schedule, Recorded):
+        workers = [Made(recipe, 0, n)() for n in range(ahead.samplers)]
+        return ReplaySampler(workers, schedule.logs, ahead.threads_of(torch.get_num_threads()))
     if ahead.where == "here":
         there = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
         rollouts = rollouts_of(asked, policy, engine_of(recipe, there))
@@ -108,7 +118,13 @@ def sampler_of(asked: Asked, policy: Policy, logs: Path) -> Sampler:
     start: Callable[[int], Channel] = partial(_thread, recipe)
     if ahead.where == "process":
         start = partial(_process, Made(recipe, threads), logs)
-    return SamplerPool(start, ahead.samplers, deadline_s=ahead.deadline_s, max_restarts=ahead.max_restarts)
+    return SamplerPool(
+        start,
+        ahead.samplers,
+        deadline_s=ahead.deadline_s,
+        max_restarts=ahead.max_restarts,
+        did=schedule.did if schedule else None,
+    )
 
 
 def _thread(recipe: Recipe, number: int) -> Channel:

@@ -12,6 +12,7 @@ from posttrain.runtime.admission import Admission
 from posttrain.runtime.asynchrony import Asynchrony
 from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.journal import Journal
+from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.samplers.protocol import GroupRequest, Sampler, Work
 from posttrain.types import Episode, Sampling
 from posttrain.verifiers.protocol import TrainerState
@@ -24,6 +25,7 @@ Groups = list[tuple[int, list[Episode]]]
 class GroupSource:
     """The samplers, with the line of groups that they are given and that updates take from.
 
+    schedule: where what is admitted is written down, or, in a run that is made again, read.
     count: how many groups an update wants. size: episodes of a group. state: what a reward function may know
     of the run as it is now. left: how many updates are still to be made, this one included.
     """
@@ -35,6 +37,7 @@ class GroupSource:
         sampling: Sampling,
         ahead: Asynchrony,
         journal: Journal,
+        schedule: Recorder | Recorded | None = None,
         *,
         count: int,
         size: int,
@@ -43,6 +46,7 @@ class GroupSource:
     ) -> None:
         self.sampler, self.stream, self.sampling, self.ahead = sampler, stream, sampling, ahead
         self.journal, self.count, self.size, self.state, self.left = journal, count, size, state, left
+        self.schedule = schedule
         self.line: Admission[list[Episode]] = Admission(
             count, ahead.max_lag, ahead.window, admitted=journal.progress.admitted
         )
@@ -87,7 +91,12 @@ class GroupSource:
     def _admit(self, needed: int) -> None:
         """Admits as many groups as there are slots for, and as will still be trained on."""
         first, requests = self.line.admitted, list[GroupRequest]()
-        for _ in range(self.line.room(needed)):
+        update, room = self.journal.progress.update, self.line.room(needed)
+        if isinstance(self.schedule, Recorded):
+            room = self.schedule.room(update)
+        elif self.schedule and room:
+            self.schedule.admitted(update, room)
+        for _ in range(room):
             epoch, task = self.stream.take()
             requests.append(
                 GroupRequest(

@@ -4,9 +4,9 @@
               waits for      nothing but the next message, when it has nothing to do
               unblocked by   the other side's end: a learner that is gone leaves no sampler behind
 
-A message is a tuple of its kind and what belongs to it. From the learner: admit, offer, evaluate,
-unfinished, close. From the worker: ready, live, finished, examined, unfinished, work (once a second, from the
-loop that steps the engine: who hangs sends none), refused and failed.
+A message is a tuple of its kind and what belongs to it. From the learner: admit, offer, evaluate, unfinished,
+close. From the worker: ready, live, finished, examined, did, unfinished, work (once a second, from the loop
+that steps the engine: who hangs sends none), refused and failed.
 """
 
 import faulthandler
@@ -69,6 +69,9 @@ class Server:
             # What it held before it holds still, if only what it was sent is damaged.
             self.out.append(("refused", str(error)))
             raise
+        if self.worker.log:  # before what came of it: who has that may end
+            self.out.append(("did", self.worker.log))
+            self.worker.log = []
         if self.worker.live != before:
             self.out.append(("live", self.worker.live))
         if done:

@@ -19,6 +19,8 @@ from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import Snapshot, take
 from posttrain.types import Episode, RunError
 
+Did = tuple[str | int, ...]
+"""What a worker did before a step of its engine: ("open", 12, 3, 4) is groups 3 and 4 before the 13th."""
 Swap = Literal["between", "within"]
 Cache = Literal["recompute", "keep"]
 
@@ -49,6 +51,8 @@ class RolloutWorker:
         self._seen: dict[int, list[Episode]] = {}
         self._began = time.monotonic()
         self._work = Work()
+        self.log: list[Did] = []
+        """With this, and what it was given, all that it drew can be drawn again."""
 
     # ------------------------------------------------------------------ what it is told
 
@@ -125,64 +129,82 @@ class RolloutWorker:
             if swaps and self._takes_weights():
                 return []
             if self._asked and self.offered < 0:
-                self._examine()
+                self.examine(self._asked)
+                self._asked = []
+        if not self._examined and (starting := self._starting()):
+            self.open(starting)
+        return self.step()
+
+    # ------------------------------------------------------------------ each of its acts
+
+    def step(self) -> list[Finished]:
+        """The groups that are complete after one more step of the engine."""
         if not self._examined:
             self.rollouts.unpark()
-            self._begin_groups()
-        return self._sorted(self.rollouts.step())
+        done = []
+        for number, episodes in self.rollouts.step():
+            if number in self._examined:
+                self._seen[self._examined.pop(number)] = episodes
+            else:
+                done.append(Finished(number=self._playing.pop(number).number, episodes=episodes))
+        return done
 
-    def _takes_weights(self) -> bool:
-        """Takes the newest weights, if it is their turn; everything that runs is then put aside."""
-        found = next((each for each in self._inbox if isinstance(each, Snapshot)), None)
-        if found is None or (self.swap == "between" and self.in_order and self._inbox[0] is not found):
-            return False
+    def take(self, snapshot: Snapshot) -> None:
+        """Draws from these weights from now on. What runs is put aside until the next step."""
         keep = self.cache == "keep" and self.rollouts.engine.busy
         if not keep:
             self.rollouts.park()
-        self.rollouts.answered(take(self.rollouts.engine, found, keep=keep))
-        self._inbox.remove(found)
-        self.live = found.version
-        return True
+        self.rollouts.answered(take(self.rollouts.engine, snapshot, keep=keep))
+        self.live = snapshot.version
+        self._log("take", snapshot.version)
 
-    def _examine(self) -> None:
+    def examine(self, requests: Sequence[GroupRequest]) -> None:
+        """Begins an evaluation. What runs is put aside until it is over."""
+        self._log("examine", *(each.number for each in requests))
         self.rollouts.park()
-        for each in self._asked:
+        for each in requests:
             number = self.rollouts.open(
                 each.task, each.size, each.sampling, epoch=each.epoch, state=each.state
             )
             self._examined[number] = each.number
-        self._asked = []
 
-    def _begin_groups(self) -> None:
-        """Opens the groups whose turn it is."""
-        if self.swap == "between" and self._playing:
-            return
-        starting: list[GroupRequest] = []
-        while self._inbox and isinstance(first := self._inbox[0], GroupRequest):
-            if self.swap == "between" and starting and first.round != starting[0].round:
-                break
-            starting.append(first)
-            self._inbox.popleft()
-        if self.swap == "within":  # nobody waits behind weights that are taken at the next boundary
-            starting += [each for each in self._inbox if isinstance(each, GroupRequest)]
-            self._inbox = deque(each for each in self._inbox if isinstance(each, Snapshot))
-        for each in starting:
+    def open(self, requests: Sequence[GroupRequest]) -> None:
+        """Begins groups, or goes on with those that have begun elsewhere, behind what runs."""
+        self._log("open", *(each.number for each in requests))
+        self.rollouts.unpark()
+        for each in requests:
             if not each.begun:
                 self.rollouts.unpark()  # what has begun elsewhere stands before it
             number = self.rollouts.open(
                 each.task, each.size, each.sampling, epoch=each.epoch, state=each.state, begun=each.begun
             )
             self._playing[number] = each
-        self.rollouts.unpark()
 
-    def _sorted(self, complete: Sequence[tuple[int, list[Episode]]]) -> list[Finished]:
-        done = []
-        for number, episodes in complete:
-            if number in self._examined:
-                self._seen[self._examined.pop(number)] = episodes
-            else:
-                done.append(Finished(number=self._playing.pop(number).number, episodes=episodes))
-        return done
+    def _log(self, what: str, *which: int) -> None:
+        self.log.append((what, self.rollouts.steps, *which))
+
+    def _takes_weights(self) -> bool:
+        """Takes the newest weights, if it is their turn."""
+        found = next((each for each in self._inbox if isinstance(each, Snapshot)), None)
+        if found is None or (self.swap == "between" and self.in_order and self._inbox[0] is not found):
+            return False
+        self.take(found)
+        self._inbox.remove(found)
+        return True
+
+    def _starting(self) -> list[GroupRequest]:
+        """The groups whose turn it is, which leave the inbox."""
+        if self.swap == "within":  # nobody waits behind weights that are taken at the next boundary
+            starting = [each for each in self._inbox if isinstance(each, GroupRequest)]
+            self._inbox = deque(each for each in self._inbox if isinstance(each, Snapshot))
+            return starting
+        starting = []
+        while not self._playing and self._inbox and isinstance(first := self._inbox[0], GroupRequest):
+            if starting and first.round != starting[0].round:
+                break
+            starting.append(first)
+            self._inbox.popleft()
+        return starting
 
     def unfinished(self) -> list[GroupRequest]:
         """What it was given and has not finished, with every token drawn so far, as it was admitted."""

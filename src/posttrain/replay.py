@@ -1,0 +1,58 @@
+"""`posttrain replay`: a run whose samplers went by the clock, made again from the record of what they did."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from safetensors.torch import load_file
+
+from posttrain import config, show
+from posttrain.runtime.schedule import Recorded
+from posttrain.show import out
+from posttrain.target import check_run
+from posttrain.training import claimed_directory, train
+from posttrain.types import RunError, UserError
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A finished run with samplers of its own.")],
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where it is made again; by default runs/NAME-replay-001, -002 ...")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the last line.")] = False,
+) -> None:
+    """Makes an asynchronous run again, in one thread, and compares weights and samples bit for bit.
+
+    With async.pace = "clock" the order of events is the machine's. Each sampler writes down what it did
+    before which step of its engine; with that, the recipe and as many threads, everything comes out again.
+    """
+    check_run(run)
+    found = config.read(run / "config.toml")
+    ahead, env = found.recipe.async_, found.recipe.task.environment()
+    if ahead.window > 1:
+        raise UserError("which groups passed others is in no record", where="async.window")
+    if env is not None and not env.trusted and ahead.max_lag:
+        raise UserError("when an environment of yours replied is in no record", where="task.env")
+    recorded = Recorded(run, ahead.samplers)
+    path = run_dir or claimed_directory(f"{run.resolve().name}-replay")
+    train(found, path, title="replay", resume=False, shown=show.quiet if quiet else None, recorded=recorded)
+    tensors, rows = _compared(run, path)
+    out.print(f"equal bit for bit: {tensors} tensors, {rows} samples  {path}", soft_wrap=True)
+
+
+def _compared(run: Path, again: Path) -> tuple[int, int]:
+    """How many tensors and samples are the same; RunError for the first that is not."""
+    tensors = rows = 0
+    for file in sorted(max((run / "checkpoints").glob("step_*")).rglob("model/model.safetensors")):
+        one, other = load_file(file), load_file(again / file.relative_to(run))
+        for name, tensor in one.items():
+            if not torch.equal(tensor, other[name]):
+                raise RunError(f"{name} came out otherwise")
+        tensors += len(one)
+    for file in sorted((run / "samples").glob("*.jsonl")):
+        one_text, other_text = file.read_bytes(), (again / file.relative_to(run)).read_bytes()
+        if one_text != other_text:
+            raise RunError(f"{file.name} of samples came out otherwise")
+        rows += one_text.count(b"\n")
+    return tensors, rows
