@@ -200,11 +200,7 @@ def train(
     recorded: what another run's samplers did and when, to be done again.
     """
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
-    found, skipped = checkpoint.newest(run_dir.checkpoints, resume=True) if resume else (None, [])
-    for fault in skipped:
-        say(fault)
-    if resume:
-        say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
+    found = _newest(run_dir, say) if resume else None
     state = checkpoint.read_state(found) if found else {}
     progress = Progress(**state.get("progress", {}))
     say("loading the model")
@@ -249,6 +245,15 @@ def train(
             ).run()
     finally:
         track.close()
+
+
+def _newest(run_dir: RunDir, say: Say) -> Path | None:
+    """The checkpoint that a resumed run goes on from, if there is one yet."""
+    found, skipped = checkpoint.newest(run_dir.checkpoints, resume=True)
+    for fault in skipped:
+        say(fault)
+    say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
+    return found
 
 
 def _tracker(recipe: Recipe, run_dir: RunDir, config: Mapping[str, Any], after: int | None) -> Track:
