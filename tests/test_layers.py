@@ -146,7 +146,7 @@ def test_a_library_is_imported_by_the_files_that_the_page_names(library: str) ->
     assert {inside(p) for p in FILES if library in imported(p)} == promised_importers()[library]
 
 
-@pytest.mark.parametrize("library", ["wandb", "trackio", "mlflow", "datasets", "tensorboard"])
+@pytest.mark.parametrize("library", ["wandb", "trackio", "mlflow", "datasets", "tensorboard", "ray"])
 def test_a_library_that_few_need_is_not_imported_at_the_top(library: str) -> None:
     for path in FILES:
         top = {a.name.split(".")[0] for n in tree(path).body if isinstance(n, ast.Import) for a in n.names}

@@ -261,6 +261,8 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
     if recipe.async_.where == "here":
         why = "the sampler is in the loop's own thread"
         keys |= dict.fromkeys(("async.threads", "async.deadline_s", "async.max_restarts"), why)
+    if recipe.async_.where != "ray":
+        keys |= dict.fromkeys(("async.address", "async.cpus", "async.gpus"), "async.place is not 'ray'")
     kind = recipe.curriculum.kind
     beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY[kind]}
     keys |= {f"curriculum.{name}": f"curriculum.kind is {kind!r}" for name in sorted(beside)}

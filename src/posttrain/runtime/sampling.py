@@ -18,8 +18,10 @@ from posttrain.runtime.recipe import Recipe
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Sampler
+from posttrain.samplers.ray import ObjectStore, RayChannel
 from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.samplers.rollouts import Rollouts
+from posttrain.samplers.snapshots import Arenas, Store
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.verifiers.protocol import Verifier
 
@@ -85,6 +87,19 @@ class Made:
         return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
 
 
+def store_of(recipe: Recipe, size: int) -> Store | None:
+    """Where samplers find each version of the weights, of so many bytes; None: it is the learner's own."""
+    ahead = recipe.async_
+    if ahead.where == "ray":
+        asked = {"async.cpus": _cpus(recipe), "async.gpus": ahead.gpus}
+        return ObjectStore(ahead.address, {key: ahead.samplers * n for key, n in asked.items()}, size)
+    return Arenas() if ahead.max_lag or ahead.where != "here" else None
+
+
+def _cpus(recipe: Recipe) -> float:
+    return recipe.async_.cpus or recipe.async_.threads_of(torch.get_num_threads())
+
+
 def sampler_of(asked: Asked, policy: Policy, logs: Path) -> Sampler:
     """The samplers of a recipe, wherever it puts them; logs: where processes leave what they print."""
     recipe, ahead = asked.recipe, asked.recipe.async_
@@ -97,6 +112,8 @@ def sampler_of(asked: Asked, policy: Policy, logs: Path) -> Sampler:
     start: Callable[[int], Channel] = partial(_thread, recipe)
     if ahead.where == "process":
         start = partial(_process, Made(recipe, threads), logs)
+    if ahead.where == "ray":
+        start = partial(_actor, Made(recipe, threads), logs, _cpus(recipe))
     return SamplerPool(start, ahead.samplers, deadline_s=ahead.deadline_s, max_restarts=ahead.max_restarts)
 
 
@@ -106,3 +123,7 @@ def _thread(recipe: Recipe, number: int) -> Channel:
 
 def _process(made: Made, logs: Path, number: int) -> Channel:
     return ProcessChannel(made, logs / f"{number}.log")
+
+
+def _actor(made: Made, logs: Path, cpus: float, number: int) -> Channel:
+    return RayChannel(made, logs / f"{number}.log", cpus=cpus, gpus=made.recipe.async_.gpus)
