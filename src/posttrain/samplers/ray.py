@@ -22,8 +22,8 @@ import tempfile
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -241,6 +241,27 @@ class RayObject:
         yield from views(from_dlpack(whole), self.index)
 
 
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """What happens inside is not cut short by signals, which are sent again afterwards.
+
+    An interpreter that ends with Ray half begun ends in a fault of memory. And Ray sets a handler of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    waiting = (signal.SIGINT, signal.SIGTERM)
+    before = {each: signal.signal(each, lambda number, frame: came.append(number)) for each in waiting}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
 class ObjectStore:
     """Weights in the object store of a Ray cluster (see snapshots.Store), which this process joins by it.
 
@@ -288,6 +309,8 @@ class ObjectStore:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             # What is not set aside is not hidden: sampler and learner may share a GPU.
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            # Ray frees what nobody refers to once a second, and versions may be large.
+            os.environ.setdefault("RAY_free_objects_batch_size", "1")
             # Names of sockets may have a hundred characters, and are made of it.
             self._folder = tempfile.TemporaryDirectory(
                 prefix="ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"), ignore_cleanup_errors=True
@@ -299,9 +322,9 @@ class ObjectStore:
                 "include_dashboard": False,
                 "_temp_dir": self._folder.name,
             }
-        before, main = signal.getsignal(signal.SIGTERM), threading.current_thread() is threading.main_thread()
         try:
-            ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
+            with _undisturbed():
+                ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
         except (OSError, RuntimeError, ValueError) as error:
             mend = "ray start --head starts one here; leave async.address out for one of the run's own"
             said = " ".join(str(error).split())[:300]
@@ -310,9 +333,6 @@ class ObjectStore:
                     f"cannot join {address!r}: {said}", where="async.address", mend=mend
                 ) from error
             raise RunError(f"no Ray cluster can be started here: {said}") from error
-        finally:
-            if main and before is not None:  # Ray sets one of its own
-                signal.signal(signal.SIGTERM, before)
 
     def put(self, version: int, weights: Callable[[], Named]) -> RayObject:
         """A copy of these weights."""
