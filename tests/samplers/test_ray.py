@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -239,6 +240,31 @@ def test_what_the_cluster_has_not_is_refused_before_a_sampler_waits_for_it(sums,
     done = run_cli("train", write(sums, over), "--run-dir", tmp_path / "run", "--quiet")
     assert done.code == 2
     assert "the samplers ask for 3 GPUs, and the cluster has 0" in done.err
+
+
+def test_a_cluster_that_is_not_there_is_named(sums, write, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    path = write(sums, {"async": {"place": "ray", "address": address}})
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "posttrain",
+            "train",
+            str(path),
+            "--run-dir",
+            str(tmp_path / "run"),
+            "--quiet",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert said.returncode == 2
+    assert f"cannot join {address!r}" in said.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_doctor_knows_of_it():

@@ -17,6 +17,7 @@ import pickle
 import re
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -39,8 +40,10 @@ from posttrain.weights import Named
 
 _SPARE = 256 << 20
 """Bytes of a store of our own for all that is not weights."""
-_VERSIONS = 4
-"""How many versions it has room for: two are alive, and more only while somebody is slow."""
+_VERSIONS = 3
+"""How many versions it has room for, before Ray moves some to the disk: more than two only while one is slow."""
+_REACH_S = 10.0
+"""In which a cluster that is joined must answer."""
 _FETCH_S = 300.0
 """In which weights of another machine must have come."""
 
@@ -243,7 +246,7 @@ class RayObject:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """What happens inside is not cut short by signals, which are sent again afterwards.
+    """What happens inside is cut short by no signal but a second one; the first is sent again afterwards.
 
     An interpreter that ends with Ray half begun ends in a fault of memory. And Ray sets a handler of its own.
     """
@@ -251,14 +254,19 @@ def _undisturbed() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    waiting = (signal.SIGINT, signal.SIGTERM)
-    before = {each: signal.signal(each, lambda number, frame: came.append(number)) for each in waiting}
+
+    def keep(number: int, frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+
+    before = {each: signal.signal(each, keep) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-        for number in came[:1]:
+        for number in came:
             signal.raise_signal(number)
 
 
@@ -322,7 +330,10 @@ class ObjectStore:
                 "include_dashboard": False,
                 "_temp_dir": self._folder.name,
             }
+        host, _, port = address.rpartition(":")
         try:
+            if port.isdecimal() and "://" not in host:  # Ray would try for minutes, and say so
+                socket.create_connection((host, int(port)), _REACH_S).close()
             with _undisturbed():
                 ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
         except (OSError, RuntimeError, ValueError) as error:
