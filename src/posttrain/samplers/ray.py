@@ -41,7 +41,7 @@ from posttrain.weights import Named
 _SPARE = 256 << 20
 """Bytes of a store of our own for all that is not weights."""
 _VERSIONS = 3
-"""How many versions it has room for, before Ray moves some to the disk: more than two only while one is slow."""
+"""How many versions it has room for; of more, while a reader is slow, Ray moves some to the disk."""
 _REACH_S = 10.0
 """In which a cluster that is joined must answer."""
 _FETCH_S = 300.0
