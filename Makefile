@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint docs bench clean
+.PHONY: setup demo test test-ray lint docs bench clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,15 @@ lint: setup
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
+# Ray is large, and few need it: its tests have an environment of their own.
+RAY := .venv-ray
+$(RAY)/.ready: pyproject.toml constraints.txt
+	EXTRAS=dev,ray bash scripts/setup.sh $(PYTHON) $(RAY)
+	touch $(RAY)/.ready
+
+test-ray: $(RAY)/.ready
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/samplers/test_ray.py
+
 docs: setup
 	$(BIN)/python scripts/docs.py
 
@@ -32,4 +41,4 @@ bench: setup
 	bash benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) runs site
+	rm -rf $(VENV) $(RAY) runs site

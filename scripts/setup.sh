@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with everything that the demo and the tests need.
-#   scripts/setup.sh PYTHON VENV
+#   scripts/setup.sh PYTHON VENV      EXTRAS=dev,ray: what of pyproject.toml's extras, dev alone unless set
 set -euo pipefail
 python=$1
 venv=$2
@@ -26,7 +26,7 @@ fi
 # is a GPU, pip's own choice is right. TORCH_INDEX names another index for torch if one is wanted.
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
 "${pip[@]}" install -q --upgrade "pip>=24" 
-"${pip[@]}" install -q ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -e '.[dev]'
+"${pip[@]}" install -q ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -e ".[${EXTRAS:-dev}]"
 
 # Programs of the system: Chromium takes the pictures of the report in the tests, bubblewrap holds the
 # programs that the code and proof verifiers run, and Coq checks proofs.

@@ -1087,3 +1087,15 @@ def test_a_directory_that_holds_something_else_is_no_run(run_cli, write, online,
     said = run_cli("train", write(online), "--run-dir", tmp_path / "full")
     assert (said.code, "what it holds is no run" in said.err) == (2, True)
     assert [p.name for p in (tmp_path / "full").iterdir() if not p.name.startswith(".")] == ["x"]
+
+
+def test_samplers_on_ray_need_ray(run_cli, write, online, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = run_cli("validate", write(online, {"async": {"place": "ray"}}))
+    assert (said.code, "ray is not installed; pip install 'posttrain[ray]'" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("key", ["address", "cpus", "gpus"])
+def test_what_only_ray_reads_is_refused_elsewhere(key, run_cli, write, online):
+    said = run_cli("validate", write(online, {"async": {key: "auto" if key == "address" else 1.0}}))
+    assert (said.code, "async.place is not 'ray'" in said.err) == (2, True)

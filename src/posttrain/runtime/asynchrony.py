@@ -5,7 +5,7 @@ from typing import Literal
 
 from posttrain.samplers.worker import Cache, Swap
 
-PLACES = ("auto", "here", "thread", "process")
+PLACES = ("auto", "here", "thread", "process", "ray")
 STEPS = 16
 
 
@@ -31,9 +31,17 @@ class Asynchrony:
     """Steps of the engine that an update takes, with pace = "steps"."""
     samplers: int = 1
     """How many there are, each with a copy of the model; groups are dealt among them."""
-    place: Literal["auto", "here", "thread", "process"] = "auto"
-    """Where they are: here, in the loop's own thread; in another thread; in processes. auto: here where one
-    sampler takes turns with training, else in processes."""
+    place: Literal["auto", "here", "thread", "process", "ray"] = "auto"
+    """Where they are: here, in the loop's own thread; in another thread; in processes; or as actors of a Ray
+    cluster. auto: here where one sampler takes turns with training, else in processes."""
+    address: str = ""
+    """Of the Ray cluster; auto: the one that runs on this machine. Without one the run starts its own, which
+    ends with it."""
+    cpus: float = 0.0
+    """Processors that Ray sets aside for each sampler; 0: as many as it has threads."""
+    gpus: float = 0.0
+    """GPUs that Ray sets aside for each sampler; two with 0.5 share one. 0: none is set aside, and a sampler
+    sees what the machine that it is on shows it."""
     devices: tuple[str, ...] = ()
     """Where samplers compute, dealt out in turn, as ["cuda:1", "cuda:2"]; empty: where the learner does."""
     threads: int = 0
@@ -47,8 +55,8 @@ class Asynchrony:
         for name, least in (("max_lag", 0), ("window", 1), ("samplers", 1), ("steps_per_update", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be {least} or more, not {getattr(self, name)}")
-        if min(self.threads, self.max_restarts) < 0:
-            raise ValueError("threads and max_restarts must be 0 or more")
+        if min(self.threads, self.max_restarts, self.cpus, self.gpus) < 0:
+            raise ValueError("threads, max_restarts, cpus and gpus must be 0 or more")
         if self.deadline_s <= 0:
             raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
         if self.pace == "steps" and self.where != "here":
@@ -106,4 +114,6 @@ class Asynchrony:
         if self.where == "here":
             own = "the sampler is in the loop's own thread"
             why |= dict.fromkeys(("threads", "deadline_s", "max_restarts"), own)
+        if self.where != "ray":
+            why |= dict.fromkeys(("address", "cpus", "gpus"), "async.place is not 'ray'")
         return why

@@ -7,7 +7,7 @@ import torch
 from posttrain.engines.protocol import Engine
 from posttrain.learner.learner import Learner
 from posttrain.samplers.protocol import Sampler
-from posttrain.samplers.snapshots import DRAWN, Arenas, Direct, Snapshot, incarnation, take
+from posttrain.samplers.snapshots import DRAWN, Direct, Snapshot, Store, incarnation, take
 
 TOLERANCE = {torch.bfloat16: 0.5, torch.float16: 0.1, torch.float32: 0.01, torch.float64: 0.01}
 """How far the two sides' log-probabilities of one token may lie apart, in nats: rounding of their type
@@ -32,7 +32,7 @@ class Publisher:
     learner's own tensors, which must be taken before it learns on.
     """
 
-    def __init__(self, learner: Learner, canary: list[int], store: Arenas | None = None) -> None:
+    def __init__(self, learner: Learner, canary: list[int], store: Store | None = None) -> None:
         self.learner, self.store, self.run = learner, store, incarnation()
         # One token again and again: an engine that can be told what to draw can be told that.
         self.row = [*canary, *canary[-1:] * DRAWN]

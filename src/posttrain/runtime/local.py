@@ -5,6 +5,7 @@ is read, a tokenizer before weights, and everything before the first step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -33,12 +34,13 @@ from posttrain.runtime.reference import held, held_size, reference_of, scores_on
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rows import Group
 from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.sampling import sampler_of
+from posttrain.runtime.sampling import sampler_of, store_of
 from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.runtime.stream import Stream
 from posttrain.samplers.pool import SamplerPool
+from posttrain.samplers.ray import check_ray
 from posttrain.samplers.replay import ReplaySampler
-from posttrain.samplers.snapshots import CANARY, Arenas
+from posttrain.samplers.snapshots import CANARY
 from posttrain.track import Track, check_sinks, open_tracker
 from posttrain.types import UserError
 
@@ -119,6 +121,8 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
     need not be looked at again.
     """
     check_sinks(recipe.track.sinks)
+    if recipe.async_.where == "ray":
+        check_ray()
     asked = ask(recipe, say)
     policy = bounded(recipe, surroundings(recipe, say), say)
     for device in recipe.async_.devices:
@@ -292,10 +296,9 @@ def _run_online(
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
     ahead = recipe.async_
-    store = Arenas() if ahead.publishes else None
-    publisher = Publisher(learner, canary, store)
-    sampler = sampler_of(asked, policy, run_dir.path / "samplers", schedule)
-    try:
+    store = store_of(recipe, chosen.parameters * policy.dtype.itemsize)
+    publisher, logs = Publisher(learner, canary, store), run_dir.path / "samplers"
+    with closing(publisher), closing(sampler_of(asked, policy, logs, schedule)) as sampler:
         run = OnlineRun(
             learner=learner,
             schedule=schedule if isinstance(sampler, SamplerPool | ReplaySampler) else None,
@@ -322,9 +325,6 @@ def _run_online(
         )
         run.source.resume(flight)
         return run.run()
-    finally:
-        sampler.close()
-        publisher.close()
 
 
 def _learner(chosen: Plan, state: Mapping[str, Any]) -> Learner:

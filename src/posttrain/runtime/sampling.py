@@ -20,9 +20,11 @@ from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Sampler
+from posttrain.samplers.ray import ObjectStore, RayChannel
 from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.rollouts import Rollouts
+from posttrain.samplers.snapshots import Arenas, Store
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.verifiers.protocol import Verifier
 
@@ -97,6 +99,19 @@ def on_device_of(recipe: Recipe, number: int) -> Recipe:
     return replace(recipe, model=replace(recipe.model, device=device))
 
 
+def store_of(recipe: Recipe, size: int) -> Store | None:
+    """Where samplers find each version of the weights, of so many bytes; None: it is the learner's own."""
+    ahead = recipe.async_
+    if ahead.where == "ray":
+        asked = {"async.cpus": _cpus(recipe), "async.gpus": ahead.gpus}
+        return ObjectStore(ahead.address, {key: ahead.samplers * n for key, n in asked.items()}, size)
+    return Arenas() if ahead.publishes else None
+
+
+def _cpus(recipe: Recipe) -> float:
+    return recipe.async_.cpus or recipe.async_.threads_of(torch.get_num_threads())
+
+
 def sampler_of(
     asked: Asked, policy: Policy, logs: Path, schedule: Recorder | Recorded | None = None
 ) -> Sampler:
@@ -118,6 +133,8 @@ def sampler_of(
     start: Callable[[int], Channel] = partial(_thread, recipe)
     if ahead.where == "process":
         start = partial(_process, Made(recipe, threads), logs)
+    if ahead.where == "ray":
+        start = partial(_actor, Made(recipe, threads), logs, _cpus(recipe))
     return SamplerPool(
         start,
         ahead.samplers,
@@ -133,3 +150,8 @@ def _thread(recipe: Recipe, number: int) -> Channel:
 
 def _process(made: Made, logs: Path, number: int) -> Channel:
     return ProcessChannel(replace(made, number=number), logs / f"{number}.log")
+
+
+def _actor(made: Made, logs: Path, cpus: float, number: int) -> Channel:
+    made = replace(made, number=number)
+    return RayChannel(made, logs / f"{number}.log", cpus=cpus, gpus=made.recipe.async_.gpus)

@@ -7,5 +7,6 @@ worker.py      one engine with its rollouts: takes groups and weights between tw
 snapshots.py   published weights: where they lie, and the proof that they arrived
 local.py       a worker in the loop's own thread
 remote.py      a worker behind a connection: in a thread or in a process of its own
+ray.py         a worker as an actor of a Ray cluster, and weights in its object store
 pool.py        several samplers as one; the groups of one that dies are played by others
 """

@@ -32,7 +32,7 @@ from posttrain.usercode import cause
 
 BEAT_S = 1.0
 """Between two signs of life."""
-_END_S = 5.0
+END_S = 5.0
 """In which a worker that was told to end may do so by itself."""
 
 Make = Callable[[], RolloutWorker]
@@ -88,7 +88,27 @@ class Server:
         return out
 
 
-def serve(connection: Connection, make: Make) -> None:
+class Line(Protocol):
+    """The worker's end of a connection, as multiprocessing's Connection is one."""
+
+    def send(self, message: Message, /) -> None:
+        """Sends it; OSError if nobody is there."""
+        ...
+
+    def poll(self, timeout_s: float, /) -> bool:
+        """Whether there is a message; waits so long for one."""
+        ...
+
+    def recv(self) -> Message:
+        """The next message; EOFError once no other will come."""
+        ...
+
+    def close(self) -> None:
+        """Ends it."""
+        ...
+
+
+def serve(connection: Line, make: Make) -> None:
     """Serves until the other side says that it is enough, or is gone."""
     server: Server | None = None
     try:
@@ -102,6 +122,7 @@ def serve(connection: Connection, make: Make) -> None:
                     if message[0] == "close":
                         return
                     server.told(message)
+                    del message  # weights that it offers are let go of once they are taken
                     if not server.worker.idle:
                         break
                 server.turn()
@@ -205,7 +226,7 @@ class _Connected:
         """Ends the threads of a connection whose other side is gone."""
         self._outbox.put(None)
         for each in self._threads:
-            each.join(_END_S)
+            each.join(END_S)
         self.connection.close()
 
 
@@ -226,7 +247,7 @@ class ThreadChannel(_Connected):
     def end(self) -> str:
         """Asks it to end; RunError if it does not, as a thread cannot be killed."""
         self.send(("close",))
-        self._thread.join(_END_S)
+        self._thread.join(END_S)
         if self._thread.is_alive():
             raise RunError("the sampler's thread hangs and cannot be killed; async.place = 'process' can")
         self._closed()
@@ -271,7 +292,7 @@ class ProcessChannel(_Connected):
         alive = self._process.poll() is None
         self.send(("close",))
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S if alive else 0.0)
+            self._process.wait(END_S if alive else 0.0)
         with suppress(OSError):  # its group, if anything of it is left
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()

@@ -8,7 +8,7 @@ written again only when no sampler may still read it.
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,25 @@ class Place(Protocol):
         ...
 
 
+class Store(Protocol):
+    """Where a learner puts its versions."""
+
+    bytes: int
+    """Copied so far."""
+
+    def put(self, version: int, weights: Callable[[], Named]) -> Place:
+        """A copy of these weights, which may be gone through twice."""
+        ...
+
+    def retain(self, versions: set[int]) -> None:
+        """Gives up all other versions."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """One published version, and what proves that it arrived."""
@@ -69,7 +88,7 @@ def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tupl
     is wrong.
     """
     version, place = snapshot.version, snapshot.place
-    if isinstance(place, Arena) and (found := digest(place.open())) != place.digest:
+    if not isinstance(place, Direct) and (found := digest(place.open())) != place.digest:
         raise RunError(
             f"the weights of version {version} are damaged where they lie: digest {found}, "
             f"not {place.digest}; version {engine.version} is kept"
@@ -139,12 +158,33 @@ Index = tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
 """Of each tensor its name, type, shape, and the byte at which it begins."""
 
 
-def _index(weights: Named) -> Index:
-    found, end = [], 0
+def indexed(weights: Named) -> tuple[Index, int]:
+    """Where each tensor is to begin in one piece of memory, and of how many bytes."""
+    found, size, end = [], 0, 0
     for name, tensor in weights:
         found.append((name, tensor.dtype, tuple(tensor.shape), end))
-        end += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
-    return tuple(found)
+        size = end + tensor.numel() * tensor.element_size()
+        end = -(-size // _ALIGNED) * _ALIGNED
+    return tuple(found), size
+
+
+def views(whole: torch.Tensor, index: Index) -> Named:
+    """The tensors that lie so in these bytes."""
+    for name, dtype, shape, start in index:
+        count = torch.Size(shape).numel() * dtype.itemsize
+        yield name, whole[start : start + count].view(dtype).view(shape)
+
+
+def written(weights: Named, whole: torch.Tensor, index: Index) -> str:
+    """The digest of these tensors, which are copied into the bytes.
+
+    One at a time: an adapter's merged matrices together would be a second model.
+    """
+    prints = []
+    for (name, source), (_, target) in zip(weights, views(whole, index), strict=True):
+        target.copy_(source)
+        prints.append(fingerprint(name, source))
+    return combined(prints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +200,7 @@ class Arena:
         """The tensors, which are read where they lie."""
         if not os.path.exists(self.path):
             raise RunError(f"the weights are no longer at {self.path}: the learner has ended")
-        yield from _tensors(self.path, self.size, self.index, shared=False)
-
-
-def _tensors(path: str, size: int, index: Index, *, shared: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    whole = torch.from_file(path, shared=shared, size=size, dtype=torch.uint8)
-    for name, dtype, shape, start in index:
-        count = torch.Size(shape).numel() * dtype.itemsize
-        yield name, whole[start : start + count].view(dtype).view(shape)
+        yield from views(torch.from_file(self.path, size=self.size, dtype=torch.uint8), self.index)
 
 
 class Arenas:
@@ -177,6 +210,7 @@ class Arenas:
         self._free: list[str] = []
         self._used: dict[int, str] = {}
         self._index: Index = ()
+        self._size = 0
         self._open: list[int] = []
         self._files: list[Path] = []
         self.bytes = 0
@@ -185,19 +219,13 @@ class Arenas:
     def put(self, version: int, weights: Callable[[], Named]) -> Arena:
         """A copy of these weights."""
         if not self._index:
-            self._index = _index(weights())
-        name, dtype, shape, start = self._index[-1]
-        size = start + torch.Size(shape).numel() * dtype.itemsize
-        path = self._memory(size)
-        prints = []
-        # One at a time: an adapter's merged matrices together would be a second model.
-        there = _tensors(path, size, self._index, shared=True)
-        for (name, source), (_, target) in zip(weights(), there, strict=True):
-            target.copy_(source)
-            prints.append(fingerprint(name, source))
+            self._index, self._size = indexed(weights())
+        path = self._memory(self._size)
+        whole = torch.from_file(path, shared=True, size=self._size, dtype=torch.uint8)
+        found = written(weights(), whole, self._index)
         self._used[version] = path
-        self.bytes += size
-        return Arena(path, size, self._index, combined(prints))
+        self.bytes += self._size
+        return Arena(path, self._size, self._index, found)
 
     def _memory(self, size: int) -> str:
         if self._free:

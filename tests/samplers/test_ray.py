@@ -1,0 +1,313 @@
+"""Samplers on a Ray cluster: the same run, whoever dies, in as much memory, and nothing is left of it."""
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from posttrain import doctor
+from posttrain.samplers.pool import SamplerPool
+from posttrain.samplers.protocol import GroupRequest
+from posttrain.samplers.ray import ObjectStore, RayChannel
+from posttrain.types import RunError, Sampling, Task
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray has an environment with it")
+
+ON_RAY = {"async": {"place": "ray"}}
+WAIT_S = 100
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """A cluster for all tests of this file; runs in this process join it."""
+    store = ObjectStore("", {"async.cpus": 2, "async.gpus": 0}, 1 << 20)
+    yield
+    store.close()
+
+
+@pytest.fixture
+def sums(able, online):
+    """A recipe whose groups teach: of the model's answers some are right."""
+    over = {"low": 2, "high": 4, "held_out": 2}
+    arithmetic = online["task"]["arithmetic"] | over
+    return online | {"model": online["model"] | {"path": str(able)}, "task": {"arithmetic": arithmetic}}
+
+
+def lines(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_clock(run: Path) -> list[dict]:
+    clock = ("time/", "speed/", "seconds", "samplers/")
+    return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines(run)]
+
+
+def weights(run: Path) -> bytes:
+    return (run / "checkpoints" / "step_000004" / "model" / "model.safetensors").read_bytes()
+
+
+def samples(run: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in sorted((run / "samples").glob("*.jsonl"))}
+
+
+def asked(run: Path) -> list[tuple[int, str, int, int]]:
+    """Of each episode that was trained on the update, the task, its group and its number in it."""
+    rows = [
+        json.loads(line)
+        for name, text in samples(run).items()
+        if not name.startswith("eval")
+        for line in text.splitlines()
+    ]
+    return [(row["update"], row["task"], row["group"], row["sample"]) for row in rows]
+
+
+def until(so: Callable[[], bool]) -> None:
+    """Waits until it is so."""
+    end = time.monotonic() + WAIT_S
+    while not so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def pid(actor) -> int:
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+# ---------------------------------------------------------------------- the same run
+
+
+def test_without_lag_a_run_over_ray_makes_the_very_weights_of_one_without(
+    sums, able, write, run_cli, tmp_path
+):
+    assert run_cli("train", write(sums), "--run-dir", tmp_path / "here", "--quiet").code == 0
+    done = run_cli("train", write(sums, ON_RAY), "--run-dir", tmp_path / "ray", "--quiet")
+    assert done.code == 0, done.err
+    assert weights(tmp_path / "ray") == weights(tmp_path / "here")
+    assert weights(tmp_path / "ray") != (able / "model.safetensors").read_bytes(), "nothing was learnt"
+    assert samples(tmp_path / "ray") == samples(tmp_path / "here")
+    assert without_clock(tmp_path / "ray") == without_clock(tmp_path / "here")
+
+
+def test_an_actor_killed_in_the_middle_of_an_update_costs_nothing_but_time(
+    sums, write, run_cli, tmp_path, monkeypatch
+):
+    send, admitted = RayChannel.send, []
+
+    def fatal(channel, message):
+        number = pid(channel._actor) if message[0] == "admit" and len(admitted) == 1 else 0
+        send(channel, message)
+        if message[0] == "admit":
+            admitted.append([each.number for each in message[1]])
+        if number:
+            os.kill(number, signal.SIGKILL)
+
+    assert run_cli("train", write(sums), "--run-dir", tmp_path / "here", "--quiet").code == 0
+    monkeypatch.setattr(RayChannel, "send", fatal)
+    done = run_cli("train", write(sums, ON_RAY), "--run-dir", tmp_path / "ray", "--quiet")
+    assert done.code == 0, done.err
+    assert admitted == [[0, 1, 2], [3, 4, 5], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert weights(tmp_path / "ray") == weights(tmp_path / "here")
+    assert samples(tmp_path / "ray") == samples(tmp_path / "here")
+    assert lines(tmp_path / "ray")[-1]["samplers/restarts"] == 1
+
+
+def test_two_actors_ahead_of_training_lose_no_group_when_one_is_killed(
+    sums, write, run_cli, tmp_path, monkeypatch
+):
+    send, told = RayChannel.send, []
+
+    def fatal(channel, message):
+        told.append(message[0])
+        if told.count("admit") == 3 and message[0] == "admit":
+            os.kill(pid(channel._actor), signal.SIGKILL)
+        send(channel, message)
+
+    monkeypatch.setattr(RayChannel, "send", fatal)
+    over = {
+        "async": {"place": "ray", "samplers": 2, "max_lag": 1},
+        "method": {"correction": "token_truncated"},
+    }
+    done = run_cli("train", write(sums, over), "--run-dir", tmp_path / "ray", "--quiet")
+    assert done.code == 0, done.err
+    last = lines(tmp_path / "ray")[-1]
+    assert (last["update"], last["samplers/restarts"]) == (4, 1)
+    assert max(line.get("lag/max", 0) for line in lines(tmp_path / "ray")) <= 1
+    assert run_cli("train", write(sums), "--run-dir", tmp_path / "here", "--quiet").code == 0
+    assert asked(tmp_path / "ray") == asked(tmp_path / "here")
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def used() -> int:
+    """Bytes of all objects in the store of this machine."""
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    return get_memory_info_reply(get_state_from_address(None)).store_stats.object_store_bytes_used
+
+
+def test_the_object_store_holds_no_more_after_50_updates(sums, write, run_cli, tmp_path, monkeypatch):
+    gc.collect()  # runs before this one left cycles behind that hold their last version
+    put, copied, before = ObjectStore.put, [], used()
+
+    def seen(store, version, tensors):
+        place = put(store, version, tensors)
+        copied.append(store.bytes)
+        until(lambda: used() - before < 5 * copied[0])
+        return place
+
+    monkeypatch.setattr(ObjectStore, "put", seen)
+    over = {"async": {"place": "ray", "max_lag": 1}, "run": {"updates": 50}, "eval": {"limit": 0}}
+    over |= {"method": {"correction": "token_truncated"}, "checkpoint": {"every": 0}}
+    done = run_cli("train", write(sums, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert done.code == 0, done.err
+    assert copied == [n * copied[0] for n in range(1, len(copied) + 1)]
+    assert len(copied) == 51, "every update publishes, and the start"
+
+
+def test_a_version_of_which_one_bit_is_wrong_is_refused(sums, write, run_cli, tmp_path, monkeypatch):
+    put = ObjectStore.put
+
+    def damaging(store, version, tensors):
+        place = put(store, version, tensors)
+        if version != 2:
+            return place
+        whole = ray.get(place.ref).copy()
+        whole[1000] ^= 1
+        return replace(place, ref=ray.put(whole))
+
+    monkeypatch.setattr(ObjectStore, "put", damaging)
+    done = run_cli("train", write(sums, ON_RAY), "--run-dir", tmp_path / "run", "--quiet")
+    assert done.code == 1
+    assert "the weights of version 2 are damaged where they lie" in done.err
+    assert "version 1 is kept" in done.err
+    assert "Traceback" not in done.err
+
+
+# ---------------------------------------------------------------------- who hangs
+
+
+class Stuck:
+    """A worker whose first step never ends."""
+
+    live = -1
+
+    def __init__(self):
+        self.rollouts, self.idle = self, True
+
+    def admit(self, requests):
+        self.idle = False
+
+    def turn(self):
+        threading.Event().wait()
+
+
+def test_an_actor_whose_engine_hangs_is_known_by_its_silence_and_says_where(tmp_path):
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    pool = SamplerPool(
+        lambda n: RayChannel(Stuck, tmp_path / f"{n}.log", cpus=1, gpus=0), 1, deadline_s=60, max_restarts=0
+    )
+    try:
+        while not pool.workers[0].ready:
+            pool.poll(1.0)
+        number, pool.deadline_s = pid(pool.workers[0].channel._actor), 3.0
+        task = Task(id="1", messages=({"role": "user", "content": "1+1="},))
+        pool.admit([GroupRequest(number=0, task=task, size=1, sampling=Sampling())])
+        with pytest.raises(RunError, match=r"no sign of life for 3 s, the last of it in .*\bwait\b"):
+            until(lambda: bool(pool.poll(1.0)))
+    finally:
+        pool.close()
+    until(lambda: not psutil.pid_exists(number))
+
+
+# ---------------------------------------------------------------------- the cluster
+
+
+def test_what_the_cluster_has_not_is_refused_before_a_sampler_waits_for_it(sums, write, run_cli, tmp_path):
+    over = {"async": {"place": "ray", "gpus": 3}}
+    done = run_cli("train", write(sums, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert done.code == 2
+    assert "the samplers ask for 3 GPUs, and the cluster has 0" in done.err
+
+
+def test_a_cluster_that_is_not_there_is_named(sums, write, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    path = write(sums, {"async": {"place": "ray", "address": address}})
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "posttrain",
+            "train",
+            str(path),
+            "--run-dir",
+            str(tmp_path / "run"),
+            "--quiet",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert said.returncode == 2
+    assert f"cannot join {address!r}" in said.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_doctor_knows_of_it():
+    [fact] = [fact for fact in doctor.examine() if fact.name == "ray"]
+    assert fact.good
+
+
+@pytest.mark.parametrize("how", ["end", "ctrl-c"])
+def test_a_run_leaves_no_process_and_no_file_of_a_cluster_of_its_own(how, sums, write, tmp_path):
+    updates = 4 if how == "end" else 100_000
+    path, run = write(sums, ON_RAY | {"run": {"updates": updates}}), tmp_path / "run"
+    mark = f"{os.getpid()}-{how}"
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "posttrain", "train", str(path), "--run-dir", str(run), "--quiet"],
+            env=os.environ | {"RAY_TMPDIR": folder, "POSTTRAIN_TEST_MARK": mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            if how == "ctrl-c":
+                until(lambda: (run / "metrics.jsonl").exists() and len(lines(run)) > 3)
+                assert len(marked(mark)) > 1
+                os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+        assert process.returncode == (0 if how == "end" else 1), err
+        assert "Traceback" not in out + err
+        assert "ray" not in out.lower().replace(str(run), "")
+        until(lambda: not marked(mark))
+        assert not os.listdir(folder)
+
+
+def marked(mark: str) -> list[str]:
+    """The processes that began with this mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("POSTTRAIN_TEST_MARK") == mark:
+                found.append(process.name())
+        except psutil.Error:
+            continue
+    return found
