@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint docs bench clean
+.PHONY: setup demo test test-vllm lint docs bench clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,14 @@ lint: setup
 test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
+# vLLM pins packages that .venv has in other versions, so it has an environment of its own.
+test-vllm: .venv-vllm/.ready
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py
+
+.venv-vllm/.ready: pyproject.toml constraints.txt scripts/setup_vllm.sh
+	bash scripts/setup_vllm.sh $(PYTHON) .venv-vllm
+	touch .venv-vllm/.ready
+
 docs: setup
 	$(BIN)/python scripts/docs.py
 
@@ -32,4 +40,4 @@ bench: setup
 	bash benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) runs site
+	rm -rf $(VENV) .venv-vllm runs site

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from posttrain.engines.native.engine import NativeEngine
+from posttrain.engines.protocol import Engine
+from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
-from posttrain.learner.pretrained import silent
+from posttrain.learner.pretrained import silent, skeleton
 from posttrain.runtime import process
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
@@ -36,13 +38,27 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
     )
 
 
-def rollouts_of(asked: Asked, policy: Policy, engine: NativeEngine) -> Rollouts:
+def _chosen_engine(recipe: Recipe, policy: Policy) -> Engine:
+    """The engine that the recipe names; vLLM has no weights before the first are handed over."""
+    if recipe.engine.name == "native":
+        return engine_of(recipe, policy)
+    return VllmEngine(
+        skeleton(policy.config),
+        dtype=policy.dtype,
+        decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
+        stop_tokens=sorted(policy.chat.stops),
+        config=recipe.engine,
+        context=policy.context,
+    )
+
+
+def rollouts_of(asked: Asked, policy: Policy, engine: Engine) -> Rollouts:
     """The episodes of a recipe, on this engine."""
     return _rollouts(asked.recipe, policy, engine, asked.verifier, asked.env)
 
 
 def _rollouts(
-    recipe: Recipe, policy: Policy, engine: NativeEngine, verifier: Verifier | None, env: Env | None
+    recipe: Recipe, policy: Policy, engine: Engine, verifier: Verifier | None, env: Env | None
 ) -> Rollouts:
     settings, ahead = recipe.rollout, recipe.async_
     return Rollouts(
@@ -75,12 +91,12 @@ class Made:
     """Of the process; 0 leaves them as they are."""
 
     def __call__(self) -> RolloutWorker:
-        """The worker, whose engine holds the weights that the run began with."""
+        """The worker, whose engine is still to be given the run's weights."""
         if self.threads:
             process.settle(self.threads)
         recipe = self.recipe
         policy = bounded(recipe, surroundings(recipe, silent), silent)
-        engine = engine_of(recipe, policy)
+        engine = _chosen_engine(recipe, policy)
         verifier, env = recipe.verifier.build(), recipe.task.environment()
         return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
 
@@ -89,7 +105,7 @@ def sampler_of(asked: Asked, policy: Policy, logs: Path) -> Sampler:
     """The samplers of a recipe, wherever it puts them; logs: where processes leave what they print."""
     recipe, ahead = asked.recipe, asked.recipe.async_
     if ahead.where == "here":
-        rollouts = rollouts_of(asked, policy, engine_of(recipe, policy))
+        rollouts = rollouts_of(asked, policy, _chosen_engine(recipe, policy))
         return LocalSampler(
             _worker(recipe, rollouts), steps=ahead.steps_per_update if ahead.pace == "steps" else 0
         )
