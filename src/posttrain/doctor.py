@@ -49,6 +49,7 @@ def examine() -> list[Fact]:
         ("wandb", "wandb", "track.sinks"),
         ("trackio", "trackio", "track.sinks"),
         ("mlflow", "mlflow", "track.sinks"),
+        ("vllm", "vllm", "engine.name"),
         ("jsonschema", "verifiers", "verifier.json"),
         ("sqlglot", "verifiers", "verifier.sql"),
         ("lark", "verifiers", "verifier.grammar"),

@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -318,25 +317,32 @@ def test_a_hand_over_is_proven_and_a_wrong_one_is_found(lab, engine, models) -> 
     [
         {"place": "here"},
         {"place": "process", "max_lag": 1, "swap": "between"},
-        {"place": "process", "max_lag": 1, "swap": "within", "window": 4},
+        {"place": "process", "max_lag": 2, "swap": "within"},
     ],
     ids=["synchronous", "between", "within"],
 )
 def test_a_run_of_grpo_samples_with_it(run_cli, write, online, make_model, tmp_path, ahead) -> None:
-    model = make_model(hidden_size=128)
+    code = tmp_path / "rewards.py"
+    code.write_text("def reward(prompt, response):\n    return sum(map(ord, response)) % 8 / 8\n")
     tables = {
-        "model": {"path": str(model)},
+        "model": {"path": str(make_model(hidden_size=128, tied=True))},
+        "method": {"correction": "token_truncated"},
+        "verifier": {"number": None, "function": {"function": f"{code}:reward"}},
+        "sampling": {"max_new_tokens": 8},
         "engine": {"name": "vllm", "rows": 8, "cache_tokens": 1024},
         "async": ahead,
         "run": {"updates": 3},
         "checkpoint": {"every": 0},
     }
-    if ahead.get("max_lag"):
-        tables["method"] = {"correction": "token_truncated"}
     said = run_cli("train", write(online, tables), "--run-dir", tmp_path / "run", "--quiet")
     assert said.code == 0, said.err
-    lines = [json.loads(line) for line in Path(tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    updates = [line for line in lines if "kl/mismatch" in line]
-    assert len(updates) == 3
-    if not ahead.get("max_lag"):
-        assert all(abs(line["kl/mismatch"]) < CLOSE for line in updates)
+    written = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    updates = [line for line in map(json.loads, written) if line["update"] > 0]
+    assert [line["version"] for line in updates] == [1, 2, 3]
+    assert all(line["grad_norm"] > 0 for line in updates)
+    lag = ahead.get("max_lag", 0)
+    assert all(line["lag/max"] <= lag for line in updates)
+    # Of what the learner's own weights drew, the learner says how likely it was as vLLM does.
+    fresh = [line["kl/mismatch"] for line in updates if line["lag/max"] == 0]
+    assert fresh
+    assert all(abs(each) < CLOSE for each in fresh)

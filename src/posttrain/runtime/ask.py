@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from posttrain.data import Ranking, load_conversations, load_labelled, load_rankings, load_steps, load_tasks
-from posttrain.engines.vllm import engine as vllm
 from posttrain.envs.guess import guess_tasks
 from posttrain.envs.maze import layout_tasks, maze_tasks
 from posttrain.envs.protocol import Env
@@ -228,8 +227,6 @@ def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env
             where="sampling.temperature",
             mend="0.7 to 1.0 is usual",
         )
-    if recipe.engine.name == "vllm":
-        _check_vllm(recipe)
     if (verifier is None) == (env is None):
         raise UserError(
             "nobody says what a good answer is"
@@ -238,25 +235,6 @@ def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env
             where="verifier",
             mend="add for example [verifier.number]" if verifier is None else "leave [verifier] out",
         )
-
-
-def _check_vllm(recipe: Recipe) -> None:
-    """UserError for what vLLM cannot do, and where it is not installed."""
-    ahead = recipe.async_
-    for temperature, key in ((recipe.sampling.temperature, "sampling"), (recipe.eval.temperature, "eval")):
-        try:
-            vllm.check_sampling(replace(recipe.sampling, temperature=temperature))
-        except ValueError as error:
-            where = "sampling" if recipe.sampling.filtered else f"{key}.temperature"
-            mend = "take engine.name = 'native', or leave top_k, top_p and min_p out"
-            raise UserError(str(error), where=where, mend=mend) from None
-    if ahead.cache == "keep":
-        what = "vLLM computes running answers again under new weights"
-        raise UserError(what, where="async.cache", mend="set it to 'recompute'")
-    if ahead.where == "thread":
-        what = "vLLM changes settings of the whole process while it starts"
-        raise UserError(what, where="async.place", mend="set it to 'process'")
-    vllm.require()
 
 
 def _tasks(recipe: Recipe, say: Callable[[str], None]) -> tuple[list[Task], list[Task]]:

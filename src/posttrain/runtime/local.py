@@ -32,7 +32,7 @@ from posttrain.runtime.reference import held, held_size, reference_of, scores_on
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rows import Group
 from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.sampling import sampler_of
+from posttrain.runtime.sampling import check_engine, sampler_of
 from posttrain.runtime.stream import Stream
 from posttrain.samplers.snapshots import CANARY, Arenas
 from posttrain.track import Track, check_sinks, open_tracker
@@ -115,6 +115,8 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
     """
     check_sinks(recipe.track.sinks)
     asked = ask(recipe, say)
+    if asked.online:
+        check_engine(recipe)
     policy = bounded(recipe, surroundings(recipe, say), say)
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters

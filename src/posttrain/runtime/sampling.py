@@ -1,7 +1,7 @@
 """A recipe's engine, the episodes that are played on it, and the samplers that do so beside the learner."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +9,8 @@ import torch
 
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
-from posttrain.engines.vllm.engine import VllmEngine
+from posttrain.engines.vllm.engine import VllmEngine, check_sampling
+from posttrain.engines.vllm.start import require
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
 from posttrain.learner.pretrained import silent, skeleton
@@ -23,6 +24,7 @@ from posttrain.samplers.protocol import Sampler
 from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.worker import RolloutWorker
+from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
 
 
@@ -36,6 +38,28 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
         config=recipe.engine,
         context=policy.context,
     )
+
+
+def check_engine(recipe: Recipe) -> None:
+    """Passes where the engine that the recipe names can do what it asks, and is installed; else UserError."""
+    if recipe.engine.name == "native":
+        return
+    if recipe.async_.cache == "keep":
+        what = "vLLM computes running answers again under new weights"
+        raise UserError(what, where="async.cache", mend="set it to 'recompute'")
+    if recipe.async_.where == "thread":
+        what = "vLLM changes settings of the whole process while it starts"
+        raise UserError(what, where="async.place", mend="set it to 'process'")
+    for table, temperature in (("sampling", recipe.sampling.temperature), ("eval", recipe.eval.temperature)):
+        sampling = replace(recipe.sampling, temperature=temperature)
+        filters = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
+        where = next((f"sampling.{key}" for key, on in filters.items() if on), f"{table}.temperature")
+        try:
+            check_sampling(sampling)
+        except ValueError as error:
+            mend = "leave it out, or take engine.name = 'native'"
+            raise UserError(str(error), where=where, mend=mend) from None
+    require()
 
 
 def _chosen_engine(recipe: Recipe, policy: Policy) -> Engine:

