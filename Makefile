@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-ray lint docs bench clean
+.PHONY: setup demo test test-ray test-vllm lint docs bench clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,14 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 test-ray: $(RAY)/.ready
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/samplers/test_ray.py
 
+# vLLM pins packages that .venv has in other versions, so it has an environment of its own.
+test-vllm: .venv-vllm/.ready
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py
+
+.venv-vllm/.ready: pyproject.toml constraints.txt scripts/setup_vllm.sh
+	bash scripts/setup_vllm.sh $(PYTHON) .venv-vllm
+	touch .venv-vllm/.ready
+
 docs: setup
 	$(BIN)/python scripts/docs.py
 
@@ -41,4 +49,4 @@ bench: setup
 	bash benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) $(RAY) runs site
+	rm -rf $(VENV) $(RAY) .venv-vllm runs site

@@ -384,8 +384,22 @@ SFT: dict[str, tuple[Tables, Fragments]] = {
     "option": METHOD_OPTIONS.pop("option of sft"),
 }
 
+VLLM = {"engine": {"name": "vllm"}}
+LATE = {"method": {"correction": "token_truncated"}}
+AHEAD = {"max_lag": 1, "swap": "within"}
+ENGINES: dict[str, tuple[Tables, Fragments]] = {
+    "no such engine": ({"engine": {"name": "sglang"}}, ("engine.name", "sglang", "'native' or 'vllm'")),
+    "vLLM and top-k": (VLLM | {"sampling": {"top_k": 5}}, ("sampling.top_k", "'native'")),
+    "vLLM and top-p": (VLLM | {"sampling": {"top_p": 0.9}}, ("sampling.top_p", "'native'")),
+    "vLLM and min-p": (VLLM | {"sampling": {"min_p": 0.1}}, ("sampling.min_p", "'native'")),
+    "vLLM almost greedy": (VLLM | {"sampling": {"temperature": 0.001}}, ("sampling.temperature", "0.01")),
+    "vLLM examined almost greedily": (VLLM | {"eval": {"temperature": 0.001}}, ("eval.temperature", "0.01")),
+    "vLLM over old keys": (VLLM | LATE | {"async": AHEAD | {"cache": "keep"}}, ("async.cache", "recompute")),
+    "vLLM in a thread": (VLLM | LATE | {"async": AHEAD | {"place": "thread"}}, ("async.place", "process")),
+}
+
 ONLINE = UNKNOWN_KEYS | WRONG_TYPES | OUT_OF_RANGE | CLOCKS_AND_INFINITIES | COMBINATIONS
-ONLINE |= METHOD_OPTIONS | PARTS
+ONLINE |= METHOD_OPTIONS | PARTS | ENGINES
 
 # ---------------------------------------------------------------- data: (content of a file, fragments)
 
@@ -550,6 +564,18 @@ def refuse(run_cli, write, online, tmp_path) -> Callable[..., str]:
 @pytest.mark.parametrize("case", ONLINE)
 def test_a_key_or_value_that_will_not_do(refuse, case):
     refuse(*ONLINE[case])
+
+
+def test_an_engine_that_is_not_installed(refuse, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    refuse(VLLM, ("engine.name", "recipe.toml:", "vllm is not installed", "pip install 'posttrain[vllm]'"))
+
+
+def test_only_training_needs_the_engine_of_a_recipe(run_cli, write, online, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    said = run_cli("eval", write(online, VLLM), "--json")
+    assert said.code == 0, said.err
+    assert "eval/accuracy" in said.json
 
 
 @pytest.mark.parametrize("case", SFT)

@@ -50,6 +50,7 @@ def examine() -> list[Fact]:
         ("trackio", "trackio", "track.sinks"),
         ("mlflow", "mlflow", "track.sinks"),
         ("ray", "ray", "async.place"),
+        ("vllm", "vllm", "engine.name"),
         ("jsonschema", "verifiers", "verifier.json"),
         ("sqlglot", "verifiers", "verifier.sql"),
         ("lark", "verifiers", "verifier.grammar"),

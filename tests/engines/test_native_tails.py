@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from posttrain.engines.native.sequence import tail
+from posttrain.engines.sequence import tail
 
 WORDS = [
     "stop",

@@ -42,8 +42,8 @@ class Engine(Protocol):
     def unanswered(self) -> list[tuple[int, Request]]:
         """The tickets that are unanswered, each with the request that goes on behind what was drawn.
 
-        Under the same weights such a request leads to the same tokens, and under others to tokens each of
-        which is drawn from what those weights say of all that stands before it.
+        Its tokens are each drawn from what the weights held say of all that stands before them; under the
+        same weights they are those of the answer that went on, if the engine draws by position.
         """
         ...
 

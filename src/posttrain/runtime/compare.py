@@ -31,7 +31,7 @@ from posttrain.runtime.ask import Asked
 from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.online import Evaluation, Rollout
 from posttrain.runtime.policy import Policy, Say, surroundings, weights_of
-from posttrain.runtime.recipe import Model, Recipe, Run, TaskChoice
+from posttrain.runtime.recipe import EngineChoice, Model, Recipe, Run, TaskChoice
 from posttrain.runtime.sampling import engine_of, rollouts_of
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 
@@ -102,7 +102,7 @@ class Compare:
             task=TaskChoice(data=self.data, arithmetic=self.arithmetic),
             verifier=self.verifier,
             sampling=drawn,
-            engine=self.engine,
+            engine=EngineChoice(**asdict(self.engine)),
             rollout=Rollout(workers=self.workers, deadline_s=self.deadline_s, memory_mb=self.memory_mb),
             eval=Evaluation(limit=self.limit),
             run=Run(seed=self.seed),

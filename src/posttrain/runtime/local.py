@@ -34,7 +34,7 @@ from posttrain.runtime.reference import held, held_size, reference_of, scores_on
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rows import Group
 from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.sampling import sampler_of, store_of
+from posttrain.runtime.sampling import check_engine, sampler_of, store_of
 from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.runtime.stream import Stream
 from posttrain.samplers.pool import SamplerPool
@@ -124,6 +124,8 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
     if recipe.async_.where == "ray":
         check_ray()
     asked = ask(recipe, say)
+    if asked.online:
+        check_engine(recipe)
     policy = bounded(recipe, surroundings(recipe, say), say)
     for device in recipe.async_.devices:
         usable_device(device, "async.devices")

@@ -9,7 +9,7 @@ there. A component is given its own table and never the whole.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import date
-from typing import Any
+from typing import Any, Literal
 
 from posttrain.data import Data
 from posttrain.data.corpus import Text
@@ -193,6 +193,18 @@ class Tracking:
     """Of the run; empty takes the run directory's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice(NativeConfig):
+    """Which engine training samples with, and how much runs at once."""
+
+    name: Literal["native", "vllm"] = "native"
+    """Ours, or vLLM, which reads the other keys too. Other commands than train sample with ours."""
+
+    def held(self, longest: int) -> int:
+        """Tokens whose keys and values take memory; vLLM takes that of all at once."""
+        return self.cache_tokens if self.name == "vllm" else super().held(longest)
+
+
 def key_of(field: str) -> str:
     """The key of a recipe that a field is read from: Python has the word async for itself.
 
@@ -220,7 +232,7 @@ class Recipe:
     lora: Lora = Lora()
     verifier: VerifierChoice = VerifierChoice()
     sampling: Sampling = Sampling()
-    engine: NativeConfig = NativeConfig()
+    engine: EngineChoice = EngineChoice()
     rollout: Rollout = Rollout()
     async_: Asynchrony = Asynchrony()
     curriculum: Curriculum = Curriculum()

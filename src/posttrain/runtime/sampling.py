@@ -8,9 +8,12 @@ from pathlib import Path
 import torch
 
 from posttrain.engines.native.engine import NativeEngine
+from posttrain.engines.protocol import Engine
+from posttrain.engines.vllm.engine import VllmEngine, check_sampling
+from posttrain.engines.vllm.start import require
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
-from posttrain.learner.pretrained import silent
+from posttrain.learner.pretrained import silent, skeleton
 from posttrain.loading import usable_device
 from posttrain.runtime import process
 from posttrain.runtime.ask import Asked
@@ -26,6 +29,7 @@ from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import Arenas, Store
 from posttrain.samplers.worker import RolloutWorker
+from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
 
 
@@ -41,13 +45,49 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
     )
 
 
-def rollouts_of(asked: Asked, policy: Policy, engine: NativeEngine) -> Rollouts:
+def check_engine(recipe: Recipe) -> None:
+    """Passes where the engine that the recipe names can do what it asks, and is installed; else UserError."""
+    if recipe.engine.name == "native":
+        return
+    if recipe.async_.cache == "keep":
+        what = "vLLM computes running answers again under new weights"
+        raise UserError(what, where="async.cache", mend="set it to 'recompute'")
+    if recipe.async_.where == "thread":
+        what = "vLLM changes settings of the whole process while it starts"
+        raise UserError(what, where="async.place", mend="set it to 'process'")
+    for table, temperature in (("sampling", recipe.sampling.temperature), ("eval", recipe.eval.temperature)):
+        sampling = replace(recipe.sampling, temperature=temperature)
+        filters = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
+        where = next((f"sampling.{key}" for key, on in filters.items() if on), f"{table}.temperature")
+        try:
+            check_sampling(sampling)
+        except ValueError as error:
+            mend = "leave it out, or take engine.name = 'native'"
+            raise UserError(str(error), where=where, mend=mend) from None
+    require()
+
+
+def _chosen_engine(recipe: Recipe, policy: Policy) -> Engine:
+    """The engine that the recipe names; vLLM has no weights before the first are handed over."""
+    if recipe.engine.name == "native":
+        return engine_of(recipe, policy)
+    return VllmEngine(
+        skeleton(policy.config),
+        dtype=policy.dtype,
+        decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
+        stop_tokens=sorted(policy.chat.stops),
+        config=recipe.engine,
+        context=policy.context,
+    )
+
+
+def rollouts_of(asked: Asked, policy: Policy, engine: Engine) -> Rollouts:
     """The episodes of a recipe, on this engine."""
     return _rollouts(asked.recipe, policy, engine, asked.verifier, asked.env)
 
 
 def _rollouts(
-    recipe: Recipe, policy: Policy, engine: NativeEngine, verifier: Verifier | None, env: Env | None
+    recipe: Recipe, policy: Policy, engine: Engine, verifier: Verifier | None, env: Env | None
 ) -> Rollouts:
     settings, ahead = recipe.rollout, recipe.async_
     return Rollouts(
@@ -81,12 +121,12 @@ class Made:
     number: int = 0
 
     def __call__(self) -> RolloutWorker:
-        """The worker, whose engine holds the weights that the run began with."""
+        """The worker, whose engine is still to be given the run's weights."""
         if self.threads:
             process.settle(self.threads)
         recipe = on_device_of(self.recipe, self.number)
         policy = bounded(recipe, surroundings(recipe, silent), silent)
-        engine = engine_of(recipe, policy)
+        engine = _chosen_engine(recipe, policy)
         verifier, env = recipe.verifier.build(), recipe.task.environment()
         return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
 
@@ -125,7 +165,7 @@ def sampler_of(
         return ReplaySampler(workers, schedule.logs, ahead.threads_of(torch.get_num_threads()))
     if ahead.where == "here":
         there = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
-        rollouts = rollouts_of(asked, policy, engine_of(recipe, there))
+        rollouts = rollouts_of(asked, policy, _chosen_engine(recipe, there))
         return LocalSampler(
             _worker(recipe, rollouts), steps=ahead.steps_per_update if ahead.pace == "steps" else 0
         )

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from posttrain.engines.native.draw import draw, uniforms
 from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
-from posttrain.engines.native.sequence import Sequence, tail
+from posttrain.engines.sequence import Sequence
 from posttrain.types import Completion, Request
 from posttrain.weights import Named
 
@@ -207,7 +207,7 @@ class NativeEngine:
                 token = sequence.request.forced[len(sequence.tokens)]
                 logp_gen = logp_policy = float(logits[row].float().log_softmax(-1)[token])
             sequence.append(token, logp_gen, logp_policy, self.version)
-            ended = self._ended(sequence)
+            ended = sequence.ended(self.decode, self.stop_tokens)
             if ended is not None:
                 done.append((sequence.ticket, ended))
                 self._retire(sequence)
@@ -222,22 +222,3 @@ class NativeEngine:
         if moved is not None:
             other = running[row]
             self.runner.cache.move(moved, row, len(other.request.prompt) + len(other.tokens))
-
-    def _ended(self, sequence: Sequence) -> Completion | None:
-        """The answer, if its newest token ended it."""
-        sampling, forced = sequence.request.sampling, sequence.request.forced
-        if forced:
-            ended = len(sequence.tokens) == len(forced)
-            return sequence.completion(self.decode(sequence.tokens), "length") if ended else None
-        if sequence.tokens[-1] in self.stop_tokens:
-            return sequence.completion(self.decode(sequence.tokens[:-1]), "eos")
-        if sampling.stop:
-            end = tail(self.decode, sequence.tokens, max(map(len, sampling.stop)))
-            if any(s in end for s in sampling.stop):
-                text = self.decode(sequence.tokens)
-                found = [text.index(s) + len(s) for s in sampling.stop if s in text]
-                if found:
-                    return sequence.completion(text[: min(found)], "stop")
-        if len(sequence.tokens) >= sampling.max_new_tokens:
-            return sequence.completion(self.decode(sequence.tokens), "length")
-        return None

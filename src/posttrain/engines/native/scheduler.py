@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from posttrain.engines.native.sequence import Sequence
+from posttrain.engines.sequence import Sequence
 
 
 class Scheduler:

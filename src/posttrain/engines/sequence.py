@@ -1,6 +1,6 @@
 """One answer in the making."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from posttrain.engines.native.draw import stream
@@ -60,6 +60,25 @@ class Sequence:
             stop="",
         )
         return replace(self.request, begun=drawn)
+
+    def ended(self, decode: Callable[[list[int]], str], stop_tokens: Collection[int]) -> Completion | None:
+        """The answer, if its newest token ended it."""
+        sampling, forced = self.request.sampling, self.request.forced
+        if forced:
+            over = len(self.tokens) == len(forced)
+            return self.completion(decode(self.tokens), "length") if over else None
+        if self.tokens[-1] in stop_tokens:
+            return self.completion(decode(self.tokens[:-1]), "eos")
+        if sampling.stop:
+            end = tail(decode, self.tokens, max(map(len, sampling.stop)))
+            if any(s in end for s in sampling.stop):
+                text = decode(self.tokens)
+                found = [text.index(s) + len(s) for s in sampling.stop if s in text]
+                if found:
+                    return self.completion(text[: min(found)], "stop")
+        if len(self.tokens) >= sampling.max_new_tokens:
+            return self.completion(decode(self.tokens), "length")
+        return None
 
     def completion(self, text: str, stop: str) -> Completion:
         """The answer, once it has ended."""

@@ -1,0 +1,85 @@
+"""How vLLM is started, so that it lives in this process and leaves it as it is where it can."""
+
+import importlib.util
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from posttrain.engines.native.engine import NativeConfig
+from posttrain.types import RunError, UserError
+from posttrain.usercode import cause
+
+_ENVIRONMENT = {  # unless the user has said otherwise
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the process has the threads that it was given
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+_BLOCK = 128
+"""Tokens in the largest block that vLLM's kernels ask for, the one of processors."""
+
+
+def require() -> None:
+    """Passes where vLLM is installed; UserError otherwise."""
+    if importlib.util.find_spec("vllm") is None:
+        mend = "pip install 'posttrain[vllm]'; docs/engine.md says what to do without a GPU"
+        raise UserError("vllm is not installed", where="engine.name", mend=mend)
+
+
+def started(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, context: int) -> Any:
+    """(the module vllm, its engine) with numbers that mean nothing yet; RunError where it does not start."""
+    on_gpu = torch.cuda.is_available()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights arrive, and steps are taken, in this process
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    with _quietly(), tempfile.TemporaryDirectory(prefix="posttrain-vllm-") as place:
+        config.save_pretrained(place)
+        try:
+            import vllm
+            import vllm.inputs
+            import vllm.sampling_params
+
+            arguments = vllm.EngineArgs(
+                model=place,
+                skip_tokenizer_init=True,
+                load_format="dummy",
+                generation_config="vllm",
+                dtype=str(dtype).removeprefix("torch."),
+                max_model_len=context,
+                max_num_seqs=ours.rows,
+                kv_cache_memory_bytes=_cache_bytes(config, dtype, ours.cache_tokens),
+                enforce_eager=not (on_gpu and ours.cuda_graphs),
+                logprobs_mode="processed_logprobs",
+                max_logprobs=-1,
+                async_scheduling=False,
+                disable_log_stats=True,
+            )
+            return vllm, vllm.LLMEngine.from_engine_args(arguments)
+        except Exception as error:
+            raise RunError(f"vLLM did not start: {cause(error)}") from error
+
+
+def _cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:
+    """Of keys and values of so many tokens, in vLLM's blocks; one block of them is vLLM's own."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    blocks = -(-tokens // _BLOCK) + 1
+    return int(2 * text.num_hidden_layers * heads * size * dtype.itemsize * blocks * _BLOCK)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without warnings of libraries about each other; torch keeps the number of threads that it is told."""
+    setter = torch.set_num_threads
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads = setter
