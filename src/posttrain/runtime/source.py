@@ -110,6 +110,8 @@ class GroupSource:
         """
         if not self.line.max_lag:
             return
+        if self.ahead.where != "here":  # where hearing is a step, it is made when it is due
+            self.hear(0.0)
         while not self.line.playing and self.sampler.live < version:
             self.hear()
         self._admit(self.left() * self.count)
