@@ -1,10 +1,10 @@
 """The schedules of asynchronous training with an engine and a learner that sleep; everything else is real.
 
 The loop, the line of groups, the samplers' processes, their pool, the weights in shared memory and their
-proofs are those of a run. A step of n rows sleeps a + b n seconds, an update a fixed time. It stands for AReaL's
-1.5B run (arXiv:2505.24298, Table 1) with answers 100 times shorter and 32 times fewer devices: synchronous,
-four devices sample and then train; ahead, three sample and one trains. Sleeping takes no cores, so a small
-machine can show what the loop makes of a schedule; it shows nothing of any engine's speed.
+proofs are those of a run. A step of n rows sleeps a + b n seconds, an update a fixed time. It stands for
+AReaL's 1.5B run (arXiv:2505.24298, Table 1) with answers 100 times shorter and 32 times fewer devices:
+synchronous, four devices sample and then train; ahead, three sample and one trains. Sleeping takes no cores,
+so a small machine can show what the loop makes of a schedule; it shows nothing of any engine's speed.
 
     python benchmarks/async/sleep.py --updates 24 --repeat 3
 """

@@ -56,6 +56,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--lag", action="append", choices=list(LAGS), help="this bound alone; several times")
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--start", type=Path, help="a directory of the pipeline; made if not given")
     parser.add_argument("--out", type=Path, required=True)
@@ -64,7 +65,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     known()
     start = begun(options.start or made(options.out / "start"), options.out)
-    found: Runs = {case: [] for case in CASES}
+    found: Runs = {case: [] for case in CASES if case[1] in (options.lag or LAGS)}
     for seed in range(options.first, options.first + options.seeds):
         for (arm, lag), runs in found.items():
             runs.append(run(arm, lag, seed, options.lr, start, options.out))
@@ -175,7 +176,7 @@ def draw(found: Runs, out: Path) -> None:
         left.plot(
             range(len(lags)), [statistics.fmean(map(late, seeds)) for seeds in runs], f"C{n}-", label=arm
         )
-        for lag, style in (("4", "-"), ("16", "--")):
+        for lag, style in [(lag, style) for lag, style in (("4", "-"), ("16", "--")) if lag in lags]:
             curves = zip(*(run["accuracy"] for run in found[arm, lag]), strict=True)
             means = [statistics.fmean(point) for point in curves]
             right.plot(range(0, UPDATES + 1, 10), means, f"C{n}{style}", label=f"{arm}, {lag}")
