@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
-#   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs]     (default: all)
+#   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs] [async]     (default: all)
 #   benchmarks/run.sh gpu     on a machine with a GPU, without anything from outside; PEAK_TFLOPS=989 for the share of its arithmetic
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 out=runs/bench
 mkdir -p "$out"
-what=${*:-sampling step curves memory sft dpo beside methods clipping programs}
+what=${*:-sampling step curves memory sft dpo beside methods clipping programs async}
 if [[ $what =~ gpu ]]; then
     $bin/python benchmarks/gpu.py --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu.json" | tee "$out/gpu.txt"
     exit
@@ -71,5 +71,19 @@ if [[ $what =~ clipping ]]; then
 fi
 if [[ $what =~ programs ]]; then
     $bin/python benchmarks/code_verifier.py | tee "$out/code-verifier.txt"
+fi
+if [[ $what =~ async ]]; then
+    $bin/python benchmarks/async/simulate.py | tee "$out/async-simulated.md"
+    $bin/python benchmarks/async/sleep.py --updates 30 --repeat 3 | tee "$out/async-slept.md"
+    $bin/python benchmarks/async/real.py --model "$model" --repeat 5 | tee "$out/async-real.md"
+    # The demo, synchronous and with a sampler process one update ahead: two models share the cores.
+    for lag in 0 1; do
+        ahead=(--set async.place=process --set async.max_lag=1)
+        [ $lag = 0 ] && ahead=()
+        $bin/posttrain train recipes/arithmetic_grpo.toml --run-dir "$out/async-demo-$lag" --set run.updates=10 --set eval.limit=0 \
+            --set method.correction=token_truncated "${ahead[@]}"
+        $bin/python -c "import json, sys; x = [json.loads(line) for line in open(sys.argv[1])]; print('lag $lag:', (x[-1]['seconds'] - x[2]['seconds']) / (len(x) - 3), 's an update')" \
+            "$out/async-demo-$lag/metrics.jsonl" | tee -a "$out/async-demo.txt"
+    done
 fi
 $bin/python benchmarks/compare.py "$out"

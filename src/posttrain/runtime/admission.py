@@ -9,6 +9,7 @@ a bias towards short answers.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 Group = TypeVar("Group")
@@ -72,6 +73,8 @@ class Admission(Generic[Group]):
 
     def take(self, count: int) -> list[tuple[int, Group]] | None:
         """The next groups to be trained on, in the order of their numbers; None while they are not there."""
+        if self.window == 1 and any(group is None for group in islice(self.line.values(), count)):
+            return None  # what is asked most often is answered without a copy
         left, passed = dict(self.line), set(self.passed)
         taken: list[tuple[int, Group]] = []
         while len(taken) < count and left:
