@@ -5,9 +5,6 @@ from typing import Literal
 
 from posttrain.samplers.worker import Cache, Swap
 
-PLACES = ("auto", "here", "thread", "process", "ray")
-STEPS = 16
-
 
 @dataclass(frozen=True, kw_only=True)
 class Asynchrony:
@@ -27,7 +24,7 @@ class Asynchrony:
     pace: Literal["clock", "steps"] = "clock"
     """clock: as fast as the parts are. steps: weights are taken after exactly steps_per_update steps of the
     engine, in the loop's own thread: slower, and the same in every run."""
-    steps_per_update: int = STEPS
+    steps_per_update: int = 16
     """Steps of the engine that an update takes, with pace = "steps"."""
     samplers: int = 1
     """How many there are, each with a copy of the model; groups are dealt among them."""

@@ -15,7 +15,6 @@ import torch
 
 from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
-from posttrain.loading import usable_device
 from posttrain.methods.choices import described, least_group
 from posttrain.runtime import process, saving
 from posttrain.runtime.ask import Asked, ask
@@ -34,11 +33,10 @@ from posttrain.runtime.reference import held, held_size, reference_of, scores_on
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rows import Group
 from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.sampling import check_engine, sampler_of, store_of
+from posttrain.runtime.sampling import check_samplers, sampler_of, store_of
 from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.runtime.stream import Stream
 from posttrain.samplers.pool import SamplerPool
-from posttrain.samplers.ray import check_ray
 from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.snapshots import CANARY
 from posttrain.track import Track, check_sinks, open_tracker
@@ -121,14 +119,10 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
     need not be looked at again.
     """
     check_sinks(recipe.track.sinks)
-    if recipe.async_.where == "ray":
-        check_ray()
     asked = ask(recipe, say)
     if asked.online:
-        check_engine(recipe)
+        check_samplers(recipe)
     policy = bounded(recipe, surroundings(recipe, say), say)
-    for device in recipe.async_.devices:
-        usable_device(device, "async.devices")
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     shape = Shape.of(policy.config, parameters, trained)

@@ -23,7 +23,7 @@ from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Sampler
-from posttrain.samplers.ray import ObjectStore, RayChannel
+from posttrain.samplers.ray import ObjectStore, RayChannel, check_ray
 from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.rollouts import Rollouts
@@ -45,8 +45,12 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
     )
 
 
-def check_engine(recipe: Recipe) -> None:
-    """Passes where the engine that the recipe names can do what it asks, and is installed; else UserError."""
+def check_samplers(recipe: Recipe) -> None:
+    """UserError where samplers cannot be where the recipe has them, or its engine is not what it needs."""
+    if recipe.async_.where == "ray":
+        check_ray()
+    for device in recipe.async_.devices:
+        usable_device(device, "async.devices")
     if recipe.engine.name == "native":
         return
     if recipe.async_.cache == "keep":

@@ -146,6 +146,7 @@ class SamplerPool:
             self._send(worker, ("close",))
         for worker in self.workers:
             worker.channel.end()
+        self._newest = None
 
     # ------------------------------------------------------------------ one worker
 
@@ -185,8 +186,8 @@ class SamplerPool:
                 return
             getattr(self, f"_{kind}")(worker, *given)
         if worker.awaited and time.monotonic() - worker.heard > self.deadline_s:
-            doing = [line.strip() for line in worker.channel.stack().splitlines() if line.strip()]
-            shown = f", the last of it in {doing[0]}" if doing else ""
+            doing = [line.strip() for line in worker.channel.stack().splitlines() if "File" in line]
+            shown = f"; it is at {doing[0]}" if doing else ""
             self._again(n, f"gave no sign of life for {self.deadline_s:g} s{shown}")
 
     def _ready(self, worker: _Worker) -> None:

@@ -240,9 +240,9 @@ class ThreadChannel(_Connected):
         self._thread.start()
 
     def stack(self) -> str:
-        """Where the thread is."""
+        """Where the thread is, the last call first."""
         frame = sys._current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(frame)) if frame else ""
+        return "".join(reversed(traceback.format_stack(frame))) if frame else ""
 
     def end(self) -> str:
         """Asks it to end; RunError if it does not, as a thread cannot be killed."""
@@ -280,12 +280,13 @@ class ProcessChannel(_Connected):
         return self._process.pid
 
     def stack(self) -> str:
-        """What it was doing, as it leaves it in its log."""
+        """What it was doing, as it leaves it in its log, the last call first."""
         size = self._log.stat().st_size
         with suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
             time.sleep(0.5)
-        return self._log.read_bytes()[size:].decode(errors="replace")
+        left = self._log.read_bytes()[size:].decode(errors="replace")
+        return left.rpartition("Current thread")[2]  # the others only wait
 
     def end(self) -> str:
         """Ends it and what it has started; how it ended."""
