@@ -8,6 +8,7 @@ import typer
 from safetensors.torch import load_file
 
 from posttrain import config, show
+from posttrain.learner.checkpoint import RESUME
 from posttrain.runtime.schedule import Recorded
 from posttrain.show import out
 from posttrain.target import check_run
@@ -41,17 +42,25 @@ def replay(
     out.print(f"equal bit for bit: {tensors} tensors, {rows} samples  {path}", soft_wrap=True)
 
 
+def _beside(file: Path, run: Path, again: Path) -> Path:
+    other = again / file.relative_to(run)
+    if not other.exists():
+        raise RunError(f"{other} did not come out")
+    return other
+
+
 def _compared(run: Path, again: Path) -> tuple[int, int]:
     """How many tensors and samples are the same; RunError for the first that is not."""
     tensors = rows = 0
-    for file in sorted(max((run / "checkpoints").glob("step_*")).rglob("model/model.safetensors")):
-        one, other = load_file(file), load_file(again / file.relative_to(run))
+    last = max((run / "checkpoints").glob("step_*"))
+    for file in sorted(each for each in last.rglob("*.safetensors") if each.parent.name != RESUME):
+        one, other = load_file(file), load_file(_beside(file, run, again))
         for name, tensor in one.items():
             if not torch.equal(tensor, other[name]):
                 raise RunError(f"{name} came out otherwise")
         tensors += len(one)
     for file in sorted((run / "samples").glob("*.jsonl")):
-        one_text, other_text = file.read_bytes(), (again / file.relative_to(run)).read_bytes()
+        one_text, other_text = file.read_bytes(), _beside(file, run, again).read_bytes()
         if one_text != other_text:
             raise RunError(f"{file.name} of samples came out otherwise")
         rows += one_text.count(b"\n")

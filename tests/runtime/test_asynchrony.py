@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from posttrain.learner.learner import Learner
+from posttrain.runtime import saving
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.rollouts import Rollouts
 
@@ -232,3 +234,76 @@ def test_a_run_without_a_schedule_cannot_be_replayed(ahead, trained, run_cli):
     said = run_cli("replay", run)
     assert said.code == 2
     assert "it has no schedule" in said.err
+
+
+GAME = """
+from dataclasses import dataclass
+from posttrain.envs.protocol import Start, Turn
+from posttrain.types import Verdict
+
+
+@dataclass(frozen=True)
+class Game:
+    trusted = False
+    max_turns = 2
+
+    def start(self, task):
+        return Start(state=0, messages=task.messages)
+
+    def reply(self, state, response):
+        if state:
+            score = len(set(response)) / 10
+            return Turn(state=2, done=True, verdict=Verdict(score=score, label="scored", reason=""))
+        return Turn(state=1, messages=({"role": "user", "content": "3+2="},))
+
+
+def make():
+    return Game()
+"""
+
+
+@pytest.fixture
+def played(ahead, tmp_path):
+    """The same in an environment of the user's, in worker processes, of two turns."""
+    (tmp_path / "game.py").write_text(GAME)
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{a}+{b}="}) + "\n" for a in (2, 3, 4) for b in (2, 3, 4))
+    )
+    data = {"path": str(tmp_path / "sums.jsonl")}
+    task = {"data": data, "held_out": data, "env": {"factory": f"{tmp_path / 'game.py'}:make"}}
+    return {key: value for key, value in ahead.items() if key != "verifier"} | {"task": task}
+
+
+def test_in_an_environment_too_evaluations_change_nothing_and_a_resume_is_exact(
+    played, trained, run_cli, write, tmp_path
+):
+    plain, run = trained(played | {"eval": {"limit": 0}}, **STEPS)
+    assert any(row["turns"] == 2 for row in samples(run))
+    often = played | {"eval": {"limit": 3, "every": 1}, "checkpoint": {"every": 1, "keep": 0}}
+    found, other = trained(often, "often", **STEPS)
+    assert same(plain, found)
+    for update in (2, 4):
+        again = tmp_path / f"again{update}"
+        shutil.copytree(other, again)
+        for later in range(update + 1, 7):
+            shutil.rmtree(again / "checkpoints" / f"step_{later:06d}")
+        words = ["--run-dir", again, "--resume", "--quiet"]
+        said = run_cli("train", write(often, {"async": STEPS}, f"again{update}"), *words)
+        assert said.code == 0, said.err
+        assert same(plain, load_file(again / "checkpoints" / "step_000006" / "model" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("kind", ["none", "band", "bandit"])
+def test_a_checkpoint_has_taken_what_is_under_way(ahead, trained, kind):
+    tables = ahead | {"curriculum": {"kind": kind}, "checkpoint": {"every": 1, "keep": 0}}
+    if kind == "bandit":
+        tables["task"] = {"arithmetic": {"low": 2, "high": 12, "held_out": 3, "template": "{a}+{b}="}}
+    _, run = trained(tables, max_lag=1, place="here")
+    under_way = 0
+    for folder in sorted((run / "checkpoints").iterdir())[:-1]:
+        state = json.loads((folder / "state.json").read_text())["progress"]
+        flight = saving.flight(folder)
+        assert state["admitted"] == flight["line"]["admitted"] == state["taken"]
+        assert state["admitted"] == 3 * state["update"] + len(flight["line"]["line"])
+        under_way += len(flight["requests"])
+    assert under_way

@@ -42,7 +42,8 @@ class Asynchrony:
     devices: tuple[str, ...] = ()
     """Where samplers compute, dealt out in turn, as ["cuda:1", "cuda:2"]; empty: where the learner does."""
     threads: int = 0
-    """Of each sampler; 0: an equal share of run.threads among samplers and, with max_lag, the learner."""
+    """Of each sampler; 0: an equal share of run.threads among samplers and, with max_lag, the learner, which
+    keeps all of them."""
     deadline_s: float = 600.0
     """Seconds without a sign of life after which a sampler is ended and started again."""
     max_restarts: int = 2
@@ -96,6 +97,8 @@ class Asynchrony:
 
     def threads_of(self, all_threads: int) -> int:
         """Of each sampler, where the run has so many."""
+        if self.where in ("here", "thread"):  # threads of one process share what there is
+            return all_threads
         return self.threads or max(1, all_threads // (self.samplers + (self.max_lag > 0)))
 
     def unread(self) -> dict[str, str]:
@@ -111,6 +114,8 @@ class Asynchrony:
         if self.where == "here":
             own = "the sampler is in the loop's own thread"
             why |= dict.fromkeys(("threads", "deadline_s", "max_restarts"), own)
+        if self.where == "thread":
+            why["threads"] = "a thread has those of the run"
         if self.where != "ray":
             why |= dict.fromkeys(("address", "cpus", "gpus"), "async.place is not 'ray'")
         return why

@@ -18,8 +18,8 @@ class Bandit:
         w_i ← w_i exp(γ r / (π_i K)) + e α/K Σw   for the bucket of a group, of that r
         w_j ← w_j + e α/K Σw                      for any other
 
-    Groups of one update are all drawn with the π at its start. Within a bucket every task comes once before
-    any comes again.
+    π_i is that with which the task was drawn, which may be updates ago. Within a bucket every task comes once
+    before any comes again.
 
     Source: Auer et al. 2002, "The nonstochastic multiarmed bandit problem"; as a curriculum arXiv:1704.03003,
     whose reward is the progress of the loss.
@@ -38,6 +38,8 @@ class Bandit:
         self._streams = [Stream(bucket, seed=seed) for bucket in buckets]
         self._bucket = {task.id: n for n, bucket in enumerate(buckets) for task in bucket}
         self._weights = [1.0 / len(buckets)] * len(buckets)
+        self._drawn: dict[str, list[float]] = {}
+        """Of each task that is under way, the chance of its bucket when it was drawn."""
 
     def chances(self) -> list[float]:
         """π: the chance of each bucket."""
@@ -49,35 +51,43 @@ class Bandit:
         mark = dice(f"bandit/{self.seed}/{self.taken}").random()
         self.taken += 1
         chances = self.chances()
-        passed = 0.0
-        for stream, chance in zip(self._streams, chances, strict=True):
+        passed, bucket = 0.0, len(chances) - 1
+        for n, chance in enumerate(chances):
             passed += chance
             if mark < passed:
-                return stream.take()
-        return self._streams[-1].take()
+                bucket = n
+                break
+        epoch, task = self._streams[bucket].take()
+        self._drawn.setdefault(task.id, []).append(chances[bucket])
+        return epoch, task
 
     def observe(self, rates: Rates) -> dict[str, float]:
         """Moves the weights; the chance of each bucket from now on."""
         chances, K = self.chances(), len(self._weights)
         for task, p in rates:
+            waiting = self._drawn.get(task.id, [])
+            chance = waiting.pop(0) if waiting else chances[self._bucket[task.id]]
+            if not waiting:
+                self._drawn.pop(task.id, None)
             if p is None:
                 continue
             drawn, gift = self._bucket[task.id], math.e * self.share / K * math.fsum(self._weights)
-            growth = self.explore * 4 * p * (1 - p) / (chances[drawn] * K)
+            growth = self.explore * 4 * p * (1 - p) / (chance * K)
             self._weights[drawn] *= math.exp(growth)
             total = math.fsum(self._weights) + K * gift
             self._weights = [(w + gift) / total for w in self._weights]
         return {f"curriculum/bucket_{n}": chance for n, chance in enumerate(self.chances())}
 
     def state(self) -> dict[str, Any]:
-        """The weights, and how many tasks each bucket has given."""
-        return {"weights": list(self._weights), "taken": [stream.taken for stream in self._streams]}
+        """The weights, how many tasks each bucket has given, and the chances of those that are under way."""
+        taken = [stream.taken for stream in self._streams]
+        return {"weights": list(self._weights), "taken": taken, "drawn": self._drawn}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts back what state() gave; UserError if it is of other buckets."""
         if not state:
             return
         check_same("buckets", len(state.get("weights", ())), len(self._weights))
-        self._weights = list(state["weights"])
+        self._weights, self._drawn = list(state["weights"]), dict(state["drawn"])
         for stream, taken in zip(self._streams, state["taken"], strict=True):
             stream.taken = taken

@@ -137,7 +137,7 @@ class OnlineRun:
             self.schedule,
             count=self.settings.groups,
             size=self.settings.group_size,
-            state=lambda: self._state,
+            state=self._state_of,
             left=lambda: self.updates - self.progress.update,
         )
 
@@ -148,12 +148,23 @@ class OnlineRun:
 
     @property
     def _state(self) -> TrainerState:
-        """What a reward function may know of it: the same for all groups of an update."""
+        """What a reward function may know of the run as it is now."""
         return TrainerState(
             global_step=self.progress.update,
             max_steps=self.updates,
             epoch=self.progress.taken / self.tasks,
         )
+
+    def _state_of(self, number: int) -> TrainerState:
+        """What a reward function is told with a group: the same for all groups of an update.
+
+        Of groups that are admitted ahead it follows from their place in line, and so hangs on no clock.
+        """
+        if not self.ahead.max_lag:
+            return self._state
+        update = min(number // self.settings.groups, self.updates)
+        epoch = update * self.settings.groups / self.tasks
+        return TrainerState(global_step=update, max_steps=self.updates, epoch=epoch)
 
     # ------------------------------------------------------------------ the loop
 
@@ -182,7 +193,13 @@ class OnlineRun:
                 if final or stopped() or (self.save_every and update % self.save_every == 0):
                     with self.journal.timed("checkpoint"):
                         self.run_dir.settle()
-                        self.save(self.source.flight())
+                        flight = self.source.flight()
+                        # What is under way has been taken too.
+                        self.progress.taken, self.progress.admitted = (
+                            self.stream.taken,
+                            self.source.line.admitted,
+                        )
+                        self.save(flight)
                 if stopped() and not final:
                     raise RunError(
                         f"stopped on request after update {update} of {self.updates}; "
@@ -314,7 +331,9 @@ class OnlineRun:
         metrics, spent = dict(metrics), self.journal.phases
         tokens = metrics.pop("length/total", 0.0)
         if tokens:
-            metrics["speed/sample_tokens"] = tokens / spent["sample"]
+            # Ahead of the learner they were drawn while it did anything.
+            seconds = sum(spent.values()) if self.ahead.max_lag else spent["sample"]
+            metrics["speed/sample_tokens"] = tokens / seconds
         if tokens and spent["train"]:
             metrics["speed/train_tokens"] = tokens / spent["train"]
         metrics |= self.source.work()

@@ -105,7 +105,7 @@ def _rollouts(
         # A conversation of several turns may grow as far as both allow.
         context=min(policy.context, recipe.engine.cache_tokens),
         seed=recipe.run.seed,
-        exact=ahead.max_lag == 0 or ahead.pace == "steps",
+        exact=ahead.max_lag <= 1 or ahead.pace == "steps",
         waits=ahead.max_lag > 0 and ahead.pace == "steps",
     )
 

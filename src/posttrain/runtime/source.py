@@ -26,8 +26,8 @@ class GroupSource:
     """The samplers, with the line of groups that they are given and that updates take from.
 
     schedule: where what is admitted is written down, or, in a run that is made again, read.
-    count: how many groups an update wants. size: episodes of a group. state: what a reward function may know
-    of the run as it is now. left: how many updates are still to be made, this one included.
+    count: how many groups an update wants. size: episodes of a group. state: what a reward function
+    may know with the group of this number. left: how many updates are still to be made, this one included.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class GroupSource:
         *,
         count: int,
         size: int,
-        state: Callable[[], TrainerState],
+        state: Callable[[int], TrainerState],
         left: Callable[[], int],
     ) -> None:
         self.sampler, self.stream, self.sampling, self.ahead = sampler, stream, sampling, ahead
@@ -98,14 +98,15 @@ class GroupSource:
             self.schedule.admitted(update, room)
         for _ in range(room):
             epoch, task = self.stream.take()
+            number = self.line.admit()
             requests.append(
                 GroupRequest(
-                    number=self.line.admit(),
+                    number=number,
                     task=task,
                     size=self.size,
                     sampling=self.sampling,
                     epoch=epoch,
-                    state=self.state(),
+                    state=self.state(number),
                     round=first,
                 )
             )
@@ -161,7 +162,7 @@ class GroupSource:
         shares = [
             (n.busy_s - b.busy_s) / (n.alive_s - b.alive_s)
             for n, b in zip(now, before, strict=True)
-            if n.alive_s > b.alive_s
+            if n.alive_s > b.alive_s and n.busy_s >= b.busy_s  # one that was started again begins at 0
         ]
         return {
             "samplers/busy": sum(shares) / len(shares) if shares else 0.0,

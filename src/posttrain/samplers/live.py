@@ -110,5 +110,7 @@ class Part:
     """Of the answer under way; None of one that has not begun."""
     answered: bool = False
     """Whether the answer is complete and waits for a reply or a verdict."""
+    due: int | None = None
+    """Steps of the engine after which a reply is to be taken."""
     episode: Episode | None = None
     """It is over, and others of its group are not."""

@@ -65,6 +65,8 @@ class Server:
         before = self.worker.live
         try:
             done = self.worker.turn()
+        except (EOFError, ConnectionError) as error:  # of a verifier, say: the learner is not gone
+            raise RuntimeError(cause(error)) from error
         except RunError as error:
             # What it held before it holds still, if only what it was sent is damaged.
             self.out.append(("refused", str(error)))
@@ -117,14 +119,12 @@ def serve(connection: Line, make: Make) -> None:
             while True:
                 for message in server.taken():
                     connection.send(message)
-                while connection.poll(BEAT_S if server.worker.idle else 0.0):
+                if connection.poll(BEAT_S if server.worker.idle else 0.0):
                     message = connection.recv()
                     if message[0] == "close":
                         return
                     server.told(message)
                     del message  # weights that it offers are let go of once they are taken
-                    if not server.worker.idle:
-                        break
                 server.turn()
         except (EOFError, ConnectionError):
             return
@@ -183,36 +183,48 @@ class _Connected:
         self._inbox: deque[Message] = deque()
         self._outbox: SimpleQueue[Message | None] = SimpleQueue()
         self._over = False
+        self._fault = ""
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._listen, self._speak)]
         for each in self._threads:
             each.start()
 
     def _listen(self) -> None:
-        # Whatever cannot be received ends it: half a message, or one that cannot be unpickled here.
-        with suppress(Exception):
+        try:
             while True:
                 message = self.connection.recv()
                 with _NEWS:
                     self._inbox.append(message)
                     _NEWS.notify_all()
-        with _NEWS:
-            self._over = True
-            _NEWS.notify_all()
+        except (EOFError, OSError):
+            self._ends("")
+        except Exception as error:
+            self._ends(f"what a sampler sent cannot be read: {cause(error)}")
 
     def _speak(self) -> None:
-        with suppress(OSError):  # it is found dead when it is heard next
+        try:
             while (message := self._outbox.get()) is not None:
                 self.connection.send(message)
+        except OSError:
+            pass  # it is found dead when it is heard next
+        except Exception as error:
+            self._ends(f"what a sampler is to be sent cannot be pickled: {cause(error)}")
+
+    def _ends(self, fault: str) -> None:
+        with _NEWS:
+            self._over, self._fault = True, self._fault or fault
+            _NEWS.notify_all()
 
     def send(self, message: Message) -> None:
         """Sends it, sooner or later."""
         self._outbox.put(message)
 
     def receive(self) -> list[Message]:
-        """What has arrived; EOFError once nothing more can."""
+        """What has arrived; EOFError once nothing more can, RunError for what cannot be sent or read."""
         with _NEWS:
             found = list(self._inbox)
             self._inbox.clear()
+            if self._fault:
+                raise RunError(self._fault)
             if not found and self._over:
                 raise EOFError
         return found
@@ -245,11 +257,11 @@ class ThreadChannel(_Connected):
         return "".join(reversed(traceback.format_stack(frame))) if frame else ""
 
     def end(self) -> str:
-        """Asks it to end; RunError if it does not, as a thread cannot be killed."""
+        """Asks it to end. A thread that hangs cannot be killed, and is left."""
         self.send(("close",))
         self._thread.join(END_S)
         if self._thread.is_alive():
-            raise RunError("the sampler's thread hangs and cannot be killed; async.place = 'process' can")
+            return "its thread hangs, and cannot be killed; with async.place = 'process' it could"
         self._closed()
         return "its thread ended"
 
@@ -264,7 +276,7 @@ class ProcessChannel(_Connected):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "posttrain.samplers.remote", str(theirs.fileno()), str(log)],
+                [sys.executable, "-P", "-m", "posttrain.samplers.remote", str(theirs.fileno()), str(log)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -309,7 +321,11 @@ class ProcessChannel(_Connected):
 def _main() -> None:
     """The process of a worker: what makes it comes first over the connection."""
     number, log = int(sys.argv[1]), sys.argv[2]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for each in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # sent to all of a group: the learner ends this when it is done
+        signal.signal(each, signal.SIG_IGN)
     with Path(log).open("a") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         connection = Connection(number)

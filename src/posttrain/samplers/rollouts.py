@@ -78,6 +78,8 @@ class Rollouts:
         """The step at which what a worker process was asked is taken."""
         self._returned: dict[int, Any] = {}
         self._finished: list[int] = []
+        self._apart: set[int] | None = None
+        self._apart_at = 0
         self.steps = 0
         """Of the engine."""
 
@@ -159,6 +161,18 @@ class Rollouts:
         for group, live, request in sorted(parked, key=lambda each: (each[0], each[1].sample)):
             self._answering[self.engine.submit(request)] = (group, live)
 
+    def apart(self, groups: set[int]) -> None:
+        """Goes on with these groups alone, for which all others have been parked."""
+        self._apart, self._apart_at = groups, self.steps
+
+    def together(self) -> None:
+        """Goes on with all others where they were left."""
+        if self._apart is None:
+            return
+        for ticket in self._due:
+            self._due[ticket] += self.steps - self._apart_at
+        self._apart = None
+
     def parts(self) -> dict[int, tuple[Part, ...]]:
         """How far the episodes of each group are; those of a group that has not started are not there."""
         found: dict[int, list[Part]] = {
@@ -169,8 +183,11 @@ class Rollouts:
         for group, live, request in (*running, *self._parked):
             found[group].append(Part(sample=live.sample, live=live, drawn=request.begun))
         answered = [(group, live) for group, lives in self._answered.items() for live in lives]
-        for group, live in (*self._judging.values(), *self._replying.values(), *answered):
+        for group, live in (*self._judging.values(), *answered):
             found[group].append(Part(sample=live.sample, live=live, answered=True))
+        for ticket, (group, live) in self._replying.items():
+            due = self._due[ticket] - (self.steps if self._apart is None else self._apart_at)
+            found[group].append(Part(sample=live.sample, live=live, answered=True, due=due))
         return {group: tuple(parts) for group, parts in found.items()}
 
     def run(
@@ -213,7 +230,7 @@ class Rollouts:
         if part.episode is not None:
             self._over(group, part.episode)
         elif part.answered and part.live:
-            self._respond(group, part.live)
+            self._respond(group, part.live, part.due)
         elif part.live:
             self._parked.append((group, part.live, self._request(group, part.live, part.drawn)))
 
@@ -247,15 +264,18 @@ class Rollouts:
             begun=begun,
         )
 
-    def _respond(self, group: int, live: Live) -> None:
-        """Has the newest answer judged, or replied to."""
+    def _respond(self, group: int, live: Live, due: int | None = None) -> None:
+        """Has the newest answer judged, or replied to; due: the steps after which the reply is taken."""
         if self.env is None:
             self._judge(group, live)
         elif self.workers is None:
             self._turn(group, live, guarded_reply(self.env, live.state, live.said[-1]))
         else:
             ticket = self.workers.submit(guarded_reply, self.env, live.state, live.said[-1])
-            self._replying[ticket], self._due[ticket] = (group, live), self.steps + REPLY_STEPS
+            self._replying[ticket], self._due[ticket] = (
+                (group, live),
+                self.steps + (REPLY_STEPS if due is None else due),
+            )
 
     def _judge(self, group: int, live: Live) -> None:
         assert self.verifier is not None
@@ -283,11 +303,13 @@ class Rollouts:
         if self.workers is None or not self._due:
             return
         idle = not self.engine.busy
-        wanted = [t for t, due in self._due.items() if idle or due <= self.steps] if self.exact else []
+        asked = [t for t in self._due if self._apart is None or self._place(t)[0] in self._apart]
+        asked.sort(key=lambda t: (self._due[t], self._place(t)))
+        wanted = [t for t in asked if idle or self._due[t] <= self.steps] if self.exact else []
         self._returned.update(self.workers.poll(_POLL_S if idle else 0.0))
         while any(ticket not in self._returned for ticket in wanted):
             self._returned.update(self.workers.poll(_POLL_S))
-        for ticket in wanted if self.exact else [t for t in self._due if t in self._returned]:
+        for ticket in wanted if self.exact else [t for t in asked if t in self._returned]:
             outcome, _ = self._returned.pop(ticket), self._due.pop(ticket)
             failed = outcome if isinstance(outcome, Failed) else None
             if ticket in self._starting:
@@ -297,6 +319,13 @@ class Rollouts:
                 group, live = self._replying.pop(ticket)
                 turn = broken_turn(live.state, failed.label, failed.reason) if failed else outcome.value
                 self._turn(group, live, turn)
+
+    def _place(self, ticket: int) -> tuple[int, int]:
+        """Group and sample that a worker process was asked about; a start is about a whole group."""
+        if ticket in self._starting:
+            return self._starting[ticket][0], -1
+        group, live = self._replying[ticket]
+        return group, live.sample
 
     def _take_verdicts(self, timeout_s: float) -> None:
         for ticket, verdict in self.pool.poll(timeout_s):

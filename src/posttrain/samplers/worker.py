@@ -140,6 +140,7 @@ class RolloutWorker:
     def step(self) -> list[Finished]:
         """The groups that are complete after one more step of the engine."""
         if not self._examined:
+            self.rollouts.together()
             self.rollouts.unpark()
         done = []
         for number, episodes in self.rollouts.step():
@@ -167,10 +168,12 @@ class RolloutWorker:
                 each.task, each.size, each.sampling, epoch=each.epoch, state=each.state
             )
             self._examined[number] = each.number
+        self.rollouts.apart(set(self._examined))
 
     def open(self, requests: Sequence[GroupRequest]) -> None:
         """Begins groups, or goes on with those that have begun elsewhere, behind what runs."""
         self._log("open", *(each.number for each in requests))
+        self.rollouts.together()
         self.rollouts.unpark()
         for each in requests:
             if not each.begun:
