@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "replay": (
         "replay:replay",
-        "Makes an asynchronous run again from the record of its samplers, and compares it bit for bit.",
+        "Makes an asynchronous run again, in one thread, and compares weights and samples bit for bit.",
     ),
     "methods": (
         "listing:methods",

@@ -90,7 +90,7 @@ def test_slots_that_are_free_are_given_out_before_the_learner_is_busy() -> None:
         Journal(None, Progress(), lambda kind, data: None),  # type: ignore[arg-type]
         count=2,
         size=1,
-        state=TrainerState,
+        state=lambda number: TrainerState(),
         left=lambda: 20,
     )
     source.begin(0)

@@ -87,7 +87,7 @@ def test_a_broken_call_leaves_nothing_behind_for_the_next(writer, monkeypatch):
     wanted = say(writer, [HELLO])
     from posttrain.engines.native.engine import NativeEngine
 
-    step = NativeEngine.step
+    step = NativeEngine.poll
     calls = []
 
     def once(self):
@@ -97,7 +97,7 @@ def test_a_broken_call_leaves_nothing_behind_for_the_next(writer, monkeypatch):
         return step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(NativeEngine, "step", once)
+        patch.setattr(NativeEngine, "poll", once)
         with pytest.raises(MemoryError):
             say(writer, [ask("one"), ask("two")])
     assert say(writer, [HELLO]) == wanted
