@@ -225,7 +225,7 @@ def test_an_actor_whose_engine_hangs_is_known_by_its_silence_and_says_where(tmp_
         number, pool.deadline_s = pid(pool.workers[0].channel._actor), 3.0
         task = Task(id="1", messages=({"role": "user", "content": "1+1="},))
         pool.admit([GroupRequest(number=0, task=task, size=1, sampling=Sampling())])
-        with pytest.raises(RunError, match=r"no sign of life for 3 s, the last of it in .*\bwait\b"):
+        with pytest.raises(RunError, match=r"no sign of life for 3 s; it is at .*\bwait\b"):
             until(lambda: bool(pool.poll(1.0)))
     finally:
         pool.close()
