@@ -34,8 +34,10 @@ class Publisher:
 
     def __init__(self, learner: Learner, canary: list[int], store: Store | None = None) -> None:
         self.learner, self.store, self.run = learner, store, incarnation()
-        # One token again and again: an engine that can be told what to draw can be told that.
-        self.row = [*canary, *canary[-1:] * DRAWN]
+        # One token again and again: an engine that can be told what to draw can be told that. Of the canary's
+        # the one that is likeliest so, as improbable tokens are told apart by the rounding of their logits.
+        rows = [[*canary, *[token] * DRAWN] for token in dict.fromkeys(canary)]
+        self.row = max(rows, key=lambda row: min(learner.canary(row)[-DRAWN:]))
 
     def publish(self, sampler: Sampler) -> None:
         """Offers the weights of now to a sampler, under the number of updates that they have seen."""

@@ -24,6 +24,9 @@ CANARY = 8
 """Tokens of a prompt that a hand-over reads: both sides compute each of them at every hand-over."""
 DRAWN = 4
 """Tokens behind them that go through what draws: the first off the prompt, the second off the cache."""
+LIKELY = 4.0
+"""Nats below which a token counts as likely: the tolerance is for those, and grows with the log-probability
+of others."""
 _ALIGNED = 64
 """Bytes at whose multiples a tensor begins."""
 
@@ -73,7 +76,7 @@ class Snapshot:
     logps: tuple[float, ...]
     """log π of its second token, its third ... as the learner finds them."""
     tolerance: float
-    """How far the two sides may lie apart, in nats."""
+    """How far the two sides may lie apart, in nats of a likely token."""
 
 
 def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tuple[int, Completion]]:
@@ -108,7 +111,10 @@ def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tupl
     drew, others = _forced(engine, row, drawn)
     found_, read = torch.tensor(snapshot.logps), torch.tensor(engine.score(list(row)))
     # torch's maximum, unlike Python's, does not lose a NaN.
-    worst = float(torch.cat([found_ - read, found_[-drawn:] - torch.tensor(drew)]).abs().max())
+    # A logit is rounded relative to its size, so an improbable token's log-probability is by more.
+    scale = (found_.abs() / LIKELY).clamp(min=1)
+    gap = torch.cat([(found_ - read) / scale, (found_[-drawn:] - torch.tensor(drew)) / scale[-drawn:]])
+    worst = float(gap.abs().max())
     if not worst <= snapshot.tolerance:
         raise RunError(
             f"after hand-over of version {version} the sampler's log-probabilities differ from the learner's "
