@@ -78,6 +78,12 @@ def all_of(pool: SamplerPool, count: int) -> dict[int, Any]:
     return found
 
 
+def until_live(pool: SamplerPool, version: int) -> None:
+    """Listens until every sampler draws from this version."""
+    while pool.live < version:
+        pool.poll(0.2)
+
+
 def forever(pool: SamplerPool) -> None:
     """Listens to a pool that never ends by itself."""
     while True:
@@ -121,8 +127,7 @@ def test_one_that_hangs_is_found_killed_and_replaced(made):
     requests = made.requests(6)
     pool = made.pool(deadline_s=60.0)
     made.publisher.publish(pool)
-    while pool.live < 0:
-        pool.poll(0.2)
+    until_live(pool, 0)
     assert "serve" in pool.workers[0].channel.stack(), "what it was doing can be told"
     pool.deadline_s = 2.0
     hung = pool.workers[0].channel.pid
@@ -162,8 +167,7 @@ def test_one_that_cannot_begin_says_why(made):
 def test_one_flipped_bit_where_the_weights_lie_is_refused(made):
     pool = made.pool()
     made.publisher.publish(pool)
-    while pool.live < 0:
-        pool.poll(0.2)
+    until_live(pool, 0)
     snapshot = made.publisher.snapshot(1)
     bits = torch.from_file(snapshot.place.path, shared=True, size=snapshot.place.size, dtype=torch.uint8)
     bits[len(bits) // 2] ^= 1
@@ -175,8 +179,7 @@ def test_one_flipped_bit_where_the_weights_lie_is_refused(made):
 def test_weights_of_another_learner_are_refused(made):
     pool = made.pool()
     made.publisher.publish(pool)
-    while pool.live < 0:
-        pool.poll(0.2)
+    until_live(pool, 0)
     pool.publish(replace(made.publisher.snapshot(1), run="one that has ended"))
     with pytest.raises(RunError, match=r"version 1 is of another run of the learner"):
         forever(pool)
@@ -188,10 +191,8 @@ def test_memory_of_superseded_weights_is_written_again_and_never_under_a_reader(
         made.learner.update_count = version
         made.publisher.publish(pool)
         if version % 3 == 2:
-            while pool.live < version:
-                pool.poll(0.2)
-    while pool.live < 11:
-        pool.poll(0.2)
+            until_live(pool, version)
+    until_live(pool, 11)
     assert len(made.store._open) <= 3
     size = sum(t.numel() * t.element_size() for _, t in made.publisher._weights())
     assert made.store.bytes >= 12 * size

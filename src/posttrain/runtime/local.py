@@ -36,8 +36,6 @@ from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.sampling import check_samplers, sampler_of, store_of
 from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.runtime.stream import Stream
-from posttrain.samplers.pool import SamplerPool
-from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.snapshots import CANARY
 from posttrain.track import Track, check_sinks, open_tracker
 from posttrain.types import UserError
@@ -223,8 +221,8 @@ def train(
     try:
         with stop_recorded(run_dir.path):
             if tasks:
-                flight, schedule = saving.flight(found), recorded or Recorder(run_dir.path)
-                return _run_online(chosen, run_dir, learner, tasks, journal, replay, save, flight, schedule)
+                flight = saving.flight(found)
+                return _run_online(chosen, run_dir, learner, tasks, journal, replay, save, flight, recorded)
             held_out = chosen.held_out_groups[: recipe.eval.limit]
             file = run_dir.path / "reference.safetensors"
             return OfflineRun(
@@ -287,17 +285,19 @@ def _run_online(
     replay: Replay,
     save: Callable[[Mapping[str, Any]], None],
     flight: Mapping[str, Any],
-    schedule: Recorder | Recorded,
+    recorded: Recorded | None,
 ) -> dict[str, float]:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
     ahead = recipe.async_
+    # In the loop's own thread nothing hangs on a clock.
+    schedule = recorded or (Recorder(run_dir.path) if ahead.where != "here" else None)
     store = store_of(recipe, chosen.parameters * policy.dtype.itemsize)
     publisher, logs = Publisher(learner, canary, store), run_dir.path / "samplers"
     with closing(publisher), closing(sampler_of(asked, policy, logs, schedule)) as sampler:
         run = OnlineRun(
             learner=learner,
-            schedule=schedule if isinstance(sampler, SamplerPool | ReplaySampler) else None,
+            schedule=schedule,
             sampler=sampler,
             publisher=publisher,
             verifier=asked.verifier,

@@ -97,13 +97,16 @@ class SamplerPool:
 
         Raises RunError for weights that were refused, and when more workers ended than may be started again.
         """
-        if not self._late:
-            first, *others = (worker.channel for worker in self.workers)
-            first.wait(others, timeout_s)
-        for n in range(len(self.workers)):
-            self._hear(n)
+        self._listen(0.0 if self._late else timeout_s)
         done, self._late = self._late, []
         return done
+
+    def _listen(self, timeout_s: float) -> None:
+        """Takes in what the workers say, waiting so long for the first word."""
+        first, *others = (worker.channel for worker in self.workers)
+        first.wait(others, timeout_s)
+        for n in range(len(self.workers)):
+            self._hear(n)
 
     def publish(self, snapshot: Snapshot) -> None:
         """Offers the weights to all; each is sent the newest once it has taken what it was sent before."""
@@ -115,25 +118,22 @@ class SamplerPool:
         self, requests: Sequence[GroupRequest], seen: Callable[[int], None]
     ) -> dict[int, list[Episode]]:
         """The episodes of these groups, by number, each by the newest weights."""
-        self._waiting, late = list(requests), list[Finished]()
-        found: dict[int, list[Episode]] = {}
+        self._waiting = list(requests)
         self._deal_evaluation()
-        while len(found) < len(requests):
-            late += self.poll(_POLL_S)
-            found, self._seen = found | self._seen, {}
-            seen(len(found))
-        self._late += late
+        while len(self._seen) < len(requests):
+            self._listen(_POLL_S)
+            seen(len(self._seen))
+        found, self._seen = self._seen, {}
         return found
 
     def unfinished(self) -> list[GroupRequest]:
         """What is still being played, with every token drawn so far, in the order of numbers."""
-        self._left, late = [], list[Finished]()
+        self._left = []
         for worker in self.workers:
             worker.asked = True
             self._send(worker, ("unfinished",))
         while any(worker.asked for worker in self.workers):
-            late += self.poll(_POLL_S)
-        self._late += late
+            self._listen(_POLL_S)
         return sorted(self._left, key=lambda each: each.number)
 
     def work(self) -> list[Work]:

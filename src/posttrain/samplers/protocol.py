@@ -44,10 +44,6 @@ class Finished:
 class Work:
     """What a worker has done since it began."""
 
-    steps: int = 0
-    """Steps of its engine."""
-    tokens: int = 0
-    """Tokens that it drew, of groups that are finished."""
     busy_s: float = 0.0
     """Seconds in which it had something to do."""
     alive_s: float = 0.0

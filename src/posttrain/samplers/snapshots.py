@@ -109,11 +109,11 @@ def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tupl
         )
     row, drawn = snapshot.canary, min(DRAWN, len(snapshot.canary) - 1)
     drew, others = _forced(engine, row, drawn)
-    found_, read = torch.tensor(snapshot.logps), torch.tensor(engine.score(list(row)))
-    # torch's maximum, unlike Python's, does not lose a NaN.
+    ours, read = torch.tensor(snapshot.logps), torch.tensor(engine.score(list(row)))
     # A logit is rounded relative to its size, so an improbable token's log-probability is by more.
-    scale = (found_.abs() / LIKELY).clamp(min=1)
-    gap = torch.cat([(found_ - read) / scale, (found_[-drawn:] - torch.tensor(drew)) / scale[-drawn:]])
+    scale = (ours.abs() / LIKELY).clamp(min=1)
+    gap = torch.cat([(ours - read) / scale, (ours[-drawn:] - torch.tensor(drew)) / scale[-drawn:]])
+    # torch's maximum, unlike Python's, does not lose a NaN.
     worst = float(gap.abs().max())
     if not worst <= snapshot.tolerance:
         raise RunError(

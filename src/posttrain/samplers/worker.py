@@ -50,7 +50,7 @@ class RolloutWorker:
         self._asked: list[GroupRequest] = []
         self._seen: dict[int, list[Episode]] = {}
         self._began = time.monotonic()
-        self._work = Work()
+        self._busy_s = 0.0
         self.log: list[Did] = []
         """With this, and what it was given, all that it drew can be drawn again."""
 
@@ -103,8 +103,7 @@ class RolloutWorker:
 
     def work(self) -> Work:
         """What it has done."""
-        alive = time.monotonic() - self._began
-        return replace(self._work, steps=self.rollouts.steps, alive_s=alive)
+        return Work(busy_s=self._busy_s, alive_s=time.monotonic() - self._began)
 
     def turn(self, *, swaps: bool = True) -> list[Finished]:
         """The groups that are complete after one more step; or none, after new weights were taken instead.
@@ -115,12 +114,7 @@ class RolloutWorker:
             return []
         begin = time.monotonic()
         done = self._turned(swaps)
-        tokens = sum(sum(e.trajectory.sampled) for each in done for e in each.episodes)
-        self._work = replace(
-            self._work,
-            tokens=self._work.tokens + tokens,
-            busy_s=self._work.busy_s + time.monotonic() - begin,
-        )
+        self._busy_s += time.monotonic() - begin
         return done
 
     def _turned(self, swaps: bool) -> list[Finished]:
