@@ -27,16 +27,16 @@ LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
     "attention.py": 325,  # one reason for each kind of model that is refused
     "config.py": 450,  # one message for each kind of mistake
-    "learner/learner.py": 420,
+    "learner/learner.py": 485,
     "learner/pack.py": 320,
     "learner/pretrained.py": 600,  # one check after the other, each with its message
-    "runtime/local.py": 370,  # the one place that knows every component
-    "runtime/online.py": 345,
+    "runtime/local.py": 385,  # the one place that knows every component
+    "runtime/online.py": 355,
     "samplers/ray.py": 380,  # the one file that knows Ray: actor, channel and store
     "samplers/remote.py": 350,
     "samplers/rollouts.py": 370,
     "track.py": 400,  # five services of a page each
-    "types.py": 490,  # mostly docstrings
+    "types.py": 515,  # mostly docstrings
     "verifiers/combine/combined.py": 330,
     "verifiers/math/parser.py": 310,
     "verifiers/workers.py": 320,  # one event loop
@@ -104,7 +104,7 @@ def test_the_layers_hold() -> None:
         ("math/kl.py", "import posttrain.types"),
         ("methods/table.py", "import posttrain.learner.optim"),
         ("learner/pack.py", "import posttrain.runtime.stream"),
-        ("types.py", "import posttrain.math.kl"),
+        ("errors.py", "import posttrain.math.kl"),
         ("report/page.py", "import posttrain.math.kl"),
         ("nearest.py", "import posttrain.usercode"),
     ],

@@ -197,6 +197,7 @@ def measured(ahead: Asynchrony, updates: int) -> dict[str, float]:
         sampler = SamplerPool(partial(started, ahead, path), ahead.samplers)
         try:
             OnlineRun(
+                schedule=None,
                 learner=learner,
                 sampler=sampler,
                 publisher=publisher,

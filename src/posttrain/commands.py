@@ -13,6 +13,8 @@ from posttrain import config, plain, show
 from posttrain.classic.__main__ import NAMES
 from posttrain.classic.__main__ import main as run_classic
 from posttrain.learner import pretrained
+from posttrain.learner.process_ranks import joined
+from posttrain.learner.ranks import restarts
 from posttrain.pipeline.command import check_stages
 from posttrain.report import write
 from posttrain.report.pipeline import write as write_pipeline
@@ -54,21 +56,30 @@ def train(
     """Runs a recipe to its end, and leaves report.html in the run directory.
 
     Ctrl-C or SIGTERM finishes the update, saves and stops; a second one stops at once.
+    On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml (docs/scaling.md).
     """
     if resume and run_dir is None:
         raise UserError("which run?", where="--resume", mend="name its directory with --run-dir")
     found = config.read(recipe, sets or ())
-    path = run_dir or claimed_directory(recipe.stem)
-    if resume:
-        found = as_begun(found, path)
-        _same_recipe(found, path)
-    shown = (show.as_json if as_json else show.quiet) if quiet or as_json else None
-    last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown)
+    with joined(found.recipe.train) as ranks:
+        # What is started again goes on, if it had begun.
+        again = any(ranks.gather(restarts() > 0, "the start"))
+        resume = resume or (again and run_dir is not None and (run_dir / "config.toml").exists())
+        made = claimed_directory(recipe.stem) if run_dir is None and not ranks.rank else run_dir
+        path, resume = ranks.gather((made, resume), "the run directory")[0]
+        assert path is not None
+        if resume:
+            found = as_begun(found, path)
+            _same_recipe(found, path)
+        shown = (show.as_json if as_json else show.quiet) if quiet or as_json else None
+        last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown, ranks=ranks)
+    if ranks.rank:
+        return
     result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
     if not as_json:
         newest = max((path / "checkpoints").glob("step_*"))
-        made = next(name for name in ("model", "adapter") if (newest / name).is_dir())
-        out.print(f"done: {result}  {made} {newest / made}  report {path / 'report.html'}", soft_wrap=True)
+        kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
+        out.print(f"done: {result}  {kind} {newest / kind}  report {path / 'report.html'}", soft_wrap=True)
 
 
 def _same_recipe(found: config.Read, path: Path) -> None:
@@ -83,7 +94,12 @@ def _same_recipe(found: config.Read, path: Path) -> None:
         raise found.locate(error)
 
 
-def validate(recipe: RecipeFile, sets: Set = None, as_json: Json = False) -> None:
+def validate(
+    recipe: RecipeFile,
+    sets: Set = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Plan for so many ranks that train together.")] = 1,
+    as_json: Json = False,
+) -> None:
     """Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.
 
     Keys and values, every record of the data, every prompt's length, the verifier on its own golds and
@@ -95,7 +111,7 @@ def validate(recipe: RecipeFile, sets: Set = None, as_json: Json = False) -> Non
         return
     found = config.read(recipe, sets or ())
     try:
-        chosen = local.plan(found.recipe, pretrained.silent if as_json else say)
+        chosen = local.plan(found.recipe, pretrained.silent if as_json else say, ranks=ranks)
     except UserError as error:
         raise found.locate(error) from None
     if as_json:

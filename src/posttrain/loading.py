@@ -1,6 +1,7 @@
 """What loading a model takes, whoever loads one: a device, a dtype, how many heads, and a quiet library."""
 
 import json
+import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ SCORE_HEADS = "score_heads"
 
 
 def usable_device(name: str, where: str = "device") -> torch.device:
-    """The device of that name, auto being the GPU if there is one.
+    """The device of that name, auto being the GPU if there is one; of several ranks each has its own.
 
     Raises UserError, with this key, for another name and for a GPU that cannot be used here.
 
@@ -27,7 +28,9 @@ def usable_device(name: str, where: str = "device") -> torch.device:
     device(type='cpu')
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # which processes that a rank starts have too
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(name)
         if device.type not in ("cpu", "cuda"):
@@ -36,6 +39,9 @@ def usable_device(name: str, where: str = "device") -> torch.device:
         raise UserError(f"unknown device {name!r}", where=where, mend="auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no GPU that PyTorch can use", where=where, mend="set it to auto")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        mend = "start as many ranks on a machine as it has GPUs"
+        raise UserError(f"there is no {device}, but {count} GPUs", where=where, mend=mend)
     return device
 
 

@@ -31,6 +31,8 @@ def replay(
     check_run(run)
     found = config.read(run / "config.toml")
     ahead, env = found.recipe.async_, found.recipe.task.environment()
+    if (run / "ranks").is_dir():
+        raise UserError("it was trained by several ranks, and is made again by one", where=str(run))
     if ahead.window > 1:
         raise UserError("which groups passed others is in no record", where="async.window")
     if env is not None and not env.trusted and ahead.max_lag:

@@ -200,7 +200,7 @@ def _logp(
     table = scored(
         place / f"{_digest(weights, policy.dtype, stats)}.safetensors",
         groups,
-        lambda batch: forward.scored(model(), batch, 1.0, PACKED).logp,
+        lambda batch: forward.scored(forward.Net(model()), batch, 1.0, PACKED).logp,
     )
     found = []
     for start in range(0, len(groups), AT_ONCE):

@@ -11,20 +11,27 @@ from rich.table import Table
 from posttrain import config, show
 from posttrain.learner.checkpoint import weights_alone
 from posttrain.learner.pretrained import resolve, silent
+from posttrain.learner.ranks import ALONE, Ranks, launched
 from posttrain.report import write
 from posttrain.report.record import json_lines
 from posttrain.report.watch import Watch
 from posttrain.runtime import local, process
 from posttrain.runtime.journal import Show
+from posttrain.runtime.ranked import agree
 from posttrain.runtime.recipe import Recipe, key_of
-from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.rundir import RunDir, code_versions
 from posttrain.runtime.schedule import Recorded
 from posttrain.show import err
 from posttrain.toml import dump
 from posttrain.types import RunError, UserError
 
-MAY_DIFFER = ("checkpoint", "record", "track", "eval")
-"""Tables that a run may be resumed with otherwise than it was started: no weight depends on them."""
+MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
+"""Tables that a run may be resumed with otherwise than it was started: no weight depends on them, but for the
+rounding of sums over another number of ranks."""
+
+
+def _silent(phase: str, numbers: Mapping[str, float]) -> None:
+    """Shows nothing."""
 
 
 def say(text: str) -> None:
@@ -58,14 +65,23 @@ def train(
     resume: bool,
     shown: Show | None = None,
     recorded: Recorded | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """The metrics of the last evaluation of a run in this directory, which is then left with its report.
 
     The plan, and a line an update, go to the terminal; or to `shown` alone, if it is given. `recorded`: what
-    another run's samplers did, to be done again.
+    another run's samplers did, to be done again. Of `ranks` all others than rank 0 are silent.
     Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
     """
-    directory = RunDir(path, resume=resume)
+    if ranks is ALONE and launched():
+        what = "torchrun started several processes, each of which would make the whole run"
+        raise UserError(
+            what, where="torchrun", mend="several ranks are for `posttrain train RECIPE.toml` alone"
+        )
+    shown = _silent if ranks.rank else shown
+    directory = None if ranks.rank else RunDir(path, resume=resume)
+    ranks.gather(None, "the run directory")
+    directory = directory or RunDir(path, resume=resume, rank=ranks.rank)
     try:
         found = as_begun(found, path)
         if resume and weights_alone(directory.checkpoints):
@@ -74,7 +90,12 @@ def train(
                 where=str(path),
                 mend="begin another run with such a model as model.path",
             )
-        chosen = local.plan(found.recipe, silent if shown else say, path, path / ".prompts.json")
+        checked = None if ranks.rank else path / ".prompts.json"
+        chosen = local.plan(found.recipe, silent if shown else say, path, checked, ranks=ranks.size)
+        agree(ranks, dump(found.tables), code_versions(), chosen.asked.train or chosen.groups)
+        # All cut their rows alike.
+        budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
+        chosen = replace(chosen, microbatch_tokens=budget)
         chosen.disk.check(path)
         directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
         if shown is None:
@@ -82,6 +103,7 @@ def train(
             say(f"run directory: {directory.path}")
         with process.settled(found.recipe.run.threads):
             how: dict[str, Any] = {"resume": resume, "config": found.tables, "recorded": recorded}
+            how["ranks"] = ranks
             return _run(chosen, directory, how, shown)
     except UserError as error:
         if not resume:
@@ -126,8 +148,11 @@ def _run(
                 last = local.train(chosen, directory, **how, show=terminal, say=say)
     except BaseException:
         with suppress(Exception):  # on a full disk the first error is the one to tell
-            write(directory.path)
+            if not directory.rank:
+                write(directory.path)
         raise
+    if directory.rank:
+        return last
     try:
         write(directory.path)
     except UserError as error:

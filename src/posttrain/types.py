@@ -1,13 +1,14 @@
 """The nouns that every layer speaks: a task, a trajectory, a verdict, a batch.
 
 Each is a frozen dataclass with a worked example. Nothing here computes anything that a
-method could do differently, and but for the errors nothing here imports another module of posttrain.
+method could do differently; of posttrain only the errors, and what stands for other ranks, are imported.
 
 Lists are per token ("entry t belongs to token t"); sizes are B rows, T positions,
 K samples of one task (a group), V vocabulary.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -21,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 
 from posttrain.errors import RunError as RunError
 from posttrain.errors import UserError as UserError
+from posttrain.math.everywhere import HERE, Everywhere
 
 Message = Mapping[str, str]
 """One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}."""
@@ -304,6 +306,58 @@ class Episode:
     """Why the last turn ended: eos, stop, length; or context: no room was left."""
     turns: int = 1
 
+    @property
+    def reward(self) -> float:
+        """What it is worth."""
+        return self.trajectory.total_reward
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy chose."""
+        return sum(self.trajectory.sampled)
+
+    @property
+    def said(self) -> int:
+        """The same number for equal choices of the policy, and, but for chance, for no others."""
+        return hash(tuple(compress(self.trajectory.tokens, self.trajectory.sampled)))
+
+    @property
+    def versions(self) -> Mapping[int, int]:
+        """How many of its tokens each version of the weights drew."""
+        return Counter(compress(self.trajectory.version, self.trajectory.sampled))
+
+    def seen(self) -> "Seen":
+        """What others need to know of it."""
+        why = self.verdict.reason if self.verdict.failed else ""
+        verdict = replace(self.verdict, progress=(), reason=why)
+        return Seen(
+            task=Task(id=self.task.id, messages=()),
+            verdict=verdict,
+            reward=self.reward,
+            length=self.length,
+            said=self.said,
+            versions=dict(self.versions),
+            stop=self.stop,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """An episode without its tokens: what metrics and decisions of the whole run read, on any rank."""
+
+    task: Task
+    """Its id alone."""
+    verdict: Verdict
+    reward: float
+    length: int
+    said: int
+    versions: Mapping[int, int]
+    stop: str
+
+
+Played = Episode | Seen
+"""What metrics are of: an episode of this process, or what another rank says of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -340,11 +394,13 @@ class Batch:
     """What a critic, or a Q on tokens, learns."""
     carry: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
+    everywhere: Everywhere = HERE
+    """The ranks that hold the other rows of the update, whose sums a method may ask for."""
 
     @staticmethod
     def of(rows: Sequence[Trajectory], group: Sequence[int]) -> "Batch":
-        """Columns of these trajectories; T is the longest one's length."""
-        T = max(len(r.tokens) for r in rows)
+        """Columns of these trajectories; T is the longest one's length, or 1 where there are none."""
+        T = max((len(r.tokens) for r in rows), default=1)
 
         def column(name: str, dtype: torch.dtype) -> torch.Tensor:
             out = torch.zeros(len(rows), T, dtype=dtype)
@@ -356,7 +412,7 @@ class Batch:
         return Batch(
             tokens=column("tokens", torch.long),
             mask=column("sampled", torch.bool),
-            length=torch.tensor([len(r.tokens) for r in rows]),
+            length=torch.tensor([len(r.tokens) for r in rows], dtype=torch.long),
             group=torch.tensor(group, dtype=torch.long),
             reward=column("reward", torch.float64),
             logp_gen=column("logp_gen", torch.float32),

@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 
 from posttrain.attention import use_layouts
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
-from posttrain.learner.forward import forward
+from posttrain.learner.forward import Net, forward
 from posttrain.loading import quiet
 from posttrain.types import Batch, Request, Sampling
 
@@ -142,7 +142,7 @@ def test_learner_and_engine_compute_what_transformers_does(
     use_layouts(ours)
     batch = rows_of(seed=2, turns=3, system=9)
     with torch.no_grad():
-        wanted, got = by_hand(plain, batch, 1.0)[0], forward(ours, batch, 1.0).logp
+        wanted, got = by_hand(plain, batch, 1.0)[0], forward(Net(ours), batch, 1.0).logp
         torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-8)
         assert float(wanted.abs().sum()) > 1
 

@@ -39,7 +39,7 @@ from transformers import (
 
 from posttrain.attention import context_of, hidden_states, use_layouts
 from posttrain.learner import pack
-from posttrain.learner.forward import compute_again, forward
+from posttrain.learner.forward import Net, compute_again, forward
 from posttrain.types import Batch, RunError
 
 SHAPE: dict[str, Any] = {
@@ -129,7 +129,7 @@ def test_every_row_is_as_it_would_be_alone(
     seen = []
     for model, (logp, entropy) in (
         (plain, by_hand(plain, batch, temperature)),
-        (ours, (lambda out: (out.logp, out.entropy))(forward(ours, batch, temperature))),
+        (ours, (lambda out: (out.logp, out.entropy))(forward(Net(ours), batch, temperature))),
     ):
         (c * logp + d * entropy).sum().backward()
         seen.append((logp.detach(), entropy.detach(), flat_gradient(model)))
@@ -147,9 +147,9 @@ def test_a_product_that_is_changed_in_place_is_not_kept(adapter: bool, rows_of: 
     use_layouts(model)
     compute_again(model, "selective", adapter=adapter)
     with pytest.raises(RunError, match="in place"):
-        forward(model, rows_of(seed=3, dtype=torch.float32), temperature=1.0)
+        forward(Net(model), rows_of(seed=3, dtype=torch.float32), temperature=1.0)
     compute_again(model, "full")
-    assert forward(model, rows_of(seed=3, dtype=torch.float32), temperature=1.0).logp.requires_grad
+    assert forward(Net(model), rows_of(seed=3, dtype=torch.float32), temperature=1.0).logp.requires_grad
 
 
 def rotated(kind: str) -> LlamaForCausalLM:
@@ -171,7 +171,7 @@ def test_computing_between_the_products_again_gives_the_same_gradient(name: str,
         _, model = build(name)
         if again:
             compute_again(model, "selective")
-        out = forward(model, batch, temperature=0.7)
+        out = forward(Net(model), batch, temperature=0.7)
         (out.logp.sum() + 0.3 * out.entropy.sum()).backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
@@ -186,9 +186,9 @@ def test_computing_again_turns_no_dropout_on(what: Any, rows_of: Any) -> None:
     model = OPTForCausalLM(OPTConfig(**sizes)).eval()
     use_layouts(model)
     batch = rows_of(seed=3, dtype=torch.float32)
-    wanted = forward(model, batch, temperature=1.0).logp
+    wanted = forward(Net(model), batch, temperature=1.0).logp
     compute_again(model, what)
-    assert torch.equal(forward(model, batch, temperature=1.0).logp, wanted)
+    assert torch.equal(forward(Net(model), batch, temperature=1.0).logp, wanted)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

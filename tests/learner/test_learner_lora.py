@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from posttrain.attention import use_layouts
-from posttrain.learner.forward import forward
+from posttrain.learner.forward import Net, forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import (
     Factors,
@@ -57,7 +57,7 @@ def taught(llama: Make, rows_of: Make, lora: Lora, updates: int = 4, **shape: An
 def said(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     use_layouts(model)
     with torch.no_grad():
-        return forward(model.eval(), batch, 1.0).logp
+        return forward(Net(model.eval()), batch, 1.0).logp
 
 
 @pytest.mark.parametrize("kind", ["lora", "rslora", "two matrices"])
@@ -206,7 +206,7 @@ def test_b_is_0_at_the_start_and_only_its_gradient_is_not(llama: Make, rows_of: 
         model = llama(0)
         use_layouts(model)
         adapted = add_adapter(model, Lora(rank=4, alpha=8, init=init), seed=1)  # type: ignore[arg-type]
-        forward(base(adapted), rows_of(seed=0, dtype=torch.float32), 1.0).logp.sum().backward()  # type: ignore[no-untyped-call]
+        forward(Net(base(adapted)), rows_of(seed=0, dtype=torch.float32), 1.0).logp.sum().backward()  # type: ignore[no-untyped-call]
         trained = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
         assert all(p.grad is None for n, p in adapted.named_parameters() if n not in trained)
         for name, p in trained.items():

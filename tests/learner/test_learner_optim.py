@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from posttrain.learner.forward import forward
+from posttrain.learner.forward import Net, forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import MasterWeights, Optim, adamw, learning_rate
 from posttrain.learner.pack import microbatches
@@ -174,7 +174,7 @@ def test_bfloat16_trains_on_gradients_and_weights_kept_in_float32(llama: Make, r
             m.grad = torch.zeros_like(m)
         for part in parts:
             piece = batch.rows(torch.tensor(part))
-            out = forward(use(rounded), piece, 1.0)
+            out = forward(Net(use(rounded)), piece, 1.0)
             weight = reduce.per_token(batch.mask)[part]
             reduce.weighted_sum(-out.logp, weight, piece.mask).backward()
             for name, p in rounded.named_parameters():

@@ -110,7 +110,7 @@ def test_any_budget_order_and_padding_give_the_same_gradient(
     batch = with_probes(rows_of(K=4, seed=rows, system=system))
     held = Held(llama, method_of(variant))
     whole = held.gradient(batch)
-    held.learner.microbatch_tokens = data.draw(st.sampled_from([1, 4, 9, 17, 30]), label="budget")
+    held.learner.passes.budget = data.draw(st.sampled_from([1, 4, 9, 17, 30]), label="budget")
     order = torch.tensor(data.draw(st.permutations(range(len(batch))), label="order"))
     split = held.gradient(padded(batch.rows(order), data.draw(st.integers(0, 3), label="padding")))
     assert float(whole.norm()) > 1e-3

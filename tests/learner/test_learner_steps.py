@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from posttrain.learner import forward as passing
 from posttrain.learner import learner as learners
 from posttrain.learner.checkpoint import read_tensors, write_tensors
 from posttrain.learner.learner import Learner, Steps
@@ -65,9 +66,11 @@ def test_another_process_deals_the_same() -> None:
 import torch
 from types import SimpleNamespace
 from posttrain.learner.learner import Learner, Steps
+from posttrain.learner.ranks import ALONE
 mask = torch.ones(24, 3, dtype=torch.bool)
 batch = SimpleNamespace(group=torch.arange(24) // 2, mask=mask, version=torch.zeros(24, 3))
-learner = SimpleNamespace(steps=Steps(epochs=4, minibatches=5), seed=1234567890123, update_count=41)
+steps = Steps(epochs=4, minibatches=5)
+learner = SimpleNamespace(ranks=ALONE, steps=steps, seed=1234567890123, update_count=41)
 parts = [part.tolist() for epoch, part in Learner._minibatches(learner, batch) if epoch == 3]
 """
     here: dict[str, Any] = {}
@@ -246,7 +249,7 @@ def test_memory_goes_back_around_each_forward_pass_where_it_counts(
 ) -> None:
     given: list[torch.device] = []
     monkeypatch.setattr(learners, "give_back", given.append)
-    monkeypatch.setattr(learners, "microbatches", lambda batch, *_, **__: [[0], [1], [2]])
+    monkeypatch.setattr(passing, "microbatches", lambda batch, *_, **__: [[0], [1], [2]])
     made = Learner(llama(0), SFT, steps=Steps(gradient_checkpointing=what))
     made.update(rows_of(seed=3, dtype=torch.float32))
     assert given == [torch.device("cpu")] * times

@@ -109,7 +109,7 @@ def test_the_step_is_the_natural_gradient_as_far_as_the_kl_allows(llama: Make, r
 
 
 def learner_gradient(learner: Learner, batch: Batch) -> torch.Tensor:
-    out = forward(learner.model, batch, TEMPERATURE)
+    out = forward(learner.net, batch, TEMPERATURE)
     loss = reduce.weighted_sum(TRPO.loss(out, batch), TRPO.weight(batch).to(out.logp), batch.mask)
     parameters = list(learner.model.parameters())
     return flat(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)

@@ -170,6 +170,26 @@ def read_tensors(file: Path) -> dict[str, torch.Tensor]:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 
 
+class Stored(Mapping[str, torch.Tensor]):
+    """The tensors of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, file: Path) -> None:
+        opened: Any = safe_open(str(file), framework="pt")
+        self._opened, self._names = opened, set(opened.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        found: torch.Tensor = self._opened.get_tensor(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def _numbered(root: Path) -> Iterator[tuple[int, Path]]:
     found = [(int(m[1]), p) for p in root.glob("step_*") if (m := _NAME.fullmatch(p.name))]
     yield from sorted(found)

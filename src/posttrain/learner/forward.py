@@ -1,12 +1,14 @@
 """One microbatch through the model: what it says of every trained token."""
 
 import ctypes
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
+from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
@@ -19,79 +21,114 @@ from posttrain.learner.critic import CriticModel
 from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.math import tokens
-from posttrain.types import Batch, Outputs, PerToken, RunError
+from posttrain.math.everywhere import HERE, Everywhere
+from posttrain.types import Batch, Outputs, PerToken, RunError, Trajectory
 
 Recompute = Literal["none", "selective", "full"]
 """Which activations the backward pass computes again: none, what costs little, or all of a layer."""
+Picked = Float[torch.Tensor, "M"]
 PRODUCTS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm"})
 
 
-def forward(
-    model: PreTrainedModel,
-    batch: Batch,
-    temperature: float,
-    critic: CriticModel | None = None,
-    noise: Noise | None = None,
-) -> Outputs:
+class Net(nn.Module):
+    """The policy, and its critic where there is one: the one module through which the learner runs them.
+
+    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole.
+    """
+
+    def __init__(self, policy: PreTrainedModel, critic: CriticModel | None = None) -> None:
+        super().__init__()
+        self.policy, self.critic = policy, critic
+
+    def forward(
+        self, packed: Pack, temperature: float | None
+    ) -> tuple[Picked | None, Picked | None, Float[torch.Tensor, "M H"] | None]:
+        """log π and entropy of the trained tokens of a pack, where a temperature is given; and V."""
+        reads = temperature is not None or (self.critic is not None and self.critic.body is None)
+        hidden = trained_states(self.policy, packed) if reads else None
+        picked = entropies = None
+        if temperature is not None and hidden is not None:
+            picked, entropies = tokens.pick_from_hidden(
+                hidden,
+                output_head(self.policy),
+                packed.target.to(hidden.device),
+                temperature,
+                vocabulary=self.policy.get_output_embeddings().weight.shape[0],
+            )
+        return picked, entropies, None if self.critic is None else self.critic(packed, hidden)
+
+
+def forward(net: Net, batch: Batch, temperature: float, noise: Noise | None = None) -> Outputs:
     """log π, entropy and V at every trained token of these rows, with gradients where they are on.
 
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
     # The noise of a prompt is its group's own, so that groups have no beginning in common.
     packed = pack(batch, stem=noise is None)
-    with noisy(model, packed, batch, noise):
-        hidden = trained_states(model, packed)
-    picked, entropies = tokens.pick_from_hidden(
-        hidden,
-        output_head(model),
-        packed.target.to(hidden.device),
-        temperature,
-        vocabulary=model.get_output_embeddings().weight.shape[0],
-    )
-    value, heads = (None, None) if critic is None else _values(packed, batch, critic, hidden)
+    with noisy(net.policy, packed, batch, noise):
+        picked, entropies, numbers = net(packed, temperature)
+    value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)
     return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value, heads)
 
 
-def scored(
-    model: PreTrainedModel, batch: Batch, temperature: float, budget: int, critic: CriticModel | None = None
-) -> Outputs:
+def parts(
+    batch: Batch, budget: int, *, whole: bool = False, together: Everywhere = HERE
+) -> Iterator[tuple[list[int], Batch, bool]]:
+    """(row numbers, rows, whether it is the last) of each microbatch.
+
+    Where ranks go `together` one that has fewer than another is given some without rows: of two tokens that
+    nobody chose.
+    """
+    cut = microbatches(batch, budget, whole=whole)
+    most = int(together.max(torch.tensor(len(cut))))
+    for n, rows in enumerate(cut + [[]] * (most - len(cut))):
+        yield rows, batch.rows(torch.tensor(rows)) if rows else _filler(), n == most - 1
+
+
+def _filler() -> Batch:
+    nothing: list[Any] = [0, 0]
+    row = Trajectory(
+        tokens=nothing,
+        sampled=[False, True],
+        logp_gen=nothing,
+        logp_policy=nothing,
+        version=nothing,
+        reward=nothing,
+    )
+    return Batch.of([row], [0])
+
+
+def scored(net: Net, batch: Batch, temperature: float, budget: int, together: Everywhere = HERE) -> Outputs:
     """The same of all rows, microbatch by microbatch, without gradients."""
     logp, entropy, value = (torch.zeros_like(batch.logp_gen) for _ in range(3))
     with torch.no_grad():
-        for rows in microbatches(batch, budget):
-            out = forward(model, batch.rows(torch.tensor(rows)), temperature, critic)
+        for rows, part, _ in parts(batch, budget, together=together):
+            out = forward(net, part, temperature)
+            if not rows:
+                continue
             logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
             if out.value is not None:
                 value[rows] = out.value.to(value)
-    return Outputs(logp=logp, entropy=entropy, value=None if critic is None else value)
+    return Outputs(logp=logp, entropy=entropy, value=None if net.critic is None else value)
 
 
-def valued(model: PreTrainedModel, batch: Batch, budget: int, critic: CriticModel) -> PerToken:
-    """V at every trained token of all rows, where nobody asks for log-probabilities."""
-    out = torch.zeros_like(batch.logp_gen)
-    with torch.no_grad():
-        for rows in microbatches(batch, budget):
-            out[rows] = values(model, batch.rows(torch.tensor(rows)), critic).to(out)
-    return out
-
-
-def values(model: PreTrainedModel, batch: Batch, critic: CriticModel) -> PerToken:
+def values(net: Net, batch: Batch) -> PerToken:
     """V at every trained token, without the output head, nor the policy if the critic is not on it."""
     packed = pack(batch)
-    hidden = trained_states(model, packed) if critic.body is None else None
-    return _values(packed, batch, critic, hidden)[0]
+    return _values(packed, batch, net(packed, None)[2])[0]
 
 
 def _values(
-    packed: Pack, batch: Batch, critic: CriticModel, hidden: Float[torch.Tensor, "M D"] | None
+    packed: Pack, batch: Batch, numbers: Float[torch.Tensor, "M H"]
 ) -> tuple[PerToken, Float[torch.Tensor, "H B T"] | None]:
     """V, and of an ensemble of heads each one's, whose mean V is."""
-    each = torch.stack([column(packed, batch, one) for one in critic(packed, hidden).unbind(-1)])
+    each = torch.stack([column(packed, batch, one) for one in numbers.unbind(-1)])
     return (each[0], None) if len(each) == 1 else (each.mean(0), each)
 
 
-def column(packed: Pack, batch: Batch, values: Float[torch.Tensor, "M"]) -> PerToken:
+def column(packed: Pack, batch: Batch, values: Picked | None) -> PerToken:
     """Numbers of a pack's trained tokens where they belong in the batch, 0 elsewhere."""
+    assert values is not None
     values = values.cpu()
     return values.new_zeros(batch.mask.shape).index_put((packed.row, packed.column), values)
 

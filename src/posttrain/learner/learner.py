@@ -4,7 +4,8 @@
     update   fill the columns that the method needs, prepare, then the steps
     step     weight once, cut into microbatches, sum gradients, clip, move
 
-A step's gradient is Σ weight · ∇loss over all its tokens, whatever the microbatches.
+A step's gradient is Σ weight · ∇loss over all its tokens, whatever the microbatches, and whichever rank they
+are on: each is given some rows of an update, whole groups, and all take the same steps.
 """
 
 import math
@@ -19,17 +20,20 @@ from transformers import PreTrainedModel
 
 from posttrain.attention import use_layouts
 from posttrain.learner.critic import CriticModel
+from posttrain.learner.deal import imbalance
 from posttrain.learner.ensemble import each_head
-from posttrain.learner.forward import Recompute, compute_again, forward, give_back, scored, valued
+from posttrain.learner.forward import Recompute, compute_again, forward, give_back
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
-from posttrain.learner.neftune import of_step
+from posttrain.learner.neftune import Noise, of_step
 from posttrain.learner.optim import Optim, Trained, learning_rate
-from posttrain.learner.pack import microbatches
+from posttrain.learner.passes import Passes
+from posttrain.learner.ranks import ALONE, Parallel, Ranks
 from posttrain.learner.reference import Follower, Reference
+from posttrain.learner.shards import local
 from posttrain.learner.trust_region import Region, Trust, flat, natural_step
 from posttrain.math import diagnose, kl, masked, reduce
-from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError, Trajectory
-from posttrain.weights import Named
+from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
+from posttrain.weights import digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,7 @@ class Learner:
     adapter, or nobody here if batches bring what it says (`brings_reference`). With `trust` a step is
     the natural gradient within a bound of the KL, and AdamW moves nothing. Nothing here draws random
     numbers but the dealing of groups to minibatches, which depends on (seed, update, epoch) alone.
+    With several `ranks` every one has such a learner, and all make the same calls.
     """
 
     def __init__(
@@ -103,6 +108,8 @@ class Learner:
         total_steps: int = 1,
         microbatch_tokens: int = 4096,
         seed: int = 0,
+        ranks: Ranks = ALONE,
+        parallel: Parallel = Parallel(),  # noqa: B008 - frozen
     ) -> None:
         for each in (model, *([reference] if reference is not None else [])):
             use_layouts(each)
@@ -115,21 +122,34 @@ class Learner:
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps = method, steps
         self.temperature, self.total_steps, self.seed = temperature, total_steps, seed
-        self.microbatch_tokens = steps.microbatch_tokens or microbatch_tokens
         self.step_count = 0
         self.update_count = 0
-        trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
-        self.policy = Trained(trained, optim)
-        self.masters = self.policy.masters
-        self.critic, self.trust = critic, trust
-        values = () if critic is None else critic.named_parameters()
-        self.values = (
-            Trained(((n, p) for n, p in values if p.requires_grad), critic_optim) if critic else None
-        )
-        follows = reference is not None and refresh.refresh_every
-        self.follower = Follower(reference, refresh) if reference is not None and follows else None
-        self.carry = dict(method.start)
+        self.critic, self.trust, self.ranks, self.parallel = critic, trust, ranks, parallel
+        self.compute_dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+        """What the model computes in, and a sampler should."""
         self._check()
+        with ranks.waiting("shares of weights"):
+            self.passes = Passes(
+                base(self.model),
+                critic,
+                reference,
+                ranks=ranks,
+                parallel=parallel,
+                adapter=bool(lora.rank),
+                temperature=temperature,
+                budget=steps.microbatch_tokens or microbatch_tokens,
+                whole=method.unit == "group",
+            )
+        self.net = self.passes.net
+        trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
+        self.policy = Trained(trained, optim, ranks)
+        self.masters = self.policy.masters
+        own = () if critic is None else critic.named_parameters()
+        self.values = (
+            Trained(((n, p) for n, p in own if p.requires_grad), critic_optim, ranks) if critic else None
+        )
+        self.follower = Follower(reference, refresh) if reference and refresh.refresh_every else None
+        self.carry = dict(method.start)
 
     def _check(self) -> None:
         """ValueError for parts that do not fit one another."""
@@ -145,50 +165,41 @@ class Learner:
             self.steps.gradient_checkpointing != "none" or self.compute_dtype == torch.bfloat16
         ):
             raise ValueError("a trust region computes in float32, without gradient checkpointing")
+        if self.trust and self.parallel.shard:
+            raise ValueError(
+                "a trust region multiplies by the whole model's Fisher matrix, and takes no shards"
+            )
 
     # ------------------------------------------------------------------ reading
 
+    @property
+    def microbatch_tokens(self) -> int:
+        """Packed tokens of a microbatch, at most."""
+        return self.passes.budget
+
     def score(self, batch: Batch) -> Outputs:
         """The model's log-probability and entropy, and the critic's value, at every trained token."""
-        return scored(base(self.model), batch, self.temperature, self.microbatch_tokens, self.critic)
+        return self.passes.score(self.net, batch)
 
     def score_reference(self, batch: Batch) -> Outputs:
         """The same under the reference policy."""
-        if self.reference is not None:
-            return scored(self.reference, batch, self.temperature, self.microbatch_tokens)
+        if self.passes.reference is not None:
+            return self.passes.score(self.passes.reference, batch)
         with without_adapter(self.model):
-            return scored(base(self.model), batch, self.temperature, self.microbatch_tokens)
+            return self.passes.score(self.net, batch)
 
     def read(self, batch: Batch) -> PerToken:
         """The head's number at every trained token, without a gradient and without the output head."""
-        assert self.critic is not None
-        return valued(base(self.model), batch, self.microbatch_tokens, self.critic)
+        return self.passes.read(batch)
 
-    def weights(self) -> Named:
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights as a sampler wants them: adapters merged, names as in the plain model."""
-        return merged(self.model)
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """What the model computes in, and a sampler should."""
-        dtype: torch.dtype = base(self.model).get_input_embeddings().weight.dtype
-        return dtype
+        with self.ranks.waiting("weights"):
+            yield from merged(self.model)
 
     def canary(self, row: list[int]) -> list[float]:
         """log π(token t | tokens before t) for t ≥ 1, at temperature 1, as a sampler must find it too."""
-        n = len(row)
-        trajectory = Trajectory(
-            tokens=row,
-            sampled=[t > 0 for t in range(n)],
-            logp_gen=[0.0] * n,
-            logp_policy=[0.0] * n,
-            version=[0] * n,
-            reward=[0.0] * n,
-        )
-        with torch.no_grad():
-            out = forward(base(self.model), Batch.of([trajectory], [0]), temperature=1.0)
-        logp: list[float] = out.logp[0, 1:].tolist()
-        return logp
+        return self.passes.canary(row)
 
     # ------------------------------------------------------------------ learning
 
@@ -196,8 +207,9 @@ class Learner:
         """Trains on these rows: epochs × minibatches optimiser steps.
 
         Raises RunError when a loss or gradient is not finite (nothing has moved in that step), and
-        ValueError when no token is trained.
+        ValueError when no token is trained, on any rank.
         """
+        batch = replace(batch, everywhere=self.ranks)
         several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
         batch = self._filled(batch, steps[0][1])
         batch = self.method.prepare(replace(batch, carry=self.carry))
@@ -226,12 +238,13 @@ class Learner:
         if several:
             metrics["steps"] = float(len(logs))
         if batch.value is not None and batch.target is not None:
-            explained = diagnose.explained_variance(batch.target, batch.value, batch.mask)
+            explained = diagnose.explained_variance(batch.target, batch.value, batch.mask, self.ranks)
             metrics["value/explained"] = float(explained)
         if self.follower:
             self.follower.after(self.update_count, self.masters.tensors())
         fresh = computed & ((batch.version == self.update_count - 1) | ~batch.mask).all(-1)
         metrics |= _mismatch(batch.rows(fresh), seen.logp[fresh])
+        self._compare_ranks()
         return Update(batch, seen.logp, seen.entropy, computed, metrics)
 
     def _filled(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:
@@ -242,7 +255,7 @@ class Learner:
             others = torch.ones(len(batch), dtype=torch.bool)
             others[first] = False
             old = torch.full_like(batch.logp_gen, torch.nan)
-            if bool(batch.mask[others].any()):
+            if self.ranks.sum(batch.mask[others].sum()):
                 old[others] = self.score(batch.rows(others.nonzero().flatten())).logp.to(old)
             batch = replace(batch, logp_old=old)
         elif self._anchors or "logp_old" in needs:
@@ -277,6 +290,7 @@ class Learner:
 
     def assess(self, batch: Batch) -> dict[str, float]:
         """The method's loss and metrics on rows that it does not learn from, as one step's would be."""
+        batch = replace(batch, everywhere=self.ranks)
         if "logp_old" in self.method.needs and batch.logp_old is None:
             batch = replace(batch, logp_old=self.score(batch).logp)
         if "logp_ref" in self.method.needs and batch.logp_ref is None:
@@ -291,38 +305,72 @@ class Learner:
         """What the model says of these rows, of which, and metrics; if it learns, gradients are summed."""
         weighs = (weight != 0).any(-1)
         weighed = replace(batch, mask=batch.mask & weighs[:, None])
-        logp, entropy = torch.zeros_like(batch.logp_gen), torch.zeros_like(batch.logp_gen)
-        total, sums = 0.0, dict[str, float]()
         # Where a loss is one number for several tokens, a mean over tokens would count long answers more.
         share = masked.fill(weight if self.method.unit != "token" else weighed.mask.float(), weighed.mask)
-        count = float(share.sum())
         # Before the rows are cut: the length that the noise is scaled by is that of a whole group.
         alpha = self.steps.neftune_alpha if learns else 0.0
-        noise = of_step(batch, alpha, seed=self.seed, step=self.step_count)
-        for rows in microbatches(weighed, self.microbatch_tokens, whole=self.method.unit == "group"):
-            part = batch.rows(torch.tensor(rows))
-            self._give_back()
-            out = forward(base(self.model), part, self.temperature, self.critic, noise)
-            self._give_back()
-            losses = each_head(self.method, out, part, self.seed) if learns else self.method.loss(out, part)
-            loss = reduce.weighted_sum(losses, weight[rows].to(out.logp), part.mask)
-            if learns:
-                loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-            out = out.detached()
-            logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
-            seen = {} if "head" in self.method.needs else {"entropy": out.entropy}
-            if out.heads is not None:
-                seen["score/std"] = out.heads.std(0, correction=0)
-            for key, value in (seen | self.method.watch(out, part)).items():
-                by = share[rows].to(value)
-                sums[key] = sums.get(key, 0.0) + float(masked.row_sum(by * value, part.mask).sum())
-        metrics = {key: value / count for key, value in sums.items()} | {"loss": total}
-        return Outputs(logp=logp, entropy=entropy), weighs, metrics
+        noise = of_step(batch, alpha, seed=self.seed, step=self.step_count, ranks=self.ranks)
+        work = self.passes.deal(weighed, {"weight": weight, "share": share})
+        logp, entropy = (torch.zeros_like(work.batch.logp_gen) for _ in range(2))
+        sums = {"loss": 0.0}
+        with self.ranks.waiting("a step"):
+            for rows, part in self.passes.learnt(work):
+                if not rows:
+                    self._pass_idly(part, learns=learns)
+                    continue
+                by = {name: column[rows] for name, column in work.extra.items()}
+                out, found = self._pass(part, by, noise, learns=learns)
+                for key, value in found.items():
+                    sums[key] = sums.get(key, 0.0) + value
+                logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
+        metrics = self._added_up(sums, float(share.sum()))
+        if learns and any(work.tokens):
+            metrics["ranks/imbalance"] = imbalance(work.tokens)
+        return Outputs(**work.back({"logp": logp, "entropy": entropy})), weighs, metrics
+
+    def _pass(
+        self, part: Batch, by: Mapping[str, PerToken], noise: Noise | None, *, learns: bool
+    ) -> tuple[Outputs, dict[str, float]]:
+        """One microbatch: what the model says of it, and what it adds to the step's sums."""
+        self._give_back()
+        out = forward(self.net, part, self.temperature, noise)
+        self._give_back()
+        losses = each_head(self.method, out, part, self.seed) if learns else self.method.loss(out, part)
+        loss = reduce.weighted_sum(losses, by["weight"].to(out.logp), part.mask)
+        if learns:
+            loss.backward()  # type: ignore[no-untyped-call]
+        out, sums = out.detached(), {"loss": loss.item()}
+        seen = {} if "head" in self.method.needs else {"entropy": out.entropy}
+        if out.heads is not None:
+            seen["score/std"] = out.heads.std(0, correction=0)
+        for key, value in (seen | self.method.watch(out, part)).items():
+            sums[key] = float(masked.row_sum(by["share"].to(value) * value, part.mask).sum())
+        return out, sums
+
+    def _pass_idly(self, part: Batch, *, learns: bool) -> None:
+        """A pass that another rank needs and this one has no rows for: gradients of 0, of the same weights.
+
+        The loss does not see it, as what is said of tokens that nobody chose may be anything.
+        """
+        out = forward(self.net, part, self.temperature)
+        numbers = out.value if out.heads is None else out.heads
+        said = [out.logp, out.entropy] if "head" not in self.method.needs else []
+        if learns:
+            idle = sum(x.sum() for x in (*said, numbers) if x is not None) * torch.zeros(())
+            idle.backward()  # type: ignore[no-untyped-call]
+
+    def _added_up(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
+        """A step's metrics, from the sums and the weight in them of every rank."""
+        total, counts = dict[str, float](), 0.0
+        for each, part in self.ranks.gather((sums, count)):
+            counts += part
+            for key, value in each.items():
+                total[key] = total.get(key, 0.0) + value
+        return {k: v if k == "loss" else v / counts for k, v in total.items()}
 
     def _give_back(self) -> None:
         if self.steps.gradient_checkpointing != "none":
-            give_back(base(self.model).device)
+            give_back(self.net.policy.device)
 
     def _move(self, loss: float) -> dict[str, float]:
         """Clips, steps and publishes; the rate, and the gradient's norm before clipping."""
@@ -340,6 +388,7 @@ class Learner:
     def _move_within(self, batch: Batch, weight: PerToken, loss: float) -> dict[str, float]:
         """The natural step within the trust region; what came of it."""
         assert self.trust is not None
+        self.masters.add_up()
         norm = self.masters.clip(0.0)
         self._check_finite(loss, norm)
         region = Region(
@@ -348,6 +397,7 @@ class Learner:
             temperature=self.temperature,
             microbatch_tokens=self.microbatch_tokens,
             fisher_every=self.trust.fisher_every,
+            ranks=self.ranks,
         )
         gradient = flat([p.grad for p in region.parameters], region.parameters)
         self.masters.zero_grad()
@@ -369,7 +419,8 @@ class Learner:
         # A group that trains nothing is dealt to nobody: a step of such groups alone would be an error.
         # And a probe is measured before the first step.
         trains = batch.mask.any(-1) & (batch.version != PROBE).all(-1)
-        groups = torch.unique(batch.group[trains])
+        own = torch.unique(batch.group[trains]).tolist()
+        groups = torch.tensor(sorted(number for each in self.ranks.gather(own) for number in each))
         for epoch in range(self.steps.epochs):
             if self.steps.minibatches == 1:
                 yield epoch, torch.arange(len(batch))
@@ -378,6 +429,16 @@ class Learner:
             order = torch.randperm(len(groups), generator=generator)
             for part in order.tensor_split(max(1, min(self.steps.minibatches, len(groups)))):
                 yield epoch, (torch.isin(batch.group, groups[part]) & trains).nonzero().flatten()
+
+    def _compare_ranks(self) -> None:
+        """RunError that names the ranks whose weights have become others, if it is time to look."""
+        every = self.parallel.check_every
+        if self.ranks.size > 1 and every and self.update_count % every == 0:
+            # Shares differ, and what is gathered from them does not.
+            both = [self.masters.tensors(), self.values.masters.tensors() if self.values else {}]
+            alike = ((f"{n} {name}", x) for n, each in enumerate(both) for name, x in each.items())
+            held = digest((name, x) for name, x in alike if local(x) is x)
+            self.ranks.agree("hold weights", f"{held} {self.step_count} {self.carry}")
 
     # ------------------------------------------------------------------ keeping
 
@@ -411,9 +472,10 @@ class Learner:
 
 def _mismatch(batch: Batch, logp: PerToken) -> dict[str, float]:
     """How far the sampler's policy was from the trainer's, on the tokens it drew."""
-    if not bool((batch.logp_policy[batch.mask] != 0).any()):
+    ranks = batch.everywhere
+    if not ranks.sum((batch.logp_policy[batch.mask] != 0).sum()):
         return {}
     return {
-        "kl/mismatch": float(masked.mean(kl.k3(batch.logp_policy, logp), batch.mask)),
-        "ess": float(diagnose.effective_sample_size(logp, batch.logp_gen, batch.mask)),
+        "kl/mismatch": float(masked.mean(kl.k3(batch.logp_policy, logp), batch.mask, ranks)),
+        "ess": float(diagnose.effective_sample_size(logp, batch.logp_gen, batch.mask, ranks)),
     }

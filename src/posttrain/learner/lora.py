@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.learner.rounding import spread
+from posttrain.learner.shards import whole
 from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
 
@@ -181,10 +182,11 @@ def parameters(config: Any, lora: Lora) -> int:
 def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The model's weights under the names they have without an adapter, its update added in.
 
-    Without any adapter these are the parameters themselves.
+    Without any adapter these are the parameters themselves. Of shares the whole is gathered, one at a time:
+    then all ranks must go through them together.
     """
     if not isinstance(model, PeftModel):
-        yield from model.named_parameters()
+        yield from ((name, whole(p)) for name, p in model.named_parameters())
         return
     base = model.get_base_model()
     adapted = {name: m for name, m in base.named_modules() if isinstance(m, LoraLayer)}
@@ -192,11 +194,12 @@ def merged(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         owner, _, kind = name.rpartition(".base_layer.")
         if owner in adapted:
             plain = f"{owner}.{kind}"
+            weight = whole(parameter)
             if kind == "weight":
-                parameter = _into(plain, parameter, _factors(adapted[owner])).to(parameter.dtype)
-            yield plain, parameter
+                weight = _into(plain, weight, _factors(adapted[owner])).to(weight.dtype)
+            yield plain, weight
         elif not any(name.startswith(f"{a}.lora_") for a in adapted):
-            yield name, parameter
+            yield name, whole(parameter)
 
 
 def _into(name: str, weight: torch.Tensor, factors: Factors) -> torch.Tensor:

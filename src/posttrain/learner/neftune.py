@@ -27,6 +27,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.learner.pack import Family, Pack
+from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.types import Batch
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -47,7 +48,7 @@ class Noise:
     """Tokens of the longest row of each group."""
 
 
-def of_step(batch: Batch, alpha: float, *, seed: int, step: int) -> Noise | None:
+def of_step(batch: Batch, alpha: float, *, seed: int, step: int, ranks: Ranks = ALONE) -> Noise | None:
     """The noise for these rows, all of one optimiser step's; None for alpha = 0, which is no noise at all.
 
     >>> from posttrain.types import Trajectory
@@ -63,6 +64,8 @@ def of_step(batch: Batch, alpha: float, *, seed: int, step: int) -> Noise | None
     longest: dict[int, int] = {}
     for group, length in zip(batch.group.tolist(), batch.length.tolist(), strict=True):
         longest[group] = max(longest.get(group, 0), length)
+    # A row may be computed on another rank than the one that knows its group.
+    longest = {group: length for each in ranks.gather(longest) for group, length in each.items()}
     return Noise(alpha, int.from_bytes(digest, "little", signed=True), longest)
 
 

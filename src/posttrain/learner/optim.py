@@ -13,7 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.learner.rounding import spread
+from posttrain.learner.shards import as_held, local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +69,11 @@ def learning_rate(config: Optim, step: int, total: int) -> float:
 class MasterWeights:
     """Float32 copies of the trainable parameters that compute in less, and the sums of their gradients.
 
-    A parameter that is float32 (or float64) already is its own master.
+    A parameter that is float32 (or float64) already is its own master, and so is a rank's share of one.
     """
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         self.names: list[str] = []
         self.masters: list[torch.Tensor] = []
         self._rounded: list[tuple[nn.Parameter, torch.Tensor]] = []
@@ -86,12 +89,30 @@ class MasterWeights:
             parameter.register_post_accumulate_grad_hook(_add_to(master))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
+    def add_up(self) -> None:
+        """Gradients become their sums over ranks; those of shares are already."""
+        alike = [m for m in self.masters if local(m) is m]
+        if self.ranks.size == 1 or not alike:
+            return
+        # A rank without rows has none, and what no rank has a gradient of stays without.
+        has = self.ranks.max(torch.tensor([m.grad is not None for m in alike], dtype=torch.uint8))
+        having = [m for m, any_has in zip(alike, has.tolist(), strict=True) if any_has]
+        for m in having:
+            m.grad = torch.zeros_like(m) if m.grad is None else m.grad
+        self.ranks.add([m.grad for m in having if m.grad is not None])
+
+    @torch.no_grad()
     def clip(self, max_norm: float) -> float:
         """The gradient's 2-norm before it is scaled down to at most max_norm (0: left alone)."""
         grads = [m.grad for m in self.masters if m.grad is not None]
-        norm = float(nn.utils.get_total_norm(grads)) if grads else 0.0
+        shares = [local(g) for g in grads if local(g) is not g]
+        alike = [g for g in grads if local(g) is g]
+        norm = float(nn.utils.get_total_norm(alike)) if alike else 0.0
+        if shares:
+            squares = self.ranks.sum(nn.utils.get_total_norm(shares).double().square())
+            norm = math.sqrt(norm**2 + float(squares))
         if max_norm and norm > max_norm:
-            torch._foreach_mul_(grads, max_norm / norm)
+            torch._foreach_mul_([*alike, *shares], max_norm / norm)
         return norm
 
     @torch.no_grad()
@@ -107,9 +128,9 @@ class MasterWeights:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Puts back what tensors() gave, and publishes; KeyError if one is missing."""
+        """Puts back what tensors() gave, of shares the whole; publishes. KeyError if one is missing."""
         for name, master in zip(self.names, self.masters, strict=True):
-            master.copy_(tensors[name])
+            master.copy_(as_held(tensors[name], master))
         self.publish()
 
     def zero_grad(self) -> None:
@@ -161,7 +182,9 @@ def restore_optimizer(
         keys = ("step", "exp_avg", "exp_avg_sq")
         optimizer.state.pop(master, None)
         if f"{name}/step" in tensors:
-            optimizer.state[master] = {k: tensors[f"{name}/{k}"].to(master.device, copy=True) for k in keys}
+            found = {k: tensors[f"{name}/{k}"] for k in keys}
+            moments = {k: as_held(found[k], master).clone() for k in keys[1:]}
+            optimizer.state[master] = {"step": found["step"].to(master.device, copy=True), **moments}
     known = {f"{name}/{k}" for name in weights.names for k in ("step", "exp_avg", "exp_avg_sq")}
     if unknown := set(tensors) - known:
         raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")
@@ -170,12 +193,15 @@ def restore_optimizer(
 class Trained:
     """Parameters with what moves them: their masters, AdamW, and the configuration of both."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], config: Optim) -> None:
-        self.config, self.masters = config, MasterWeights(named)
+    def __init__(
+        self, named: Iterable[tuple[str, nn.Parameter]], config: Optim, ranks: Ranks = ALONE
+    ) -> None:
+        self.config, self.masters = config, MasterWeights(named, ranks)
         self.optimizer = adamw(config, self.masters)
 
     def clip(self) -> float:
-        """The gradient's 2-norm before it is scaled down to the configuration's bound."""
+        """The 2-norm of the gradient, summed over ranks, before it is scaled down to the bound."""
+        self.masters.add_up()
         return self.masters.clip(self.config.max_grad_norm)
 
     def step(self, rate: float) -> None:

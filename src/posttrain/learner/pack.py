@@ -273,6 +273,13 @@ def _shared(batch: Batch, rows: Sequence[int], inputs: dict[int, list[int]]) -> 
     return common([inputs[i][: int(batch.mask[i].nonzero().min())] for i in rows])
 
 
+def families_of(batch: Batch) -> Iterator[tuple[list[int], int, dict[int, int]]]:
+    """(rows, tokens that they begin with, tokens that each is fed) of each group that trains something."""
+    for rows in _families(batch):
+        inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for i in rows}
+        yield rows, _shared(batch, rows, inputs), {i: len(fed) for i, fed in inputs.items()}
+
+
 def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list[int]]:
     """Rows cut into microbatches of at most `budget` packed tokens each, in order, by family.
 
@@ -289,12 +296,10 @@ def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list
     out: list[list[int]] = []
     current: list[int] = []
     used = 0
-    for rows in _families(batch):
-        inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for i in rows}
-        P = _shared(batch, rows, inputs)
+    for rows, P, fed in families_of(batch):
         opened = False
         if whole:
-            cost = P + sum(len(inputs[i]) - P for i in rows)
+            cost = P + sum(fed[i] - P for i in rows)
             if current and used + cost > budget:
                 out.append(current)
                 current, used = [], 0
@@ -302,10 +307,10 @@ def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list
             used += cost
             continue
         for i in rows:
-            cost = len(inputs[i]) - (P if opened else 0)
+            cost = fed[i] - (P if opened else 0)
             if current and used + cost > budget:
                 out.append(current)
-                current, used, cost = [], 0, len(inputs[i])
+                current, used, cost = [], 0, fed[i]
             current.append(i)
             used += cost
             opened = True

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from posttrain.learner.rounding import spread
+from posttrain.learner.shards import as_held, whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,8 @@ class Follower:
 
     def __init__(self, model: PreTrainedModel, config: Reference) -> None:
         self.model, self.config = model, config
-        self.average = {name: spread(name, p) for name, p in model.named_parameters()}
+        # Of a share: that share of what the whole would be spread to.
+        self.average = {name: as_held(spread(name, whole(p)), p) for name, p in model.named_parameters()}
 
     def after(self, update: int, trained: Mapping[str, torch.Tensor]) -> None:
         """Follows these weights, if a refresh is due after this update."""
@@ -43,11 +45,16 @@ class Follower:
             return
         for name, average in self.average.items():
             average.lerp_(trained[name].to(average), 1 - self.config.keep)
-        self.restore(self.average)
+        self._publish()
 
     @torch.no_grad()
     def restore(self, average: Mapping[str, torch.Tensor]) -> None:
         """Puts an average back, and rounds it into the model; KeyError if a tensor is missing."""
+        for name, own in self.average.items():
+            own.copy_(as_held(average[name], own))
+        self._publish()
+
+    @torch.no_grad()
+    def _publish(self) -> None:
         for name, p in self.model.named_parameters():
-            self.average[name].copy_(average[name])
             p.copy_(self.average[name])

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from posttrain.attention import output_head
 from posttrain.learner.forward import column
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
+from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.math import kl, reduce, trust
 from posttrain.types import Batch, Method, Outputs
 
@@ -79,19 +80,26 @@ class Region:
         temperature: float,
         microbatch_tokens: int,
         fisher_every: int = 1,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         self.net = _Logits(model, temperature)
         self.named = {n: p for n, p in self.net.named_parameters() if p.requires_grad}
         self.parameters = list(self.named.values())
-        groups = torch.unique(batch.group[batch.mask.any(-1)])[::fisher_every]
+        own = torch.unique(batch.group[batch.mask.any(-1)]).tolist()
+        groups = torch.tensor(sorted(n for each in ranks.gather(own) for n in each)[::fisher_every])
         some = batch.rows(torch.isin(batch.group, groups).nonzero().flatten())
         self.parts = list(_parts(batch, microbatch_tokens))
         self.sample = [packed for *_, packed in _parts(some, microbatch_tokens)]
-        self.count = sum(len(packed.target) for *_, packed in self.parts)
+        counts = [
+            sum(len(packed.target) for packed in each)
+            for each in ([packed for *_, packed in self.parts], self.sample)
+        ]
+        self.count, self.sampled = ranks.sum(torch.tensor(counts)).tolist()
 
     def fisher_product(self, v: Vector) -> Vector:
         """F v, F the mean over the sample's trained tokens of the Fisher matrices of their distributions."""
-        total, count = torch.zeros_like(v), sum(len(packed.target) for packed in self.sample)
+        total = torch.zeros_like(v)
         tangents = dict(zip(self.named, self._unflat(v), strict=True))
         for packed in self.sample:
             # The fused kernels of attention know no forward mode.
@@ -102,9 +110,10 @@ class Region:
                 }
                 out = functional_call(self.net, duals, (packed,))
                 logits, moved = forward_mode.unpack_dual(out)  # type: ignore[no-untyped-call]
-            pull = trust.softmax_fisher(logits.detach().log_softmax(-1), moved.detach()) / count
+            pull = trust.softmax_fisher(logits.detach().log_softmax(-1), moved.detach()) / self.sampled
             grads = torch.autograd.grad(logits, self.parameters, pull, allow_unused=True)
             total += flat(grads, self.parameters)
+        self.ranks.add([total])
         return total
 
     def judge(self, method: Method, weight: torch.Tensor, step: Vector) -> tuple[float, float]:
@@ -120,6 +129,7 @@ class Region:
                 distance += float(kl.exact(before, after).sum())
                 losses = (self._loss(method, weight[rows], part, packed, x) for x in (before, after))
                 gain += float(next(losses) - next(losses))
+        gain, distance = self.ranks.sum(torch.tensor([gain, distance], dtype=torch.float64)).tolist()
         return gain, distance / self.count
 
     def _loss(

@@ -3,7 +3,8 @@
 Rows of one task form a group of K samples. Every function takes the returns and the group
 numbers of *all* rows of an update and gives one number a row, which each token of that row
 then carries as its advantage. None divides by a length: that is reduce.py's business. Where a
-method credits each token by itself, read "token" for "row".
+method credits each token by itself, read "token" for "row". Where rows lie on several ranks, groups are
+whole on each, and the functions of OVER_UPDATE, which look beyond groups, are told of `everywhere`.
 
 A baseline that contains its own row shrinks the gradient: with the group mean, E[Σ A_i ∇log π_i]
 = (K - 1)/K · K∇J, exactly. leave_one_out is unbiased. Dividing by the group's deviation
@@ -16,6 +17,7 @@ from math import comb
 import torch
 from jaxtyping import Float, Int
 
+from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import group_mean, group_size
 
 PerRow = Float[torch.Tensor, "B"]
@@ -44,10 +46,9 @@ def centred(returns: PerRow, group: Group) -> PerRow:
     >>> centred(torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([0, 0, 0, 0]))
     tensor([ 0.5000, -0.5000,  0.5000, -0.5000])
     """
-    _, index = torch.unique(group, return_inverse=True)
-    groups = int(index.max()) + 1
-    low = returns.new_full((groups,), torch.inf).scatter_reduce(0, index, returns, "amin")
-    high = returns.new_full((groups,), -torch.inf).scatter_reduce(0, index, returns, "amax")
+    numbers, index = torch.unique(group, return_inverse=True)
+    low = returns.new_full((len(numbers),), torch.inf).scatter_reduce(0, index, returns, "amin")
+    high = returns.new_full((len(numbers),), -torch.inf).scatter_reduce(0, index, returns, "amax")
     # The mean of three times 0.1 is not 0.1 in floating point, and 1e-8 / 1e-8 is 1, not 0.
     equal = (low == high)[index]
     return torch.where(equal, torch.zeros_like(returns), returns - group_mean(returns, group))
@@ -103,7 +104,9 @@ def leave_one_out(returns: PerRow, group: Group) -> PerRow:
     return centred(returns, group) * size / (size - 1)
 
 
-def batch_normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
+def batch_normalised(
+    returns: PerRow, group: Group, eps: float = 1e-6, everywhere: Everywhere = HERE
+) -> PerRow:
     """(R_i - mean) / (σ + eps) over all rows of the update, σ with ddof 0; groups are ignored.
 
     Source: REINFORCE++, arXiv:2501.03262, eq. 7. As the batch grows it tends to ∇J/σ(R), not to ∇J.
@@ -111,10 +114,12 @@ def batch_normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow
     >>> batch_normalised(torch.tensor([1.0, 0.0]), torch.tensor([0, 1]))
     tensor([ 1.0000, -1.0000])
     """
-    return _scaled(returns, torch.zeros_like(group), eps, ddof=0)
+    return _whitened(returns, eps, 0, everywhere)
 
 
-def batch_normalised_sample(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
+def batch_normalised_sample(
+    returns: PerRow, group: Group, eps: float = 1e-6, everywhere: Everywhere = HERE
+) -> PerRow:
     """(R_i - mean) / (s + eps) over all rows of the update, s with ddof 1; groups are ignored.
 
     Source: the whitening of PPO and REINFORCE++ as TRL, verl and OpenRLHF compute it. An
@@ -123,10 +128,12 @@ def batch_normalised_sample(returns: PerRow, group: Group, eps: float = 1e-6) ->
     >>> batch_normalised_sample(torch.tensor([1.0, 0.0]), torch.tensor([0, 1]))
     tensor([ 0.7071, -0.7071])
     """
-    return _scaled(returns, torch.zeros_like(group), eps, ddof=1)
+    return _whitened(returns, eps, 1, everywhere)
 
 
-def centred_batch_normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
+def centred_batch_normalised(
+    returns: PerRow, group: Group, eps: float = 1e-6, everywhere: Everywhere = HERE
+) -> PerRow:
     """centred / (σ + eps), σ² the mean of centred² over all rows of the update (ddof 0).
 
     A task whose answers hardly differ is not blown up to the size of the others, as `normalised` does. The
@@ -139,8 +146,24 @@ def centred_batch_normalised(returns: PerRow, group: Group, eps: float = 1e-6) -
     tensor([ 1.4142, -1.4142,  0.0000,  0.0000])
     """
     difference = centred(returns, group)
-    scaled = difference / (difference.square().mean().sqrt() + eps)
+    variance = everywhere.sum(difference.square().sum()) / everywhere.sum(torch.tensor(len(returns)))
+    scaled = difference / (variance.sqrt() + eps)
     return torch.where(difference == 0, torch.zeros_like(difference), scaled)
+
+
+OVER_UPDATE = frozenset({batch_normalised, batch_normalised_sample, centred_batch_normalised})
+"""Credits that compare rows of different groups."""
+
+
+def _whitened(returns: PerRow, eps: float, ddof: int, everywhere: Everywhere) -> PerRow:
+    """(R - mean) / (σ + eps) over all there are; exactly 0 where all are equal."""
+    count = everywhere.sum(torch.tensor(len(returns)))
+    least = returns.new_tensor([torch.inf])
+    bounds = everywhere.max(torch.stack([torch.cat([x, -least]).max() for x in (returns, -returns)]))
+    difference = returns - everywhere.sum(returns.sum()) / count
+    variance = everywhere.sum(difference.square().sum()) / (count - ddof).clamp(min=1)
+    equal = bool(bounds[0] == -bounds[1]) or not variance
+    return torch.zeros_like(returns) if equal else difference / (variance.sqrt() + eps)
 
 
 def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:

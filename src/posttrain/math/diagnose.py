@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float
 
+from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import row_sum, variance
 
 PerToken = Float[torch.Tensor, "B T"]
@@ -40,7 +41,9 @@ def stopped(c: PerToken, advantage: PerToken) -> PerToken:
     return ((c == 0) & (advantage != 0)).to(c.dtype)
 
 
-def effective_sample_size(logp: PerToken, logp_gen: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
+def effective_sample_size(
+    logp: PerToken, logp_gen: PerToken, mask: Mask, everywhere: Everywhere = HERE
+) -> Float[torch.Tensor, ""]:
     """(Σ w)² / (B Σ w²) of the rows' importance weights w = Π_t π(y_t)/π_gen(y_t), in (0, 1].
 
     1 when the sampler drew from the trained policy itself; 1/B when a single row carries it all.
@@ -52,14 +55,16 @@ def effective_sample_size(logp: PerToken, logp_gen: PerToken, mask: Mask) -> Flo
     """
     rows = mask.any(-1)
     log_weight = (row_sum(logp, mask) - row_sum(logp_gen, mask))[rows]
-    if len(log_weight) == 0:
-        return torch.tensor(float("nan"))
     # Both sums are over the same rows, so a common factor cancels and nothing overflows.
-    w = (log_weight - log_weight.max()).exp()
-    return w.sum().square() / (len(w) * w.square().sum())
+    most = everywhere.max(torch.cat([log_weight, log_weight.new_tensor([-torch.inf])]).max())
+    w = (log_weight - most).exp()
+    sums = everywhere.sum(torch.stack([w.sum(), w.square().sum(), torch.tensor(len(w)).to(w)]))
+    return sums[0].square() / (sums[2] * sums[1])
 
 
-def explained_variance(target: PerToken, value: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
+def explained_variance(
+    target: PerToken, value: PerToken, mask: Mask, everywhere: Everywhere = HERE
+) -> Float[torch.Tensor, ""]:
     """1 - Var(target - V)/Var(target) over the trained tokens: 1 for a perfect critic, 0 for a constant.
 
     NaN when all targets are equal.
@@ -68,5 +73,5 @@ def explained_variance(target: PerToken, value: PerToken, mask: Mask) -> Float[t
     >>> explained_variance(target, torch.tensor([[0.25, 0.75]]), m)
     tensor(0.7500)
     """
-    spread = variance(target, mask)
-    return 1 - variance(target - value, mask) / spread.where(spread > 0, torch.nan)
+    spread = variance(target, mask, everywhere)
+    return 1 - variance(target - value, mask, everywhere) / spread.where(spread > 0, torch.nan)

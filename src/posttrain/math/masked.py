@@ -8,6 +8,8 @@ a gradient of exactly zero.
 import torch
 from jaxtyping import Bool, Float, Int
 
+from posttrain.math.everywhere import HERE, Everywhere
+
 PerToken = Float[torch.Tensor, "B T"]
 PerRow = Float[torch.Tensor, "B"]
 Mask = Bool[torch.Tensor, "B T"]
@@ -40,22 +42,27 @@ def row_mean(x: PerToken, mask: Mask) -> PerRow:
     return row_sum(x, mask) / mask.sum(-1).clamp(min=1)
 
 
-def mean(x: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
+def mean(
+    x: Float[torch.Tensor, "..."], mask: Bool[torch.Tensor, "..."], everywhere: Everywhere = HERE
+) -> Float[torch.Tensor, ""]:
     """Mean over every masked entry; NaN when there is none.
 
     >>> mean(torch.tensor([[1.0, 2.0], [6.0, 9.0]]), torch.tensor([[True, True], [True, False]]))
     tensor(3.)
     """
-    return x[mask].mean()
+    return everywhere.sum(x[mask].sum()) / everywhere.sum(mask.sum())
 
 
-def variance(x: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:
+def variance(
+    x: Float[torch.Tensor, "..."], mask: Bool[torch.Tensor, "..."], everywhere: Everywhere = HERE
+) -> Float[torch.Tensor, ""]:
     """Population variance (ddof 0) over every masked entry; NaN when there is none.
 
     >>> variance(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
     tensor(1.)
     """
-    return x[mask].var(correction=0)
+    wide = torch.where(mask, x, 0.0).double()  # in which the mean of equal numbers is that number
+    return mean((wide - mean(wide, mask, everywhere)).square(), mask, everywhere).to(x)
 
 
 def group_mean(x: PerRow, group: Int[torch.Tensor, "B"]) -> PerRow:
@@ -64,8 +71,8 @@ def group_mean(x: PerRow, group: Int[torch.Tensor, "B"]) -> PerRow:
     >>> group_mean(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([0, 0, 5]))
     tensor([2., 2., 7.])
     """
-    _, index = torch.unique(group, return_inverse=True)
-    total = torch.zeros(int(index.max()) + 1, dtype=x.dtype, device=x.device).index_add(0, index, x)
+    numbers, index = torch.unique(group, return_inverse=True)
+    total = torch.zeros(len(numbers), dtype=x.dtype, device=x.device).index_add(0, index, x)
     return (total / torch.bincount(index))[index]
 
 

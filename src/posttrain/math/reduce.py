@@ -2,7 +2,8 @@
 
 A step's loss is Σ weight_t · loss_t over all its tokens, whatever microbatch or rank they sit
 in. Each function here sees the mask of the *whole step* and answers with weights that are 0
-outside it. What "mean" means is thereby chosen once, and no split of the step can change it.
+outside it. What "mean" means is thereby chosen once, and no split of the step can change it: where its rows
+lie on several ranks, what is divided by is counted `everywhere`.
 Weights are float64, and weighted_sum rounds them to the type of the losses. Only the last two reductions
 read the groups.
 """
@@ -10,6 +11,7 @@ read the groups.
 import torch
 from jaxtyping import Bool, Float, Int
 
+from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import fill, group_mean, group_size
 
 PerToken = Float[torch.Tensor, "B T"]
@@ -17,13 +19,15 @@ Mask = Bool[torch.Tensor, "B T"]
 Group = Int[torch.Tensor, "B"]
 
 
-def _checked(mask: Mask) -> Mask:
-    if not bool(mask.any()):
+def _counted(mask: torch.Tensor, everywhere: Everywhere) -> torch.Tensor:
+    """How many there are on all ranks."""
+    count = everywhere.sum(mask.sum())
+    if not count:
         raise ValueError("nothing to train on: no token of this step was sampled by the policy")
-    return mask
+    return count
 
 
-def per_token(mask: Mask, group: Group | None = None) -> PerToken:
+def per_token(mask: Mask, group: Group | None = None, everywhere: Everywhere = HERE) -> PerToken:
     """1 / (number of trained tokens in the step): every token counts the same.
 
     Long answers weigh more than short ones.
@@ -34,10 +38,10 @@ def per_token(mask: Mask, group: Group | None = None) -> PerToken:
     tensor([[0.2500, 0.2500, 0.2500],
             [0.2500, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    return _checked(mask).double() / mask.sum()
+    return mask.double() / _counted(mask, everywhere)
 
 
-def per_sequence(mask: Mask, group: Group | None = None) -> PerToken:
+def per_sequence(mask: Mask, group: Group | None = None, everywhere: Everywhere = HERE) -> PerToken:
     """1 / (|y_i| · number of rows with a trained token): every answer counts the same.
 
     A token of a short answer weighs more: among right answers (A > 0) that favours short ones,
@@ -49,12 +53,13 @@ def per_sequence(mask: Mask, group: Group | None = None) -> PerToken:
     tensor([[0.2500, 0.2500, 0.0000],
             [0.5000, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    length = _checked(mask).sum(-1, keepdim=True)
-    rows = (length > 0).sum()
-    return mask.double() / (length.clamp(min=1) * rows)
+    length = mask.sum(-1, keepdim=True)
+    return mask.double() / (length.clamp(min=1) * _counted(length > 0, everywhere))
 
 
-def per_horizon(mask: Mask, group: Group | None = None, *, horizon: int) -> PerToken:
+def per_horizon(
+    mask: Mask, group: Group | None = None, everywhere: Everywhere = HERE, *, horizon: int
+) -> PerToken:
     """1 / (horizon · number of rows with a trained token): a constant, so that no length is favoured.
 
     horizon is the most tokens that an answer may have, the same in every step.
@@ -65,11 +70,10 @@ def per_horizon(mask: Mask, group: Group | None = None, *, horizon: int) -> PerT
     tensor([[0.1250, 0.1250, 0.0000],
             [0.1250, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    rows = _checked(mask).any(-1).sum()
-    return mask.double() / (horizon * rows)
+    return mask.double() / (horizon * _counted(mask.any(-1), everywhere))
 
 
-def per_row(mask: Mask, group: Group | None = None) -> PerToken:
+def per_row(mask: Mask, group: Group | None = None, everywhere: Everywhere = HERE) -> PerToken:
     """1 / (number of rows with a trained token): the sum over tokens, the mean over answers.
 
     The policy-gradient theorem's own weighting: Σ_t A ∇log π_t is the score of the answer.
@@ -80,10 +84,10 @@ def per_row(mask: Mask, group: Group | None = None) -> PerToken:
     tensor([[0.5000, 0.5000, 0.0000],
             [0.5000, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    return _checked(mask).double() / mask.any(-1).sum()
+    return mask.double() / _counted(mask.any(-1), everywhere)
 
 
-def per_group_token(mask: Mask, group: Group) -> PerToken:
+def per_group_token(mask: Mask, group: Group, everywhere: Everywhere = HERE) -> PerToken:
     """1 / (trained tokens of the row's group · groups with one): per_token within a task, tasks alike.
 
     A task whose answers are long does not weigh more than another one.
@@ -96,10 +100,11 @@ def per_group_token(mask: Mask, group: Group) -> PerToken:
             [0.1250, 0.1250],
             [0.5000, 0.0000]], dtype=torch.float64)
     """
-    return per_group(_checked(mask), group)
+    _counted(mask, everywhere)
+    return per_group(mask, group, everywhere)
 
 
-def per_group(mask: Mask, group: Group) -> PerToken:
+def per_group(mask: Mask, group: Group, everywhere: Everywhere = HERE) -> PerToken:
     """1 / (trained tokens of the group · groups with one): every group counts the same.
 
     0 everywhere where no group has one.
@@ -115,8 +120,8 @@ def per_group(mask: Mask, group: Group) -> PerToken:
     """
     length = mask.sum(-1)
     total = group_mean(length.double(), group) * group_size(group)
-    groups = len(torch.unique(group[length > 0]))
-    return mask.double() / (total.clamp(min=1) * max(groups, 1))[:, None]
+    groups = everywhere.sum(torch.tensor(len(torch.unique(group[length > 0]))))
+    return mask.double() / (total.clamp(min=1) * groups.clamp(min=1))[:, None]
 
 
 def weighted_sum(loss: PerToken, weight: PerToken, mask: Mask) -> Float[torch.Tensor, ""]:

@@ -16,6 +16,7 @@ from math import comb
 import torch
 from jaxtyping import Bool, Float, Int
 
+from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import group_mean, group_size
 
 PerToken = Float[torch.Tensor, "B T"]
@@ -91,13 +92,13 @@ def best(returns: PerRow, group: Group, among: Rows) -> Rows:
     >>> best(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([0, 0, 5]), torch.tensor([True, True, True]))
     tensor([False,  True,  True])
     """
-    _, index = torch.unique(group, return_inverse=True)
+    numbers, index = torch.unique(group, return_inverse=True)
     value = torch.where(among, returns, -torch.inf)
-    top = value.new_full((int(index.max()) + 1,), -torch.inf).scatter_reduce(0, index, value, "amax")
+    top = value.new_full((len(numbers),), -torch.inf).scatter_reduce(0, index, value, "amax")
     return among & (value == top[index])
 
 
-def unbalanced(weight: PerToken, group: Group) -> PerToken:
+def unbalanced(weight: PerToken, group: Group, everywhere: Everywhere = HERE) -> PerToken:
     """The weights as they are: a task counts by how many of its answers are kept.
 
     With every and counted, and groups that grow, the step is along Σ_tasks ∇p, p the chance that an answer
@@ -110,7 +111,7 @@ def unbalanced(weight: PerToken, group: Group) -> PerToken:
     return weight
 
 
-def by_task(weight: PerToken, group: Group) -> PerToken:
+def by_task(weight: PerToken, group: Group, everywhere: Everywhere = HERE) -> PerToken:
     """w n / (n_task · tasks): every task with a kept answer counts the same, by answers; n are kept in all.
 
     With reduce.per_row, every and counted the expected step is along Σ ∇log p over the tasks that have a
@@ -126,8 +127,8 @@ def by_task(weight: PerToken, group: Group) -> PerToken:
     """
     kept = (weight > 0).any(-1)
     of_task = group_mean(kept.double(), group) * group_size(group)
-    tasks = len(torch.unique(group[kept]))
-    share = kept.sum() / (of_task.clamp(min=1) * max(tasks, 1))
+    tasks = everywhere.sum(torch.tensor(len(torch.unique(group[kept]))))
+    share = everywhere.sum(kept.sum()) / (of_task.clamp(min=1) * tasks.clamp(min=1))
     return weight * share.to(weight)[:, None]
 
 

@@ -56,7 +56,7 @@ class ActorCritic(PolicyGradient):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask: a token without an advantage still teaches the critic."""
-        return self.reduction(batch.mask, batch.group)
+        return self.reduction(batch.mask, batch.group, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The policy's loss and the critic's, token by token."""

@@ -21,7 +21,7 @@ class Imitation(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask."""
-        return self.reduction(batch.mask, batch.group)
+        return self.reduction(batch.mask, batch.group, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """-log π(y_t), token by token."""
@@ -59,7 +59,7 @@ class ExpertIteration(Imitation):
         Raises ValueError where no row has a trained token.
         """
         rows = batch.mask.any(-1)
-        if not bool(rows.any()):
+        if not batch.everywhere.sum(rows.sum()):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
         R = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
         accepted = rows & selection.accepted(R, self.accept)
@@ -74,6 +74,7 @@ class ExpertIteration(Imitation):
         """
         assert batch.advantage is not None
         kept = batch.mask & (batch.advantage > 0)
-        if not bool(kept.any()):
+        if not batch.everywhere.sum(kept.sum()):
             return torch.zeros_like(kept, dtype=torch.float64)
-        return self.balance(self.reduction(kept, batch.group), batch.group)
+        weight = self.reduction(kept, batch.group, batch.everywhere)
+        return self.balance(weight, batch.group, batch.everywhere)

@@ -14,11 +14,12 @@ A choice is a function of math/; functools.partial fixes a number of it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
 
-from posttrain.math import control, corrections, diagnose, kl, masked, ratios, returns, shaping
+from posttrain.math import advantages, control, corrections, diagnose, kl, masked, ratios, returns, shaping
 from posttrain.math.returns import Path
 from posttrain.types import Batch, Mask, Method, Outputs, PerRow, PerToken
 
@@ -128,7 +129,7 @@ class PolicyGradient(Method):
         whose answers are all right or all wrong, that is every row.
         """
         assert batch.advantage is not None
-        weight = self.reduction(batch.mask, batch.group)
+        weight = self.reduction(batch.mask, batch.group, batch.everywhere)
         if self.kl_in_loss or self.entropy_bonus or self.kl_from_old:
             return weight
         return torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
@@ -177,23 +178,22 @@ class PolicyGradient(Method):
                 assert batch.logp_old is not None
                 assert batch.logp_ref is not None
                 gap = kl.k1(batch.logp_old, batch.logp_ref)
-                measured = float(masked.row_sum(gap, batch.mask)[rows].mean())
+                measured = float(masked.mean(masked.row_sum(gap, batch.mask), rows, batch.everywhere))
             else:
                 # As the last step found it, before it moved: what that step added is not in it.
                 measured = last["kl/old"]
             carry["beta"] = self.control(carry["beta"], measured, self.kl_target)
         if (keep := self.running_baseline) > 0:
-            earned = masked.row_sum(self.path(batch).reward, batch.mask)[rows]
-            carry |= _with(carry, "mean", float(earned.mean()), keep)
+            earned = masked.row_sum(self.path(batch).reward, batch.mask)
+            carry |= _with(carry, "mean", float(masked.mean(earned, rows, batch.everywhere)), keep)
         if (keep := self.running_scale) > 0:
-            R = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)[rows]
             # The rounding of a mean is no variance: what is divided by it would be anything.
-            variance = float(R.var(correction=0)) if bool((R[0] != R).any()) else 0.0
-            carry |= _with(carry, "variance", variance, keep)
+            R = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
+            carry |= _with(carry, "variance", float(masked.variance(R, rows, batch.everywhere)), keep)
         return carry
 
     def _check(self, batch: Batch) -> None:
-        if not bool(batch.mask.any()):
+        if not batch.everywhere.sum(batch.mask.sum()):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
 
     def _baseline(self, batch: Batch) -> float:
@@ -210,14 +210,16 @@ class PolicyGradient(Method):
         in the baseline of its group. What is credited is first rounded to the type of the losses, where
         returns that are equal but for how they were added up are equal (math/returns.py: worth).
         """
-        x = x.to(batch.logp_gen)
+        x, credit = x.to(batch.logp_gen), self.credit
+        if getattr(credit, "func", credit) in advantages.OVER_UPDATE:
+            credit = partial(credit, everywhere=batch.everywhere)
         if whole:
             rows, first = batch.mask.any(-1), batch.mask.to(torch.uint8).argmax(-1, keepdim=True)
             advantage = torch.zeros_like(x[:, 0])
-            advantage[rows] = self.credit(x.gather(1, first)[rows, 0], batch.group[rows])
+            advantage[rows] = credit(x.gather(1, first)[rows, 0], batch.group[rows])
             return masked.fill(advantage[:, None].expand_as(x), batch.mask)
         out = torch.zeros_like(x)
-        out[batch.mask] = self.credit(x[batch.mask], batch.group[:, None].expand(x.shape)[batch.mask])
+        out[batch.mask] = credit(x[batch.mask], batch.group[:, None].expand(x.shape)[batch.mask])
         return out
 
     def _old(self, out: Outputs, batch: Batch) -> PerToken:

@@ -109,16 +109,18 @@ class Unpaired(Method):
         assert batch.logp_old is not None
         assert batch.logp_ref is not None
         rows = _is_probe(batch) & batch.mask.any(-1)
-        gap = preference.log_ratio(batch.logp_old, batch.logp_ref, batch.mask)[rows]
-        measured = max(0.0, float(gap.mean())) if len(gap) else 0.0
+        gap = preference.log_ratio(batch.logp_old, batch.logp_ref, batch.mask)
+        mean = float(masked.mean(gap, rows, batch.everywhere))
+        measured = max(0.0, mean) if batch.everywhere.sum(rows.sum()) else 0.0
         return replace(batch, carry={**batch.carry, "kl": measured})
 
     def weight(self, batch: Batch) -> PerToken:
         """1/(answers · tokens of the answer); 0 on probes."""
         mask = batch.mask & ~_is_probe(batch)[:, None]
         # A step dealt only probes has nothing to learn; one without any token is an error.
-        only_probes = bool(batch.mask.any()) and not bool(mask.any())
-        return mask.double() if only_probes else reduce.per_sequence(mask)
+        tokens, learnt = batch.everywhere.sum(torch.stack([batch.mask.sum(), mask.sum()])).tolist()
+        only_probes = tokens and not learnt
+        return mask.double() if only_probes else reduce.per_sequence(mask, everywhere=batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The answer's loss, at each of its tokens."""
@@ -156,10 +158,11 @@ def by_group(batch: Batch) -> PerToken:
 
     Raises ValueError when no token is trained.
     """
-    if not bool(batch.mask.any()):
+    if not batch.everywhere.sum(batch.mask.sum()):
         raise ValueError("nothing to train on: no answer of this step has a trained token")
     pairs = better(batch)
-    return reduce.per_group(batch.mask & (pairs | pairs.T).any(-1)[:, None], batch.group)
+    paired = batch.mask & (pairs | pairs.T).any(-1)[:, None]
+    return reduce.per_group(paired, batch.group, batch.everywhere)
 
 
 def spread(each: PerRow, batch: Batch) -> PerToken:

@@ -40,7 +40,7 @@ class SoftQ(Method):
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with V's targets; `advantage` is how far each token's Q falls short of its own."""
-        if not bool(batch.mask.any()):
+        if not batch.everywhere.sum(batch.mask.sum()):
             raise ValueError("nothing to train on: no token of this update was sampled")
         assert batch.logp_old is not None
         assert batch.logp_ref is not None
@@ -55,7 +55,7 @@ class SoftQ(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask."""
-        return self.reduction(batch.mask, batch.group)
+        return self.reduction(batch.mask, batch.group, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """½ (β log π/π_ref + V - G)² = ½ (β log π/π_old + V - target)², token by token."""

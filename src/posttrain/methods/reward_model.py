@@ -97,7 +97,7 @@ class Pointwise(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's marks."""
-        return self.reduction(batch.mask, batch.group)
+        return self.reduction(batch.mask, batch.group, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """item_loss, mark by mark."""

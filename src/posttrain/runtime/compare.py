@@ -22,7 +22,7 @@ from typing import Any
 from posttrain.data import Data
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.envs.tasks.arithmetic import Arithmetic
-from posttrain.learner.forward import scored
+from posttrain.learner.forward import Net, scored
 from posttrain.learner.pretrained import silent
 from posttrain.loading import Dtype
 from posttrain.math import masked
@@ -224,7 +224,7 @@ def _logp(compare: Compare, policy: Policy, model: str, rows: Sequence[Trajector
     for start in range(0, len(rows), AT_ONCE):
         part = rows[start : start + AT_ONCE]
         batch = Batch.of(part, list(range(len(part))))
-        logp = scored(loaded, batch, compare.sampling.temperature, BUDGET).logp
+        logp = scored(Net(loaded), batch, compare.sampling.temperature, BUDGET).logp
         out += [float(x) for x in masked.row_sum(logp.double(), batch.mask)]
     del loaded
     gc.collect()

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
-from posttrain.types import Episode
+from posttrain.types import Played
 from posttrain.verifiers.combine.combined import Combined
 from posttrain.verifiers.protocol import Verifier
 
@@ -16,7 +16,7 @@ TAMPERING = "forbidden"
 """What every verifier calls a response that attacks it, in whatever case it writes it."""
 
 
-def hacking_metrics(groups: Sequence[Sequence[Episode]], auditors: Collection[str] = ()) -> dict[str, float]:
+def hacking_metrics(groups: Sequence[Sequence[Played]], auditors: Collection[str] = ()) -> dict[str, float]:
     """hacking/*, part/*, audit/* and agreement/* of an update's groups; what is undefined is left out."""
     judged = [[e for e in group if not e.verdict.failed] for group in groups]
     scored = [e for group in judged for e in group]
@@ -25,9 +25,7 @@ def hacking_metrics(groups: Sequence[Sequence[Episode]], auditors: Collection[st
     if not scored:
         return out
     out["hacking/forbidden"] = statistics.fmean(e.verdict.label.casefold() == TAMPERING for e in scored)
-    linked = within_groups(
-        [(e.trajectory.total_reward, float(sum(e.trajectory.sampled))) for e in group] for group in judged
-    )
+    linked = within_groups([(e.reward, float(e.length)) for e in group] for group in judged)
     if linked is not None:
         out["hacking/length_correlation"] = linked
     for name in sorted({name for e in scored for name in e.verdict.parts}):
@@ -78,14 +76,10 @@ def agreement(groups: Iterable[Sequence[tuple[float, float]]]) -> float | None:
     return alike / pairs if pairs else None
 
 
-def _second_opinion(judged: Sequence[Sequence[Episode]], name: str, auditor: bool) -> dict[str, float]:
+def _second_opinion(judged: Sequence[Sequence[Played]], name: str, auditor: bool) -> dict[str, float]:
     """The mean of a part, and how far the reward agrees with it."""
     seen = [
-        [
-            (e.trajectory.total_reward, x)
-            for e in group
-            if math.isfinite(x := e.verdict.parts.get(name, math.nan))
-        ]
+        [(e.reward, x) for e in group if math.isfinite(x := e.verdict.parts.get(name, math.nan))]
         for group in judged
     ]
     values = [x for group in seen for _, x in group]

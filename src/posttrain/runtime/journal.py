@@ -39,7 +39,8 @@ class Progress:
 class Journal:
     """Times phases and writes the lines of metrics.jsonl."""
 
-    def __init__(self, track: Track, progress: Progress, show: Show) -> None:
+    def __init__(self, track: Track | None, progress: Progress, show: Show) -> None:
+        """track: None for a rank whose lines another one writes."""
         self.track, self.progress, self.show = track, progress, show
         self._began = time.monotonic() - progress.seconds
         self.phases: Counter[str] = Counter()
@@ -66,7 +67,8 @@ class Journal:
             "time/total": sum(phases.values()),
         }
         self.phases.clear()
-        self.track.log(step, line)
+        if self.track:
+            self.track.log(step, line)
         self.show("update", {"step": step, **line})
 
 
@@ -89,13 +91,13 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def stop_recorded(run_dir: Path) -> Iterator[None]:
-    """Leaves what ends a loop in stopped.txt, for the report; an earlier one goes.
+def stop_recorded(run_dir: Path, own: Path) -> Iterator[None]:
+    """Leaves what ends a loop in stopped.txt of this rank's own folder, for the report; an earlier one goes.
 
     An exception that nobody foresaw becomes a RunError, and its traceback error.log. Ctrl-C that would
     not wait says what is kept.
     """
-    file = run_dir / "stopped.txt"
+    file = own / "stopped.txt"
     file.unlink(missing_ok=True)
     try:
         yield
@@ -107,7 +109,7 @@ def stop_recorded(run_dir: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(kept(run_dir)) from None
     except Exception as error:
-        log = run_dir / "error.log"
+        log = own / "error.log"
         _leave(log, "".join(traceback.format_exception(error)))
         what = cause(error)
         if isinstance(error, OSError) and error.strerror:

@@ -15,6 +15,7 @@ import torch
 
 from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
+from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.methods.choices import described, least_group
 from posttrain.runtime import process, saving
 from posttrain.runtime.ask import Asked, ask
@@ -28,6 +29,7 @@ from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.plan import Memory, Shape, check_held, estimate, free_memory, gib, microbatch
 from posttrain.runtime.policy import Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.prompts import check_prompts, check_replies
+from posttrain.runtime.ranked import check_ranks, described_ranks
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.reference import held, held_size, reference_of, scores_once
 from posttrain.runtime.replay import Replay
@@ -57,6 +59,7 @@ class Plan:
     parameters: int
     trained: int
     disk: saving.Disk
+    ranks: int = 1
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """As tables for a person, for plan.json and the report."""
@@ -70,10 +73,12 @@ class Plan:
             + (f" (LoRA, rank {recipe.lora.rank})" if recipe.lora.rank else ""),
             "computes in": f"{recipe.model.dtype} on {self.policy.device}",
         }
+        ranks = described_ranks(self.asked, self.ranks)
         return {
             "Method": method | described(self.asked.method),
             "Model": model,
             "Batch plan": self._batches(),
+            **({"Each of the ranks": ranks} if ranks else {}),
             "Memory estimate": self.memory.rows() | {"free now": gib(self.free)},
             "Disk": self.disk.rows(),
         }
@@ -110,16 +115,19 @@ class Plan:
 # ---------------------------------------------------------------------- before its weights
 
 
-def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | None = None) -> Plan:
+def plan(
+    recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | None = None, *, ranks: int = 1
+) -> Plan:
     """Everything that is decided before weights are read: what `posttrain validate` checks and prints.
 
     path: where the run will write; checked: a file that keeps which prompts were found in order, so that they
-    need not be looked at again.
+    need not be looked at again. ranks: how many train together; what is said of memory is one's.
     """
     check_sinks(recipe.track.sinks)
     asked = ask(recipe, say)
     if asked.online:
         check_samplers(recipe)
+    check_ranks(asked, ranks)
     policy = bounded(recipe, surroundings(recipe, say), say)
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
@@ -133,22 +141,7 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
         groups, held_out, longest = groups_of(asked, policy, say)
         if head_class(policy.config, asked) is not None:
             heads.saved_head(policy.path, recipe.critic.heads)
-    needs: dict[str, Any] = {
-        "dtype": policy.dtype,
-        "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": held_size(asked, policy, parameters),
-        "reference_follows": bool(recipe.reference.refresh_every),
-        "critic": critic_shape(asked, policy),
-        "natural": asked.line.step == "trust_region",
-        "longest": longest,
-    }
-    if asked.online:
-        needs |= {
-            "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
-            "samplers": recipe.async_.samplers,
-            "published": 2 if recipe.async_.publishes else 0,
-            "longest": policy.context if asked.env else longest + recipe.sampling.max_new_tokens,
-        }
+    needs = _needs(asked, policy, longest, parameters, ranks)
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
     if asked.online:
@@ -167,7 +160,33 @@ def plan(recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | No
         tokens = max(tokens, longest + answers)
     memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
     disk = saving.disk(asked, policy, groups, path, shape, critic=needs["critic"], longest=longest)
-    return Plan(asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk)
+    return Plan(
+        asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk, ranks
+    )
+
+
+def _needs(asked: Asked, policy: Policy, longest: int, parameters: int, ranks: int) -> dict[str, Any]:
+    """What of a run's memory hangs on more than the model and the size of a microbatch (see estimate)."""
+    recipe = asked.recipe
+    needs: dict[str, Any] = {
+        "dtype": policy.dtype,
+        "checkpointing": recipe.steps.gradient_checkpointing,
+        "reference": held_size(asked, policy, parameters),
+        "reference_follows": bool(recipe.reference.refresh_every),
+        "critic": critic_shape(asked, policy),
+        "natural": asked.line.step == "trust_region",
+        "longest": longest,
+        "shares": ranks if recipe.train.shard else 1,
+        "resharded": recipe.train.reshard_after_forward,
+    }
+    if asked.online:
+        needs |= {
+            "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
+            "samplers": recipe.async_.samplers,
+            "published": 2 if recipe.async_.publishes else 0,
+            "longest": policy.context if asked.env else longest + recipe.sampling.max_new_tokens,
+        }
+    return needs
 
 
 def _adapter_size(policy: Policy, recipe: Recipe) -> int:
@@ -192,23 +211,25 @@ def train(
     show: Show,
     say: Say,
     recorded: Recorded | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """Runs the recipe to its end in this directory; the metrics of the last evaluation.
 
-    recorded: what another run's samplers did and when, to be done again.
+    recorded: what another run's samplers did and when, to be done again. ranks: those that train together.
     """
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
-    found = _newest(run_dir, say) if resume else None
+    found = _newest(run_dir, say, ranks) if resume else None
     state = checkpoint.read_state(found) if found else {}
     progress = Progress(**state.get("progress", {}))
     say("loading the model")
-    learner = _learner(chosen, state)
+    learner = _learner(chosen, state, ranks)
     tasks, replay = _sources(asked, state)
     memory = replay if asked.online and recipe.rollout.replay else None
     if found:
         saving.restore(found, learner, state, memory)
-    run_dir.forget_after(progress.update if found else -1)
-    track = _tracker(recipe, run_dir, config, progress.update if found else (-1 if resume else None))
+    run_dir.forget_after(progress.update if found else -1, ranks.size)
+    after = progress.update if found else (-1 if resume else None)
+    track = None if ranks.rank else _tracker(recipe, run_dir, config, after)
     journal = Journal(track, progress, show)
 
     def save(flight: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -219,35 +240,20 @@ def train(
         saving.save(root, progress.update, learner, policy.tokenizer, saved, kept, **beside)
 
     try:
-        with stop_recorded(run_dir.path):
+        with stop_recorded(run_dir.path, run_dir.own):
             if tasks:
                 flight = saving.flight(found)
                 return _run_online(chosen, run_dir, learner, tasks, journal, replay, save, flight, recorded)
-            held_out = chosen.held_out_groups[: recipe.eval.limit]
-            file = run_dir.path / "reference.safetensors"
-            return OfflineRun(
-                learner=learner,
-                stream=Stream(chosen.groups, seed=recipe.run.seed),
-                settings=recipe.batch,
-                held_out=held_out,
-                held_out_bytes=bytes_of(chosen.held_out_groups, recipe.eval.limit),
-                journal=journal,
-                save=save,
-                updates=recipe.run.updates,
-                save_every=recipe.checkpoint.every,
-                evaluate_every=recipe.eval.every,
-                reference=reference_of(
-                    asked, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
-                ),
-                compares=asked.line.learns not in ("text", "answers"),
-            ).run()
+            return _run_offline(chosen, run_dir, learner, journal, save)
     finally:
-        track.close()
+        if track:
+            track.close()
 
 
-def _newest(run_dir: RunDir, say: Say) -> Path | None:
-    """The checkpoint that a resumed run goes on from, if there is one yet."""
-    found, skipped = checkpoint.newest(run_dir.checkpoints, resume=True)
+def _newest(run_dir: RunDir, say: Say, ranks: Ranks) -> Path | None:
+    """The checkpoint that a resumed run goes on from, if there is one yet: what rank 0 finds whole."""
+    looked = (None, []) if ranks.rank else checkpoint.newest(run_dir.checkpoints, resume=True)
+    found, skipped = ranks.gather(looked, "the checkpoint")[0]
     for fault in skipped:
         say(fault)
     say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
@@ -276,6 +282,31 @@ def _sources(asked: Asked, state: Mapping[str, Any]) -> tuple[Supply | None, Rep
     return tasks, replay
 
 
+def _run_offline(
+    chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal, save: Callable[[], None]
+) -> dict[str, float]:
+    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
+    held_out = chosen.held_out_groups[: recipe.eval.limit]
+    file = run_dir.path / "reference.safetensors"
+    return OfflineRun(
+        learner=learner,
+        stream=Stream(chosen.groups, seed=recipe.run.seed),
+        settings=recipe.batch,
+        held_out=held_out,
+        held_out_bytes=bytes_of(chosen.held_out_groups, recipe.eval.limit),
+        journal=journal,
+        save=save,
+        updates=recipe.run.updates,
+        save_every=recipe.checkpoint.every,
+        evaluate_every=recipe.eval.every,
+        reference=reference_of(
+            asked, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
+        ),
+        compares=asked.line.learns not in ("text", "answers"),
+        ranks=learner.ranks,
+    ).run()
+
+
 def _run_online(
     chosen: Plan,
     run_dir: RunDir,
@@ -291,9 +322,9 @@ def _run_online(
     canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
     ahead = recipe.async_
     # In the loop's own thread nothing hangs on a clock.
-    schedule = recorded or (Recorder(run_dir.path) if ahead.where != "here" else None)
+    schedule = recorded or (Recorder(run_dir.own) if ahead.where != "here" else None)
     store = store_of(recipe, chosen.parameters * policy.dtype.itemsize)
-    publisher, logs = Publisher(learner, canary, store), run_dir.path / "samplers"
+    publisher, logs = Publisher(learner, canary, store), run_dir.own / "samplers"
     with closing(publisher), closing(sampler_of(asked, policy, logs, schedule)) as sampler:
         run = OnlineRun(
             learner=learner,
@@ -318,12 +349,13 @@ def _run_online(
             least_group=least_group(asked.method),
             recorded=recipe.record.tokens,
             accept=getattr(asked.method, "accept", recipe.eval.right),
+            ranks=learner.ranks,
         )
         run.source.resume(flight)
         return run.run()
 
 
-def _learner(chosen: Plan, state: Mapping[str, Any]) -> Learner:
+def _learner(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     model = weights_of(recipe, policy)
     return Learner(
@@ -343,4 +375,6 @@ def _learner(chosen: Plan, state: Mapping[str, Any]) -> Learner:
         # A resumed run cuts its steps as the first session did, whatever memory is free today.
         microbatch_tokens=state.get("microbatch_tokens", chosen.microbatch_tokens),
         seed=recipe.run.seed,
+        ranks=ranks,
+        parallel=recipe.train,
     )

@@ -3,29 +3,26 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from posttrain.math.selection import coverage
-from posttrain.types import Episode, worth
+from posttrain.types import Played, worth
 
 
-def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: float) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Sequence[Played]], version: int, right: float) -> dict[str, float]:
     """Rewards, lengths, lags and verdicts of an update's groups. Episodes that failed are only counted."""
     episodes = [e for group in groups for e in group]
     judged = [e for e in episodes if not e.verdict.failed]
     out = verdict_shares(episodes)
     if not judged:
         return out
-    rewards = [e.trajectory.total_reward for e in judged]
-    lengths = [sum(e.trajectory.sampled) for e in judged]
-    lags = [
-        version - v
-        for e in judged
-        for v, s in zip(e.trajectory.version, e.trajectory.sampled, strict=True)
-        if s
-    ]
+    rewards = [e.reward for e in judged]
+    lengths = [e.length for e in judged]
+    lags = Counter[int]()
+    for e in judged:
+        lags.update({version - drew: tokens for drew, tokens in e.versions.items()})
     by_group = [kept for group in groups if (kept := [e for e in group if not e.verdict.failed])]
-    spreads = [statistics.pstdev(e.trajectory.total_reward for e in group) for group in by_group]
+    spreads = [statistics.pstdev(e.reward for e in group) for group in by_group]
     return (
         out
         | {
@@ -33,7 +30,7 @@ def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: fl
             "reward/std": statistics.pstdev(rewards),
             "reward/group_std": statistics.fmean(spreads),
             "accuracy": statistics.fmean(is_right(e, right) for e in judged),
-            "distinct": statistics.fmean(len({_said(e) for e in group}) / len(group) for group in by_group),
+            "distinct": statistics.fmean(len({e.said for e in group}) / len(group) for group in by_group),
             "length/mean": statistics.fmean(lengths),
             "length/max": float(max(lengths)),
             "length/clipped": sum(e.stop in ("length", "context") for e in judged) / len(judged),
@@ -44,7 +41,7 @@ def rollout_metrics(groups: Sequence[Sequence[Episode]], version: int, right: fl
     )
 
 
-def pass_at_powers(groups: Sequence[Sequence[Episode]], right: float) -> dict[str, float]:
+def pass_at_powers(groups: Sequence[Sequence[Played]], right: float) -> dict[str, float]:
     """pass@1, pass@2, pass@4 ... up to the largest group, each the mean over groups that are large enough.
 
     Failed episodes must be left out: a group is then smaller, and its estimate as unbiased as the others'.
@@ -57,11 +54,11 @@ def pass_at_powers(groups: Sequence[Sequence[Episode]], right: float) -> dict[st
     return out
 
 
-def evaluation_metrics(episodes: Sequence[Episode], right: float) -> dict[str, float]:
+def evaluation_metrics(episodes: Sequence[Played], right: float) -> dict[str, float]:
     """Accuracy, reward and length on held-out tasks; NaN where nothing could be judged."""
     judged = [e for e in episodes if not e.verdict.failed]
-    rewards = [e.trajectory.total_reward for e in judged]
-    lengths = [float(sum(e.trajectory.sampled)) for e in judged]
+    rewards = [e.reward for e in judged]
+    lengths = [float(e.length) for e in judged]
     mean = statistics.fmean if judged else lambda values: math.nan
     return {
         "eval/accuracy": mean([float(is_right(e, right)) for e in judged]),
@@ -72,37 +69,36 @@ def evaluation_metrics(episodes: Sequence[Episode], right: float) -> dict[str, f
     }
 
 
-def lag_metrics(lags: Sequence[int]) -> dict[str, float]:
-    """How many updates old tokens are: mean, maximum and, if any is old, the share of each age (16: or more).
+def lag_metrics(lags: Mapping[int, int]) -> dict[str, float]:
+    """How many updates old tokens are, so many of each age: mean, maximum and, if any is old, the share of
+    each age (16: or more).
 
-    >>> lag_metrics([0, 1, 1, 2])
+    >>> lag_metrics({0: 1, 1: 2, 2: 1})
     {'lag/mean': 1.0, 'lag/max': 2.0, 'lag/0': 0.25, 'lag/1': 0.5, 'lag/2': 0.25}
     """
-    ages = Counter(min(lag, 16) for lag in lags)
-    shares = {f"lag/{age}": ages[age] / len(lags) for age in range(max(ages) + 1)} if max(ages) else {}
-    return {"lag/mean": statistics.fmean(lags), "lag/max": float(max(lags))} | shares
+    total = sum(lags.values())
+    ages = Counter[int]()
+    for lag, tokens in lags.items():
+        ages[min(lag, 16)] += tokens
+    shares = {f"lag/{age}": ages[age] / total for age in range(max(ages) + 1)} if max(ages) else {}
+    mean = sum(lag * tokens for lag, tokens in lags.items()) / total
+    return {"lag/mean": mean, "lag/max": float(max(lags))} | shares
 
 
-def success_rate(group: Sequence[Episode], right: float) -> float | None:
+def success_rate(group: Sequence[Played], right: float) -> float | None:
     """The share of right answers among those that could be judged; None if none could."""
     judged = [is_right(e, right) for e in group if not e.verdict.failed]
     return statistics.fmean(judged) if judged else None
 
 
-def is_right(episode: Episode, least: float) -> bool:
+def is_right(episode: Played, least: float) -> bool:
     """Whether the verdict's label says so; where it says neither, whether the reward is at least `least`."""
     if episode.verdict.label in ("right", "wrong", "no_answer"):
         return episode.verdict.label == "right"
-    return episode.trajectory.total_reward >= worth([least])
+    return episode.reward >= worth([least])
 
 
-def verdict_shares(episodes: Sequence[Episode]) -> dict[str, float]:
+def verdict_shares(episodes: Sequence[Played]) -> dict[str, float]:
     """verdict/<label>: the share of episodes of each class."""
     counts = Counter(e.verdict.label for e in episodes)
     return {f"verdict/{label}": n / len(episodes) for label, n in sorted(counts.items())}
-
-
-def _said(episode: Episode) -> tuple[int, ...]:
-    """The tokens that the policy chose."""
-    t = episode.trajectory
-    return tuple(token for token, chosen in zip(t.tokens, t.sampled, strict=True) if chosen)

@@ -9,12 +9,14 @@ A group is a row by itself, or the answers to one question that a method compare
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import torch
 from jaxtyping import Int
 
 from posttrain.data.corpus import bits_per_byte
 from posttrain.learner.learner import Learner
+from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.math import masked
 from posttrain.runtime.journal import Journal, stop_requested
 from posttrain.runtime.judged import agreement
@@ -64,6 +66,8 @@ class OfflineRun:
     """Whether held-out rows are judged by the method's own loss: rewards and preferences, not likelihoods."""
     held_out_bytes: float = 0.0
     """Of the text that the held-out rows predict; 0 where they are no text."""
+    ranks: Ranks = ALONE
+    """Those that train with this one: each takes every group, and its own share of them."""
 
     def __post_init__(self) -> None:
         self.stream.taken = self.journal.progress.taken
@@ -86,10 +90,11 @@ class OfflineRun:
                     last = self._evaluate()
                     metrics |= last
                 self._log(metrics)
-                if final or stopped() or (self.save_every and progress.update % self.save_every == 0):
+                stops = any(self.ranks.gather(stopped()))
+                if final or stops or (self.save_every and progress.update % self.save_every == 0):
                     with self.journal.timed("checkpoint"):
                         self.save()
-                if stopped() and not final:
+                if stops and not final:
                     raise RunError(
                         f"stopped on request after update {progress.update} of {self.updates}; "
                         "all of it is saved, go on with --resume"
@@ -104,10 +109,10 @@ class OfflineRun:
             update = self.learner.update(batch)
         progress.update, progress.taken = progress.update + 1, self.stream.taken
         lengths = self._lengths(update.batch)
-        tokens = int(lengths.sum())
+        tokens, count = self.ranks.sum(torch.stack([lengths.sum(), torch.tensor(len(lengths))])).tolist()
         progress.tokens += tokens
         return update.metrics | {
-            "length/mean": tokens / len(lengths),
+            "length/mean": tokens / count,
             "speed/train_tokens": tokens / self.journal.phases["train"],
         }
 
@@ -118,8 +123,10 @@ class OfflineRun:
         return (batch.length - 1 if reads_head else batch.mask.sum(-1))[rows]
 
     def _batch(self, groups: Sequence[Group]) -> Batch:
+        """This rank's rows of these groups, which are numbered alike on every rank."""
         rows, group = numbered(groups)
-        batch = Batch.of(rows, group)
+        mine = [n % self.ranks.size == self.ranks.rank for n in group]
+        batch = Batch.of(list(compress(rows, mine)), list(compress(group, mine)))
         return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
 
     def _evaluate(self) -> dict[str, float]:
@@ -129,17 +136,26 @@ class OfflineRun:
             if self.compares:
                 found = {f"eval/{key}": value for key, value in self.learner.assess(batch).items()}
                 if "head" in self.learner.method.needs:
-                    lengths = [len(row.tokens) for group in self.held_out for row in group]
-                    found |= {
-                        f"eval/{key}": value
-                        for key, value in agreement(batch, self.learner.read(batch), lengths).items()
-                    }
+                    found |= {f"eval/{key}": value for key, value in self._agreement(batch).items()}
                 return found
-            loss = -float(masked.mean(self.learner.score(batch).logp, batch.mask))
+            logp = self.learner.score(batch).logp
+            loss = -float(masked.mean(logp, batch.mask, self.ranks))
+            predicted = int(self.ranks.sum(batch.mask.sum()))
         found = {"eval/loss": loss, "eval/perplexity": math.exp(min(loss, 700.0))}
         if self.held_out_bytes:
-            found["eval/bits_per_byte"] = bits_per_byte(loss * int(batch.mask.sum()), self.held_out_bytes)
+            found["eval/bits_per_byte"] = bits_per_byte(loss * predicted, self.held_out_bytes)
         return found
+
+    def _agreement(self, batch: Batch) -> dict[str, float]:
+        """How the scores of all held-out groups agree with their judge; `batch` are this rank's own."""
+        rows, group = numbered(self.held_out)
+        whole = Batch.of(rows, group)
+        scores, score = self.learner.read(batch), torch.zeros_like(whole.logp_gen)
+        for rank, told in enumerate(self.ranks.gather(scores.numpy(), "scores")):
+            mine = (whole.group % self.ranks.size == rank).nonzero().flatten()
+            width = min(told.shape[1], score.shape[1])
+            score[mine, :width] = torch.from_numpy(told)[: len(mine), :width]
+        return agreement(whole, score, whole.length.tolist())
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.journal.log(self.learner.step_count, self.learner.update_count, metrics)

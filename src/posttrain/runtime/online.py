@@ -11,11 +11,15 @@ hand, so a run that is killed and resumed from a checkpoint makes the very numbe
 wherever these hang on no clock.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from posttrain.learner.learner import Learner
+from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.runtime import samples
 from posttrain.runtime.asynchrony import Asynchrony
 from posttrain.runtime.curriculum import Supply
@@ -28,9 +32,9 @@ from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.runtime.select import SELECT, WHY_NOT, selection
-from posttrain.runtime.source import Groups, GroupSource
+from posttrain.runtime.source import Group, GroupSource
 from posttrain.samplers.protocol import GroupRequest, Sampler
-from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
+from posttrain.types import Batch, Episode, Played, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState, Verifier
 
 
@@ -123,6 +127,8 @@ class OnlineRun:
     """The least reward of an answer worth imitating, for settings.select = "accepted"."""
     recorded: int = 0
     """Tokens of an update, or of an evaluation, that samples/ is to hold, about; 0: all."""
+    ranks: Ranks = ALONE
+    """Those that train with this one, each with such a loop; what goes on is decided on what all know."""
 
     def __post_init__(self) -> None:
         self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
@@ -135,6 +141,7 @@ class OnlineRun:
             self.ahead,
             self.journal,
             self.schedule,
+            self.ranks,
             count=self.settings.groups,
             size=self.settings.group_size,
             state=self._state_of,
@@ -190,17 +197,14 @@ class OnlineRun:
                     last = self._evaluate()
                     metrics |= last
                 self._log(metrics)
-                if final or stopped() or (self.save_every and update % self.save_every == 0):
+                stops = any(self.ranks.gather(stopped()))
+                if final or stops or (self.save_every and update % self.save_every == 0):
                     with self.journal.timed("checkpoint"):
                         self.run_dir.settle()
-                        flight = self.source.flight()
-                        # What is under way has been taken too.
-                        self.progress.taken, self.progress.admitted = (
-                            self.stream.taken,
-                            self.source.line.admitted,
-                        )
+                        flight = self.source.flight(self.learner.update_count)
+                        self._count_taken()  # what is under way has been taken too
                         self.save(flight)
-                if stopped() and not final:
+                if stops and not final:
                     raise RunError(
                         f"stopped on request after update {update} of {self.updates}; "
                         "all of it is saved, go on with --resume"
@@ -213,8 +217,8 @@ class OnlineRun:
         with self.journal.timed("sample"):
             kept, dropped = self._collect()
         self.progress.update += 1
-        self.progress.taken, self.progress.admitted = self.stream.taken, self.source.line.admitted
-        everyone = [group for _, group in (*kept, *dropped)]
+        self._count_taken()
+        everyone = [group.seen for group in (*kept, *dropped)]
         metrics = rollout_metrics(everyone, self.learner.update_count, self.evaluation.right)
         metrics |= hacking_metrics(everyone, self._auditors)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
@@ -226,19 +230,21 @@ class OnlineRun:
             self._nothing_kept()
             return metrics
         self.progress.empty = 0
-        rows = [(n, e) for n, (_, g) in enumerate(kept) for e in g if not e.verdict.failed]
+        rows = [(n, e) for n, g in enumerate(kept) for e in g.episodes if not e.verdict.failed]
         batch, again = self._batch(rows)
         metrics |= again | self._ages(batch, len(rows))
         with self.journal.timed("feed"):
             self.source.feed(self.learner.update_count)
         with self.journal.timed("train"):
             update = self.learner.update(batch)
-        self.source.line.trained([n for n, _ in kept], self.learner.update_count)
-        metrics["select/trained"] = float(update.computed.double().mean())
-        self.progress.tokens += int(update.batch.mask.sum())
+        self.source.line.trained([g.number for g in kept], self.learner.update_count)
+        counts = [update.computed.sum(), torch.tensor(len(update.computed)), update.batch.mask.sum()]
+        computed, drawn, tokens = self.ranks.sum(torch.stack(counts)).tolist()
+        metrics["select/trained"] = computed / drawn
+        self.progress.tokens += tokens
         with self.journal.timed("publish"):
             self._publish()
-        number, groups = self.progress.update, [group for _, group in kept]
+        number, groups = self.progress.update, [g.episodes for g in kept if g.episodes]
         share = samples.drawn(groups, self.recorded, str(number))
         trained = samples.columns([e for _, e in rows], update)
         self.run_dir.samples(f"{number:06d}", samples.lines(number, groups, share, self.pieces, trained))
@@ -261,12 +267,16 @@ class OnlineRun:
     def _ages(self, batch: Batch, own: int) -> dict[str, float]:
         """How old the tokens are, replayed ones included; RunError for one of its own beyond the bound."""
         lag = self.learner.update_count - batch.version
-        oldest, bound = int(lag[:own][batch.mask[:own]].max()), self.source.line.bound
+        ages, bound = lag[:own][batch.mask[:own]], self.source.line.bound
+        oldest = int(ages.max()) if len(ages) else 0
         if oldest > bound:
             raise RunError(f"a token is {oldest} updates old and may be {bound}: a fault of posttrain's own")
-        return lag_metrics(lag[batch.mask].tolist()) if self.settings.replay else {}
+        return lag_metrics(Counter(lag[batch.mask].tolist())) if self.settings.replay else {}
 
-    def _collect(self) -> tuple[Groups, Groups]:
+    def _count_taken(self) -> None:
+        self.progress.taken, self.progress.admitted = self.stream.taken, self.source.line.admitted
+
+    def _collect(self) -> tuple[list[Group], list[Group]]:
         """(kept, dropped) groups, each in the order in which they were admitted."""
         chosen = selection(self.settings.select, self.accept)
 
@@ -275,7 +285,7 @@ class OnlineRun:
 
         return self.source.collect(keep, self.settings.max_rounds if self.settings.select != "all" else 1)
 
-    def _count_failures(self, episodes: Sequence[Episode], metrics: Mapping[str, float]) -> None:
+    def _count_failures(self, episodes: Sequence[Played], metrics: Mapping[str, float]) -> None:
         try:
             self._errors.see(episodes)
         except RunError:
@@ -314,13 +324,16 @@ class OnlineRun:
         requests = [
             GroupRequest(number=n, task=task, size=1, sampling=sampling, state=self._state)
             for n, task in enumerate(self.held_out)
+            if self.source.plays(n)
         ]
         with self.journal.timed("eval"):
             found = self.sampler.evaluate(
                 requests, lambda done: self.journal.show("eval", {"done": done, "total": len(requests)})
             )
-        groups = [found[n] for n in range(len(requests))]
-        episodes = [e for g in groups for e in g]
+        groups = [found[each.number] for each in requests]
+        told = {r.number: [e.seen() for e in found[r.number]] for r in requests}
+        seen = {n: each for part in self.ranks.gather(told, "evaluations") for n, each in part.items()}
+        episodes = [e for n in sorted(seen) for e in seen[n]]
         update, share = self.progress.update, samples.drawn(groups, self.recorded, "eval")
         self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, share, self.pieces))
         metrics = evaluation_metrics(episodes, self.evaluation.right)

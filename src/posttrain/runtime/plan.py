@@ -44,6 +44,11 @@ class Shape:
     softcap: bool = False
     """Whether scores of attention are capped, which no fused kernel does: the backward pass keeps them."""
 
+    @property
+    def layer(self) -> int:
+        """Weights that are gathered at once where layers are one by one: of one, and of the embedding."""
+        return self.parameters // self.layers + self.vocabulary * self.hidden
+
     @staticmethod
     def of(config: Any, parameters: int, trained: int) -> "Shape":
         """Read off a transformers configuration."""
@@ -95,6 +100,8 @@ def estimate(
     natural: bool = False,
     longest: int = 0,
     device: str = "cpu",
+    shares: int = 1,
+    resharded: bool = False,
 ) -> Memory:
     """The memory of a run on this kind of device, in bytes.
 
@@ -102,19 +109,24 @@ def estimate(
     for each trained weight. `reference` is the number of weights of a frozen policy that is held.
     Activations are those that the backward pass of one microbatch reads, whose longest row has `longest`
     tokens. `sampler_tokens` is the number of tokens whose keys and values a sampler holds, and `published`
-    that of versions which lie ready for samplers.
+    that of versions which lie ready for samplers. With `shares` ranks hold the weights together, and gather
+    them for a step, or layer by layer if they are `resharded`.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
+    trained = shape.trained if shape.trained < shape.parameters else -(-shape.trained // shares)
     parts = {"weights": weights}
-    if size < 4:
-        parts["float32 masters"] = 4 * shape.trained
-    parts["gradients"] = 4 * shape.trained
+    if shares > 1:
+        parts = {"shares of frozen weights": size * (shape.parameters - shape.trained) // shares}
+        parts["gathered weights"] = min(weights, shape.layer * size) if resharded else weights
+    if size < 4 or shares > 1:
+        parts["float32 masters"] = 4 * trained
+    parts["gradients"] = 4 * (trained if resharded else shape.trained)
     if natural:
         # Gradient, direction, residual, search, image, their products and the weights ahead.
         parts["natural step"] = 32 * shape.trained
     else:
-        parts["AdamW moments"] = 8 * shape.trained
+        parts["AdamW moments"] = 8 * trained
     activations = token_bytes(
         shape, size, checkpointing=checkpointing, critic=critic, natural=natural, longest=longest
     )
@@ -128,10 +140,10 @@ def estimate(
     if published:
         parts["published weights"] = published * weights
     if reference:
-        parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference
+        parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
         # A model of its own, trained whole: weights, masters where they differ, gradients and moments.
-        parts["critic"] = (size + (16 if size < 4 else 12)) * critic.parameters
+        parts["critic"] = (size + (16 if size < 4 else 12)) * critic.parameters // shares
     return Memory(parts)
 
 
@@ -227,7 +239,10 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had: on a GPU by its driver, on a CPU by the kernel and the control group."""
+    """Bytes that can still be had: on a GPU by its driver, on a CPU by the kernel and the control group.
+
+    What a processor has, the ranks of torchrun on this machine share.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -236,7 +251,7 @@ def free_memory(device: torch.device) -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    return int(min(available, memory_left()))
+    return int(min(available, memory_left())) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def gib(size: float) -> str:

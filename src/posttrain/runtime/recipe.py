@@ -24,6 +24,7 @@ from posttrain.learner.critic import Critic
 from posttrain.learner.learner import Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
+from posttrain.learner.ranks import Parallel
 from posttrain.learner.reference import Reference
 from posttrain.learner.trust_region import Trust
 from posttrain.loading import Dtype, settled
@@ -238,6 +239,7 @@ class Recipe:
     curriculum: Curriculum = Curriculum()
     batch: Dataset = Dataset()
     steps: Steps = Steps()
+    train: Parallel = Parallel()
     optim: Optim = Optim()
     critic: Critic = Critic()
     reference: Reference = Reference()

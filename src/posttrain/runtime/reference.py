@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posttrain.learner import forward, pretrained
 from posttrain.learner.learner import Learner
 from posttrain.runtime.ask import Asked
@@ -81,6 +83,8 @@ def reference_of(
     wanted = [groups[i] for i in sorted(met)] + list(held_out)
 
     fresh: Any = None
+    ranks = learner.ranks
+    ranks.gather(None, "the reference's answers")  # what one has written, all read alike
 
     def score(batch: Batch) -> PerToken:
         nonlocal fresh
@@ -91,9 +95,22 @@ def reference_of(
             # Before the first step the policy is its own reference; a resumed one is not any more.
             return learner.score(batch).logp
         fresh = _weights(recipe, policy) if fresh is None else fresh
-        return forward.scored(fresh, batch, 1.0, learner.microbatch_tokens).logp
+        return forward.scored(forward.Net(fresh), batch, 1.0, learner.microbatch_tokens).logp
+
+    def shared(batch: Batch) -> PerToken:
+        """Each rank scores its share of the groups, and all are told."""
+        mine = batch.group % ranks.size == ranks.rank
+        out = torch.zeros_like(batch.logp_gen)
+        own = score(batch.rows(mine.nonzero().flatten())) if ranks.size > 1 else score(batch)
+        for rank, told in enumerate(ranks.gather(own.numpy(), "scores")):
+            out[batch.group % ranks.size == rank] = torch.from_numpy(told)
+        return out
 
     with journal.timed("reference"):
         return scored(
-            file, wanted, score, lambda done, total: journal.show("reference", {"done": done, "total": total})
+            file,
+            wanted,
+            shared,
+            lambda done, total: journal.show("reference", {"done": done, "total": total}),
+            writes=ranks.rank == 0,
         )

@@ -4,6 +4,7 @@ config.toml    the resolved recipe           metrics.jsonl     a line an update
 code.txt       versions that ran it          samples/          rollouts, a file an update
 plan.json      method, batch plan, memory    checkpoints/      step_000040/ ...
 stopped.txt    why, if it ended itself       report.html
+ranks/1/       samples and logs of another rank
 """
 
 import contextlib
@@ -27,12 +28,19 @@ DESCRIPTION = ("config.toml", "code.txt", "plan.json")
 
 
 class RunDir:
-    """A run directory that this process alone writes to, until it is closed."""
+    """A run directory that this process alone writes to, until it is closed.
 
-    def __init__(self, path: Path, *, resume: bool) -> None:
+    Of several ranks that share one, rank 0 owns it; each other one has a folder in it, ranks/1 ...
+    """
+
+    def __init__(self, path: Path, *, resume: bool, rank: int = 0) -> None:
         """Opens it; UserError if it is in use, already used (and not resumed), or has nothing to resume."""
-        self.path = path
+        self.path, self.rank = path, rank
+        self.own = path / "ranks" / str(rank) if rank else path
+        """Where this rank leaves samples and logs."""
         self._written: Future[None] | None = None
+        if rank:
+            return
         if path.exists() and not path.is_dir():
             raise UserError("is a file", where=str(path), mend="give another --run-dir")
         if resume and not (path / "config.toml").exists():
@@ -66,12 +74,13 @@ class RunDir:
 
     def close(self) -> None:
         """Lets others write to it."""
-        os.close(self._lock)
+        if not self.rank:
+            os.close(self._lock)
 
     def discard(self) -> None:
         """Deletes what was written for a run that was refused before its first line; anything else stays."""
         metrics = self.path / "metrics.jsonl"
-        if metrics.exists() and metrics.stat().st_size:
+        if self.rank or (metrics.exists() and metrics.stat().st_size):
             return
         for name in (*DESCRIPTION, ".prompts.json", "metrics.jsonl", "report.html", LOCK):
             (self.path / name).unlink(missing_ok=True)
@@ -85,6 +94,9 @@ class RunDir:
 
     def describe(self, config: str, title: str, sections: Mapping[str, Mapping[str, Any]]) -> None:
         """Writes config.toml, code.txt and plan.json."""
+        if self.rank:
+            self.own.mkdir(parents=True, exist_ok=True)
+            return
         plan = {
             "title": title,
             "sections": [
@@ -121,13 +133,13 @@ class RunDir:
                 raise RunError(f"{self.path / 'samples'}: cannot be written: {error.strerror}") from error
 
     def _write_samples(self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
-        (self.path / "samples").mkdir(exist_ok=True)
+        (self.own / "samples").mkdir(exist_ok=True)
         text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows())
         self._write(f"samples/{name}.jsonl", text)
 
     def _write(self, name: str, text: str) -> None:
         """Puts the text into a file, whole or not at all: a kill leaves what was there before."""
-        file = self.path / name
+        file = self.own / name
         working = file.with_name(f".{file.name}.tmp")
         try:
             working.write_text(text)
@@ -137,11 +149,16 @@ class RunDir:
                 working.unlink(missing_ok=True)
             raise RunError(f"{file} cannot be written: {error.strerror}; {kept(self.path)}") from error
 
-    def forget_after(self, update: int) -> None:
-        """Deletes rollouts of updates after this one, which a resumed run makes again."""
-        for file in (self.path / "samples").glob("*.jsonl"):
-            if int(file.stem.removeprefix("eval_")) > update:
-                file.unlink()
+    def forget_after(self, update: int, ranks: int = 1) -> None:
+        """Deletes rollouts of updates after this one, which a resumed run makes again, on so many ranks."""
+        gone = [p for p in (self.path / "ranks").glob("*") if not self.rank and int(p.name) >= ranks]
+        for folder in (self.own, *gone):
+            for file in (folder / "samples").glob("*.jsonl"):
+                if int(file.stem.removeprefix("eval_")) > update:
+                    file.unlink()
+        for folder in gone:
+            for name in ("stopped.txt", "error.log"):
+                (folder / name).unlink(missing_ok=True)
 
 
 def kept(run_dir: Path) -> str:

@@ -16,15 +16,18 @@ resume/                 what nothing but a resume reads:
 import math
 import pickle
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from posttrain.learner import checkpoint, heads
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import base, save_adapter
+from posttrain.learner.shards import whole
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.critics import head_class
 from posttrain.runtime.plan import Shape, gib
@@ -52,10 +55,15 @@ def save(
     replay: Replay | None = None,
     flight: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """The committed checkpoint of this update; `head` is the class under which a reward model is saved."""
-    tensors = learner.tensors()
+    """The committed checkpoint of this update; `head` is the class under which a reward model is saved.
+
+    All ranks gather it, one tensor after the other, and rank 0 writes it, as one process would.
+    """
+    tensors, held = _gathered(learner, head=head is not None)
     if replay is not None:
         tensors[REPLAY] = replay.tensors()
+    if learner.ranks.rank:
+        return learner.ranks.gather(root, "the checkpoint")[0]
 
     def write(folder: Path) -> None:
         for name in tensors.keys() - {"trained"}:
@@ -70,24 +78,51 @@ def save(
             tokenizer.save_pretrained(folder / "adapter")  # with the template that it was trained under
             if head is None:
                 return
-            held = dict(learner.weights())  # a verifier loads a reward model whole
-        else:
-            held = {name: p.detach() for name, p in model.named_parameters()} | tensors["trained"]
         config, words = model.config, tokenizer
         if head is not None:
-            assert learner.critic is not None
-            held |= heads.head_tensors(learner.critic.head.state_dict())
             words = heads.padded(tokenizer, _ends(model, tokenizer))
-            config = heads.head_config(
-                config, head, words.pad_token_id, heads=learner.critic.head.out_features
-            )
+            count = len(held[heads.WEIGHT])
+            config = heads.head_config(config, head, words.pad_token_id, heads=count)
         checkpoint.write_tensors(folder / "model" / "model.safetensors", held)
         config.save_pretrained(folder / "model")
         model.generation_config.save_pretrained(folder / "model")
         words.save_pretrained(folder / "model")
 
     saved = {**state, "learner": learner.state()}
-    return checkpoint.save(root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights)
+    made = checkpoint.save(root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights)
+    return learner.ranks.gather(made, "the checkpoint")[0]
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def _gathered(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors], Tensors]:
+    """(what a checkpoint holds, by file, the model that is saved whole, with its head), on rank 0.
+
+    Of shares the whole is gathered, one tensor at a time, so that no device ever holds the model.
+    """
+
+    def kept(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+        found = {}
+        for name, tensor in tensors:
+            one = whole(tensor)
+            if learner.ranks.rank == 0:
+                found[name] = (one if one is tensor else one.cpu()).detach()
+        return found
+
+    adapter, held = bool(learner.lora.rank), Tensors()
+    with learner.ranks.waiting("the checkpoint"):
+        tensors = {file: kept(each.items()) for file, each in learner.tensors().items()}
+        if head and adapter:  # a verifier loads a reward model whole
+            held = kept(learner.weights())
+        elif not adapter:
+            frozen = dict(base(learner.model).named_parameters())
+            for name in learner.masters.names:
+                del frozen[name]
+            held = kept(frozen.items()) | tensors["trained"]
+        if head and learner.critic is not None:
+            held |= heads.head_tensors(kept(learner.critic.head.state_dict().items()))
+    return tensors, held
 
 
 def _ends(model: Any, tokenizer: Any) -> set[int]:
@@ -102,8 +137,9 @@ def restore(folder: Path, learner: Learner, state: Mapping[str, Any], replay: Re
     try:
         held = learner.tensors().keys() - {"trained"}
         resume = folder / checkpoint.RESUME
-        tensors = {name: checkpoint.read_tensors(resume / f"{name}.safetensors") for name in held}
-        tensors["trained"] = checkpoint.read_tensors(folder / trained)
+        # One at a time, as ranks that share a machine may have no room for all of them at once.
+        tensors = {name: checkpoint.Stored(resume / f"{name}.safetensors") for name in held}
+        tensors["trained"] = checkpoint.Stored(folder / trained)
         learner.restore(tensors, state["learner"])
         if replay is not None:
             replay.restore(checkpoint.read_tensors(resume / f"{REPLAY}.safetensors"))

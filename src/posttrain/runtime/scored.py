@@ -65,10 +65,13 @@ def scored(
     groups: Sequence[Group],
     score: Callable[[Batch], PerToken],
     show: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    writes: bool = True,
 ) -> Scored:
     """The rows' log-probabilities: read from the file; what it lacks is asked of `score` and added to it.
 
-    `show` is told how many groups of how many that were lacking are done. Whoever goes on after a kill
+    `show` is told how many groups of how many that were lacking are done. Of ranks that score the same rows
+    together one `writes`. Whoever goes on after a kill
     scores the same groups in one call, so what they get is the same to the last bit.
     """
     held = _held(file)
@@ -98,27 +101,30 @@ def scored(
         lengths.append(mask.sum(-1))
         values.append(logp[fresh][mask].float().cpu())
         show(start + len(part), len(lacking))
-        last = start + len(part) == len(lacking)
-        if last or time.monotonic() - kept >= KEEP_S:
-            out = _keep(file, held, digests, lengths, values)
+        if writes and time.monotonic() - kept >= KEEP_S:
+            _keep(file, _joined(held, digests, lengths, values))
             kept = time.monotonic()
+    out = _joined(held, digests, lengths, values)
+    if writes:
+        _keep(file, out)
     return out
 
 
-def _keep(
-    file: Path,
+def _joined(
     held: Scored,
     digests: Sequence[bytes],
     lengths: list[torch.Tensor],
     values: list[torch.Tensor],
 ) -> Scored:
-    """What is held and what was added to it, once it is in the file."""
+    """What is held, and what was added to it."""
     added = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).view(-1, DIGEST)
-    out = Scored(torch.cat([held.digests, added]), torch.cat(lengths), torch.cat(values))
+    return Scored(torch.cat([held.digests, added]), torch.cat(lengths), torch.cat(values))
+
+
+def _keep(file: Path, table: Scored) -> None:
     working = file.with_suffix(".tmp")
-    write_tensors(working, {"digests": out.digests, "lengths": out.lengths, "logp": out.logp})
+    write_tensors(working, {"digests": table.digests, "lengths": table.lengths, "logp": table.logp})
     working.replace(file)
-    return out
 
 
 def _held(file: Path) -> Scored:

@@ -18,12 +18,12 @@ def varied(group: Sequence[Episode]) -> bool:
 
     Source: dynamic sampling, DAPO, arXiv:2503.14476, section 3.2.
     """
-    return len({e.trajectory.total_reward for e in group if not e.verdict.failed}) > 1
+    return len({e.reward for e in group if not e.verdict.failed}) > 1
 
 
 def accepted(group: Sequence[Episode], least: float = 1.0) -> bool:
     """Keeps a group with an answer whose reward is at least this: one without has nothing to imitate."""
-    return any(e.trajectory.total_reward >= worth([least]) for e in group if not e.verdict.failed)
+    return any(e.reward >= worth([least]) for e in group if not e.verdict.failed)
 
 
 SELECT: Mapping[str, Select] = {"all": every, "varied": varied, "accepted": accepted}

@@ -5,21 +5,32 @@ collect   consumes       finished groups, the oldest first, until selection has 
           unblocked by   a slot: admits the next task as soon as there is one
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.runtime.admission import Admission
 from posttrain.runtime.asynchrony import Asynchrony
 from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.journal import Journal
 from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.samplers.protocol import GroupRequest, Sampler, Work
-from posttrain.types import Episode, Sampling
+from posttrain.types import Episode, Played, Sampling
 from posttrain.verifiers.protocol import TrainerState
 
 _HEAR_S = 0.5
-Groups = list[tuple[int, list[Episode]]]
-"""Groups of episodes with the numbers under which they were admitted."""
+
+
+class Group(NamedTuple):
+    """A finished group."""
+
+    number: int
+    """Under which it was admitted."""
+    episodes: Sequence[Episode]
+    """Empty if another rank has played them."""
+    seen: Sequence[Played]
+    """They themselves, or what that rank says of them."""
 
 
 class GroupSource:
@@ -28,6 +39,9 @@ class GroupSource:
     schedule: where what is admitted is written down, or, in a run that is made again, read.
     count: how many groups an update wants. size: episodes of a group. state: what a reward function
     may know with the group of this number. left: how many updates are still to be made, this one included.
+
+    With several ranks each has such a source, of one line: all take the same tasks in the same order, each
+    plays the groups whose number is its own modulo their count, and what is kept is decided together.
     """
 
     def __init__(
@@ -38,6 +52,7 @@ class GroupSource:
         ahead: Asynchrony,
         journal: Journal,
         schedule: Recorder | Recorded | None = None,
+        ranks: Ranks = ALONE,
         *,
         count: int,
         size: int,
@@ -46,7 +61,7 @@ class GroupSource:
     ) -> None:
         self.sampler, self.stream, self.sampling, self.ahead = sampler, stream, sampling, ahead
         self.journal, self.count, self.size, self.state, self.left = journal, count, size, state, left
-        self.schedule = schedule
+        self.schedule, self.ranks = schedule, ranks
         self.line: Admission[list[Episode]] = Admission(
             count, ahead.max_lag, ahead.window, admitted=journal.progress.admitted
         )
@@ -59,25 +74,42 @@ class GroupSource:
         if self._resumed:
             self.sampler.admit(self._resumed)
 
-    def collect(self, keep: Callable[[Sequence[Episode]], bool], rounds: int) -> tuple[Groups, Groups]:
+    def collect(
+        self, keep: Callable[[Sequence[Episode]], bool], rounds: int
+    ) -> tuple[list[Group], list[Group]]:
         """(kept, dropped) groups, each in the order in which they were admitted.
 
         What is dropped is replaced in whole rounds, at most so many, so that what an engine computes together
         does not depend on how fast a verifier was.
         """
-        kept: Groups = []
-        dropped: Groups = []
+        kept: list[Group] = []
+        dropped: list[Group] = []
         for _ in range(rounds):
-            left: Groups = []
-            for number, group in self._taken(self.count - len(kept), len(kept)):
-                (kept if keep(group) else left).append((number, group))
-            self.line.dropped(number for number, _ in left)
+            left: list[Group] = []
+            for keeps, group in self._judged(keep, self._taken(self.count - len(kept), len(kept))):
+                (kept if keeps else left).append(group)
+            self.line.dropped(group.number for group in left)
             dropped += left
             if len(kept) >= self.count:
                 break
         return kept, dropped
 
-    def _taken(self, count: int, kept: int) -> Groups:
+    def _judged(
+        self, keep: Callable[[Sequence[Episode]], bool], taken: Sequence[tuple[int, list[Episode]]]
+    ) -> Iterator[tuple[bool, Group]]:
+        """Whether each group is kept, as the rank says that has played it."""
+        if self.ranks.size == 1:
+            yield from ((keep(group), Group(number, group, group)) for number, group in taken)
+            return
+        own = {n: (keep(group), [e.seen() for e in group]) for n, group in taken if self.plays(n)}
+        told = {n: each for part in self.ranks.gather(own, "groups") for n, each in part.items()}
+        yield from ((told[n][0], Group(n, group, told[n][1])) for n, group in taken)
+
+    def plays(self, number: int) -> bool:
+        """Whether the group of this number is one of this rank."""
+        return number % self.ranks.size == self.ranks.rank
+
+    def _taken(self, count: int, kept: int) -> list[tuple[int, list[Episode]]]:
         """The next groups in line, once they are finished; meanwhile others are admitted."""
         while True:
             self._admit(self.left() * self.count - kept)
@@ -99,6 +131,9 @@ class GroupSource:
         for _ in range(room):
             epoch, task = self.stream.take()
             number = self.line.admit()
+            if not self.plays(number):
+                self.line.arrived(number, [])  # it is not waited for here
+                continue
             requests.append(
                 GroupRequest(
                     number=number,
@@ -133,24 +168,43 @@ class GroupSource:
 
     # ------------------------------------------------------------------ what is under way
 
-    def flight(self) -> dict[str, Any]:
-        """What has been admitted and not trained on, as a checkpoint holds it; empty if there is nothing."""
+    def flight(self, version: int) -> dict[str, Any]:
+        """What has been admitted and not trained on, as a checkpoint holds it; empty if there is nothing.
+
+        Of all ranks together, on rank 0: they first come to have admitted the same groups, which they do once
+        each one's sampler draws from the weights of this version.
+        """
+        while self.ranks.size > 1 and self.sampler.live < version:
+            self.hear()
+        if self.ranks.size > 1:
+            self._admit(self.left() * self.count)
         if not self.line.line:
             return {}
         requests = {each.number: each for each in self.sampler.unfinished()}
         self.hear(0.0)
-        finished = {number: group for number, group in self.line.line.items() if group is not None}
-        left = [requests[number] for number in self.line.line if number not in finished]
-        return {"line": self.line.state(), "finished": finished, "requests": left}
+        own = {number: group for number, group in self.line.line.items() if self.plays(number)}
+        finished = {number: group for number, group in own.items() if group is not None}
+        left = [requests[number] for number in own if number not in finished]
+        parts = [pickle.dumps((finished, left)), *[pickle.dumps(({}, []))] * (self.ranks.size - 1)]
+        told = [pickle.loads(part) for part in self.ranks.exchange(parts)]
+        return {
+            "line": self.line.state(),
+            "finished": {number: group for each, _ in told for number, group in each.items()},
+            "requests": sorted((r for _, each in told for r in each), key=lambda r: r.number),
+        }
 
     def resume(self, flight: Mapping[str, Any]) -> None:
         """Goes on with what flight() gave, once the first weights are out."""
         if not flight:
             return
         self.line.restore(flight["line"])
+        for number in list(self.line.line):
+            if not self.plays(number):
+                self.line.arrived(number, [])
         for number, group in flight["finished"].items():
-            self.line.arrived(number, group)
-        self._resumed = list(flight["requests"])
+            if self.plays(number):
+                self.line.arrived(number, group)
+        self._resumed = [each for each in flight["requests"] if self.plays(each.number)]
 
     def work(self) -> dict[str, float]:
         """What the samplers did since this was last asked; nothing to tell of one that takes turns here."""

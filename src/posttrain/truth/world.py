@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Bool, Float, Int
 
-from posttrain.learner.forward import forward
+from posttrain.learner.forward import Net, forward
 from posttrain.math import reduce
 from posttrain.truth.answers import Group, ended, fixed_length, group_chances
 from posttrain.truth.policy import Policy, tiny
@@ -159,7 +159,7 @@ class World:
         """Gradients of each token's log-probability and of its entropy, by the learner's forward."""
         if not self._scores:
             start, everything = len(self.prompt), tuple(range(len(self.answers)))
-            out = forward(self.policy.model, self.batch(everything), self.temperature)
+            out = forward(Net(self.policy.model), self.batch(everything), self.temperature)
             parameters = list(self.policy.model.parameters())
             size = sum(p.numel() for p in parameters)
             for values in (out.logp[:, start:], out.entropy[:, start:]):

@@ -1,0 +1,105 @@
+"""What a run on several ranks can be, and what they must have alike before it begins."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from posttrain.learner.ranks import Ranks
+from posttrain.runtime.ask import Asked
+from posttrain.types import RunError, UserError
+
+COMPARED = 256
+"""Tasks or records of which ranks compare the digests, spread evenly over all."""
+
+
+def check_ranks(asked: Asked, ranks: int) -> None:
+    """UserError for a recipe that so many ranks cannot train together."""
+    recipe = asked.recipe
+    if recipe.train.shard and asked.line.step == "trust_region":
+        what = "a natural step multiplies by the Fisher matrix of the whole model"
+        raise UserError(what, where="train.shard", mend="leave it out, or take another method")
+    if ranks == 1:
+        return
+    for where, name in (
+        ("model.device", recipe.model.device),
+        *(("async.devices", d) for d in recipe.async_.devices),
+    ):
+        if name.startswith("cuda:"):
+            what = f"every rank of a machine would compute on {name}"
+            raise UserError(what, where=where, mend="leave it out: each rank takes the GPU of its own number")
+    count, where = recipe.rollout.groups, "rollout.groups"
+    if not asked.online:
+        count, where = recipe.batch.batch_size, "batch.batch_size"
+    if count < ranks:
+        what = f"{count} an update cannot be shared by {ranks} ranks, as none is taken apart"
+        raise UserError(what, where=where, mend=f"set it to {ranks} or more, or start fewer ranks")
+    if not asked.online:
+        return
+    ahead, adapts = recipe.async_, recipe.curriculum.kind in ("band", "bandit")
+    for wrong, where, what, mend in (
+        (
+            recipe.rollout.replay > 0,
+            "rollout.replay",
+            "older groups are kept by the rank that played them, and drawn from those of all",
+            "set it to 0, or train with one rank",
+        ),
+        (
+            ahead.window > 1,
+            "async.window",
+            "ranks would let different groups pass",
+            "set it to 1",
+        ),
+        (
+            adapts and ahead.max_lag > 0,
+            "curriculum.kind",
+            f"{recipe.curriculum.kind!r} hangs on what is known when a task is taken, and ranks that sample "
+            "ahead take it at different times",
+            "set async.max_lag to 0, or take 'order' or 'none'",
+        ),
+        (
+            ahead.where == "ray",
+            "async.place",
+            "every rank would start samplers on the cluster",
+            "set it to 'process', or train with one rank",
+        ),
+    ):
+        if wrong:
+            raise UserError(f"with several ranks, {what}", where=where, mend=mend)
+
+
+def described_ranks(asked: Asked, ranks: int) -> dict[str, Any]:
+    """What each of several ranks does, as lines for a person; empty for one."""
+    if ranks == 1:
+        return {}
+    recipe = asked.recipe
+    train, online = recipe.train, asked.online
+    count, kind = (recipe.rollout.groups, "tasks") if online else (recipe.batch.batch_size, asked.line.learns)
+    least, more = divmod(count, ranks)
+    holds = "a copy of the weights, masters and moments"
+    if train.shard:
+        held = "gathered layer by layer" if train.reshard_after_forward else "gathered for each step"
+        holds = f"1/{ranks} of masters and moments, weights {held}"
+    return {
+        "ranks": ranks,
+        "holds": holds,
+        f"{kind} an update": f"{least} or {least + 1}" if more else least,
+        "trains on": "rows dealt by length" if train.balance else "its own rows",
+        "waits for others": f"at most {train.deadline_s:g} s",
+    }
+
+
+def agree(ranks: Ranks, config: str, code: str, data: Sequence[Any]) -> None:
+    """UserError that names the ranks whose recipe, code or data are not those of rank 0."""
+    alike = "\n".join(line for line in code.splitlines() if not line.startswith("python"))  # and its kernel
+    step = max(1, len(data) // COMPARED)
+    some = "\n".join(repr(data[n]) for n in range(0, len(data), step))
+    for what, text in (
+        ("have a recipe", config),
+        ("run code", alike),
+        ("read data", f"{len(data)} {some}"),
+    ):
+        try:
+            ranks.agree(what, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
+        except RunError as error:
+            mend = "give every rank the same recipe, options, posttrain and data"
+            raise UserError(str(error), where="torchrun", mend=mend) from None

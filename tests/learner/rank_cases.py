@@ -1,0 +1,200 @@
+"""What test_ranks.py compares, run by torchrun on every rank: python -m torch.distributed.run ... OUT.json
+
+Each case is computed by one learner over all rows, and by a learner on each rank over its own: how far
+gradients, weights, metrics and log-probabilities lie apart is written down by rank 0.
+"""
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from posttrain.learner.critic import CriticModel
+from posttrain.learner.learner import Learner, Steps
+from posttrain.learner.lora import Lora
+from posttrain.learner.optim import Optim
+from posttrain.learner.process_ranks import joined
+from posttrain.learner.ranks import ALONE, Parallel, Ranks
+from posttrain.learner.reference import Reference
+from posttrain.learner.shards import whole
+from posttrain.learner.trust_region import Trust
+from posttrain.types import Batch
+
+
+def beside(name: str) -> ModuleType:
+    """Another file of this folder."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+common, splits = beside("conftest"), beside("test_learner_splits")
+ROUNDED = {"recomputing": 1e-6, "bfloat16": 0.03}
+"""How far the cases may be off that do not compute in float64 throughout."""
+MODES = {
+    "alike": Parallel(),
+    "alike, as they came": Parallel(balance=False),
+    "shards": Parallel(shard=True),
+    "shards given up": Parallel(shard=True, reshard_after_forward=True, balance=False),
+    "shares kept apart": Parallel(shard=True, cpu_offload=True),
+}
+WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # method, the model's shape, what the learner is given
+    "tied embeddings": ("grpo", {"tie_word_embeddings": True}, {}),
+    "an adapter": ("grpo", {}, {"lora": Lora(rank=2, init="gaussian")}),
+    "an adapter with magnitudes": ("grpo", {}, {"lora": Lora(rank=2, dora=True)}),
+    "a critic of its own": ("ppo", {}, {"own": True}),
+    "several heads": ("reward", {}, {"heads": 3}),
+    "noise": ("sft", {}, {"steps": {"neftune_alpha": 5.0}}),
+    "recomputing": ("grpo", {}, {"steps": {"gradient_checkpointing": "full"}}),
+    "bfloat16": ("grpo", {}, {"dtype": torch.bfloat16}),
+    "several steps": ("grpo", {}, {"steps": {"epochs": 2, "minibatches": 2}}),
+    "several steps of a critic": ("ppo", {}, {"steps": {"epochs": 2, "minibatches": 2, "target_kl": 0.05}}),
+    "a reference that follows": ("grpo", {}, {"refresh": Reference(refresh_every=1, keep=0.5), "kl": 0.2}),
+    "a trust region": ("trpo", {}, {"trust": Trust(max_kl=0.01, fisher_every=2)}),
+}
+
+
+def learner_of(case: tuple[str, dict[str, Any], dict[str, Any]], ranks: Ranks, parallel: Parallel) -> Learner:
+    """A tiny learner in float64."""
+    variant, shape, given = case[0], case[1], dict(case[2])
+    options = {"kl_in_loss": given.pop("kl")} if "kl" in given else {}
+    name, own_options = splits.VARIANTS[variant]
+    method = splits.build(name, {**own_options, **options}, horizon=16)
+    dtype = given.pop("dtype", torch.float64)
+    policy = common.make_llama(0, **shape).to(dtype)
+    own, heads = given.pop("own", False), given.pop("heads", 1)
+    critic = splits.critic_of(policy, method)
+    if own or heads > 1:
+        critic = CriticModel(policy, common.make_llama(2).double() if own else None, heads=heads)
+        with torch.no_grad():
+            critic.head.weight.copy_(torch.linspace(-1, 1, critic.head.weight.numel()).view(heads, -1))
+    return Learner(
+        policy,
+        method,
+        reference=common.make_llama(1).to(dtype),
+        critic=critic,
+        optim=Optim(lr=1e-2),
+        critic_optim=Optim(lr=1e-2),
+        temperature=0.9,
+        steps=Steps(microbatch_tokens=20, **given.pop("steps", {})),
+        ranks=ranks,
+        parallel=parallel,
+        **given,
+    )
+
+
+def moved(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, list[dict[str, float]], Any]:
+    """(the first step's gradient, the weights after two updates, metrics, the first update)."""
+    gradients: list[torch.Tensor] = []
+    parts = [learner.policy, *([learner.values] if learner.values else [])]
+    masters = [m for part in parts for m in part.masters.masters]
+    clips = [part.clip for part in parts]
+
+    def held(clip: Any) -> Any:
+        def run() -> float:
+            norm: float = clip()
+            if len(gradients) < len(parts):
+                own = [m for part in parts if part.clip is run for m in part.masters.masters]
+                grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in own]
+                gradients.append(torch.cat([whole(g).flatten() for g in grads]))
+            return norm
+
+        return run
+
+    for part, clip in zip(parts, clips, strict=True):
+        part.clip = held(clip)  # type: ignore[method-assign]
+    updates = [learner.update(batch) for _ in range(2)]
+    weights = torch.cat([whole(m.detach()).flatten() for m in masters])
+    gradient = torch.cat(gradients) if gradients else weights[:1]
+    return gradient, weights, [u.metrics for u in updates], updates[0]
+
+
+def share_of(batch: Batch, ranks: Ranks) -> torch.Tensor:
+    """Rows of this rank: two thirds of the groups on rank 0, the others on rank 1, none on rank 2."""
+    groups = torch.unique(batch.group).tolist()
+    mine = groups[: 2 * len(groups) // 3] if ranks.rank == 0 else groups[2 * len(groups) // 3 :]
+    here = torch.isin(batch.group, torch.tensor(mine if ranks.rank < 2 else []))
+    return here.nonzero().flatten()
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative distance."""
+    return float((a - b).norm() / b.norm().clamp(min=1e-30))
+
+
+def compared(case: tuple[str, dict[str, Any], dict[str, Any]], mode: str, ranks: Ranks) -> dict[str, float]:
+    """How far the ranks are from one process."""
+    batch = splits.with_probes(common.make_batch(K=4, seed=3, groups=4))
+    told = None
+    if not ranks.rank:
+        *all_but, update = moved(learner_of(case, ALONE, Parallel()), batch)
+        told = (*all_but, update.logp)
+    told = ranks.gather(told)[0]
+    assert told is not None
+    gradient, weights, metrics, said = told
+    rows = share_of(batch, ranks)
+    mine = moved(learner_of(case, ranks, MODES[mode]), batch.rows(rows))
+    seen = [{k: v for k, v in each.items() if k != "ranks/imbalance"} for each in mine[2]]
+    lacking = [set(a) ^ set(b) for a, b in zip(seen, metrics, strict=True)]
+    assert not any(lacking), lacking
+    gaps = [
+        abs(a[key] - b[key]) / max(1e-9, abs(b[key]))
+        for a, b in zip(seen, metrics, strict=True)
+        for key in b
+        if not math.isnan(a[key] + b[key]) or math.isnan(a[key]) != math.isnan(b[key])
+    ]
+    logp = float((mine[3].logp - said[rows]).abs().max()) if len(rows) else 0.0
+    return {
+        "gradient": apart(mine[0], gradient),
+        "weights": apart(mine[1], weights),
+        "metrics": largest(gaps),
+        "logp": logp,
+        "norm": float(gradient.norm()),
+    }
+
+
+def largest(values: list[float]) -> float:
+    """The largest; infinite where one is NaN, which Python's max may pass over."""
+    return max(math.inf if math.isnan(x) else x for x in values)
+
+
+def cases(ranks: int) -> Iterator[tuple[str, tuple[str, dict[str, Any], dict[str, Any]], str]]:
+    """(name, (method, the model's shape, what the learner is given), mode) of what so many ranks compute."""
+    modes = (
+        ("alike", "shards given up") if ranks == 2 else ("shards", "alike, as they came", "shares kept apart")
+    )
+    for variant in splits.VARIANTS:
+        yield variant, (variant, {}, {}), modes[0]
+    for name, case in WAYS.items():
+        for mode in modes:
+            if not (name == "a trust region" and MODES[mode].shard):
+                yield name, case, mode
+
+
+def main() -> None:
+    found = {}
+    with joined(Parallel(deadline_s=60)) as ranks:
+        for name, case, mode in cases(ranks.size):
+            # The backward pass computes again outside of what keeps everything in float64.
+            with common.Float64() if name not in ROUNDED else nullcontext():
+                each = compared(case, mode, ranks)
+            worst = {key: largest([one[key] for one in ranks.gather(each)]) for key in each}
+            found[f"{name} / {mode}"] = worst
+        if ranks.rank == 0:
+            Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,92 @@
+"""Promise 1 over ranks: in how many processes a step's rows lie changes no gradient. Real processes, gloo."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from posttrain.learner.deal import Portion, dealt, imbalance
+
+HERE = Path(__file__).parent
+
+
+def rank_cases() -> ModuleType:
+    """The script that ranks run, as a module."""
+    spec = importlib.util.spec_from_file_location("rank_cases", HERE / "rank_cases.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def launched(ranks: int, *words: str, timeout: int = 280) -> subprocess.CompletedProcess[str]:
+    """rank_cases.py on so many ranks of this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, str(HERE / "rank_cases.py"), *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """How far ranks are from one process, by case: rank 0 has two thirds of the groups, rank 2 none."""
+    out = tmp_path_factory.mktemp("ranks") / "found.json"
+    done = launched(request.param, str(out))
+    assert done.returncode == 0, done.stderr[-4000:]
+    read: dict[str, Any] = json.loads(out.read_text())
+    expected = [f"{name} / {mode}" for name, _, mode in rank_cases().cases(request.param)]
+    assert list(read) == expected
+    return read
+
+
+@pytest.mark.timeout(600)
+def test_every_method_finds_the_gradient_of_one_process(found: dict[str, Any]) -> None:
+    """All of the table, whole on every rank and as shards; and what else a learner can be."""
+    rounded = rank_cases().ROUNDED
+    for name, apart in found.items():
+        bound = rounded.get(name.split(" / ")[0], 1e-12)
+        assert apart["norm"] > 1e-3, name
+        assert apart["gradient"] < bound, name
+        assert apart["weights"] < bound, name
+        assert apart["logp"] < bound, name
+        # Advantages are float32 columns in part, and some metrics sums that nearly cancel.
+        assert apart["metrics"] < max(10 * bound, 2e-6), name
+
+
+def test_the_longest_goes_first_and_a_prompt_is_shared() -> None:
+    rows = [Portion(0, (i,), i, 0, own) for i, own in enumerate([9, 8, 7, 3, 2, 1])]
+    given, tokens = dealt(rows, 2)
+    assert tokens == [15, 15]
+    assert imbalance(tokens) == 1.0
+    assert sorted(p.rows[0] for each in given for p in each) == [0, 1, 2, 3, 4, 5]
+    family = [Portion(0, (i,), 4, 100, 1) for i in range(4)]
+    together, cost = dealt([*family, Portion(1, (0,), 5, 0, 90)], 2)
+    assert [len(each) for each in together] == [4, 1], "a prompt of 100 tokens is computed once"
+    assert cost == [104, 90]
+
+
+def test_the_longest_first_is_within_four_thirds_of_the_best() -> None:
+    """Graham's bound, against the best of all ways to deal nine rows to three ranks."""
+    g = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        sizes = torch.randint(1, 60, (9,), generator=g).tolist()
+        ways = torch.cartesian_prod(*[torch.arange(3)] * 9)
+        loads = torch.stack([(ways == r).long() @ torch.tensor(sizes) for r in range(3)])
+        best = int(loads.max(0).values.min())
+        _, tokens = dealt([Portion(0, (i,), i, 0, size) for i, size in enumerate(sizes)], 3)
+        assert sum(tokens) == sum(sizes)
+        assert max(tokens) <= (4 / 3 - 1 / 9) * best
