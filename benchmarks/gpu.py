@@ -3,14 +3,16 @@
 Sampling at 64 and 256 rows (groups of 8, prompts of 128 tokens, 256 new tokens each, nothing ends early)
 against transformers' `generate` with a dynamic and with a static cache; our own decoding with recorded steps
 and without. Then GRPO steps on 64 such rows: tokens a second, the share of the device's arithmetic that this
-uses, and peak memory.
+uses, and peak memory; the same as the one rank of a group, with weights as shards (FSDP2 and NCCL). With
+--large steps of a Llama of 6.7 billion parameters too, so, with gradient checkpointing: some 130 GiB.
 
-    python benchmarks/gpu.py --peak-tflops 989 --out gpu.json
+    python benchmarks/gpu.py --peak-tflops 989 --large --out gpu.json
     python benchmarks/gpu.py --tiny --device cpu --out try.json      (tries the script out, anywhere)
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +26,8 @@ from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.learner.pack import pack
+from posttrain.learner.process_ranks import joined
+from posttrain.learner.ranks import Parallel
 from posttrain.methods.table import GRPO
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
@@ -38,6 +42,14 @@ BILLION = {
     "num_key_value_heads": 8,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
+}
+LARGE = BILLION | {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "tie_word_embeddings": False,
 }
 TINY = BILLION | {
     "vocab_size": 512,
@@ -56,6 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script out")
+    parser.add_argument("--large", action="store_true", help="train the large shape as well")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peak-tflops", type=float, default=0.0, help="of the device in bf16, for its share")
     parser.add_argument("--out", type=Path, required=True)
@@ -80,8 +93,23 @@ def main() -> None:
             print(
                 f"{name}, {rows} rows: {statistics.median(rates):.0f} tokens/s ({spread(rates)})", flush=True
             )
-    found["training"] = training(model, prompt, new, options.repeat, options.peak_tflops, device)
+    how = {"repeat": options.repeat, "peak": options.peak_tflops, "device": device}
+    found["training"] = training(model, prompt, new, **how)
     print(found["training"])
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    os.environ.setdefault("MASTER_PORT", "29513")
+    with joined(Parallel()) as ranks:
+        shards: dict[str, Any] = {"ranks": ranks, "parallel": Parallel(shard=True)}
+        found["training, shards"] = training(model, prompt, new, **how, **shards)
+        print(found["training, shards"])
+        if options.large:
+            del model
+            config = LlamaConfig(**(TINY if options.tiny else LARGE), **NOBODY)
+            with device:
+                model = LlamaForCausalLM(config).to(torch.bfloat16)
+            steps = Steps(microbatch_tokens=8192, gradient_checkpointing="full")
+            found["training, large, shards"] = training(model, prompt, new, **how, **shards, steps=steps)
+            print(found["training, large, shards"])
     options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -137,17 +165,26 @@ def samplers(
 
 
 def training(
-    model: LlamaForCausalLM, prompt: int, new: int, repeat: int, peak: float, device: torch.device
+    model: LlamaForCausalLM,
+    prompt: int,
+    new: int,
+    *,
+    repeat: int,
+    peak: float,
+    device: torch.device,
+    steps: Steps = Steps(microbatch_tokens=16_384),  # noqa: B008 - frozen
+    **how: Any,
 ) -> dict[str, Any]:
     """One GRPO step an update on 8 groups of 8."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    learner = Learner(model, GRPO, optim=Optim(lr=1e-6), steps=Steps(microbatch_tokens=16_384))
+    parameters = sum(p.numel() for p in model.parameters())
+    learner = Learner(model, GRPO, optim=Optim(lr=1e-6), steps=steps, **how)
     batch = rows(prompt, new, model.config.vocab_size)
     seconds = [timed(lambda _: learner.update(batch), 0, device) for _ in range(repeat + 1)][1:]
     fed = len(pack(batch).tokens)
     # 6 operations a weight and token, forward and back; the look-up of the tied embedding is no product.
-    work = 6 * sum(p.numel() for p in model.parameters()) * fed
+    work = 6 * parameters * fed
     return {
         "seconds": seconds,
         "packed_tokens": fed,

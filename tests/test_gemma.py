@@ -13,7 +13,7 @@ import torch
 
 from posttrain.attention import use_layouts
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.learner.forward import forward
+from posttrain.learner.forward import Net, forward
 from posttrain.learner.pretrained import load_model, load_tokenizer, resolve
 from posttrain.toml import dump
 from posttrain.types import Batch, Request, RunError, Sampling, Trajectory
@@ -72,7 +72,7 @@ def test_sampler_and_learner_compute_what_transformers_does(local: Path) -> None
             reward=zero,
         )
         with torch.no_grad():
-            logp = forward(learner, Batch.of([row], [0]), 1.0).logp[0, -n:]
+            logp = forward(Net(learner), Batch.of([row], [0]), 1.0).logp[0, -n:]
         torch.testing.assert_close(logp, true, rtol=0, atol=2e-3)
 
 

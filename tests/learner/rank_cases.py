@@ -44,8 +44,8 @@ ROUNDED = {"recomputing": 1e-6, "bfloat16": 0.03}
 MODES = {
     "alike": Parallel(),
     "alike, as they came": Parallel(balance=False),
-    "shards": Parallel(shard=True),
-    "shards given up": Parallel(shard=True, reshard_after_forward=True, balance=False),
+    "shards": Parallel(shard=True, balance=False),
+    "shards given up": Parallel(shard=True, reshard_after_forward=True),
     "shares kept apart": Parallel(shard=True, cpu_offload=True),
 }
 WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -171,9 +171,8 @@ def largest(values: list[float]) -> float:
 
 def cases(ranks: int) -> Iterator[tuple[str, tuple[str, dict[str, Any], dict[str, Any]], str]]:
     """(name, (method, the model's shape, what the learner is given), mode) of what so many ranks compute."""
-    modes = (
-        ("alike", "shards given up") if ranks == 2 else ("shards", "alike, as they came", "shares kept apart")
-    )
+    two, three = ("alike", "shards given up", "shares kept apart"), ("shards", "alike, as they came")
+    modes = two if ranks == 2 else three
     for variant in splits.VARIANTS:
         yield variant, (variant, {}, {}), modes[0]
     for name, case in WAYS.items():

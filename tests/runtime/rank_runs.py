@@ -10,9 +10,10 @@ from pathlib import Path
 
 from posttrain import cli
 
-commands, codes = json.loads(Path(sys.argv[1]).read_text()), []
-rank = os.environ["RANK"]
-for command in commands:
-    words = [w for each in command for w in (each.get(rank, []) if isinstance(each, dict) else [each])]
-    codes.append(cli.run(words))
-    Path(f"{sys.argv[2]}.{rank}").write_text(json.dumps(codes))
+if __name__ == "__main__":
+    commands, codes = json.loads(Path(sys.argv[1]).read_text()), []
+    rank = os.environ["RANK"]
+    for command in commands:
+        words = [w for each in command for w in (each.get(rank, []) if isinstance(each, dict) else [each])]
+        codes.append(cli.run(words))
+        Path(f"{sys.argv[2]}.{rank}").write_text(json.dumps(codes))

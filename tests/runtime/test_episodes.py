@@ -145,16 +145,16 @@ def test_a_task_that_comes_twice_in_an_update_is_two_groups(
     }
     assert run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet").code == 0
     [groups] = seen
-    names = [g[0].task.id for _, g in groups]
+    names = [g.episodes[0].task.id for g in groups]
     assert len(set(names)) < len(names), "there are fewer tasks than groups"
     rows = samples(tmp_path / "run")
     assert sorted({r["group"] for r in rows}) == list(range(8))
     # The second time round the draws are other ones.
-    texts = {n: [e.response for e in g] for n, (_, g) in enumerate(groups)}
+    texts = {n: [e.response for e in g.episodes] for n, g in enumerate(groups)}
     twice = [n for n, name in enumerate(names) if names.count(name) > 1]
     assert any(texts[a] != texts[b] for a in twice for b in twice if names[a] == names[b] and a < b)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    spread = [abs(g[0].trajectory.total_reward - g[1].trajectory.total_reward) / 2 for _, g in groups]
+    spread = [abs(g[0].trajectory.total_reward - g[1].trajectory.total_reward) / 2 for g in groups]
     assert line["reward/group_std"] == pytest.approx(sum(spread) / 8)
 
 

@@ -220,7 +220,8 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
                     assert 0 <= value <= 1.0001, key
     names = {page_name(name) for name in seen}
     assert sorted(names - set(documented())) == []
-    assert sorted(set(documented()) - names) == []
+    # Those of ranks are in tests/runtime/test_ranks_runs.py, which has several.
+    assert sorted(name for name in set(documented()) - names if not name.startswith("ranks/")) == []
 
 
 def test_time_is_accounted_for(run_cli, online, write, tmp_path):

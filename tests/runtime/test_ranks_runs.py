@@ -141,6 +141,14 @@ def test_two_ranks_make_the_run_of_one(place: Path, name: str) -> None:
     assert said(place / f"one-{name}") == said(place / f"two-{name}")
 
 
+def test_what_ranks_send_is_documented(place: Path) -> None:
+    rows = [json.loads(line) for line in (place / "two-grpo" / "metrics.jsonl").read_text().splitlines()]
+    seen = {name for row in rows for name in row if name.startswith("ranks/")}
+    page = (HERE.parents[1] / "docs" / "metrics.md").read_text()
+    assert seen == set(re.findall(r"`(ranks/\w+)`", page))
+    assert all(row["ranks/gradients_bytes"] > 0 for row in rows if row.get("grad_norm"))
+
+
 def test_shares_of_weights_make_it_too(place: Path) -> None:
     assert gap(place / "one-grpo", place / "shards") < 1e-5
     assert (place / "shards" / "ranks" / "1" / "samples").is_dir()

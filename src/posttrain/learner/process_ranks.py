@@ -56,8 +56,7 @@ class ProcessRanks:
             first = str(error).splitlines()[0]
             raise UserError(f"the ranks did not find one another: {first}", where="torchrun") from error
         self.store = store
-        self.sent: Counter[str] = Counter()
-        """Bytes that this rank has given others, by what they were."""
+        self._sent: Counter[str] = Counter()
         self._began = 0
         self._ended = threading.Event()
         own = store.clone()  # a client is for one thread
@@ -96,7 +95,9 @@ class ProcessRanks:
             return self._exchanged(parts, "rows")
 
     def _exchanged(self, parts: Sequence[bytes], called: str) -> list[bytes]:
-        self.sent[called] += sum(len(part) for rank, part in enumerate(parts) if rank != self.rank)
+        self._sent["rows" if called == "rows" else "words"] += sum(
+            len(part) for rank, part in enumerate(parts) if rank != self.rank
+        )
         sizes = torch.tensor([len(part) for part in parts])
         theirs = torch.empty_like(sizes)
         dist.all_to_all_single(theirs, sizes)
@@ -111,9 +112,15 @@ class ProcessRanks:
             for bucket in _buckets(tensors):
                 flat = torch.cat([x.reshape(-1) for x in bucket])
                 dist.all_reduce(flat)
-                self.sent["gradients"] += flat.numel() * flat.element_size()
+                self._sent["gradients"] += flat.numel() * flat.element_size()
                 for x, part in zip(bucket, torch.split(flat, [x.numel() for x in bucket]), strict=True):
                     x.copy_(part.view_as(x))
+
+    def sent(self) -> dict[str, float]:
+        """Bytes given to others since it was last asked: gradients, rows, and what all must know."""
+        found = {f"ranks/{name}_bytes": float(self._sent[name]) for name in ("gradients", "rows", "words")}
+        self._sent.clear()
+        return found
 
     def agree(self, what: str, value: str) -> None:
         """RunError that names the ranks which have another value than rank 0."""

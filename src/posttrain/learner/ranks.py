@@ -73,6 +73,10 @@ class Ranks(Everywhere, Protocol):
         """RunError that names the ranks which have another value than rank 0."""
         ...
 
+    def sent(self) -> dict[str, float]:
+        """Bytes that this rank has given others since it was last asked, by what they were, as metrics."""
+        ...
+
 
 class Alone(Here):
     """One process."""
@@ -97,6 +101,10 @@ class Alone(Here):
 
     def agree(self, what: str, value: str) -> None:
         """It agrees with itself."""
+
+    def sent(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
 
 
 ALONE: Ranks = Alone()

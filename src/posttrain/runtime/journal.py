@@ -9,11 +9,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from posttrain.learner.ranks import launched
 from posttrain.runtime.rundir import kept
 from posttrain.track import Track
 from posttrain.types import RunError, UserError
 from posttrain.usercode import cause
 
+PASSED_ON_S = 5.0
+"""Seconds within which signals to a rank are one that came in several ways."""
 Show = Callable[[str, Mapping[str, float]], None]
 """Told of each phase's progress ("sample", {"done": 3, "total": 8}) and, as "update", of each line."""
 
@@ -74,13 +77,16 @@ class Journal:
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or SIGINT has come. The first asks a loop to finish and save; a second ends at once."""
-    asked: list[int] = []
+    """Whether SIGTERM or SIGINT has come. The first asks a loop to finish and save; a second ends at once.
+
+    torchrun sends its ranks a SIGTERM for the Ctrl-C that the terminal has sent them already.
+    """
+    asked: list[float] = []
 
     def ask(number: int, frame: object) -> None:
-        if asked:
+        if asked and time.monotonic() - asked[0] > (PASSED_ON_S if launched() else 0.0):
             raise KeyboardInterrupt
-        asked.append(number)
+        asked.append(time.monotonic())
 
     before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -158,4 +158,4 @@ class OfflineRun:
         return agreement(whole, score, whole.length.tolist())
 
     def _log(self, metrics: dict[str, float]) -> None:
-        self.journal.log(self.learner.step_count, self.learner.update_count, metrics)
+        self.journal.log(self.learner.step_count, self.learner.update_count, metrics | self.ranks.sent())

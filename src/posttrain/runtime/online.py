@@ -349,5 +349,5 @@ class OnlineRun:
             metrics["speed/sample_tokens"] = tokens / seconds
         if tokens and spent["train"]:
             metrics["speed/train_tokens"] = tokens / spent["train"]
-        metrics |= self.source.work()
+        metrics |= self.source.work() | self.ranks.sent()
         self.journal.log(self.learner.step_count, self.learner.update_count, metrics)
