@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
-#   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs] [async]     (default: all)
+#   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs] [async] [ranks]     (default: all)
 #   benchmarks/run.sh gpu     on a machine with a GPU, without anything from outside; PEAK_TFLOPS=989 for the share of its arithmetic
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 out=runs/bench
 mkdir -p "$out"
-what=${*:-sampling step curves memory sft dpo beside methods clipping programs async}
+what=${*:-sampling step curves memory sft dpo beside methods clipping programs async ranks}
 if [[ $what =~ gpu ]]; then
     $bin/python benchmarks/gpu.py --large --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu.json" | tee "$out/gpu.txt"
     exit
@@ -85,5 +85,8 @@ if [[ $what =~ async ]]; then
         $bin/python -c "import json, sys; x = [json.loads(line) for line in open(sys.argv[1])]; print('lag $lag:', (x[-1]['seconds'] - x[2]['seconds']) / (len(x) - 3), 's an update')" \
             "$out/async-demo-$lag/metrics.jsonl" | tee -a "$out/async-demo.txt"
     done
+fi
+if [[ $what =~ ranks ]]; then
+    $bin/python benchmarks/ranks.py --model "$model" --out "$out/ranks.json" | tee "$out/ranks.md"
 fi
 $bin/python benchmarks/compare.py "$out"

@@ -154,7 +154,7 @@ def test_a_task_that_comes_twice_in_an_update_is_two_groups(
     twice = [n for n, name in enumerate(names) if names.count(name) > 1]
     assert any(texts[a] != texts[b] for a in twice for b in twice if names[a] == names[b] and a < b)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    spread = [abs(g[0].trajectory.total_reward - g[1].trajectory.total_reward) / 2 for g in groups]
+    spread = [abs(g.episodes[0].reward - g.episodes[1].reward) / 2 for g in groups]
     assert line["reward/group_std"] == pytest.approx(sum(spread) / 8)
 
 

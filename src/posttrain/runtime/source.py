@@ -174,9 +174,9 @@ class GroupSource:
         Of all ranks together, on rank 0: they first come to have admitted the same groups, which they do once
         each one's sampler draws from the weights of this version.
         """
-        while self.ranks.size > 1 and self.sampler.live < version:
-            self.hear()
-        if self.ranks.size > 1:
+        if self.ranks.size > 1 and self.line.max_lag:
+            while self.sampler.live < version:
+                self.hear()
             self._admit(self.left() * self.count)
         if not self.line.line:
             return {}
@@ -185,13 +185,12 @@ class GroupSource:
         own = {number: group for number, group in self.line.line.items() if self.plays(number)}
         finished = {number: group for number, group in own.items() if group is not None}
         left = [requests[number] for number in own if number not in finished]
-        parts = [pickle.dumps((finished, left)), *[pickle.dumps(({}, []))] * (self.ranks.size - 1)]
-        told = [pickle.loads(part) for part in self.ranks.exchange(parts)]
-        return {
-            "line": self.line.state(),
-            "finished": {number: group for each, _ in told for number, group in each.items()},
-            "requests": sorted((r for _, each in told for r in each), key=lambda r: r.number),
-        }
+        if self.ranks.size > 1:
+            parts = [pickle.dumps((finished, left)), *[pickle.dumps(({}, []))] * (self.ranks.size - 1)]
+            told = [pickle.loads(part) for part in self.ranks.exchange(parts)]
+            finished = {number: group for each, _ in told for number, group in each.items()}
+            left = sorted((request for _, each in told for request in each), key=lambda r: r.number)
+        return {"line": self.line.state(), "finished": finished, "requests": left}
 
     def resume(self, flight: Mapping[str, Any]) -> None:
         """Goes on with what flight() gave, once the first weights are out."""
