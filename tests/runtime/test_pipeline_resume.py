@@ -10,7 +10,7 @@ import pytest
 
 from posttrain.toml import dump
 
-KILLS = 6
+KILLS = 4
 SUMS = {"low": 2, "high": 4, "held_out": 3, "template": "{a}+{b}="}
 PIPELINE = """
 [[stage]]
