@@ -32,7 +32,7 @@ $(RAY)/.ready: pyproject.toml constraints.txt
 	touch $(RAY)/.ready
 
 test-ray: $(RAY)/.ready
-	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/samplers/test_ray.py
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/samplers
 
 # vLLM pins packages that .venv has in other versions, so it has an environment of its own.
 test-vllm: .venv-vllm/.ready

@@ -14,12 +14,13 @@ from posttrain.classic.__main__ import NAMES
 from posttrain.classic.__main__ import main as run_classic
 from posttrain.learner import pretrained
 from posttrain.learner.process_ranks import joined
-from posttrain.learner.ranks import restarts
+from posttrain.learner.ranks import launched, restarts
 from posttrain.pipeline.command import check_stages
 from posttrain.report import write
 from posttrain.report.pipeline import write as write_pipeline
 from posttrain.runtime import local, process
 from posttrain.runtime.ask import ask
+from posttrain.runtime.launch import launch
 from posttrain.runtime.metrics import evaluation_metrics
 from posttrain.runtime.plan import check_held, free_memory
 from posttrain.runtime.policy import NO_TASK, surroundings
@@ -56,17 +57,27 @@ def train(
     """Runs a recipe to its end, and leaves report.html in the run directory.
 
     Ctrl-C or SIGTERM finishes the update, saves and stops; a second one stops at once.
-    On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml (docs/scaling.md).
+    On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml, or with Ray
+    --set train.ranks=2 (docs/scaling.md).
     """
     if resume and run_dir is None:
         raise UserError("which run?", where="--resume", mend="name its directory with --run-dir")
     found = config.read(recipe, sets or ())
+    if found.recipe.train.ranks and not launched():
+        options = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
+        words = ["train", str(recipe), *(word for each in sets or () for word in ("--set", each))]
+        for key, value in options.items():
+            words += [key, *([] if value is True else [str(value)])] if value else []
+        try:
+            raise typer.Exit(launch(found.recipe, words))
+        except UserError as error:
+            raise found.locate(error) from None
     with joined(found.recipe.train) as ranks:
         # What is started again goes on, if it had begun.
         again = any(ranks.gather(restarts() > 0, "the start"))
         resume = resume or (again and run_dir is not None and (run_dir / "config.toml").exists())
         made = claimed_directory(recipe.stem) if run_dir is None and not ranks.rank else run_dir
-        path, resume = ranks.gather((made, resume), "the run directory")[0]
+        path, resume = ranks.tell((made, resume), "the run directory")
         assert path is not None
         if resume:
             found = as_begun(found, path)
@@ -97,7 +108,10 @@ def _same_recipe(found: config.Read, path: Path) -> None:
 def validate(
     recipe: RecipeFile,
     sets: Set = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Plan for so many ranks that train together.")] = 1,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Plan for so many ranks that train together; by default train.ranks."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.
@@ -111,6 +125,7 @@ def validate(
         return
     found = config.read(recipe, sets or ())
     try:
+        ranks = ranks or found.recipe.train.ranks or 1
         chosen = local.plan(found.recipe, pretrained.silent if as_json else say, ranks=ranks)
     except UserError as error:
         raise found.locate(error) from None

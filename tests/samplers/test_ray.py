@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from posttrain import doctor
+from posttrain.samplers.cluster import Cluster
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import GroupRequest
 from posttrain.samplers.ray import ObjectStore, RayChannel
@@ -32,9 +33,9 @@ WAIT_S = 100
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     """A cluster for all tests of this file; runs in this process join it."""
-    store = ObjectStore("", {"async.cpus": 2, "async.gpus": 0}, 1 << 20)
+    found = Cluster("", {"async.cpus": 2})
     yield
-    store.close()
+    found.close()
 
 
 @pytest.fixture
@@ -239,7 +240,7 @@ def test_what_the_cluster_has_not_is_refused_before_a_sampler_waits_for_it(sums,
     over = {"async": {"place": "ray", "gpus": 3}}
     done = run_cli("train", write(sums, over), "--run-dir", tmp_path / "run", "--quiet")
     assert done.code == 2
-    assert "the samplers ask for 3 GPUs, and the cluster has 0" in done.err
+    assert "3 GPUs are asked for, and the cluster has 0" in done.err
 
 
 def test_a_cluster_that_is_not_there_is_named(sums, write, tmp_path):

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
@@ -36,10 +36,22 @@ class Parallel:
     another."""
     check_every: int = 10
     """Updates after which ranks compare the digests of their weights; 0: never."""
+    ranks: int = 0
+    """Ranks that Ray starts, in one placement group of the cluster at async.address; 0: as many as torchrun
+    has started, or one."""
+    cpus: float = 1.0
+    """Processors that Ray sets aside for each of them."""
+    gpus: float = 0.0
+    """GPUs likewise."""
+    data: Literal["references", "through"] = "references"
+    """Where episodes of samplers on Ray lie until they are trained on. references: with the sampler, where
+    the rank that trains on them fetches them; through: they go through rank 0."""
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0:
             raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
+        if min(self.ranks, self.gpus) < 0 or self.cpus <= 0:
+            raise ValueError("ranks and gpus must be 0 or more, and cpus above 0")
         if self.check_every < 0:
             raise ValueError(f"check_every must be 0 (never) or more, not {self.check_every}")
         for name in ("reshard_after_forward", "cpu_offload"):
@@ -55,6 +67,10 @@ class Ranks(Everywhere, Protocol):
 
     def gather(self, what: T, called: str = "numbers") -> list[T]:
         """What each rank gives, in their order; small things that can be pickled."""
+        ...
+
+    def tell(self, what: T, called: str = "numbers") -> T:
+        """What rank 0 gives, on all; what others give is not looked at. Ranks pass it on to one another."""
         ...
 
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
@@ -87,6 +103,10 @@ class Alone(Here):
         """What it is given, alone."""
         return [what]
 
+    def tell(self, what: T, called: str = "numbers") -> T:
+        """What it is given."""
+        return what
+
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         """What it is given."""
         return list(parts)
@@ -111,7 +131,7 @@ ALONE: Ranks = Alone()
 
 
 def launched() -> bool:
-    """Whether this process is a rank that torchrun started."""
+    """Whether this process is a rank that torchrun or Ray started."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 

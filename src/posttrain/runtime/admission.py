@@ -71,6 +71,11 @@ class Admission(Generic[Group]):
         self.line[number] = group
         return True
 
+    def lost(self, number: int) -> None:
+        """This group is played again; one that has been taken is no concern of the line's."""
+        if number in self.line:
+            self.line[number] = None
+
     def take(self, count: int) -> list[tuple[int, Group]] | None:
         """The next groups to be trained on, in the order of their numbers; None while they are not there."""
         if self.window == 1 and any(group is None for group in islice(self.line.values(), count)):

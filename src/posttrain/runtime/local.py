@@ -253,7 +253,7 @@ def train(
 def _newest(run_dir: RunDir, say: Say, ranks: Ranks) -> Path | None:
     """The checkpoint that a resumed run goes on from, if there is one yet: what rank 0 finds whole."""
     looked = (None, []) if ranks.rank else checkpoint.newest(run_dir.checkpoints, resume=True)
-    found, skipped = ranks.gather(looked, "the checkpoint")[0]
+    found, skipped = ranks.tell(looked, "the checkpoint")
     for fault in skipped:
         say(fault)
     say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
@@ -323,9 +323,10 @@ def _run_online(
     ahead = recipe.async_
     # In the loop's own thread nothing hangs on a clock.
     schedule = recorded or (Recorder(run_dir.own) if ahead.where != "here" else None)
-    store = store_of(recipe, chosen.parameters * policy.dtype.itemsize)
+    ranks = learner.ranks
+    store = store_of(recipe, chosen.parameters * policy.dtype.itemsize, ranks)
     publisher, logs = Publisher(learner, canary, store), run_dir.own / "samplers"
-    with closing(publisher), closing(sampler_of(asked, policy, logs, schedule)) as sampler:
+    with closing(publisher), closing(sampler_of(asked, policy, logs, schedule, ranks)) as sampler:
         run = OnlineRun(
             learner=learner,
             schedule=schedule,
@@ -349,7 +350,7 @@ def _run_online(
             least_group=least_group(asked.method),
             recorded=recipe.record.tokens,
             accept=getattr(asked.method, "accept", recipe.eval.right),
-            ranks=learner.ranks,
+            ranks=ranks,
         )
         run.source.resume(flight)
         return run.run()

@@ -22,6 +22,7 @@ from posttrain.learner.learner import Learner
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.runtime import samples
 from posttrain.runtime.asynchrony import Asynchrony
+from posttrain.runtime.central import CentralSource
 from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.hacking import auditors_of, hacking_metrics
@@ -32,8 +33,8 @@ from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.runtime.select import SELECT, WHY_NOT, selection
-from posttrain.runtime.source import Group, GroupSource
-from posttrain.samplers.protocol import GroupRequest, Sampler
+from posttrain.runtime.source import GroupSource
+from posttrain.samplers.protocol import Finished, GroupRequest, Sampler
 from posttrain.types import Batch, Episode, Played, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState, Verifier
 
@@ -134,7 +135,7 @@ class OnlineRun:
         self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
         self.stream.taken = self.progress.taken
         self._auditors = auditors_of(self.verifier)
-        self.source = GroupSource(
+        self.source = (CentralSource if self.ranks.size > 1 and self.ahead.where == "ray" else GroupSource)(
             self.sampler,
             self.stream,
             self.sampling,
@@ -237,7 +238,7 @@ class OnlineRun:
             self.source.feed(self.learner.update_count)
         with self.journal.timed("train"):
             update = self.learner.update(batch)
-        self.source.line.trained([g.number for g in kept], self.learner.update_count)
+        self.source.trained(self.learner.update_count)
         counts = [update.computed.sum(), torch.tensor(len(update.computed)), update.batch.mask.sum()]
         computed, drawn, tokens = self.ranks.sum(torch.stack(counts)).tolist()
         metrics["select/trained"] = computed / drawn
@@ -276,11 +277,11 @@ class OnlineRun:
     def _count_taken(self) -> None:
         self.progress.taken, self.progress.admitted = self.stream.taken, self.source.line.admitted
 
-    def _collect(self) -> tuple[list[Group], list[Group]]:
+    def _collect(self) -> tuple[list[Finished], list[Finished]]:
         """(kept, dropped) groups, each in the order in which they were admitted."""
         chosen = selection(self.settings.select, self.accept)
 
-        def keep(group: Sequence[Episode]) -> bool:
+        def keep(group: Sequence[Played]) -> bool:
             return sum(not e.verdict.failed for e in group) >= self.least_group and chosen(group)
 
         return self.source.collect(keep, self.settings.max_rounds if self.settings.select != "all" else 1)
@@ -294,6 +295,7 @@ class OnlineRun:
         self.progress.recent = self._errors.recent
 
     def _nothing_kept(self) -> None:
+        self.source.untrained()
         self.progress.empty += 1
         if self.progress.empty >= 3:
             raise RunError(
@@ -331,8 +333,8 @@ class OnlineRun:
                 requests, lambda done: self.journal.show("eval", {"done": done, "total": len(requests)})
             )
         groups = [found[each.number] for each in requests]
-        told = {r.number: [e.seen() for e in found[r.number]] for r in requests}
-        seen = {n: each for part in self.ranks.gather(told, "evaluations") for n, each in part.items()}
+        told = [(r.number, [e.seen() for e in found[r.number]]) for r in requests]
+        seen = dict(self.source.share(told, "evaluations"))
         episodes = [e for n in sorted(seen) for e in seen[n]]
         update, share = self.progress.update, samples.drawn(groups, self.recorded, "eval")
         self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, share, self.pieces))

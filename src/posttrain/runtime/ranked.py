@@ -6,6 +6,7 @@ from typing import Any
 
 from posttrain.learner.ranks import Ranks
 from posttrain.runtime.ask import Asked
+from posttrain.samplers.cluster import address_of, check_ray
 from posttrain.types import RunError, UserError
 
 COMPARED = 256
@@ -18,6 +19,8 @@ def check_ranks(asked: Asked, ranks: int) -> None:
     if recipe.train.shard and asked.line.step == "trust_region":
         what = "a natural step multiplies by the Fisher matrix of the whole model"
         raise UserError(what, where="train.shard", mend="leave it out, or take another method")
+    if recipe.train.ranks:
+        check_ray("train.ranks")
     if ranks == 1:
         return
     for where, name in (
@@ -57,10 +60,10 @@ def check_ranks(asked: Asked, ranks: int) -> None:
             "set async.max_lag to 0, or take 'order' or 'none'",
         ),
         (
-            ahead.where == "ray",
-            "async.place",
-            "every rank would start samplers on the cluster",
-            "set it to 'process', or train with one rank",
+            ahead.where == "ray" and not recipe.train.ranks and not address_of(ahead.address),
+            "async.address",
+            "samplers on Ray need a cluster that all ranks can join",
+            "set it to one's address (ray start --head), or let Ray start the ranks: train.ranks",
         ),
     ):
         if wrong:

@@ -14,20 +14,23 @@ from posttrain.engines.vllm.start import require
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
 from posttrain.learner.pretrained import silent, skeleton
+from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.loading import usable_device
 from posttrain.runtime import process
 from posttrain.runtime.ask import Asked
+from posttrain.runtime.asynchrony import Asynchrony
 from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.schedule import Recorded, Recorder
+from posttrain.samplers.cluster import SPARE, Cluster, check_ray
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Sampler
-from posttrain.samplers.ray import ObjectStore, RayChannel, check_ray
+from posttrain.samplers.ray import VERSIONS, ObjectStore, RayChannel
 from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.rollouts import Rollouts
-from posttrain.samplers.snapshots import Arenas, Store
+from posttrain.samplers.snapshots import Arenas, Nowhere, Store
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
@@ -48,7 +51,7 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
 def check_samplers(recipe: Recipe) -> None:
     """UserError where samplers cannot be where the recipe has them, or its engine is not what it needs."""
     if recipe.async_.where == "ray":
-        check_ray()
+        check_ray("async.place")
     for device in recipe.async_.devices:
         usable_device(device, "async.devices")
     if recipe.engine.name == "native":
@@ -143,25 +146,33 @@ def on_device_of(recipe: Recipe, number: int) -> Recipe:
     return replace(recipe, model=replace(recipe.model, device=device))
 
 
-def store_of(recipe: Recipe, size: int) -> Store | None:
+def store_of(recipe: Recipe, size: int, ranks: Ranks = ALONE) -> Store | None:
     """Where samplers find each version of the weights, of so many bytes; None: it is the learner's own."""
     ahead = recipe.async_
-    if ahead.where == "ray":
-        asked = {"async.cpus": _cpus(recipe), "async.gpus": ahead.gpus}
-        return ObjectStore(ahead.address, {key: ahead.samplers * n for key, n in asked.items()}, size)
-    return Arenas() if ahead.publishes else None
+    if ahead.where != "ray":
+        return Arenas() if ahead.publishes else None
+    needs = {} if ranks.rank else sampler_needs(ahead, torch.get_num_threads())
+    cluster = Cluster(ahead.address, needs, VERSIONS * size + SPARE)
+    return Nowhere(cluster.close) if ranks.rank else ObjectStore(cluster)
 
 
-def _cpus(recipe: Recipe) -> float:
-    return recipe.async_.cpus or recipe.async_.threads_of(torch.get_num_threads())
+def sampler_needs(ahead: Asynchrony, threads: int) -> dict[str, float]:
+    """What all samplers together ask of a Ray cluster, where the learner has so many threads."""
+    each = {"async.cpus": ahead.cpus or ahead.threads_of(threads), "async.gpus": ahead.gpus}
+    return {key: ahead.samplers * count for key, count in each.items()}
 
 
 def sampler_of(
-    asked: Asked, policy: Policy, logs: Path, schedule: Recorder | Recorded | None = None
+    asked: Asked,
+    policy: Policy,
+    logs: Path,
+    schedule: Recorder | Recorded | None = None,
+    ranks: Ranks = ALONE,
 ) -> Sampler:
     """The samplers of a recipe, wherever it puts them; or ones that do again what others did.
 
     logs: where processes leave what they print. schedule: where what they do is written down, or read.
+    Of samplers on Ray all are rank 0's.
     """
     recipe, ahead = asked.recipe, asked.recipe.async_
     if isinstance(schedule, Recorded):
@@ -178,10 +189,12 @@ def sampler_of(
     if ahead.where == "process":
         start = partial(_process, Made(recipe, threads), logs)
     if ahead.where == "ray":
-        start = partial(_actor, Made(recipe, threads), logs, _cpus(recipe))
+        cpus = sampler_needs(ahead, torch.get_num_threads())["async.cpus"] / ahead.samplers
+        keeps = ranks.size > 1 and recipe.train.data == "references"
+        start = partial(_actor, Made(recipe, threads), logs, cpus, keeps)
     return SamplerPool(
         start,
-        ahead.samplers,
+        0 if ahead.where == "ray" and ranks.rank else ahead.samplers,
         deadline_s=ahead.deadline_s,
         max_restarts=ahead.max_restarts,
         did=schedule.did if schedule else None,
@@ -196,6 +209,6 @@ def _process(made: Made, logs: Path, number: int) -> Channel:
     return ProcessChannel(replace(made, number=number), logs / f"{number}.log")
 
 
-def _actor(made: Made, logs: Path, cpus: float, number: int) -> Channel:
-    made = replace(made, number=number)
-    return RayChannel(made, logs / f"{number}.log", cpus=cpus, gpus=made.recipe.async_.gpus)
+def _actor(made: Made, logs: Path, cpus: float, keeps: bool, number: int) -> Channel:
+    made, log = replace(made, number=number), logs / f"{number}.log"
+    return RayChannel(made, log, cpus=cpus, gpus=made.recipe.async_.gpus, keeps=keeps)

@@ -63,7 +63,7 @@ def save(
     if replay is not None:
         tensors[REPLAY] = replay.tensors()
     if learner.ranks.rank:
-        return learner.ranks.gather(root, "the checkpoint")[0]
+        return learner.ranks.tell(root, "the checkpoint")
 
     def write(folder: Path) -> None:
         for name in tensors.keys() - {"trained"}:
@@ -90,7 +90,7 @@ def save(
 
     saved = {**state, "learner": learner.state()}
     made = checkpoint.save(root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights)
-    return learner.ranks.gather(made, "the checkpoint")[0]
+    return learner.ranks.tell(made, "the checkpoint")
 
 
 Tensors = dict[str, torch.Tensor]

@@ -1,19 +1,19 @@
-"""Which groups an update learns from: functions from a finished group to keep or drop."""
+"""Which groups an update learns from: functions from what is known of a finished group to keep or drop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from posttrain.types import Episode, worth
+from posttrain.types import Played, worth
 
-Select = Callable[[Sequence[Episode]], bool]
+Select = Callable[[Sequence[Played]], bool]
 
 
-def every(group: Sequence[Episode]) -> bool:
+def every(group: Sequence[Played]) -> bool:
     """Keeps every group that has an episode with a verdict."""
     return any(not e.verdict.failed for e in group)
 
 
-def varied(group: Sequence[Episode]) -> bool:
+def varied(group: Sequence[Played]) -> bool:
     """Keeps a group whose rewards differ: one whose rewards are equal has no advantage to learn from.
 
     Source: dynamic sampling, DAPO, arXiv:2503.14476, section 3.2.
@@ -21,7 +21,7 @@ def varied(group: Sequence[Episode]) -> bool:
     return len({e.reward for e in group if not e.verdict.failed}) > 1
 
 
-def accepted(group: Sequence[Episode], least: float = 1.0) -> bool:
+def accepted(group: Sequence[Played], least: float = 1.0) -> bool:
     """Keeps a group with an answer whose reward is at least this: one without has nothing to imitate."""
     return any(e.reward >= worth([least]) for e in group if not e.verdict.failed)
 

@@ -7,7 +7,8 @@ collect   consumes       finished groups, the oldest first, until selection has 
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.runtime.admission import Admission
@@ -15,22 +16,14 @@ from posttrain.runtime.asynchrony import Asynchrony
 from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.journal import Journal
 from posttrain.runtime.schedule import Recorded, Recorder
-from posttrain.samplers.protocol import GroupRequest, Sampler, Work
-from posttrain.types import Episode, Played, Sampling
+from posttrain.samplers.protocol import Finished, GroupRequest, Sampler, Work
+from posttrain.types import Played, Sampling
 from posttrain.verifiers.protocol import TrainerState
 
-_HEAR_S = 0.5
-
-
-class Group(NamedTuple):
-    """A finished group."""
-
-    number: int
-    """Under which it was admitted."""
-    episodes: Sequence[Episode]
-    """Empty if another rank has played them."""
-    seen: Sequence[Played]
-    """They themselves, or what that rank says of them."""
+T = TypeVar("T")
+HEAR_S = 0.5
+Keep = Callable[[Sequence[Played]], bool]
+"""Whether an update learns from a group."""
 
 
 class GroupSource:
@@ -41,7 +34,8 @@ class GroupSource:
     may know with the group of this number. left: how many updates are still to be made, this one included.
 
     With several ranks each has such a source, of one line: all take the same tasks in the same order, each
-    plays the groups whose number is its own modulo their count, and what is kept is decided together.
+    plays the groups whose number is its own modulo their count, and what is kept is decided together
+    (central.py has the other design).
     """
 
     def __init__(
@@ -62,11 +56,12 @@ class GroupSource:
         self.sampler, self.stream, self.sampling, self.ahead = sampler, stream, sampling, ahead
         self.journal, self.count, self.size, self.state, self.left = journal, count, size, state, left
         self.schedule, self.ranks = schedule, ranks
-        self.line: Admission[list[Episode]] = Admission(
+        self.line: Admission[Finished] = Admission(
             count, ahead.max_lag, ahead.window, admitted=journal.progress.admitted
         )
         self._before: list[Work] = []
         self._resumed: list[GroupRequest] = []
+        self._of_update: list[int] = []
 
     def begin(self, version: int) -> None:
         """Weights of this version are out: goes on with what was under way."""
@@ -74,47 +69,63 @@ class GroupSource:
         if self._resumed:
             self.sampler.admit(self._resumed)
 
-    def collect(
-        self, keep: Callable[[Sequence[Episode]], bool], rounds: int
-    ) -> tuple[list[Group], list[Group]]:
+    def collect(self, keep: Keep, rounds: int) -> tuple[list[Finished], list[Finished]]:
         """(kept, dropped) groups, each in the order in which they were admitted.
 
         What is dropped is replaced in whole rounds, at most so many, so that what an engine computes together
         does not depend on how fast a verifier was.
         """
-        kept: list[Group] = []
-        dropped: list[Group] = []
+        kept: list[Finished] = []
+        dropped: list[Finished] = []
+        left: list[Finished] = []
         for _ in range(rounds):
-            left: list[Group] = []
+            self.line.dropped(group.number for group in left)
+            left = []
             for keeps, group in self._judged(keep, self._taken(self.count - len(kept), len(kept))):
                 (kept if keeps else left).append(group)
-            self.line.dropped(group.number for group in left)
             dropped += left
             if len(kept) >= self.count:
                 break
+        self._of_update = [group.number for group in (*kept, *left)]
         return kept, dropped
 
-    def _judged(
-        self, keep: Callable[[Sequence[Episode]], bool], taken: Sequence[tuple[int, list[Episode]]]
-    ) -> Iterator[tuple[bool, Group]]:
+    def trained(self, version: int) -> None:
+        """What was collected last has been trained on, to this version.
+
+        An update that had to go on with fewer groups has the slots of a whole one all the same: were others
+        admitted in them, more updates than max_lag could be made before the last of the line is reached.
+        """
+        self.line.trained(self._of_update, version)
+
+    def untrained(self) -> None:
+        """Nothing of what was collected last is trained on."""
+        self.line.dropped(self._of_update)
+
+    def _judged(self, keep: Keep, taken: Sequence[Finished]) -> Iterator[tuple[bool, Finished]]:
         """Whether each group is kept, as the rank says that has played it."""
         if self.ranks.size == 1:
-            yield from ((keep(group), Group(number, group, group)) for number, group in taken)
+            yield from ((keep(group.seen), group) for group in taken)
             return
-        own = {n: (keep(group), [e.seen() for e in group]) for n, group in taken if self.plays(n)}
-        told = {n: each for part in self.ranks.gather(own, "groups") for n, each in part.items()}
-        yield from ((told[n][0], Group(n, group, told[n][1])) for n, group in taken)
+        own = [(keep(g.seen), _told(g)) for g in taken if self.plays(g.number)]
+        told = {g.number: (keeps, g) for keeps, g in self.share(own, "groups")}
+        for group in taken:
+            keeps, said = told[group.number]
+            yield keeps, replace(said, episodes=group.episodes)
+
+    def share(self, own: list[T], called: str) -> list[T]:
+        """What all ranks say of what they have played."""
+        return [each for part in self.ranks.gather(own, called) for each in part]
 
     def plays(self, number: int) -> bool:
         """Whether the group of this number is one of this rank."""
         return number % self.ranks.size == self.ranks.rank
 
-    def _taken(self, count: int, kept: int) -> list[tuple[int, list[Episode]]]:
+    def _taken(self, count: int, kept: int) -> list[Finished]:
         """The next groups in line, once they are finished; meanwhile others are admitted."""
         while True:
             self._admit(self.left() * self.count - kept)
             if (taken := self.line.take(count)) is not None:
-                return taken
+                return [group for _, group in taken]
             self.hear()
             done = len(self.line.line) - self.line.playing
             told = {"done": kept + min(done, count), "total": kept + count}
@@ -132,7 +143,7 @@ class GroupSource:
             epoch, task = self.stream.take()
             number = self.line.admit()
             if not self.plays(number):
-                self.line.arrived(number, [])  # it is not waited for here
+                self.line.arrived(number, Finished(number=number))  # it is not waited for here
                 continue
             requests.append(
                 GroupRequest(
@@ -160,11 +171,18 @@ class GroupSource:
             self.hear()
         self._admit(self.left() * self.count)
 
-    def hear(self, timeout_s: float = _HEAR_S) -> None:
+    def hear(self, timeout_s: float = HEAR_S) -> None:
         """Takes in what samplers have finished, and which weights they hold."""
         for each in self.sampler.poll(timeout_s):
-            self.line.arrived(each.number, each.episodes)
+            self.arrive(each)
         self.line.live(self.sampler.live)
+
+    def arrive(self, group: Finished) -> None:
+        """Takes in one group."""
+        if group.lost:
+            self.line.lost(group.number)
+        else:
+            self.line.arrived(group.number, group)
 
     # ------------------------------------------------------------------ what is under way
 
@@ -180,10 +198,8 @@ class GroupSource:
             self._admit(self.left() * self.count)
         if not self.line.line:
             return {}
-        requests = {each.number: each for each in self.sampler.unfinished()}
-        self.hear(0.0)
-        own = {number: group for number, group in self.line.line.items() if self.plays(number)}
-        finished = {number: group for number, group in own.items() if group is not None}
+        requests, own = self._own()
+        finished = {number: list(group.episodes) for number, group in own.items() if group is not None}
         left = [requests[number] for number in own if number not in finished]
         if self.ranks.size > 1:
             parts = [pickle.dumps((finished, left)), *[pickle.dumps(({}, []))] * (self.ranks.size - 1)]
@@ -192,6 +208,12 @@ class GroupSource:
             left = sorted((request for _, each in told for request in each), key=lambda r: r.number)
         return {"line": self.line.state(), "finished": finished, "requests": left}
 
+    def _own(self) -> tuple[dict[int, GroupRequest], dict[int, Finished | None]]:
+        """What is played for this rank, as far as it has come, and this rank's part of the line."""
+        requests = {each.number: each for each in self.sampler.unfinished()}
+        self.hear(0.0)
+        return requests, {number: group for number, group in self.line.line.items() if self.plays(number)}
+
     def resume(self, flight: Mapping[str, Any]) -> None:
         """Goes on with what flight() gave, once the first weights are out."""
         if not flight:
@@ -199,10 +221,10 @@ class GroupSource:
         self.line.restore(flight["line"])
         for number in list(self.line.line):
             if not self.plays(number):
-                self.line.arrived(number, [])
+                self.line.arrived(number, Finished(number=number))
         for number, group in flight["finished"].items():
             if self.plays(number):
-                self.line.arrived(number, group)
+                self.line.arrived(number, Finished(number=number, episodes=group))
         self._resumed = [each for each in flight["requests"] if self.plays(each.number)]
 
     def work(self) -> dict[str, float]:
@@ -222,4 +244,11 @@ class GroupSource:
             "samplers/waiting": float(len(self.line.line) - self.line.playing),
             "samplers/playing": float(self.line.playing),
             "samplers/restarts": float(self.sampler.restarted),
+            "samplers/bytes": float(sum(max(n.bytes - b.bytes, 0) for n, b in zip(now, before, strict=True))),
         }
+
+
+def _told(group: Finished) -> Finished:
+    """What other ranks are told of it."""
+    said = group.summary or [episode.seen() for episode in group.episodes]
+    return replace(group, episodes=(), summary=said)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from posttrain.samplers.protocol import Finished, GroupRequest, Work
 from posttrain.samplers.remote import Channel, Message
@@ -20,6 +20,8 @@ class _Worker:
     name: str
     channel: Channel
     playing: dict[int, GroupRequest] = field(default_factory=dict)
+    keeps: dict[int, GroupRequest] = field(default_factory=dict)
+    """Finished, while their episodes are still with it."""
     examining: dict[int, GroupRequest] = field(default_factory=dict)
     live: int = -1
     sent: int = -1
@@ -72,6 +74,8 @@ class SamplerPool:
     @property
     def live(self) -> int:
         """The least version that a worker draws from. One that has just been started will take the newest."""
+        if not self.workers:
+            return self._newest.version if self._newest else -1
         return min((w.live for w in self.workers if w.live >= 0), default=-1)
 
     @property
@@ -92,6 +96,12 @@ class SamplerPool:
                 worker.playing |= {each.number: each for each in mine}
                 self._send(worker, ("admit", mine))
 
+    def release(self, numbers: Sequence[int]) -> None:
+        """The episodes of these groups need not be kept any longer."""
+        for worker in self.workers:
+            if mine := [number for number in numbers if worker.keeps.pop(number, None)]:
+                self._send(worker, ("release", mine))
+
     def poll(self, timeout_s: float) -> list[Finished]:
         """The groups that have been finished; waits so long for the first.
 
@@ -103,6 +113,8 @@ class SamplerPool:
 
     def _listen(self, timeout_s: float) -> None:
         """Takes in what the workers say, waiting so long for the first word."""
+        if not self.workers:
+            return
         first, *others = (worker.channel for worker in self.workers)
         first.wait(others, timeout_s)
         for n in range(len(self.workers)):
@@ -199,7 +211,11 @@ class SamplerPool:
         self._deal_evaluation()
 
     def _finished(self, worker: _Worker, done: Sequence[Finished]) -> None:
-        self._late += [each for each in done if worker.playing.pop(each.number, None)]
+        for each in done:
+            if request := worker.playing.pop(each.number, None):
+                self._late.append(each)
+                if each.place:
+                    worker.keeps[each.number] = request
 
     def _examined(self, worker: _Worker, found: dict[int, list[Episode]]) -> None:
         for number in found:
@@ -215,7 +231,7 @@ class SamplerPool:
         self._left += left
 
     def _work(self, worker: _Worker, work: Work) -> None:
-        worker.work = work
+        worker.work = replace(work, bytes=worker.channel.bytes)
 
     def _refused(self, worker: _Worker, why: str) -> None:
         raise RunError(f"{worker.name}: {why}")
@@ -231,8 +247,9 @@ class SamplerPool:
         self._did(old, [("restart",)])
         new = self.workers[n] = self._started(n)
         self._offer(new)
-        if old.playing:
-            new.playing = {number: each.anew() for number, each in old.playing.items()}
+        self._late += [Finished(number=number, lost=True) for number in old.keeps]
+        if old.playing or old.keeps:
+            new.playing = {n: each.anew() for n, each in sorted((old.keeps | old.playing).items())}
             self._send(new, ("admit", list(new.playing.values())))
         if old.asked:
             self._left += list(new.playing.values())

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from posttrain.samplers.live import Part
 from posttrain.samplers.snapshots import Snapshot
-from posttrain.types import Episode, Sampling, Task
+from posttrain.types import Episode, Played, Sampling, Seen, Task
 from posttrain.verifiers.protocol import TrainerState
 
 
@@ -34,10 +34,23 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A group that has been played and judged."""
+    """A group that has been played and judged, or was lost."""
 
     number: int
-    episodes: list[Episode]
+    """Under which it was admitted."""
+    episodes: Sequence[Episode] = ()
+    """Empty where they are not in this process."""
+    summary: Sequence[Seen] = ()
+    """Then what is said of them."""
+    place: str = ""
+    """Of the sampler that keeps the episodes, if one does."""
+    lost: bool = False
+    """It was lost with its sampler after it had been finished, and is played again."""
+
+    @property
+    def seen(self) -> Sequence[Played]:
+        """The episodes, or what is said of them."""
+        return self.summary or self.episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +60,8 @@ class Work:
     busy_s: float = 0.0
     """Seconds in which it had something to do."""
     alive_s: float = 0.0
+    bytes: int = 0
+    """Messages between it and the learner, both ways, where they go over a network; weights aside."""
 
 
 class Sampler(Protocol):

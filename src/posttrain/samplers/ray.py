@@ -3,55 +3,43 @@
     told      hands the worker a message, while it is busy too
     heard     waits for what the worker tells, at most a second at a time; the learner has one such call open
               for each actor
+    kept      gives the episodes of groups that stay with the actor, to whatever rank trains on them
     stack     says what the worker is doing
 
 The worker itself is served by a thread of the actor, so it goes on while the learner is busy and asks nobody
 anything, and its signs of life come from the loop that steps its engine.
 """
 
-import importlib.util
-import logging
-import math
 import os
 import pickle
 import re
-import secrets
 import signal
-import socket
 import sys
-import tempfile
 import threading
 import traceback
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from posttrain.samplers.cluster import NAMESPACE, Cluster
+from posttrain.samplers.protocol import Finished
 from posttrain.samplers.remote import BEAT_S, END_S, Make, Message, serve
 from posttrain.samplers.snapshots import Index, indexed, views, written
-from posttrain.types import RunError, UserError
+from posttrain.types import Episode, RunError
 from posttrain.usercode import cause
 from posttrain.weights import Named
 
-_SPARE = 256 << 20
-"""Bytes of a store of our own for all that is not weights."""
-_VERSIONS = 3
-"""How many versions it has room for; of more, while a reader is slow, Ray moves some to the disk."""
-_REACH_S = 10.0
-"""In which a cluster that is joined must answer."""
+VERSIONS = 3
+"""How many versions a store of our own has room for; of more Ray moves some to the disk."""
 _FETCH_S = 300.0
 """In which weights of another machine must have come."""
-
-
-def check_ray() -> None:
-    """Nothing; UserError where Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("ray is not installed", where="async.place", mend="pip install 'posttrain[ray]'")
 
 
 # ---------------------------------------------------------------------- in the actor
@@ -111,8 +99,9 @@ class _Mailbox:
 class _Actor:
     """A worker on a cluster."""
 
-    def __init__(self, make: Make, folder: str, log: str) -> None:
+    def __init__(self, make: Make, folder: str, log: str, name: str) -> None:
         """folder: the learner's, in which paths of the recipe begin. log: where what it prints goes.
+        name: the actor's; without one it keeps no episodes.
 
         On a machine that does not share the learner's files both are left as Ray makes them.
         """
@@ -122,17 +111,35 @@ class _Actor:
         with suppress(OSError), open(log, "ab") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)
+        self._name = name
+        self._kept: dict[int, Sequence[Episode]] = {}
         self._mailbox = _Mailbox()
         self._thread = threading.Thread(target=serve, args=(self._mailbox, make), daemon=True)
         self._thread.start()
 
     def told(self, message: Message) -> None:
         """Hands the worker a message."""
-        self._mailbox.put(message)
+        if message[0] == "release":
+            for number in message[1]:
+                self._kept.pop(number, None)
+        else:
+            self._mailbox.put(message)
 
     def heard(self, timeout_s: float) -> bytes:
         """What it has to tell, pickled, so that nothing in it stays in the object store."""
-        return pickle.dumps(self._mailbox.collect(timeout_s))
+        found = self._mailbox.collect(timeout_s)
+        if found and self._name:
+            found = [(m[0], [self._keep(f) for f in m[1]]) if m[0] == "finished" else m for m in found]
+        return pickle.dumps(found)
+
+    def _keep(self, group: Finished) -> Finished:
+        """What is told of a group whose episodes stay here until they are released."""
+        self._kept[group.number] = group.episodes
+        return replace(group, episodes=(), summary=[e.seen() for e in group.episodes], place=self._name)
+
+    def kept(self, numbers: Sequence[int]) -> bytes:
+        """The episodes of these groups that are here, by number, pickled."""
+        return pickle.dumps({n: self._kept[n] for n in numbers if n in self._kept})
 
     def stack(self) -> str:
         """Where its thread is, the last call first."""
@@ -151,16 +158,23 @@ class _Actor:
 class RayChannel:
     """A worker in an actor of the cluster that this process has joined (see remote.Channel)."""
 
-    def __init__(self, make: Make, log: Path, *, cpus: float, gpus: float) -> None:
-        """log: where what it prints goes. cpus, gpus: what is set aside for it."""
+    def __init__(self, make: Make, log: Path, *, cpus: float, gpus: float, keeps: bool = False) -> None:
+        """log: where what it prints goes. cpus, gpus: what is set aside for it.
+
+        keeps: whether episodes stay with the actor, and only what is said of them comes.
+        """
         import ray
 
         log.parent.mkdir(parents=True, exist_ok=True)
         # A thread for each method, so that none waits for another; what one is told keeps its order.
-        groups = dict.fromkeys(("told", "heard", "stack", "end"), 1)
+        groups = dict.fromkeys(("told", "heard", "kept", "stack", "end"), 1)
         kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, concurrency_groups=groups)(_Actor)
-        self._actor = kind.remote(make, os.getcwd(), str(log.absolute()))
+        name = f"sampler-{uuid.uuid4().hex}" if keeps else ""
+        named = {"name": name, "namespace": NAMESPACE} if keeps else {}
+        self._actor = kind.options(**named).remote(make, os.getcwd(), str(log.absolute()), name)
         self._told: list[Any] = []
+        self.bytes = 0
+        """Sent and received, weights aside."""
         self._heard = self._call("heard", BEAT_S)
         self._how = "its actor ended"
 
@@ -169,6 +183,8 @@ class RayChannel:
 
     def send(self, message: Message) -> None:
         """Sends it. An actor that is not there is found dead when it is heard next."""
+        if message[0] != "offer":
+            self.bytes += len(pickle.dumps(message))
         self._told.append(self._call("told", message))
 
     def receive(self) -> list[Message]:
@@ -181,10 +197,12 @@ class RayChannel:
                 ray.get(done)
             if not ray.wait([self._heard], timeout=0)[0]:
                 return []
-            found: list[Message] | None = pickle.loads(ray.get(self._heard))
+            came: bytes = ray.get(self._heard)
         except ray.exceptions.RayError as error:
-            self._how = _ended(error)
+            self._how = how_ended(error)
             raise EOFError from error
+        self.bytes += len(came)
+        found: list[Message] | None = pickle.loads(came)
         if found is None:
             raise EOFError
         self._heard = self._call("heard", BEAT_S)
@@ -214,12 +232,38 @@ class RayChannel:
         return self._how
 
 
-def _ended(error: Exception) -> str:
+def how_ended(error: Exception) -> str:
     """How an actor ended, of what Ray says in many lines and with addresses: the sentence that tells."""
     said = re.sub(r"\x1b\[\d*m", "", str(error)).strip() or type(error).__name__
     _, there, detail = said.partition("Worker exit detail: ")
     sentence = (detail if there else said.splitlines()[-1]).split(". ")[0]
     return f"its actor ended: {sentence[:300]}"
+
+
+def fetch(groups: Iterable[Finished]) -> dict[int, Sequence[Episode]]:
+    """The episodes of these groups, by number, from the actors that keep them; not of actors that ended.
+
+    RunError for episodes that did not come in _FETCH_S.
+    """
+    import ray
+
+    asked: dict[str, list[int]] = {}
+    for group in groups:
+        asked.setdefault(group.place, []).append(group.number)
+    found: dict[int, Sequence[Episode]] = {}
+    calls = []
+    for place, numbers in asked.items():
+        with suppress(ValueError):  # there is no actor of this name any more
+            actor = ray.get_actor(place, namespace=NAMESPACE)
+            calls.append(actor.kept.options(concurrency_group="kept").remote(numbers))
+    for call in calls:
+        try:
+            found |= pickle.loads(ray.get(call, timeout=_FETCH_S))
+        except ray.exceptions.ActorDiedError:
+            continue
+        except ray.exceptions.RayError as error:
+            raise RunError(f"a sampler does not give the episodes that it keeps: {cause(error)}") from error
+    return found
 
 
 # ---------------------------------------------------------------------- weights
@@ -244,106 +288,14 @@ class RayObject:
         yield from views(from_dlpack(whole), self.index)
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """What happens inside is cut short by no signal but a second one; the first is sent again afterwards.
-
-    An interpreter that ends with Ray half begun ends in a fault of memory. And Ray sets a handler of its own.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-
-    def keep(number: int, frame: object) -> None:
-        if came:
-            raise KeyboardInterrupt
-        came.append(number)
-
-    before = {each: signal.signal(each, keep) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        for number in came:
-            signal.raise_signal(number)
-
-
 class ObjectStore:
-    """Weights in the object store of a Ray cluster (see snapshots.Store), which this process joins by it.
+    """Weights in the object store of a cluster (see snapshots.Store), which this leaves when it is closed."""
 
-    address: of the cluster; without one a cluster is started on this machine, which ends when this is closed.
-    A process that has joined one stays there. needs: what all samplers together ask for, by the recipe's keys
-    async.cpus and async.gpus. size: bytes of a version, about.
-
-    Raises UserError where there is no such cluster, or where it has not so much.
-    """
-
-    def __init__(self, address: str, needs: Mapping[str, float], size: int) -> None:
-        import ray
-
-        self.bytes = 0
-        """Copied so far."""
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.bytes = cluster, 0
         self._index: Index = ()
         self._size = 0
         self._refs: dict[int, Any] = {}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._joined = not ray.is_initialized()
-        try:
-            if self._joined:
-                self._join(address, needs, size)
-            there = ray.cluster_resources()
-            for key, kind in (("async.cpus", "CPU"), ("async.gpus", "GPU")):
-                if needs[key] > (found := there.get(kind, 0.0)):
-                    raise UserError(
-                        f"the samplers ask for {needs[key]:g} {kind}s, and the cluster has {found:g}",
-                        where=key,
-                        mend="set async.samplers, or this, lower",
-                    )
-        except BaseException:
-            self.close()
-            raise
-
-    def _join(self, address: str, needs: Mapping[str, float], size: int) -> None:
-        import ray
-
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        # Ray prints of workers that end, addresses included, on standard output; we say it in our own words.
-        vars(ray._private.worker)["_worker_logs_enabled"] = False
-        settings: dict[str, Any] = {"address": address}
-        if not address:
-            # Without a token of its own Ray would leave one in the home directory.
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-            # What is not set aside is not hidden: sampler and learner may share a GPU.
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            # Ray frees what nobody refers to once a second, and versions may be large.
-            os.environ.setdefault("RAY_free_objects_batch_size", "1")
-            # Names of sockets may have a hundred characters, and are made of it.
-            self._folder = tempfile.TemporaryDirectory(
-                prefix="ray-", dir=os.environ.get("RAY_TMPDIR", "/tmp"), ignore_cleanup_errors=True
-            )
-            settings = {
-                "address": "local",
-                "num_cpus": max(1, math.ceil(needs["async.cpus"])),
-                "object_store_memory": _VERSIONS * size + _SPARE,
-                "include_dashboard": False,
-                "_temp_dir": self._folder.name,
-            }
-        host, _, port = address.rpartition(":")
-        try:
-            if port.isdecimal() and "://" not in host:  # Ray would try for minutes, and say so
-                socket.create_connection((host, int(port)), _REACH_S).close()
-            with _undisturbed():
-                ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
-        except (OSError, RuntimeError, ValueError) as error:
-            mend = "ray start --head starts one here; leave async.address out for one of the run's own"
-            said = " ".join(str(error).split())[:300]
-            if address:
-                raise UserError(
-                    f"cannot join {address!r}: {said}", where="async.address", mend=mend
-                ) from error
-            raise RunError(f"no Ray cluster can be started here: {said}") from error
 
     def put(self, version: int, weights: Callable[[], Named]) -> RayObject:
         """A copy of these weights."""
@@ -365,11 +317,6 @@ class ObjectStore:
         self._refs = {version: ref for version, ref in self._refs.items() if version in versions}
 
     def close(self) -> None:
-        """Leaves the cluster; one that was started here ends, and leaves nothing behind."""
-        import ray
-
+        """Gives everything back."""
         self._refs.clear()
-        if self._joined:
-            ray.shutdown()
-        if self._folder:
-            self._folder.cleanup()
+        self.cluster.close()

@@ -145,6 +145,9 @@ def serve(connection: Line, make: Make) -> None:
 class Channel(Protocol):
     """How a learner reaches one worker."""
 
+    bytes: int
+    """Sent and received over a network, weights aside."""
+
     def send(self, message: Message) -> None:
         """Sends it, without waiting until it has been read."""
         ...
@@ -177,6 +180,8 @@ class _Connected:
     finished groups fill a pipe would stand still while the learner trains, and a learner would hang with a
     sampler that reads no more.
     """
+
+    bytes = 0
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

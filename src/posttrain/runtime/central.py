@@ -1,0 +1,102 @@
+"""Samplers that rank 0 drives for all ranks: it hears what is said of groups, and deals them to ranks.
+
+Episodes stay with the sampler that played them (`train.data = "references"`), and the rank that trains on a
+group fetches them there. Or samplers send them to rank 0, and it sends them on ("through"): the design of
+one controller through which all data pass, kept to be measured.
+"""
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from posttrain.runtime.source import HEAR_S, GroupSource, Keep
+from posttrain.samplers.pool import SamplerPool
+from posttrain.samplers.protocol import Finished, GroupRequest
+from posttrain.samplers.ray import fetch
+from posttrain.types import Episode
+
+T = TypeVar("T")
+
+
+class CentralSource(GroupSource):
+    """The source of a run on several ranks of which the first has all samplers."""
+
+    sampler: SamplerPool
+
+    def plays(self, number: int) -> bool:
+        """Whether the group of this number is one of this rank."""
+        return self.ranks.rank == 0
+
+    def share(self, own: list[T], called: str) -> list[T]:
+        """What rank 0 says of what it has played."""
+        return self.ranks.tell(own, called)
+
+    def collect(self, keep: Keep, rounds: int) -> tuple[list[Finished], list[Finished]]:
+        """(kept, dropped) groups; those kept with their episodes on the rank that trains on them."""
+        kept, dropped = super().collect(keep, rounds)
+        owner = owners([sum(e.length for e in group.seen) for group in kept], self.ranks.size)
+        groups = {group.number: group for group in kept}
+        mine = {group.number for group, rank in zip(kept, owner, strict=True) if rank == self.ranks.rank}
+        found: dict[int, Sequence[Episode]] = {}
+        while True:
+            found |= fetch(groups[n] for n in mine - found.keys() if groups[n].place)
+            found |= self._sent(list(groups.values()), owner)
+            lost = sorted(n for part in self.ranks.gather(mine - found.keys(), "lost groups") for n in part)
+            if not lost:
+                break
+            again = [] if self.ranks.rank else [replace(g, episodes=()) for g in self._again(lost)]
+            groups |= {g.number: g for g in self.ranks.tell(again, "groups played again")}
+        self.sampler.release([group.number for group in (*kept, *dropped)])
+        return [replace(g, episodes=found.get(g.number, ()), place="") for g in groups.values()], dropped
+
+    def _sent(self, groups: Sequence[Finished], owner: Sequence[int]) -> dict[int, Sequence[Episode]]:
+        """The episodes of this rank's groups that rank 0 has, and sends."""
+        parts: list[dict[int, Sequence[Episode]]] = [{} for _ in range(self.ranks.size)]
+        for group, rank in zip(groups, owner, strict=True):
+            if group.episodes:
+                parts[rank][group.number] = group.episodes
+        found: dict[int, Sequence[Episode]] = pickle.loads(
+            self.ranks.exchange([*map(pickle.dumps, parts)])[0]
+        )
+        return found
+
+    def _again(self, numbers: Sequence[int]) -> list[Finished]:
+        """These groups, which were lost with their samplers, once they have been played again."""
+        found: dict[int, Finished] = {}
+        while len(found) < len(numbers):
+            for each in self.sampler.poll(HEAR_S):
+                if each.number not in numbers:
+                    self.arrive(each)
+                elif not each.lost:
+                    found[each.number] = each
+        return list(found.values())
+
+    def _own(self) -> tuple[dict[int, GroupRequest], dict[int, Finished | None]]:
+        """As for any rank, with the episodes of finished groups, which are then here."""
+        while True:
+            requests, own = super()._own()
+            there = [group for group in own.values() if group and group.place]
+            found = fetch(there)
+            for group in there:
+                self.line.lost(group.number)
+                if group.number in found:
+                    self.line.arrived(
+                        group.number, Finished(number=group.number, episodes=found[group.number])
+                    )
+            self.sampler.release(list(found))
+            if len(found) == len(there):
+                return requests, {number: self.line.line[number] for number in own}
+
+
+def owners(lengths: Sequence[int], ranks: int) -> list[int]:
+    """The rank of each group, the longest dealt first to the rank that has least.
+
+    >>> owners([5, 9, 4, 1], 2)
+    [1, 0, 1, 0]
+    """
+    out, has = [0] * len(lengths), [0] * ranks
+    for n in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
+        out[n] = min(range(ranks), key=has.__getitem__)
+        has[out[n]] += lengths[n]
+    return out

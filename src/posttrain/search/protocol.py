@@ -1,0 +1,137 @@
+"""What a search is: it asks three questions, and never calls anything.
+
+    Propose(state)       moves that the policy says in a state         answered by an engine
+    Apply(state, move)   where a move leads, or why it leads nowhere   answered by Steps
+    Value(state)         how likely the state is to end well           answered by a critic or a constant
+
+A search is a generator that yields questions and is sent their answers, so it is pure: the same answers make
+the same tree, whatever runs beside it. What a state proposes is drawn by the state alone, so the answers are
+the same too, and a search that was cut short is made again by beginning it anew.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from posttrain.types import Message, Task
+
+if TYPE_CHECKING:
+    from posttrain.search.tree import Tree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where a search stands: the moves said from the root, and what they came to.
+
+    It holds nothing that is open, so it can be pickled, and reached again by saying its moves.
+    """
+
+    task: Task
+    moves: tuple[str, ...] = ()
+    shown: tuple[Message, ...] = ()
+    """What the policy reads: the last message asks for the next move."""
+    key: str = ""
+    """Equal keys are one node: nothing that comes after may hang on anything else."""
+    parts: tuple[str, ...] = ()
+    """Goals that can be proved apart, each by its key; empty if there is one."""
+    done: bool = False
+    """Whether nothing is left to say. A verifier then judges the whole."""
+    text: str = ""
+    """Then the answer, as the verifier reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A move that leads nowhere, or a task that cannot be begun, and why."""
+
+    label: str
+    """A class to count: error, forbidden, timeout, died, output, repeated, ..."""
+    reason: str = ""
+    """One line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a policy has said in a state."""
+
+    text: str
+    logp: float
+    """Its log-probability under the policy that said it, at the temperature at which it was drawn."""
+    tokens: tuple[int, ...] = ()
+    logp_gen: tuple[float, ...] = ()
+    """Of each token, under what it was drawn from."""
+    logp_policy: tuple[float, ...] = ()
+    version: tuple[int, ...] = ()
+    ended: bool = True
+    """Whether it came to its end, and was not cut off by its length."""
+
+
+class Steps(Protocol):
+    """Where moves lead. Pure like an `Env`: no clock, no draw, nothing kept that a state does not hold.
+
+    Batched, as a prover answers faster than one can ask. A move that leads nowhere is Refused, with its
+    class; whatever happens to a prover (it dies, hangs, floods), every question is answered.
+    """
+
+    def begin(self, tasks: Sequence[Task]) -> list[State | Refused]:
+        """The state in which each task begins."""
+        ...
+
+    def apply(self, asked: Sequence[tuple[State, str]]) -> list[State | Refused]:
+        """Where each move leads from its state."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it has started."""
+        ...
+
+
+# ---------------------------------------------------------------------- questions
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Moves in a state: those with the numbers first ... first + count - 1 of all that it may ever say."""
+
+    state: State
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Where moves lead."""
+
+    asked: tuple[tuple[State, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """How likely these states are to end well."""
+
+    states: tuple[State, ...]
+
+
+Question = Propose | Apply | Value
+"""Answered by list[Move], list[State | Refused] and list[float]."""
+Search = Generator[tuple[Question, ...], list[Any], "Tree"]
+"""Yields questions that may be answered together, and is sent the list of their answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a search may spend; whichever is used up first ends it."""
+
+    moves: int = 128
+    """Moves that are drawn, repeated ones included."""
+    tokens: int = 0
+    """Of these moves; 0: any."""
+    depth: int = 64
+    """Moves from the root to a state."""
+
+    def __post_init__(self) -> None:
+        if self.moves < 1 or self.depth < 1 or self.tokens < 0:
+            raise ValueError("moves and depth must be 1 or more, tokens 0 (any) or more")
+
+
+Strategy = Literal["best_first", "beam", "best_of_n", "puct", "rmax"]
