@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-ray test-vllm lint docs bench clean
+.PHONY: setup demo test test-ray test-vllm style lint docs bench clean
 
 setup: $(STAMP)
 
@@ -15,14 +15,17 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python scripts/demo.py
 
-lint: setup
+style: setup
 	$(BIN)/ruff check src tests scripts benchmarks
 	$(BIN)/ruff format --check -q src tests scripts benchmarks
 	$(BIN)/mypy
+
+lint: style
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/docs.py --check
 
-test: setup lint
+# The tests check the layers and the generated parts too: test_the_layers_hold, test_no_generated_part_is_stale.
+test: style
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 # Ray is large, and few need it: its tests have an environment of their own.

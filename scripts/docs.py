@@ -12,6 +12,7 @@ read off the code (docstrings, signatures, defaults), so a page cannot disagree 
 import argparse
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
@@ -173,6 +174,7 @@ READERS: Mapping[type, str] = {
 # ---------------------------------------------------------------------- reading the code
 
 
+@functools.cache
 def said(cls: type) -> dict[str, str]:
     """The docstring under each field of a class and of its bases, in one line."""
     found: dict[str, str] = {}

@@ -127,12 +127,16 @@ def pipe(placed: Callable[..., Path], able: Path) -> Path:
 
 
 def without_reward_model(pipe: Path) -> None:
-    """Has the numbers of grpo's answers judged, in this process, and compares nothing."""
-    pipe.write_text(
-        pipe.read_text().split("[compare]")[0].replace('"verifier.model.paths" = ["{reward}"]', "")
-    )
+    """Has the numbers of grpo's answers judged, in this process: a reward model would start another."""
+    pipe.write_text(pipe.read_text().replace('"verifier.model.paths" = ["{reward}"]', ""))
     grpo = pipe.parent / "parts" / "grpo.toml"
     grpo.write_text(grpo.read_text().replace('[verifier.model]\npaths = ["none"]', "[verifier.number]"))
+
+
+def trained_alone(pipe: Path) -> None:
+    """The same, and compares nothing."""
+    without_reward_model(pipe)
+    pipe.write_text(pipe.read_text().split("[compare]")[0])
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +177,7 @@ def test_each_stage_takes_the_newest_model_of_those_that_it_names(finished):
 
 
 def test_a_stage_goes_on_in_the_dtype_that_auto_came_to_where_it_began(pipe, tmp_path, run_cli, monkeypatch):
-    without_reward_model(pipe)
+    trained_alone(pipe)
     pipe.write_text('keep = "all"\n' + pipe.read_text())
     for part in (pipe.parent / "parts").glob("*.toml"):
         part.write_text(part.read_text().replace('dtype = "float32"\n', ""))
@@ -258,6 +262,7 @@ def test_the_disk_that_the_stages_need_is_told_before_they_begin(pipe, tmp_path,
 
 def test_a_last_stage_that_went_on_is_compared_anew(pipe, tmp_path, run_cli):
     path, longer = pipe, tmp_path / "longer"
+    without_reward_model(pipe)
     path.write_text('keep = "all"\n' + path.read_text())
     assert run_cli("pipeline", path, "--dir", longer, "--quiet").code == 0
     words = ["--dir", longer, "--resume", "--quiet", "--set", "grpo.run.updates=3"]
@@ -443,7 +448,7 @@ def test_a_pipeline_may_begin_with_data_and_a_model_from_nothing(from_nothing, t
 
 def test_lora_is_merged_for_the_stages_that_take_it(pipe, tmp_path, run_cli):
     root = tmp_path / "run"
-    without_reward_model(pipe)
+    trained_alone(pipe)
     over = ["--set", "sft.lora.rank=2", "--set", 'sft.lora.targets=["q_proj","down_proj"]']
     said = run_cli("pipeline", pipe, "--dir", root, "--quiet", *over)
     assert said.code == 0, said.err
@@ -463,7 +468,7 @@ def test_lora_is_merged_for_the_stages_that_take_it(pipe, tmp_path, run_cli):
 
 def test_from_makes_a_stage_and_all_after_it_anew_and_keeps_what_was_there(pipe, tmp_path, run_cli):
     root = tmp_path / "run"
-    without_reward_model(pipe)
+    trained_alone(pipe)
     assert run_cli("pipeline", pipe, "--dir", root, "--quiet").code == 0
     changed = ["--set", "reward.optim.lr=0.02"]
     said = run_cli("pipeline", pipe, "--dir", root, "--resume", *changed)
@@ -507,7 +512,7 @@ def test_a_mistake_beside_from_moves_nothing(fault, finished, run_cli):
 
 def test_a_stage_of_another_name_in_its_place_moves_nothing(pipe, tmp_path, run_cli):
     root = tmp_path / "run"
-    without_reward_model(pipe)
+    trained_alone(pipe)
     assert run_cli("pipeline", pipe, "--dir", root, "--quiet").code == 0
     pipe.write_text(pipe.read_text().replace('name = "reward"', 'name = "judge"'))
     said = run_cli("pipeline", pipe, "--dir", root, "--from", "judge")
@@ -545,7 +550,7 @@ def test_a_stage_takes_a_model_with_the_template_that_it_was_trained_under(
     """The model that stands in before it is made has none of its own."""
     bare = make_model()
     (bare / "chat_template.jinja").unlink()
-    without_reward_model(pipe)
+    trained_alone(pipe)
     root, words = tmp_path / "run", ["--set", f"sft.model.path={bare}", *more]
     said = run_cli("pipeline", pipe, "--dir", root, "--quiet", *words)
     assert said.code == 2

@@ -48,8 +48,9 @@ MODES = {
     "shards given up": Parallel(shard=True, reshard_after_forward=True),
     "shares kept apart": Parallel(shard=True, cpu_offload=True),
 }
-WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    # method, the model's shape, what the learner is given
+Case = tuple[str, dict[str, Any], dict[str, Any]]
+"""Method, the model's shape, what the learner is given."""
+WAYS: dict[str, Case] = {
     "tied embeddings": ("grpo", {"tie_word_embeddings": True}, {}),
     "an adapter": ("grpo", {}, {"lora": Lora(rank=2, init="gaussian")}),
     "an adapter with magnitudes": ("grpo", {}, {"lora": Lora(rank=2, dora=True)}),
@@ -65,7 +66,7 @@ WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def learner_of(case: tuple[str, dict[str, Any], dict[str, Any]], ranks: Ranks, parallel: Parallel) -> Learner:
+def learner_of(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     """A tiny learner in float64."""
     variant, shape, given = case[0], case[1], dict(case[2])
     options = {"kl_in_loss": given.pop("kl")} if "kl" in given else {}
@@ -133,15 +134,26 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp(min=1e-30))
 
 
-def compared(case: tuple[str, dict[str, Any], dict[str, Any]], mode: str, ranks: Ranks) -> dict[str, float]:
-    """How far the ranks are from one process."""
-    batch = splits.with_probes(common.make_batch(K=4, seed=3, groups=4))
+def rows_of_all() -> Batch:
+    """What is learnt from."""
+    batch: Batch = splits.with_probes(common.make_batch(K=4, seed=3, groups=4))
+    return batch
+
+
+def alone(case: Case, ranks: Ranks) -> Any:
+    """What one process finds, as rank 0 tells the others."""
     told = None
     if not ranks.rank:
-        *all_but, update = moved(learner_of(case, ALONE, Parallel()), batch)
+        *all_but, update = moved(learner_of(case, ALONE, Parallel()), rows_of_all())
         told = (*all_but, update.logp)
     told = ranks.gather(told)[0]
     assert told is not None
+    return told
+
+
+def compared(case: Case, mode: str, ranks: Ranks, told: Any) -> dict[str, float]:
+    """How far the ranks are from the one process that told this."""
+    batch = rows_of_all()
     gradient, weights, metrics, said = told
     rows = share_of(batch, ranks)
     mine = moved(learner_of(case, ranks, MODES[mode]), batch.rows(rows))
@@ -169,8 +181,8 @@ def largest(values: list[float]) -> float:
     return max(math.inf if math.isnan(x) else x for x in values)
 
 
-def cases(ranks: int) -> Iterator[tuple[str, tuple[str, dict[str, Any], dict[str, Any]], str]]:
-    """(name, (method, the model's shape, what the learner is given), mode) of what so many ranks compute."""
+def cases(ranks: int) -> Iterator[tuple[str, Case, str]]:
+    """(name, case, mode) of what so many ranks compute."""
     two, three = ("alike", "shards given up", "shares kept apart"), ("shards", "alike, as they came")
     modes = two if ranks == 2 else three
     for variant in splits.VARIANTS:
@@ -182,12 +194,15 @@ def cases(ranks: int) -> Iterator[tuple[str, tuple[str, dict[str, Any], dict[str
 
 
 def main() -> None:
-    found = {}
+    found: dict[str, dict[str, float]] = {}
+    told: dict[str, Any] = {}
     with joined(Parallel(deadline_s=60)) as ranks:
         for name, case, mode in cases(ranks.size):
             # The backward pass computes again outside of what keeps everything in float64.
             with common.Float64() if name not in ROUNDED else nullcontext():
-                each = compared(case, mode, ranks)
+                if name not in told:
+                    told = {name: alone(case, ranks)}  # once for all modes
+                each = compared(case, mode, ranks, told[name])
             worst = {key: largest([one[key] for one in ranks.gather(each)]) for key in each}
             found[f"{name} / {mode}"] = worst
         if ranks.rank == 0:

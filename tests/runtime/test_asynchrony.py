@@ -63,7 +63,7 @@ def test_one_step_off_is_the_same_however_long_anything_takes(ahead, trained, mo
 
     monkeypatch.setattr(Rollouts, "step", slow(step, 0.02))
     monkeypatch.setattr(Learner, "update", slow(update, 0.3))
-    for n in range(20):
+    for n in range(10):
         found, _ = trained(ahead, f"slow{n}", max_lag=1, place="thread")
         assert same(expected, found), f"run {n}"
 

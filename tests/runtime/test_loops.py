@@ -22,13 +22,13 @@ def without_clock(run: Path) -> list[dict]:
     return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines(run)]
 
 
-LONGER = {"run": {"updates": 60}}
+LONGER = {"run": {"updates": 25}}
 OWN: dict[str, dict] = {
     "expert_iteration": {"optim": {"lr": 0.003}, "run": {"updates": 40}},
-    "ppo_penalty": {"steps": {"epochs": 2}},
+    "ppo_penalty": {"steps": {"epochs": 2}} | LONGER,
     "trpo_penalty": {"steps": {"epochs": 2}},
-    "trpo": {"optim": None, "trust": {"max_kl": 0.05}},
-    "klq": {"optim": {"lr": 0.01}, "critic": {"lr": 0.01}} | LONGER,
+    "trpo": {"optim": None, "trust": {"max_kl": 0.05}} | LONGER,
+    "klq": {"optim": {"lr": 0.01}, "critic": {"lr": 0.01}, "run": {"updates": 40}},
 }
 """What a method needs besides: the rate of what is no step of AdamW, or more updates."""
 
@@ -47,8 +47,8 @@ def digits(online, write, tmp_path):
             "verifier": {"number": {"where": "last"}},
             "sampling": {"max_new_tokens": 2},
             "rollout": {"groups": 8, "group_size": 16},
-            "optim": {"lr": 0.006},
-            "run": {"updates": 25},
+            "optim": {"lr": 0.012},
+            "run": {"updates": 16},
             "eval": {"limit": 0},
             "checkpoint": {"every": 0},
         }
