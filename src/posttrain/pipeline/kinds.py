@@ -1,20 +1,19 @@
 """The two kinds of stages that train nothing: a model from nothing, and data that a function writes."""
 
 import contextlib
-import inspect
 import io
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from posttrain.new import new
+from posttrain.pipeline.away import bind, call
 from posttrain.pipeline.file import Pipeline, Stage, filled
 from posttrain.types import UserError
-from posttrain.usercode import asked, cause, load_named
+from posttrain.usercode import asked
 
 _app = typer.Typer(add_completion=False)
 _app.command()(new)
@@ -59,7 +58,7 @@ def make_model(pipeline: Pipeline, stage: Stage, directory: Path, made: Mapping[
 def check_function(pipeline: Pipeline, stage: Stage) -> None:
     """UserError if the function of a stage that makes data is not there, or does not take its options."""
     try:
-        asked(_bound, _named(pipeline, stage), stage.make, stage.options, name=stage.make)
+        asked(bind, _named(pipeline, stage), stage.make, stage.options, name=stage.make)
     except UserError as error:
         key = "options" if "cannot be called" in error.what and stage.options else "make"
         raise _at(pipeline, stage, error, key) from None
@@ -74,7 +73,7 @@ def make_data(pipeline: Pipeline, stage: Stage, directory: Path, made: Mapping[s
         options = filled(stage.options, made)
         try:
             named = _named(pipeline, stage)
-            asked(_called, named, stage.make, str(fresh), options, name=stage.make, endless=True)
+            asked(call, named, stage.make, str(fresh), options, name=stage.make, endless=True)
         except UserError as error:
             raise _at(pipeline, stage, error, "make") from None
         files = sorted(p for p in fresh.rglob("*") if p.is_file())
@@ -94,31 +93,6 @@ def _named(pipeline: Pipeline, stage: Stage) -> str:
 def _at(pipeline: Pipeline, stage: Stage, error: UserError, key: str) -> UserError:
     what = f"{error.where}: {error.what}" if error.where not in ("", stage.make) else error.what
     return UserError(what, where=pipeline.at(stage, key), mend=error.mend)
-
-
-def _bound(name: str, said: str, options: Mapping[str, Any]) -> None:
-    """UserError if the function of that name cannot be called with a directory and these options."""
-    found = load_named(name)
-    if not callable(found):
-        raise UserError(f"{said} is no function")
-    try:
-        signature = inspect.signature(found)
-    except ValueError:  # of a function that is not written in Python nothing is known
-        return
-    try:
-        signature.bind(Path(), **options)
-    except TypeError as error:
-        mend = f"it is {name.rpartition(':')[2]}{signature}"
-        raise UserError(f"{said} cannot be called: {error}", mend=mend) from None
-
-
-def _called(name: str, said: str, directory: str, options: Mapping[str, Any]) -> None:
-    try:
-        load_named(name)(Path(directory), **options)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # the function may even call sys.exit
-        raise UserError(f"{said} fails: {cause(error)}") from None
 
 
 def _whole(directory: Path, write: Callable[[Path], str]) -> str:
