@@ -126,7 +126,7 @@ def plan(
     check_sinks(recipe.track.sinks)
     asked = ask(recipe, say)
     if asked.online:
-        check_samplers(recipe)
+        check_samplers(asked)
     check_ranks(asked, ranks)
     policy = bounded(recipe, surroundings(recipe, say), say)
     parameters = pretrained.parameter_count(policy.config)

@@ -33,6 +33,7 @@ from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.curriculum import READ_BY, Curriculum
 from posttrain.runtime.offline import Dataset
 from posttrain.runtime.online import Evaluation, Rollout
+from posttrain.search.choice import SearchChoice
 from posttrain.types import Sampling
 
 MOST_THREADS = 1024
@@ -217,7 +218,7 @@ def key_of(field: str) -> str:
 
 WHERE_NEEDED = ("critic", "reference", "trust")
 """Tables that only some methods read."""
-ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "async", "curriculum", "record")
+ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "async", "curriculum", "search", "record")
 OFFLINE_ONLY = ("batch",)
 
 
@@ -237,6 +238,8 @@ class Recipe:
     rollout: Rollout = Rollout()
     async_: Asynchrony = Asynchrony()
     curriculum: Curriculum = Curriculum()
+    search: SearchChoice | None = None
+    """A tree for each task in place of answers side by side."""
     batch: Dataset = Dataset()
     steps: Steps = Steps()
     train: Parallel = Parallel()
@@ -269,6 +272,8 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
     if not recipe.rollout.replay:
         keys["rollout.replay_lag"] = "rollout.replay is 0"
     keys |= {f"async.{name}": why for name, why in recipe.async_.unread().items()}
+    if recipe.search:
+        keys |= {f"search.{name}": why for name, why in recipe.search.unread().items()}
     kind = recipe.curriculum.kind
     beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY[kind]}
     keys |= {f"curriculum.{name}": f"curriculum.kind is {kind!r}" for name in sorted(beside)}

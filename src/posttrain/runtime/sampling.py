@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.samplers.cluster import SPARE, Cluster, check_ray
 from posttrain.samplers.local import LocalSampler
+from posttrain.samplers.plays import Plays
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Sampler
 from posttrain.samplers.ray import VERSIONS, ObjectStore, RayChannel
@@ -31,8 +33,14 @@ from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import Arenas, Nowhere, Store
+from posttrain.samplers.trees import Trees
 from posttrain.samplers.worker import RolloutWorker
+from posttrain.search.choice import SearchChoice
+from posttrain.search.coq import CoqSteps
+from posttrain.search.protocol import Steps
+from posttrain.search.reasoning import ReasoningSteps
 from posttrain.types import UserError
+from posttrain.verifiers.proof.coq import Coq
 from posttrain.verifiers.protocol import Verifier
 
 
@@ -48,8 +56,12 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
     )
 
 
-def check_samplers(recipe: Recipe) -> None:
-    """UserError where samplers cannot be where the recipe has them, or its engine is not what it needs."""
+def check_samplers(asked: Asked) -> None:
+    """UserError where samplers cannot be where the recipe has them, or cannot do what it wants of them."""
+    recipe = asked.recipe
+    if recipe.search and (asked.verifier is None or asked.verifier.grouped):
+        what = "a search is judged at its end, by a verifier that judges one answer"
+        raise UserError(what, where="search", mend="leave [search] out, or take such a verifier")
     if recipe.async_.where == "ray":
         check_ray("async.place")
     for device in recipe.async_.devices:
@@ -88,32 +100,46 @@ def _chosen_engine(recipe: Recipe, policy: Policy) -> Engine:
     )
 
 
-def rollouts_of(asked: Asked, policy: Policy, engine: Engine) -> Rollouts:
+def rollouts_of(asked: Asked, policy: Policy, engine: Engine) -> Plays:
     """The episodes of a recipe, on this engine."""
     return _rollouts(asked.recipe, policy, engine, asked.verifier, asked.env)
 
 
 def _rollouts(
     recipe: Recipe, policy: Policy, engine: Engine, verifier: Verifier | None, env: Env | None
-) -> Rollouts:
+) -> Plays:
     settings, ahead = recipe.rollout, recipe.async_
+    how: dict[str, Any] = {
+        "verifier": verifier,
+        "workers": settings.workers,
+        "deadline_s": settings.deadline_s,
+        "memory_mb": settings.memory_mb,
+        # A conversation of several turns may grow as far as both allow.
+        "context": min(policy.context, recipe.engine.cache_tokens),
+        "seed": recipe.run.seed,
+    }
+    if recipe.search:
+        assert verifier is not None
+        world = steps_of(recipe.search, verifier)
+        return Trees(engine, policy.chat, world, recipe.search, recipe.sampling, **how)
     return Rollouts(
         engine,
         policy.chat,
-        verifier=verifier,
         env=env,
-        workers=settings.workers,
-        deadline_s=settings.deadline_s,
-        memory_mb=settings.memory_mb,
-        # A conversation of several turns may grow as far as both allow.
-        context=min(policy.context, recipe.engine.cache_tokens),
-        seed=recipe.run.seed,
         exact=ahead.max_lag <= 1 or ahead.pace == "steps",
         waits=ahead.max_lag > 0 and ahead.pace == "steps",
+        **how,
     )
 
 
-def _worker(recipe: Recipe, rollouts: Rollouts) -> RolloutWorker:
+def steps_of(search: SearchChoice, verifier: Verifier) -> Steps:
+    """Where moves lead: tactics for a prover's verifier, otherwise steps of an answer."""
+    if isinstance(verifier, Coq):
+        return CoqSteps(level=verifier.level, timeout_s=search.timeout_s, memory_mb=verifier.memory_mb)
+    return ReasoningSteps(search.separator)
+
+
+def _worker(recipe: Recipe, rollouts: Plays) -> RolloutWorker:
     ahead = recipe.async_
     return RolloutWorker(rollouts, swap=ahead.swap, cache=ahead.cache, in_order=ahead.max_lag <= 1)
 

@@ -9,7 +9,7 @@ turn's prompt is everything before it plus new tokens. Whatever an environment o
 does wrong ends that one episode with a verdict that has no score.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any
@@ -18,19 +18,19 @@ from posttrain.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
 from posttrain.samplers.live import Live, Part
+from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.types import Completion, Episode, Request, Sampling, Task, UserError, Verdict
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Group, TrainerState, Verifier
 from posttrain.verifiers.workers import Failed, Workers
 
 _POLL_S = 0.05
-_UNKNOWN = TrainerState()
 REPLY_STEPS = 16
 """Steps of the engine after which a reply is taken, if what is computed together must not hang on how long it
 took: replies of a second are hidden behind steps of a sixteenth."""
 
 
-class Rollouts:
+class Rollouts(Plays):
     """Runs the episodes of groups side by side.
 
     A task is judged by `verifier` after one answer, or played in `env` until that ends it. Both
@@ -101,7 +101,7 @@ class Rollouts:
         sampling: Sampling,
         *,
         epoch: int = 0,
-        state: TrainerState = _UNKNOWN,
+        state: TrainerState = UNKNOWN,
         begun: Sequence[Part] = (),
     ) -> int:
         """The number of a new group: `size` episodes about this task; `state` is for its verifier.
@@ -189,23 +189,6 @@ class Rollouts:
             due = self._due[ticket] - (self.steps if self._apart is None else self._apart_at)
             found[group].append(Part(sample=live.sample, live=live, answered=True, due=due))
         return {group: tuple(parts) for group, parts in found.items()}
-
-    def run(
-        self,
-        tasks: Sequence[Task],
-        size: int,
-        sampling: Sampling,
-        seen: Callable[[int], None] | None = None,
-        state: TrainerState = _UNKNOWN,
-    ) -> list[list[Episode]]:
-        """The groups of all these tasks, in their order; `seen` is told how many are complete."""
-        numbers = [self.open(task, size, sampling, state=state) for task in tasks]
-        complete: dict[int, list[Episode]] = {}
-        while self.busy:
-            complete.update(self.step())
-            if seen:
-                seen(len(complete))
-        return [complete[n] for n in numbers]
 
     # ------------------------------------------------------------------ one episode
 

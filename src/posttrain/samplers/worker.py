@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from posttrain.samplers.plays import Plays
 from posttrain.samplers.protocol import Finished, GroupRequest, Work
-from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import Snapshot, take
 from posttrain.types import Episode, RunError
 
@@ -37,7 +37,7 @@ class RolloutWorker:
     """
 
     def __init__(
-        self, rollouts: Rollouts, *, swap: Swap = "between", cache: Cache = "recompute", in_order: bool = True
+        self, rollouts: Plays, *, swap: Swap = "between", cache: Cache = "recompute", in_order: bool = True
     ) -> None:
         self.rollouts, self.swap, self.cache, self.in_order = rollouts, swap, cache, in_order
         self.live = -1

@@ -11,7 +11,7 @@ the same too, and a search that was cut short is made again by beginning it anew
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from posttrain.types import Message, Task
 
@@ -30,6 +30,8 @@ class State:
     moves: tuple[str, ...] = ()
     shown: tuple[Message, ...] = ()
     """What the policy reads: the last message asks for the next move."""
+    said: str = ""
+    """What it has said of its answer, behind which it goes on."""
     key: str = ""
     """Equal keys are one node: nothing that comes after may hang on anything else."""
     parts: tuple[str, ...] = ()
@@ -72,6 +74,9 @@ class Steps(Protocol):
     Batched, as a prover answers faster than one can ask. A move that leads nowhere is Refused, with its
     class; whatever happens to a prover (it dies, hangs, floods), every question is answered.
     """
+
+    stop: tuple[str, ...]
+    """Strings that end a move, besides the policy's own end."""
 
     def begin(self, tasks: Sequence[Task]) -> list[State | Refused]:
         """The state in which each task begins."""
@@ -132,6 +137,3 @@ class Budget:
     def __post_init__(self) -> None:
         if self.moves < 1 or self.depth < 1 or self.tokens < 0:
             raise ValueError("moves and depth must be 1 or more, tokens 0 (any) or more")
-
-
-Strategy = Literal["best_first", "beam", "best_of_n", "puct", "rmax"]

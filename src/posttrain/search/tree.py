@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp
 
 from posttrain.search.protocol import Budget, Move, Refused, State
+
+SAID = 1e-5
+"""A state whose moves have all but so much of the probability has said all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,14 +47,15 @@ class Node:
     """By what was said."""
     asked: int = 0
     """Moves drawn here, repeated ones included."""
+    exhausted: bool = False
+    """Whether it has said all that it can."""
     value: float = 0.0
     visits: int = 0
 
     @property
     def unsaid(self) -> float:
-        """log of the probability of all moves that have not been said here."""
-        said = sum(exp(min(edge.move.logp, 0.0)) for edge in self.edges.values())
-        return log(max(1 - said, 1e-6))
+        """The probability of all moves that have not been said here."""
+        return 1 - sum(exp(edge.move.logp) for edge in self.edges.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -91,8 +95,8 @@ class Tree:
             self.solved, self.spent_at = node, self.drawn
         return node
 
-    def said(self, node: Node, moves: list[Move]) -> list[Edge]:
-        """The edges that are new, of moves that were drawn in a node."""
+    def said(self, node: Node, moves: list[Move], asked: int) -> list[Edge]:
+        """The edges that are new, of the moves that were drawn in a node when it was asked for so many."""
         new = []
         node.asked += len(moves)
         self.drawn += len(moves)
@@ -103,16 +107,18 @@ class Tree:
             else:
                 edge = node.edges[move.text] = Edge(node, move)
                 new.append(edge)
+        node.exhausted = len(moves) < asked or node.unsaid < SAID
         return new
 
     def led(self, edge: Edge, to: State | Refused) -> Node | None:
         """The node to which a move led if that is new; None if it led nowhere, or to where one has been.
 
-        A move back to a state on its own way leads nowhere: no shortest proof makes it.
+        A move back to a state from which one can come to where it was said leads nowhere: no shortest way
+        makes it, and what is left has no circles.
         """
         self.applied += 1
         if isinstance(to, State) and (found := self.by_key.get(to.key)):
-            if any(found is node for node in self.way(edge.source)):
+            if self._comes_to(found, edge.source):
                 to = Refused("repeated", "it leads back to where it came from")
             else:
                 self.merged += 1
@@ -124,6 +130,19 @@ class Tree:
             return None
         edge.target = self._add(to, edge)
         return edge.target
+
+    def _comes_to(self, node: Node, other: Node) -> bool:
+        """Whether moves that have been followed lead from one node to another, or both are one."""
+        ahead, seen = [node], {node.number}
+        while ahead:
+            at = ahead.pop()
+            if at is other:
+                return True
+            for edge in at.edges.values():
+                if edge.target and edge.target.number not in seen:
+                    seen.add(edge.target.number)
+                    ahead.append(edge.target)
+        return False
 
     @property
     def room(self) -> int:
@@ -144,6 +163,21 @@ class Tree:
     def path(self, node: Node) -> list[Edge]:
         """The moves from the root to a node, as it was first reached."""
         return [each.parent for each in self.way(node) if each.parent][::-1]
+
+    def shortest(self, node: Node) -> list[Edge]:
+        """The fewest moves from the root to a node, of all that were followed."""
+        came: dict[int, Edge | None] = {0: None}
+        ahead = [self.nodes[0]]
+        for at in ahead:  # grows while it is gone through
+            for edge in at.edges.values():
+                if edge.target and edge.target.number not in came:
+                    came[edge.target.number] = edge
+                    ahead.append(edge.target)
+        way, edge_in = list[Edge](), came[node.number]
+        while edge_in:
+            way.append(edge_in)
+            edge_in = came[edge_in.source.number]
+        return way[::-1]
 
     @property
     def depth(self) -> int:

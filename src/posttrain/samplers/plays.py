@@ -1,0 +1,86 @@
+"""What a worker asks of whoever plays groups: episodes of a policy, or searches that are guided by one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from posttrain.engines.protocol import Engine
+from posttrain.samplers.live import Part
+from posttrain.types import Completion, Episode, Sampling, Task
+from posttrain.verifiers.protocol import TrainerState
+
+UNKNOWN = TrainerState()
+
+
+class Plays(ABC):
+    """Plays groups side by side on one engine."""
+
+    engine: Engine
+    steps: int
+    """Of the engine, so far."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether a group is going on."""
+
+    @abstractmethod
+    def open(
+        self,
+        task: Task,
+        size: int,
+        sampling: Sampling,
+        *,
+        epoch: int = 0,
+        state: TrainerState = UNKNOWN,
+        begun: Sequence[Part] = (),
+    ) -> int:
+        """The number of a new group of this size about a task; what has begun elsewhere goes on from it."""
+
+    @abstractmethod
+    def step(self) -> list[tuple[int, list[Episode]]]:
+        """The groups that are now complete, with their numbers, after one step of the engine."""
+
+    @abstractmethod
+    def answered(self, answers: Sequence[tuple[int, Completion]]) -> None:
+        """Takes answers of the engine."""
+
+    @abstractmethod
+    def park(self) -> None:
+        """Takes back from the engine all that it has not answered, as far as it has come."""
+
+    @abstractmethod
+    def unpark(self) -> None:
+        """Asks the engine to go on with what was taken back."""
+
+    @abstractmethod
+    def apart(self, groups: set[int]) -> None:
+        """Goes on with these groups alone, for which all others have been parked."""
+
+    @abstractmethod
+    def together(self) -> None:
+        """Goes on with all others where they were left."""
+
+    @abstractmethod
+    def parts(self) -> dict[int, tuple[Part, ...]]:
+        """How far the episodes of each group are; what is not there starts from the prompt."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the processes that it has started."""
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        size: int,
+        sampling: Sampling,
+        seen: Callable[[int], None] | None = None,
+        state: TrainerState = UNKNOWN,
+    ) -> list[list[Episode]]:
+        """The groups of all these tasks, in their order; `seen` is told how many are complete."""
+        numbers = [self.open(task, size, sampling, state=state) for task in tasks]
+        complete: dict[int, list[Episode]] = {}
+        while self.busy:
+            complete.update(self.step())
+            if seen:
+                seen(len(complete))
+        return [complete[n] for n in numbers]

@@ -1,0 +1,265 @@
+"""Tactics of Coq as steps: goals as Coq prints them, and where each tactic leads.
+
+    State.moves   the tactics so far; what a task opens with (its field `opening`, as "intros.") is no move
+    State.shown   the goals: the hypotheses of the first, a line, what is to be proved; then those that wait
+    State.key     all goals with all their hypotheses
+
+A session of `coqtop` serves one theorem after the other. It goes back to the nearest state that both ways
+share and says the rest again, as Coq forgets what was left. A proof that is found is a candidate: what a
+tactic mode accepts need not compile, so the verifier `coq` judges the whole.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from posttrain.search.protocol import Refused, State
+from posttrain.types import RunError, Task, UserError
+from posttrain.verifiers.proof import coq_check
+from posttrain.verifiers.proof.coq_check import Problem, error_in
+from posttrain.verifiers.proof.coq_screen import refusal
+from posttrain.verifiers.proof.coq_script import sentences
+from posttrain.verifiers.proof.coq_session import EndedError, Opening, Session
+from posttrain.verifiers.proof.coq_task import problem_of
+from posttrain.verifiers.sandbox import Box, Level, Limits
+
+_LOAD_S = 60.0
+_SLACK_S = 5.0
+_SESSION_S = 3600.0
+_MOST_SENTENCES = 40_000
+"""After which a session is started anew: Coq's memory grows with them."""
+_MOST_GOALS = 32
+_MOST_CHARACTERS = 20_000
+"""Of the goals of a state; more is refused, as no policy could read it."""
+_SELECTOR = re.compile(r"(?:\d+(?:\s*[-,]\s*\d+)*|all|par|!)\s*:\s*")
+_TACTIC = re.compile(r"(?![A-Z])[\w(\[]")
+_GOAL = re.compile(r"^(?:\d+ goals?|goal \d+)(?: \(ID \d+\))?(?: is:)?\n", re.MULTILINE)
+_SET = (
+    "Set Silent.",
+    "Set Printing Width 1000.",
+    "Set Printing Depth 1000.",
+    "Unset Printing Compact Contexts.",
+)
+
+
+@dataclass
+class _Place:
+    """Where a session stands in a theorem."""
+
+    task: str = ""
+    base: int = 0
+    """The state before the theorem."""
+    states: list[int] = field(default_factory=list)
+    """After its opening, and after each of the moves."""
+    moves: list[str] = field(default_factory=list)
+
+
+class CoqSteps:
+    """Where tactics lead in Coq. A session is started for each header, and again when one ends.
+
+    timeout_s: of one tactic, which Coq itself keeps; a session that takes longer is ended. Whatever ends it,
+    the tactic that was being said is refused by its class (timeout, output, died), and no other.
+    """
+
+    stop: tuple[str, ...] = ()
+
+    def __init__(self, *, level: Level = "strict", timeout_s: int = 2, memory_mb: int = 2048) -> None:
+        self.level, self.timeout_s, self.memory_mb = level, timeout_s, memory_mb
+        self.restarts = 0
+        self._sessions: dict[Opening, tuple[Session, _Place]] = {}
+        self._said: dict[Opening, int] = {}
+
+    def begin(self, tasks: Sequence[Task]) -> list[State | Refused]:
+        """The state in which each task begins. UserError for a task that is not Coq."""
+        return [self._begun(task) for task in tasks]
+
+    def apply(self, asked: Sequence[tuple[State, str]]) -> list[State | Refused]:
+        """Where each move leads. They are said in an order in which little is said twice."""
+        order = sorted(range(len(asked)), key=lambda n: (asked[n][0].task.id, asked[n][0].moves, asked[n][1]))
+        found: dict[int, State | Refused] = {}
+        for n in order:
+            found[n] = self._applied(*asked[n])
+        return [found[n] for n in range(len(asked))]
+
+    def close(self) -> None:
+        """Ends the sessions."""
+        while self._sessions:
+            self._sessions.popitem()[1][0].close()
+
+    # ------------------------------------------------------------------ one question
+
+    def _begun(self, task: Task) -> State | Refused:
+        start = State(task=task)
+        try:
+            return self._at(start, None)
+        except EndedError as end:
+            return Refused(end.why, "Coq does not get through the statement")
+
+    def _applied(self, state: State, said: str) -> State | Refused:
+        move = allowed(said)
+        if isinstance(move, Refused):
+            return move
+        for again in (False, True):
+            try:
+                return self._at(state, move)
+            except EndedError as end:
+                if again or end.why != "died":  # one that died may have been killed for another's memory
+                    return Refused(end.why, "Coq was ended while it worked on it")
+        raise AssertionError
+
+    def _at(self, state: State, move: str | None) -> State | Refused:
+        """What a move leads to, or what the state itself shows if there is none."""
+        opening = self._opening(problem_of(state.task))
+        session, place = self._session(opening)
+        try:
+            session.allow(_LOAD_S + 2 * self.timeout_s * (len(state.moves) + 2))
+            if place.task != state.task.id:
+                self._open(session, place, state.task)
+            shared = _shared(place.moves, state.moves)
+            again = [f"Timeout {2 * self.timeout_s} {each}" for each in state.moves[shared:]]
+            said = [f"BackTo {place.states[shared]}.", *again]
+            if move:
+                said.append(f"Timeout {self.timeout_s} {move}")
+            answers = session.say_all([*said, "Show."])
+            self._said[opening] += len(answers)
+            reached = answers[1 : 1 + len(again)]
+            place.states[shared + 1 :] = [each.state for each in reached]
+            place.moves[shared:] = state.moves[shared:]
+            if not all(each.accepted for each in reached):
+                raise EndedError("died")  # it refuses what it has accepted before: another is asked
+            if move and not answers[-2].accepted:
+                return Refused(*_why(answers[-2].output))
+            if move:
+                place.moves.append(move)
+                place.states.append(answers[-2].state)
+            return self._state(session, state, move, answers[-1].output)
+        except BaseException:
+            self._end(opening)
+            raise
+
+    def _state(self, session: Session, state: State, move: str | None, shown: str) -> State | Refused:
+        """What Coq shows after the move."""
+        moves = (*state.moves, move) if move else state.moves
+        if shown.strip() == _PROVED:
+            text = "\n".join([*_opening_of(state.task), *moves])
+            return State(task=state.task, moves=moves, key=_PROVED, done=True, text=text)
+        goals = _goals(shown)
+        if not goals:
+            return Refused("shelved", "no goal is left in sight, and not all are proved")
+        if len(goals) > _MOST_GOALS:
+            return Refused("goals", f"it leaves {len(goals)} goals")
+        if len(goals) > 1:
+            others = session.say_all([f"Show {n}." for n in range(2, len(goals) + 1)])
+            goals = [goals[0], *(goal for each in others for goal in _goals(each.output))]
+        key = "\n\n".join(goals)
+        if len(key) > _MOST_CHARACTERS:
+            return Refused("output", f"its goals take {len(key):,} characters")
+        waiting = [f"then: {goal.rpartition(_LINE)[2].strip()}" for goal in goals[1:]]
+        message = {"role": "user", "content": "\n".join([goals[0], *waiting])}
+        parts = tuple(goals) if len(goals) > 1 else ()
+        return State(task=state.task, moves=moves, shown=(message,), key=key, parts=parts)
+
+    # ------------------------------------------------------------------ sessions
+
+    def _open(self, session: Session, place: _Place, task: Task) -> None:
+        """Begins the task's theorem, in the place of the one before."""
+        back = [f"BackTo {place.base}."] if place.task else []
+        said = [f"Theorem t{session.secret} : {problem_of(task).statement}.", *_opening_of(task)]
+        answers = session.say_all([*back, *said])[len(back) :]
+        wrong = next((n for n, each in enumerate(answers) if not each.accepted), None)
+        if wrong is not None or not answers[-1].proving:
+            what = error_in(answers[wrong or 0].output) or "no proof begins with it"
+            raise UserError(
+                f"task {task.id!r} does not begin in Coq: {what}",
+                where=task.source,
+                mend="mend its statement, header or opening",
+            )
+        place.task, place.states, place.moves = task.id, [answers[-1].state], []
+
+    def _session(self, opening: Opening) -> tuple[Session, _Place]:
+        if self._said.get(opening, 0) > _MOST_SENTENCES:
+            self._end(opening)
+        if opening not in self._sessions:
+            session = opening.start()
+            try:
+                session.allow(_LOAD_S)
+                session.load()
+                answers = session.say_all(_SET)
+            except BaseException as error:
+                session.close()
+                if isinstance(error, EndedError):
+                    raise RunError(f"coqtop does not start: {error.why}") from None
+                raise
+            self._sessions[opening] = (session, _Place(base=answers[-1].state))
+            self._said[opening] = 0
+        return self._sessions[opening]
+
+    def _end(self, opening: Opening) -> None:
+        if found := self._sessions.pop(opening, None):
+            self.restarts += 1
+            found[0].close()
+
+    def _opening(self, problem: Problem) -> Opening:
+        programs = coq_check.programs()
+        limits = Limits(wall_s=_SESSION_S, memory_mb=self.memory_mb)
+        box = Box(level=self.level, limits=limits, readable=programs.readable)
+        files = coq_check.given(box, problem)
+        command = tuple(coq_check.command(programs.coqtop, "-emacs"))
+        return Opening(box, command, tuple(sorted(files.items())), problem.preamble)
+
+
+_LINE = "============================\n"
+_PROVED = "No more goals."
+
+
+def _shared(a: Sequence[str], b: Sequence[str]) -> int:
+    """How many moves two ways begin with alike."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def allowed(said: str) -> str | Refused:
+    """The tactic that a move is; a class and a reason if it is none, or none that may be said.
+
+    >>> allowed("apply h3"), allowed("2: split.")
+    ('apply h3.', '2: split.')
+    >>> [allowed(each).label for each in ("Abort.", "admit.", "auto. auto.", "- auto", "")]
+    ['forbidden', 'forbidden', 'form', 'form', 'form']
+    """
+    text = said.strip()
+    text = text if text.endswith(".") else f"{text}."
+    found, wrong = sentences(text)
+    if wrong or len(found) != 1 or found[0].is_structure:
+        return Refused("form", wrong or "a move is one tactic")
+    code = found[0].code
+    bare = _SELECTOR.sub("", code, count=1)
+    if not _TACTIC.match(bare):
+        return Refused("forbidden" if bare[:1].isupper() else "form", "it is a command, and no tactic")
+    if unfit := refusal(found):
+        return Refused("forbidden", unfit.why)
+    return code if "(*" in text else text
+
+
+def _why(output: str) -> tuple[str, str]:
+    """The class of what Coq does not accept, and its error."""
+    said = error_in(output)
+    return ("timeout", "it takes too long") if said.startswith("Timeout") else ("error", said or "refused")
+
+
+def _opening_of(task: Task) -> list[str]:
+    """The sentences that are said before a search begins."""
+    given = task.fields.get("opening", "")
+    text = given if isinstance(given, str) else "\n".join(map(str, given))
+    found, wrong = sentences(text)
+    if wrong:
+        raise UserError(f"the opening of task {task.id!r} is not Coq: {wrong}", where=task.source)
+    return [each.text for each in found]
+
+
+def _goals(output: str) -> list[str]:
+    """The goals that `Show` prints, without their numbers; of all but the first only what is to be proved.
+
+    >>> _goals("1 goal (ID 4)\\n  \\n  A : Prop\\n  h : A\\n  ============================\\n  A\\n\\n")
+    ['A : Prop\\nh : A\\n============================\\nA']
+    """
+    parts = _GOAL.split(output)[1:]
+    return ["\n".join(line.strip() for line in part.splitlines() if line.strip()) for part in parts]

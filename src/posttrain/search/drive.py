@@ -1,0 +1,208 @@
+"""Many searches at once over one engine: each goes on as soon as its own question is answered.
+
+step   consumes       moves that the engine has drawn
+       waits for      Steps, which answer all that was asked since the last step in one batch
+       unblocked by   nothing: while one search waits for its moves the others' are drawn
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from posttrain.chat import Chat
+from posttrain.engines.protocol import Engine
+from posttrain.search.protocol import (
+    Apply,
+    Budget,
+    Move,
+    Propose,
+    Question,
+    Refused,
+    Search,
+    State,
+    Steps,
+    Value,
+)
+from posttrain.search.tree import Tree
+from posttrain.types import Completion, Request, Sampling, Task, UserError
+
+Make = Callable[[State, Budget], Search]
+Valued = Callable[[Sequence[State]], Sequence[float]]
+
+
+@dataclass(eq=False)
+class _Running:
+    """One search, and what it waits for."""
+
+    key: str
+    """Of its draws."""
+    search: Search
+    sampling: Sampling
+    questions: tuple[Question, ...] = ()
+    answers: list[Any] = field(default_factory=list)
+    missing: int = 0
+
+
+class _Place(NamedTuple):
+    """Whose draw it is: of a search, a question, and a move."""
+
+    number: int
+    question: int
+    move: int
+
+
+class Searches:
+    """Searches side by side. What is drawn in a state hangs on the seed, the task and the state alone.
+
+    context: tokens that prompt and move may have together. value: of states; without it they are worth 0.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        steps: Steps,
+        *,
+        context: int,
+        seed: int = 0,
+        value: Valued | None = None,
+    ) -> None:
+        self.engine, self.chat, self.world, self.context = engine, chat, steps, context
+        self.seed, self.value = seed, value
+        self.steps = 0
+        """Of the engine."""
+        self.world_s = 0.0
+        """Seconds in which moves were applied."""
+        self._running: dict[int, _Running] = {}
+        self._places: dict[int, _Place] = {}
+        self._parked: list[tuple[_Place, Request]] = []
+        self._begun = 0
+        self._done: list[tuple[int, Tree | Refused]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a search is going on."""
+        return bool(self._running or self._done)
+
+    def begin(self, task: Task, make: Make, budget: Budget, sampling: Sampling, key: str = "") -> int:
+        """The number of a new search about this task; key: of its draws, the task's id without one."""
+        number, self._begun = self._begun, self._begun + 1
+        [root] = self.world.begin([task])
+        if isinstance(root, Refused):
+            self._done.append((number, root))
+        else:
+            self._running[number] = _Running(key or task.id, make(root, budget), sampling)
+            self._send(number, None)
+            self._advance()
+        return number
+
+    def step(self) -> list[tuple[int, Tree | Refused]]:
+        """The searches that have ended after one more step of the engine, with their numbers."""
+        if self.engine.busy:
+            self.steps += 1
+            self.answered(self.engine.poll())
+        done, self._done = self._done, []
+        return done
+
+    def answered(self, answers: Sequence[tuple[int, Completion]]) -> None:
+        """Takes moves of the engine."""
+        for ticket, answer in answers:
+            place = self._places.pop(ticket)
+            running = self._running[place.number]
+            running.answers[place.question][place.move] = move_of(answer)
+            running.missing -= 1
+        self._advance()
+
+    def park(self) -> None:
+        """Takes back from the engine all that it has not answered, as far as it has come."""
+        for ticket, request in self.engine.withdraw():
+            self._parked.append((self._places.pop(ticket), request))
+
+    def unpark(self) -> None:
+        """Asks the engine to go on with what was taken back."""
+        parked, self._parked = self._parked, []
+        for place, request in sorted(
+            parked, key=lambda each: (each[0].number, each[0].question, each[0].move)
+        ):
+            self._places[self.engine.submit(request)] = place
+
+    # ------------------------------------------------------------------ questions
+
+    def _advance(self) -> None:
+        """Sends searches their answers, and has moves applied, until all wait for the engine or are over."""
+        while ready := [number for number, each in self._running.items() if not each.missing]:
+            asked = [
+                (number, n, question)
+                for number in ready
+                for n, question in enumerate(self._running[number].questions)
+                if not isinstance(question, Propose)
+            ]
+            applies = [(number, n, q.asked) for number, n, q in asked if isinstance(q, Apply)]
+            pairs = [pair for _, _, given in applies for pair in given]
+            begin = time.monotonic()
+            led = self.world.apply(pairs) if pairs else []
+            self.world_s += time.monotonic() - begin
+            for number, n, given in applies:
+                self._running[number].answers[n], led = led[: len(given)], led[len(given) :]
+            for number, n, question in asked:
+                if isinstance(question, Value):
+                    worth = self.value(question.states) if self.value else [0.0] * len(question.states)
+                    self._running[number].answers[n] = list(worth)
+            for number in ready:
+                self._send(number, self._running[number].answers)
+
+    def _send(self, number: int, answers: list[Any] | None) -> None:
+        """Gives a search its answers, and asks the engine for what it wants next."""
+        running = self._running[number]
+        try:
+            questions = running.search.send(answers) if answers is not None else next(running.search)
+        except StopIteration as end:
+            del self._running[number]
+            self._done.append((number, end.value))
+            return
+        running.questions, running.missing = questions, 0
+        running.answers = [None] * len(questions)
+        for n, question in enumerate(questions):
+            if isinstance(question, Propose):
+                requests = self._requests(running, question)
+                running.answers[n] = [None] * len(requests)
+                running.missing += len(requests)
+                for move, request in enumerate(requests):
+                    self._places[self.engine.submit(request)] = _Place(number, n, move)
+
+    def _requests(self, running: _Running, question: Propose) -> list[Request]:
+        """What the engine is asked; nothing where the state leaves no room for a move."""
+        try:
+            said = self.chat.spell(question.state.said) if question.state.said else []
+            prompt = (*self.chat.render(question.state.shown), *said)
+        except UserError:
+            return []
+        room = min(running.sampling.max_new_tokens, self.context - len(prompt))
+        if room < 1:
+            return []
+        state = hashlib.blake2b(question.state.key.encode(), digest_size=12).hexdigest()
+        return [
+            Request(
+                prompt=prompt,
+                sampling=replace(running.sampling, max_new_tokens=room),
+                seed=self.seed,
+                task=f"{running.key}:{state}",
+                sample=sample,
+            )
+            for sample in range(question.first, question.first + question.count)
+        ]
+
+
+def move_of(answer: Completion) -> Move:
+    """What an engine has drawn, as a move."""
+    return Move(
+        text=answer.text,
+        logp=sum(answer.logp_policy),
+        tokens=tuple(answer.tokens),
+        logp_gen=tuple(answer.logp_gen),
+        logp_policy=tuple(answer.logp_policy),
+        version=tuple(answer.version),
+        ended=answer.stop != "length",
+    )
