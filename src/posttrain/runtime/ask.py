@@ -5,12 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data import Ranking, load_conversations, load_labelled, load_rankings, load_steps, load_tasks
-from posttrain.envs.guess import guess_tasks
-from posttrain.envs.maze import layout_tasks, maze_tasks
+from posttrain.data import Ranking, load_conversations, load_labelled, load_rankings, load_steps
 from posttrain.envs.protocol import Env
-from posttrain.envs.tasks.arithmetic import arithmetic
-from posttrain.envs.tasks.coq_exercises import coq_exercises
 from posttrain.math import reward
 from posttrain.methods.build import build
 from posttrain.methods.choices import corrects, least_group
@@ -20,6 +16,7 @@ from posttrain.methods.reward_model import Comparison, Pointwise
 from posttrain.methods.table import Line, line
 from posttrain.runtime.curriculum import supply
 from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.task_choice import tasks
 from posttrain.types import Method, Task, UserError
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
@@ -67,7 +64,7 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
     verifier = recipe.verifier.build() if online else None
     if online:
         _check_online(recipe, method, verifier, env)
-        train, held_out = _tasks(recipe, say)
+        train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
         if verifier is not None:
             verifier.require()
@@ -236,31 +233,6 @@ def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env
         )
 
 
-def _tasks(recipe: Recipe, say: Callable[[str], None]) -> tuple[list[Task], list[Task]]:
-    choice, limit = recipe.task, recipe.eval.limit
-    if choice.arithmetic is not None:
-        spec = choice.arithmetic
-        held_out = arithmetic("held_out", spec, limit=min(limit, spec.held_out)) if limit else []
-        return arithmetic("train", spec), held_out
-    if choice.coq is not None:
-        held = coq_exercises("held_out", choice.coq)[:limit] if limit and choice.coq.held_out else []
-        return coq_exercises("train", choice.coq), held
-    if choice.data is not None and choice.data.bootstrap is not None:
-        what = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
-        raise UserError(what, where="task.data.bootstrap", mend="leave it out")
-    if choice.data is not None:
-        held = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
-        return load_tasks(choice.data, say=say), held
-    n, seed = choice.games, recipe.run.seed
-    if choice.guess is not None:
-        games = guess_tasks(n.train + n.held_out, high=choice.guess.high, seed=seed)
-    elif choice.maze_layout:
-        games = layout_tasks(n.train + n.held_out, layout=choice.maze_layout)
-    else:
-        games = maze_tasks(n.train + n.held_out, size=choice.maze_size, seed=seed)
-    return games[: n.train], games[n.train :][:limit]
-
-
 def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[Sequence[Any], Sequence[Any]]:
     """What an offline method learns from, and what it is evaluated on."""
     choice = recipe.task
@@ -273,7 +245,7 @@ def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[S
     if choice.text is not None:
         return [choice.text], [choice.held_out_text] if choice.held_out_text and recipe.eval.limit else []
     if choice.data is None and found.learns == "answers":
-        train, held_out = _tasks(recipe, say)
+        train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
         return [_answered(t) for t in train], [_answered(t) for t in held_out]
     if choice.data is None:
         what = f"{recipe.method['name']} learns from {found.learns}, and these tasks have none"

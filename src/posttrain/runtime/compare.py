@@ -31,8 +31,9 @@ from posttrain.runtime.ask import Asked
 from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.online import Evaluation, Rollout
 from posttrain.runtime.policy import Policy, Say, surroundings, weights_of
-from posttrain.runtime.recipe import EngineChoice, Model, Recipe, Run, TaskChoice
+from posttrain.runtime.recipe import EngineChoice, Model, Recipe, Run
 from posttrain.runtime.sampling import engine_of, rollouts_of
+from posttrain.runtime.task_choice import TaskChoice
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 
 AT_ONCE = 64

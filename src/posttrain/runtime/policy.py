@@ -15,7 +15,8 @@ from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.learner import pretrained
 from posttrain.loading import usable_device
 from posttrain.methods.table import line
-from posttrain.runtime.recipe import Recipe, TaskChoice
+from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.task_choice import TaskChoice
 from posttrain.types import UserError
 
 NO_TASK = TaskChoice(arithmetic=Arithmetic())

@@ -7,19 +7,11 @@ there. A component is given its own table and never the whole.
 # ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import date
 from typing import Any, Literal
 
-from posttrain.data import Data
-from posttrain.data.corpus import Text
 from posttrain.engines.native.engine import NativeConfig
-from posttrain.envs.guess import Guess
-from posttrain.envs.maze import Maze, laid_out
-from posttrain.envs.protocol import Env
-from posttrain.envs.tasks.arithmetic import Arithmetic
-from posttrain.envs.tasks.coq_exercises import CoqExercises
-from posttrain.envs.user import load_env
 from posttrain.learner.critic import Critic
 from posttrain.learner.learner import Steps
 from posttrain.learner.lora import Lora
@@ -33,6 +25,7 @@ from posttrain.runtime.choice import VerifierChoice
 from posttrain.runtime.curriculum import READ_BY, Curriculum
 from posttrain.runtime.offline import Dataset
 from posttrain.runtime.online import Evaluation, Rollout
+from posttrain.runtime.task_choice import TaskChoice
 from posttrain.search.choice import SearchChoice
 from posttrain.types import Sampling
 
@@ -88,71 +81,6 @@ class Model:
         object.__setattr__(self, "dtype", settled(self.dtype, self.device))
         today = date.today() if self.date == "auto" else date.fromisoformat(self.date)
         object.__setattr__(self, "date", today.isoformat())
-
-
-@dataclass(frozen=True, kw_only=True)
-class UserEnv:
-    """An environment made by a function of the user's."""
-
-    factory: str
-    """module:function or path/to/file.py:function; called with the options, returns the environment."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Games:
-    """How many games to make for an environment of ours."""
-
-    train: int = 1000
-    held_out: int = 200
-
-    def __post_init__(self) -> None:
-        if self.train < 1 or self.held_out < 0:
-            raise ValueError("train must be 1 or more and held_out 0 or more")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskChoice:
-    """What is asked or learnt: exactly one of arithmetic, coq, data, guess, maze and text. env plays data."""
-
-    arithmetic: Arithmetic | None = None
-    coq: CoqExercises | None = None
-    data: Data | None = None
-    held_out: Data | None = None
-    """Records that are only evaluated on, beside data."""
-    text: Text | None = None
-    """Documents, to be learnt as they stand."""
-    held_out_text: Text | None = None
-    """Documents that are only evaluated on, beside text."""
-    guess: Guess | None = None
-    maze: Maze | None = None
-    maze_size: int = 4
-    maze_layout: str = ""
-    """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
-    games: Games = Games()
-    """Of guess and maze."""
-    env: UserEnv | None = None
-
-    def __post_init__(self) -> None:
-        kinds = ("arithmetic", "coq", "data", "guess", "maze", "text")
-        given = [name for name in kinds if getattr(self, name) is not None]
-        if len(given) != 1:
-            said = " and ".join(given) if given else "none"
-            raise ValueError(f"give exactly one of {', '.join(kinds)}, not {said}")
-        if self.held_out_text is not None and self.text is None:
-            raise ValueError("held_out_text is read beside text only")
-        if self.held_out is not None and self.data is None:
-            raise ValueError("held_out is read beside data only")
-        if self.maze_layout:
-            laid_out(self.maze_layout)
-        if self.env is not None and self.data is None:
-            raise ValueError("env plays the tasks of data, which is not given")
-
-    def environment(self) -> Env | None:
-        """The environment that the tasks are played in; None for a question with one answer."""
-        if self.env is not None:
-            return load_env(self.env.factory, self.env.options)
-        return self.guess or self.maze
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +184,7 @@ class Recipe:
 def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]:
     """Keys that nothing reads under the recipe's other choices, each with the reason.
 
+    >>> from posttrain.envs.guess import Guess
     >>> recipe = Recipe(model=Model(path="m"), method={}, task=TaskChoice(guess=Guess()))
     >>> unread(recipe, "online")["lora.alpha"]
     'lora.rank is 0'

@@ -1,0 +1,223 @@
+"""Horn theorems to prove in Coq, whose least proof is known by construction.
+
+Among the hypotheses, in random order, are
+
+    facts         c0, and others that serve as second premises only
+    the chain     c0 -> c1, ..., c(d-1) -> cd, where cd is the goal; some with a second premise, a fact or
+                  a variable of the chain further down
+    loops         cj -> ci with j > i: true, and the way back
+    dead ends     u -> v where u does not follow, as it rests on variables that no fact reaches
+
+So nothing but the chain proves the goal in the fewest tactics, and its depth d is the difficulty. Whether a
+theorem may be trained on or is held out is said by a digest of its form up to names (chaining.py: form),
+and by nothing else: no seed, size or depth moves a theorem from one split to the other.
+"""
+
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal, TypeVar
+
+from posttrain.envs.tasks.chaining import Clause, Theorem, form, height, script
+from posttrain.types import Task, UserError
+
+Split = Literal["train", "held_out"]
+_T = TypeVar("_T")
+
+_SHARE = 8
+"""One form in so many is held out."""
+_TRIES = 10_000
+"""Numbers in a row that give no new theorem, after which there is taken to be none."""
+OPENING = "intros."
+"""What is said before the search begins; it names the hypotheses as the statement does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horn:
+    """How large the theorems are, and how many.
+
+    >>> Horn(variables=3)
+    Traceback (most recent call last):
+    ...
+    ValueError: 3 variables and 15 hypotheses leave no room for a chain of 2, 1 facts and dead ends
+    """
+
+    variables: int = 16
+    """Variables to draw from, at most 26: A, B, C, ..."""
+    hypotheses: int = 15
+    """Hypotheses in all."""
+    facts: int = 1
+    """How many of them are facts."""
+    low: int = 2
+    """The least depth: implications from a fact to the goal."""
+    high: int = 8
+    """The greatest depth; each from low to high has an equal share of the theorems."""
+    second: float = 0.3
+    """Share of implications with a second premise, of those that can have one."""
+    loops: float = 0.3
+    """Share of loops among the hypotheses that do not help; the others are dead ends."""
+    template: str = "{theorem}"
+    """{theorem} is the goal as Coq shows it: a hypothesis a line, a line of =, the variable to prove."""
+    train: int = 4000
+    """How many theorems to train on."""
+    held_out: int = 200
+    """How many theorems to evaluate on."""
+    seed: int = 0
+    """Of the theorems that are drawn, not of which ones are held out."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.variables <= 26:
+            raise ValueError(f"variables must be 1 to 26, not {self.variables}")
+        if not 1 <= self.low <= self.high:
+            raise ValueError(f"1 <= low <= high must hold, not low {self.low}, high {self.high}")
+        if self.facts < 1:
+            raise ValueError(f"facts must be 1 or more, not {self.facts}")
+        if not 0 <= self.second <= 1:
+            raise ValueError(f"second must lie in [0, 1], not {self.second}")
+        if not 0 <= self.loops < 1:
+            raise ValueError(f"loops must lie in [0, 1), not {self.loops}")
+        if "{theorem}" not in self.template:
+            raise ValueError("the template must use {theorem}")
+        if self.train < 1 or self.held_out < 0:
+            raise ValueError("train must be 1 or more and held_out 0 or more")
+        for depth in range(self.low, self.high + 1):
+            others = self.hypotheses - self.facts - depth
+            dead = self.variables - self.facts - depth
+            # As many as there are with one premise, so that drawing always comes to an end.
+            room = dead * (depth + 1) + (depth * (depth + 1) // 2 if self.loops or not dead else 0)
+            if dead < 0 or others < 0 or others > room:
+                raise ValueError(
+                    f"{self.variables} variables and {self.hypotheses} hypotheses leave no room for "
+                    f"a chain of {depth}, {self.facts} facts and dead ends"
+                )
+
+
+def horn(split: Split, spec: Horn, *, limit: int | None = None) -> list[Task]:
+    """The theorems of a split, depths in turn; the first `limit` of them. No two have the same form.
+
+    The verifier `coq` finds in `fields` what it needs: `gold` is a least proof, which no prompt shows,
+    `depth` and `difficulty` are d, `shortest` the tactics of a least proof behind `opening`, the sentences
+    that are said first. Raises UserError if the split is empty or there are too few theorems so small.
+
+    >>> [task] = horn("train", Horn(variables=5, hypotheses=4, low=1, high=2), limit=1)
+    >>> print(task.messages[0]["content"])
+    h1 : D
+    h2 : D -> A
+    h3 : A -> D
+    h4 : B -> D
+    ======
+    A
+    >>> task.fields["statement"]
+    'forall (A B D : Prop) (h1 : D) (h2 : D -> A) (h3 : A -> D) (h4 : B -> D), A'
+    >>> task.fields["gold"], task.fields["shortest"]
+    ('intros.\\napply h2.\\nexact h1.', 2)
+    """
+    wanted = spec.held_out if split == "held_out" else spec.train
+    wanted = wanted if limit is None else min(wanted, limit)
+    found: dict[str, Task] = {}
+    depths = spec.high - spec.low + 1
+    places = [count(depth, depths) for depth in range(depths)]
+    for number in range(wanted):
+        for place, _ in zip(places[number % depths], range(_TRIES), strict=False):
+            made = theorem(split, spec, place)
+            if made is not None and made[1] not in found:
+                found[made[1]] = _task(made[0], spec, f"{split}-{place}")
+                break
+        else:
+            raise UserError(
+                f"there are not {wanted} Horn theorems for {split!r} with {spec.variables} variables, "
+                f"{spec.hypotheses} hypotheses and depths {spec.low} to {spec.high}",
+                mend="ask for fewer, or raise variables and hypotheses",
+            )
+    if not found or (limit is not None and len(found) < limit):
+        raise UserError(
+            f"there are {len(found)} Horn theorems in {split!r}, not {limit or 'any'}",
+            mend=f"raise task.horn.{split}, or ask for fewer",
+        )
+    return list(found.values())
+
+
+def theorem(split: Split, spec: Horn, index: int) -> tuple[Theorem, str] | None:
+    """The theorem of that index, and its form; its depth is low + index mod (high - low + 1).
+
+    Drawn until the form belongs to the split; None if 1000 draws find none, as may be where theorems are
+    tiny. It takes some 200 µs, whatever the index.
+    """
+    depth = spec.low + index % (spec.high - spec.low + 1)
+    rng = random.Random(f"{spec.seed}/{split}/{index}")
+    for _ in range(1000):
+        made = _drawn(spec, depth, rng)
+        digest = form(made)
+        if (int(digest[:8], 16) % _SHARE == 0) == (split == "held_out"):
+            return made, digest
+    return None
+
+
+def _drawn(spec: Horn, depth: int, rng: random.Random) -> Theorem:
+    """A theorem of that depth. Only rng.random() is used, which is the same on every version of Python."""
+    names = _shuffled(range(spec.variables), rng)
+    chain, extra = names[: depth + 1], names[depth + 1 : depth + spec.facts]
+    dead = names[depth + spec.facts :]
+    clauses: set[Clause] = {((), fact) for fact in (chain[0], *extra)}
+    for i in range(1, depth + 1):
+        clauses.add(_clause([chain[i - 1]], [*extra, *chain[: max(0, i - 1)]], chain[i], spec, rng))
+    reached: list[int] = []
+    """Dead variables that are premises already: a dead end goes on from them."""
+    while len(clauses) < spec.hypotheses:
+        if not dead or rng.random() < spec.loops:
+            i, j = sorted(_shuffled(range(depth + 1), rng)[:2])
+            clauses.add(_clause([chain[j]], [*extra, *chain], chain[i], spec, rng))
+        else:
+            into = _picked(reached if reached and rng.random() < 0.5 else chain, rng)
+            premise = _picked(dead, rng)
+            if premise != into:
+                clauses.add(_clause([premise], names, into, spec, rng))
+                reached.append(premise)
+    return Theorem(tuple(_shuffled(sorted(clauses), rng)), chain[-1])
+
+
+def _clause(
+    premises: list[int], seconds: Sequence[int], conclusion: int, spec: Horn, rng: random.Random
+) -> Clause:
+    """A clause, by chance with one of the second premises that it can have."""
+    others = [v for v in seconds if v not in (*premises, conclusion)]
+    if others and rng.random() < spec.second:
+        premises = _shuffled([*premises, _picked(others, rng)], rng)
+    return tuple(premises), conclusion
+
+
+def _picked(things: Sequence[_T], rng: random.Random) -> _T:
+    return things[int(rng.random() * len(things))]
+
+
+def _shuffled(things: Sequence[_T], rng: random.Random) -> list[_T]:
+    return sorted(things, key=lambda _: rng.random())
+
+
+def _task(made: Theorem, spec: Horn, name: str) -> Task:
+    letters = string.ascii_uppercase
+    lines = [
+        f"h{number} : " + " -> ".join(letters[v] for v in (*premises, conclusion))
+        for number, (premises, conclusion) in enumerate(made.clauses, 1)
+    ]
+    used = sorted({v for premises, conclusion in made.clauses for v in (*premises, conclusion)})
+    variables = " ".join(letters[v] for v in used)
+    goal = letters[made.goal]
+    proof, depth = script(made), height(made)
+    shown = "\n".join([*lines, "======", goal])
+    return Task(
+        id=f"horn-{name}",
+        messages=({"role": "user", "content": spec.template.replace("{theorem}", shown)},),
+        fields={
+            "name": "goal",
+            "statement": f"forall ({variables} : Prop) {' '.join(f'({line})' for line in lines)}, {goal}",
+            "opening": [OPENING],
+            "gold": "\n".join([OPENING, *proof]),
+            "depth": depth,
+            "shortest": len(proof),
+            "difficulty": depth,
+        },
+        source="horn",
+    )

@@ -1,0 +1,116 @@
+"""What a recipe asks: its table [task], and the tasks that this makes or reads."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.data import Data, load_tasks
+from posttrain.data.corpus import Text
+from posttrain.envs.guess import Guess, guess_tasks
+from posttrain.envs.maze import Maze, laid_out, layout_tasks, maze_tasks
+from posttrain.envs.protocol import Env
+from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
+from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
+from posttrain.envs.tasks.horn import Horn, horn
+from posttrain.envs.user import load_env
+from posttrain.types import Task, UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserEnv:
+    """An environment made by a function of the user's."""
+
+    factory: str
+    """module:function or path/to/file.py:function; called with the options, returns the environment."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Games:
+    """How many games to make for an environment of ours."""
+
+    train: int = 1000
+    held_out: int = 200
+
+    def __post_init__(self) -> None:
+        if self.train < 1 or self.held_out < 0:
+            raise ValueError("train must be 1 or more and held_out 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChoice:
+    """What is asked or learnt: exactly one of arithmetic, coq, data, guess, horn, maze and text. env plays
+    data."""
+
+    arithmetic: Arithmetic | None = None
+    coq: CoqExercises | None = None
+    data: Data | None = None
+    held_out: Data | None = None
+    """Records that are only evaluated on, beside data."""
+    text: Text | None = None
+    """Documents, to be learnt as they stand."""
+    held_out_text: Text | None = None
+    """Documents that are only evaluated on, beside text."""
+    guess: Guess | None = None
+    horn: Horn | None = None
+    maze: Maze | None = None
+    maze_size: int = 4
+    maze_layout: str = ""
+    """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
+    games: Games = Games()
+    """Of guess and maze."""
+    env: UserEnv | None = None
+
+    def __post_init__(self) -> None:
+        kinds = ("arithmetic", "coq", "data", "guess", "horn", "maze", "text")
+        given = [name for name in kinds if getattr(self, name) is not None]
+        if len(given) != 1:
+            said = " and ".join(given) if given else "none"
+            raise ValueError(f"give exactly one of {', '.join(kinds)}, not {said}")
+        if self.held_out_text is not None and self.text is None:
+            raise ValueError("held_out_text is read beside text only")
+        if self.held_out is not None and self.data is None:
+            raise ValueError("held_out is read beside data only")
+        if self.maze_layout:
+            laid_out(self.maze_layout)
+        if self.env is not None and self.data is None:
+            raise ValueError("env plays the tasks of data, which is not given")
+
+    def environment(self) -> Env | None:
+        """The environment that the tasks are played in; None for a question with one answer."""
+        if self.env is not None:
+            return load_env(self.env.factory, self.env.options)
+        return self.guess or self.maze
+
+
+def tasks(
+    choice: TaskChoice, limit: int, seed: int, say: Callable[[str], None] = lambda text: None
+) -> tuple[list[Task], list[Task]]:
+    """The tasks to train on, and at most `limit` that are only evaluated on.
+
+    `say` is told in which form records were recognised. Raises UserError for data that cannot be used.
+    """
+    if choice.arithmetic is not None:
+        spec = choice.arithmetic
+        held_out = arithmetic("held_out", spec, limit=min(limit, spec.held_out)) if limit else []
+        return arithmetic("train", spec), held_out
+    if choice.coq is not None:
+        held = coq_exercises("held_out", choice.coq)[:limit] if limit and choice.coq.held_out else []
+        return coq_exercises("train", choice.coq), held
+    if choice.horn is not None:
+        held = horn("held_out", choice.horn)[:limit] if limit and choice.horn.held_out else []
+        return horn("train", choice.horn), held
+    if choice.data is not None and choice.data.bootstrap is not None:
+        what = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
+        raise UserError(what, where="task.data.bootstrap", mend="leave it out")
+    if choice.data is not None:
+        held = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
+        return load_tasks(choice.data, say=say), held
+    n = choice.games
+    if choice.guess is not None:
+        games = guess_tasks(n.train + n.held_out, high=choice.guess.high, seed=seed)
+    elif choice.maze_layout:
+        games = layout_tasks(n.train + n.held_out, layout=choice.maze_layout)
+    else:
+        games = maze_tasks(n.train + n.held_out, size=choice.maze_size, seed=seed)
+    return games[: n.train], games[n.train :][:limit]
