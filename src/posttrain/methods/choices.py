@@ -21,6 +21,7 @@ from posttrain.math import (
     surrogate,
     value,
 )
+from posttrain.methods.imitation import ExpertIteration
 from posttrain.types import Method
 
 Functions = Mapping[str, Callable[..., Any]]
@@ -119,8 +120,11 @@ def least_group(method: Method) -> int:
 def corrects(method: Method) -> bool:
     """Whether the method makes up for tokens that an older policy drew.
 
-    A Q learns from anybody's tokens as long as its targets look one step ahead only.
+    A Q learns from anybody's tokens as long as its targets look one step ahead only, and an answer that is
+    accepted is imitated whoever gave it.
     """
+    if isinstance(method, ExpertIteration):
+        return True
     correction = getattr(method, "correction", corrections.uncorrected)
     off_policy = getattr(method, "off_policy", False)
     return correction is not corrections.uncorrected or off_policy or vars(method).get("lam") == 0

@@ -1,7 +1,8 @@
 """Tactics of Coq as steps: goals as Coq prints them, and where each tactic leads.
 
     State.moves   the tactics so far; what a task opens with (its field `opening`, as "intros.") is no move
-    State.shown   the goals: the hypotheses of the first, a line, what is to be proved; then those that wait
+    State.shown   the goals: the hypotheses of the first but for propositions and types, a line, what is to be
+                  proved; then what is to be proved in those that wait
     State.key     all goals with all their hypotheses
 
 A session of `coqtop` serves one theorem after the other. It goes back to the nearest state that both ways
@@ -33,7 +34,10 @@ _MOST_CHARACTERS = 20_000
 """Of the goals of a state; more is refused, as no policy could read it."""
 _SELECTOR = re.compile(r"(?:\d+(?:\s*[-,]\s*\d+)*|all|par|!)\s*:\s*")
 _TACTIC = re.compile(r"(?![A-Z])[\w(\[]")
-_GOAL = re.compile(r"^(?:\d+ goals?|goal \d+)(?: \(ID \d+\))?(?: is:)?\n", re.MULTILINE)
+_SORT = re.compile(r"^[\w', ]+ : (?:Prop|Set|Type)$")
+_GOAL = re.compile(
+    r"^(?:\d+ (?:focused )?goals?|goal \d+)(?: \(shelved: \d+\))?(?: \(ID \d+\))?(?: is:)?\n", re.MULTILINE
+)
 _SET = (
     "Set Silent.",
     "Set Printing Width 1000.",
@@ -46,7 +50,8 @@ _SET = (
 class _Place:
     """Where a session stands in a theorem."""
 
-    task: str = ""
+    theorem: tuple[str, ...] = ()
+    """Its statement, and what it opens with."""
     base: int = 0
     """The state before the theorem."""
     states: list[int] = field(default_factory=list)
@@ -113,8 +118,9 @@ class CoqSteps:
         session, place = self._session(opening)
         try:
             session.allow(_LOAD_S + 2 * self.timeout_s * (len(state.moves) + 2))
-            if place.task != state.task.id:
-                self._open(session, place, state.task)
+            theorem = (problem_of(state.task).statement, *_opening_of(state.task))
+            if place.theorem != theorem:
+                self._open(session, place, theorem, state.task)
             shared = _shared(place.moves, state.moves)
             again = [f"Timeout {2 * self.timeout_s} {each}" for each in state.moves[shared:]]
             said = [f"BackTo {place.states[shared]}.", *again]
@@ -144,7 +150,7 @@ class CoqSteps:
             text = "\n".join([*_opening_of(state.task), *moves])
             return State(task=state.task, moves=moves, key=_PROVED, done=True, text=text)
         goals = _goals(shown)
-        if not goals:
+        if not goals or _SHELVED in shown:
             return Refused("shelved", "no goal is left in sight, and not all are proved")
         if len(goals) > _MOST_GOALS:
             return Refused("goals", f"it leaves {len(goals)} goals")
@@ -155,17 +161,17 @@ class CoqSteps:
         if len(key) > _MOST_CHARACTERS:
             return Refused("output", f"its goals take {len(key):,} characters")
         waiting = [f"then: {goal.rpartition(_LINE)[2].strip()}" for goal in goals[1:]]
-        message = {"role": "user", "content": "\n".join([goals[0], *waiting])}
+        message = {"role": "user", "content": "\n".join([_short(goals[0]), *waiting])}
         parts = tuple(goals) if len(goals) > 1 else ()
         return State(task=state.task, moves=moves, shown=(message,), key=key, parts=parts)
 
     # ------------------------------------------------------------------ sessions
 
-    def _open(self, session: Session, place: _Place, task: Task) -> None:
+    def _open(self, session: Session, place: _Place, theorem: tuple[str, ...], task: Task) -> None:
         """Begins the task's theorem, in the place of the one before."""
-        back = [f"BackTo {place.base}."] if place.task else []
-        said = [f"Theorem t{session.secret} : {problem_of(task).statement}.", *_opening_of(task)]
-        answers = session.say_all([*back, *said])[len(back) :]
+        statement, *opening = theorem
+        back = [f"BackTo {place.base}."] if place.theorem else []
+        answers = session.say_all([*back, f"Theorem t{session.secret} : {statement}.", *opening])[len(back) :]
         wrong = next((n for n, each in enumerate(answers) if not each.accepted), None)
         if wrong is not None or not answers[-1].proving:
             what = error_in(answers[wrong or 0].output) or "no proof begins with it"
@@ -174,7 +180,7 @@ class CoqSteps:
                 where=task.source,
                 mend="mend its statement, header or opening",
             )
-        place.task, place.states, place.moves = task.id, [answers[-1].state], []
+        place.theorem, place.states, place.moves = theorem, [answers[-1].state], []
 
     def _session(self, opening: Opening) -> tuple[Session, _Place]:
         if self._said.get(opening, 0) > _MOST_SENTENCES:
@@ -210,6 +216,13 @@ class CoqSteps:
 
 _LINE = "============================\n"
 _PROVED = "No more goals."
+_SHELVED = "remaining goals are on the shelf"
+
+
+def _short(goal: str) -> str:
+    """A goal for a policy to read: without the lines that only say what is a proposition or a type."""
+    lines = goal.replace(_LINE, "======\n").splitlines()
+    return "\n".join(line for line in lines if not _SORT.search(line))
 
 
 def _shared(a: Sequence[str], b: Sequence[str]) -> int:
