@@ -55,6 +55,7 @@ UNSAID = {
     "TaskChoice.coq": "Theorems to prove in Coq; see below.",
     "TaskChoice.data": "Records of a file or of the Hub; see below.",
     "TaskChoice.horn": "Horn theorems to prove in Coq, of known least proofs; see below.",
+    "TaskChoice.propositional": "Random theorems of propositional logic to prove in Coq; see below.",
     "TaskChoice.guess": "A guessing game of several turns; see below.",
     "TaskChoice.maze": "A text maze of several turns; see below.",
     "TaskChoice.maze_size": "Columns and rows of each maze.",

@@ -142,7 +142,7 @@ def test_a_theorem_is_one_of_its_split_once():
     for split in ("train", "held_out"):
         seen = [form(_read(task)) for task in horn(split, small)]
         assert len(set(seen)) == len(seen)
-    with pytest.raises(UserError, match="there are not 100000 Horn theorems"):
+    with pytest.raises(UserError, match="there are not 100000 Horn theorems of depth 1 to 1"):
         horn("train", Horn(variables=3, hypotheses=3, low=1, high=1, train=100_000))
 
 

@@ -12,6 +12,7 @@ from posttrain.envs.protocol import Env
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
 from posttrain.envs.tasks.horn import Horn, horn
+from posttrain.envs.tasks.propositional import Propositional, propositional
 from posttrain.envs.user import load_env
 from posttrain.types import Task, UserError
 
@@ -39,8 +40,8 @@ class Games:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """What is asked or learnt: exactly one of arithmetic, coq, data, guess, horn, maze and text. env plays
-    data."""
+    """What is asked or learnt: exactly one of arithmetic, coq, data, guess, horn, maze, propositional and
+    text. env plays data."""
 
     arithmetic: Arithmetic | None = None
     coq: CoqExercises | None = None
@@ -54,6 +55,7 @@ class TaskChoice:
     guess: Guess | None = None
     horn: Horn | None = None
     maze: Maze | None = None
+    propositional: Propositional | None = None
     maze_size: int = 4
     maze_layout: str = ""
     """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
@@ -62,7 +64,7 @@ class TaskChoice:
     env: UserEnv | None = None
 
     def __post_init__(self) -> None:
-        kinds = ("arithmetic", "coq", "data", "guess", "horn", "maze", "text")
+        kinds = ("arithmetic", "coq", "data", "guess", "horn", "maze", "propositional", "text")
         given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) if given else "none"
@@ -100,6 +102,10 @@ def tasks(
     if choice.horn is not None:
         held = horn("held_out", choice.horn)[:limit] if limit and choice.horn.held_out else []
         return horn("train", choice.horn), held
+    if choice.propositional is not None:
+        theorems = choice.propositional
+        held = propositional("held_out", theorems)[:limit] if limit and theorems.held_out else []
+        return propositional("train", theorems), held
     if choice.data is not None and choice.data.bootstrap is not None:
         what = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
         raise UserError(what, where="task.data.bootstrap", mend="leave it out")

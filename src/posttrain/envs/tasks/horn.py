@@ -17,19 +17,11 @@ import random
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Literal, TypeVar
 
 from posttrain.envs.tasks.chaining import Clause, Theorem, form, height, script
+from posttrain.envs.tasks.drawn import Split, distinct, in_split, picked, shuffled
 from posttrain.types import Task, UserError
 
-Split = Literal["train", "held_out"]
-_T = TypeVar("_T")
-
-_SHARE = 8
-"""One form in so many is held out."""
-_TRIES = 10_000
-"""Numbers in a row that give no new theorem, after which there is taken to be none."""
 OPENING = "intros."
 """What is said before the search begins; it names the hypotheses as the statement does."""
 
@@ -116,48 +108,34 @@ def horn(split: Split, spec: Horn, *, limit: int | None = None) -> list[Task]:
     """
     wanted = spec.held_out if split == "held_out" else spec.train
     wanted = wanted if limit is None else min(wanted, limit)
-    found: dict[str, Task] = {}
-    depths = spec.high - spec.low + 1
-    places = [count(depth, depths) for depth in range(depths)]
-    for number in range(wanted):
-        for place, _ in zip(places[number % depths], range(_TRIES), strict=False):
-            made = theorem(split, spec, place)
-            if made is not None and made[1] not in found:
-                found[made[1]] = _task(made[0], spec, f"{split}-{place}")
-                break
-        else:
-            raise UserError(
-                f"there are not {wanted} Horn theorems for {split!r} with {spec.variables} variables, "
-                f"{spec.hypotheses} hypotheses and depths {spec.low} to {spec.high}",
-                mend="ask for fewer, or raise variables and hypotheses",
-            )
-    if not found or (limit is not None and len(found) < limit):
+    what = f"Horn theorems of depth {spec.low} to {spec.high} for {split!r}, of {spec.hypotheses} hypotheses"
+    made = distinct(wanted, spec.high - spec.low + 1, lambda index: theorem(split, spec, index), what)
+    if not made or (limit is not None and len(made) < limit):
         raise UserError(
-            f"there are {len(found)} Horn theorems in {split!r}, not {limit or 'any'}",
+            f"there are {len(made)} Horn theorems in {split!r}, not {limit or 'any'}",
             mend=f"raise task.horn.{split}, or ask for fewer",
         )
-    return list(found.values())
+    return [_task(each, spec, f"{split}-{index}") for index, each in made]
 
 
 def theorem(split: Split, spec: Horn, index: int) -> tuple[Theorem, str] | None:
     """The theorem of that index, and its form; its depth is low + index mod (high - low + 1).
 
-    Drawn until the form belongs to the split; None if 1000 draws find none, as may be where theorems are
-    tiny. It takes some 200 µs, whatever the index.
+    Drawn until the form belongs to the split; None if no draw does, as may be where theorems are tiny. It
+    takes some 200 µs, whatever the index.
     """
     depth = spec.low + index % (spec.high - spec.low + 1)
-    rng = random.Random(f"{spec.seed}/{split}/{index}")
-    for _ in range(1000):
+
+    def draw(rng: random.Random) -> tuple[Theorem, str]:
         made = _drawn(spec, depth, rng)
-        digest = form(made)
-        if (int(digest[:8], 16) % _SHARE == 0) == (split == "held_out"):
-            return made, digest
-    return None
+        return made, form(made)
+
+    return in_split(split, random.Random(f"{spec.seed}/{split}/{index}"), draw)
 
 
 def _drawn(spec: Horn, depth: int, rng: random.Random) -> Theorem:
-    """A theorem of that depth. Only rng.random() is used, which is the same on every version of Python."""
-    names = _shuffled(range(spec.variables), rng)
+    """A theorem of that depth."""
+    names = shuffled(range(spec.variables), rng)
     chain, extra = names[: depth + 1], names[depth + 1 : depth + spec.facts]
     dead = names[depth + spec.facts :]
     clauses: set[Clause] = {((), fact) for fact in (chain[0], *extra)}
@@ -167,15 +145,15 @@ def _drawn(spec: Horn, depth: int, rng: random.Random) -> Theorem:
     """Dead variables that are premises already: a dead end goes on from them."""
     while len(clauses) < spec.hypotheses:
         if not dead or rng.random() < spec.loops:
-            i, j = sorted(_shuffled(range(depth + 1), rng)[:2])
+            i, j = sorted(shuffled(range(depth + 1), rng)[:2])
             clauses.add(_clause([chain[j]], [*extra, *chain], chain[i], spec, rng))
         else:
-            into = _picked(reached if reached and rng.random() < 0.5 else chain, rng)
-            premise = _picked(dead, rng)
+            into = picked(reached if reached and rng.random() < 0.5 else chain, rng)
+            premise = picked(dead, rng)
             if premise != into:
                 clauses.add(_clause([premise], names, into, spec, rng))
                 reached.append(premise)
-    return Theorem(tuple(_shuffled(sorted(clauses), rng)), chain[-1])
+    return Theorem(tuple(shuffled(sorted(clauses), rng)), chain[-1])
 
 
 def _clause(
@@ -184,16 +162,8 @@ def _clause(
     """A clause, by chance with one of the second premises that it can have."""
     others = [v for v in seconds if v not in (*premises, conclusion)]
     if others and rng.random() < spec.second:
-        premises = _shuffled([*premises, _picked(others, rng)], rng)
+        premises = shuffled([*premises, picked(others, rng)], rng)
     return tuple(premises), conclusion
-
-
-def _picked(things: Sequence[_T], rng: random.Random) -> _T:
-    return things[int(rng.random() * len(things))]
-
-
-def _shuffled(things: Sequence[_T], rng: random.Random) -> list[_T]:
-    return sorted(things, key=lambda _: rng.random())
 
 
 def _task(made: Theorem, spec: Horn, name: str) -> Task:

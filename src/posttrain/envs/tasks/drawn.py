@@ -1,0 +1,79 @@
+"""Tasks drawn at random without end: splits that a digest of each task's form decides, and no form twice.
+
+Only rng.random() is used of a generator, which gives the same numbers on every version of Python.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import count, islice
+from typing import Literal, TypeVar
+
+from posttrain.types import UserError
+
+Split = Literal["train", "held_out"]
+_T = TypeVar("_T")
+
+_SHARE = 8
+"""One form in so many is held out."""
+_TRIES = 2000
+"""Draws in a row that find nothing new, after which there is taken to be nothing."""
+
+
+def held_out(digest: str) -> bool:
+    """Whether nobody may train on tasks of a form, given its digest in hexadecimal: of one form in eight.
+
+    >>> held_out("00000008ff"), held_out("00000009ff")
+    (True, False)
+    """
+    return int(digest[:8], 16) % _SHARE == 0
+
+
+def in_split(
+    split: Split, rng: random.Random, draw: Callable[[random.Random], tuple[_T, str] | None]
+) -> tuple[_T, str] | None:
+    """The first thing drawn that belongs to the split, with the digest of its form; None if none is found.
+
+    `draw` gives a thing with that digest, or None for one that is not wanted.
+    """
+    for _ in range(_TRIES):
+        found = draw(rng)
+        if found is not None and held_out(found[1]) == (split == "held_out"):
+            return found
+    return None
+
+
+def distinct(
+    wanted: int, shares: int, at: Callable[[int], tuple[_T, str] | None], what: str
+) -> list[tuple[int, _T]]:
+    """Index and thing of the first `wanted` things of different forms, in turn from each of the shares.
+
+    `at` gives the thing of an index, of the share index mod `shares`, with the digest of its form; None if
+    that share has nothing. Raises UserError, which says `what` there is too little of, if one has no more.
+
+    >>> distinct(4, 2, lambda index: (index, str(index // 3)), "numbers")
+    [(0, 0), (3, 3), (6, 6), (9, 9)]
+    """
+    error = UserError(f"there are not {wanted} {what}", mend="ask for fewer, or for larger ones")
+    found: dict[str, tuple[int, _T]] = {}
+    places = [count(share, shares) for share in range(shares)]
+    for number in range(wanted):
+        for index in islice(places[number % shares], _TRIES):
+            made = at(index)
+            if made is None:
+                raise error
+            if made[1] not in found:
+                found[made[1]] = (index, made[0])
+                break
+        else:
+            raise error
+    return list(found.values())
+
+
+def picked(things: Sequence[_T], rng: random.Random) -> _T:
+    """One of the things, each as likely as the others."""
+    return things[int(rng.random() * len(things))]
+
+
+def shuffled(things: Sequence[_T], rng: random.Random) -> list[_T]:
+    """The things in random order."""
+    return sorted(things, key=lambda _: rng.random())
