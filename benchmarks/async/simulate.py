@@ -355,6 +355,35 @@ def scaled(workers: int) -> Found:
     return run(replace(s, fixed=13.0, prefill=1e-5, whole=True, updates=10))
 
 
+def through_controller(design: str, workers: int, answers: int, tokens: int) -> float:
+    """Bytes into and out of rank 0 in an update, without weights and gradients.
+
+    The constants are what benchmarks/async/controller.py counted: bytes of a token's columns as they go,
+    of an answer's summary, and of what a sampler is asked and answers for each answer.
+    """
+    token, summary, request = 14.7, 107.0, 240.0
+    all_, levels = workers * answers, (workers - 1).bit_length()
+    if design == "through":
+        return all_ * tokens * token * (2 - 1 / workers) + all_ * (request + summary * levels)
+    if design == "references":
+        return all_ * (request + summary) + all_ * summary * levels
+    return answers * summary * (workers - 1)  # each its own
+
+
+def controllers() -> None:
+    """What each design carries through rank 0, and what is left of the throughput at 10 Gbit/s."""
+    answers, tokens, bandwidth = 64, 4000, 1.25e9
+    print("| workers | design | bytes an update | share of the throughput |\n|---|---|---|---|")
+    for workers in (1, 64, 512, 1000):
+        alone, found = scaled(1), scaled(workers)
+        for design in ("through", "references", "each its own"):
+            sent = through_controller(design, workers, answers, tokens)
+            # Longer answers than `scaled` has: an update takes longer by as much.
+            step = found.step * tokens / 1000 + sent / bandwidth
+            share = found.tokens / workers * found.step / step / (alone.tokens * 1000 / tokens)
+            print(f"| {workers} | {design} | {sent:,.0f} | {share:.2f} |", flush=True)
+
+
 def main() -> None:
     """Prints the tables."""
     print("| source | published | simulated (range) | off by | within 20 % |\n|---|---|---|---|---|")
@@ -379,6 +408,8 @@ def main() -> None:
         print(
             f"| {workers} | {f.step:.1f} | {rate:.0f} | {f.busy:.0%} | {f.max_lag} | {f.bound} |", flush=True
         )
+    print()
+    controllers()
 
 
 if __name__ == "__main__":

@@ -39,6 +39,10 @@ COMMANDS = {
         "steps:steps",
         "Labels each step of a policy's answers by how often the policy, going on from there, ends right.",
     ),
+    "search": (
+        "prove:search",
+        "Searches tasks with a policy, and prints answers or proofs with their trees.",
+    ),
     "score": (
         "score:score",
         "Scores answers by a policy's implicit reward β log π/π_ref, and compares it with a reward model's.",
