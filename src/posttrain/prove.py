@@ -1,6 +1,7 @@
 """`posttrain search`: searches tasks with a policy, and prints what was found, with its trees."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ from posttrain.search.tree import Edge, Node, Tree
 from posttrain.show import err, out
 from posttrain.target import target_of
 from posttrain.training import say
-from posttrain.types import Episode, UserError
+from posttrain.types import Episode, Task, UserError
 
 
 def search(
@@ -74,13 +75,7 @@ def search(
         raise found.locate(error) from None
     trees = rollouts_of(asked, policy, engine_of(recipe, policy, adapter))
     assert isinstance(trees, Trees)
-    trees.keeps = True
-    try:
-        with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
-            line = bar.add_task("searches", total=len(tasks))
-            groups = trees.run(tasks, 1, recipe.sampling, lambda done: bar.update(line, completed=done))
-    finally:
-        trees.close()
+    groups = _searched(trees, tasks, recipe)
     for number, [episode] in enumerate(groups):
         if as_json:
             typer.echo(json.dumps(record(episode, trees.found[number]), ensure_ascii=False))
@@ -90,6 +85,17 @@ def search(
         solved = sum((e.verdict.score or 0.0) >= recipe.eval.right for [e] in groups)
         spent = sum(t.drawn for t in trees.found.values() if isinstance(t, Tree))
         out.print(f"{_named(recipe)}: {solved} of {len(tasks)} solved, {spent / len(tasks):.4g} moves a task")
+
+
+def _searched(trees: Trees, tasks: Sequence[Task], recipe: Recipe) -> list[list[Episode]]:
+    """What searches of these tasks came to, with their trees in `trees`."""
+    trees.keeps = True
+    try:
+        with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+            line = bar.add_task("searches", total=len(tasks))
+            return trees.run(tasks, 1, recipe.sampling, lambda done: bar.update(line, completed=done))
+    finally:
+        trees.close()
 
 
 def _named(recipe: Recipe) -> str:

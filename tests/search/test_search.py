@@ -141,21 +141,29 @@ def paths(toy: Toy, depth: int) -> list[tuple[float, list[str]]]:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
-def test_best_first_follows_moves_in_the_exact_order_of_their_scores(alpha):
-    """On a tree that says everything at once: each move followed is the best of those that could be."""
+def test_best_first_asks_states_in_the_exact_order_of_their_scores(alpha):
+    """On a tree that says everything at once: each state asked is the best of those that could be."""
     moves, count = {}, 1
     for node in range(13):
         moves[node] = {f"m{count + k}": ((0.5, 0.3, 0.2)[k], count + k) for k in range(3)}
         count += 3
     toy = Toy(moves, goal=-1)
     solved(best_first(toy.state(0), UNBOUNDED, width=3, alpha=alpha), toy)
-    score = {way[-1]: logp / len(way) ** alpha for logp, way in paths(toy, 99)}
-    parent = {text: way[-2] if len(way) > 1 else None for _, way in paths(toy, 99) for text in [way[-1]]}
-    open_ = {text for text, source in parent.items() if source is None}
-    assert len(toy.asked) == len(score)
-    for text in toy.asked:
-        assert score[text] == pytest.approx(max(score[each] for each in open_))
-        open_ = (open_ - {text}) | {each for each, source in parent.items() if source == text}
+    ways = {
+        toy.moves[0][way[0]][1] if len(way) == 1 else int(way[-1][1:]): (logp, way)
+        for logp, way in paths(toy, 99)
+    }
+    score = {node: logp / (len(way) + 1) ** alpha for node, (logp, way) in ways.items()} | {0: 0.0}
+    asked = [int(moves[0][1:]) // 3 for moves in zip(*[iter(toy.asked)] * 3, strict=True)]
+    assert sorted(asked) == list(range(13))
+    open_ = {0}
+    for node in asked:
+        assert score[node] == pytest.approx(max(score[each] for each in open_))
+        open_ = (open_ - {node}) | {to for _, to in moves_of(toy, node)}
+
+
+def moves_of(toy: Toy, node: int) -> list[tuple[str, int]]:
+    return [(text, to) for text, (_, to) in toy.moves[node].items() if to is not None and to in toy.moves]
 
 
 def test_what_a_state_has_not_said_waits_under_the_probability_that_is_left():
@@ -165,6 +173,7 @@ def test_what_a_state_has_not_said_waits_under_the_probability_that_is_left():
     tree = solved(best_first(toy.state(0), UNBOUNDED, width=2), toy)
     assert tree.solved
     assert toy.asked == ["a0", "a1", "a2", "rare"]
+    assert tree.drawn == 4
     [edge] = tree.path(tree.solved)
     assert tree.nodes[0].unsaid == pytest.approx(1 - 0.99 - 0.00999)
     assert exp(edge.move.logp) == pytest.approx(0.00999)

@@ -1,50 +1,48 @@
-"""Searches that follow what the policy finds likely: best-first over moves, a beam, and plain sampling.
+"""Searches that follow what the policy finds likely: best-first, a beam, and plain sampling.
 
-    score of a state after L moves:  Σ log π / L^α
+    score of what a state at depth d says next:  (Σ log π + log u) / (d + 1)^α
 
-α = 0 prefers short ways, as every move makes Σ log π smaller; α = 1 compares means. Source: BFS-Prover,
-arXiv:2502.03438, section 3.1, where α is 0.5.
+u is how likely that can be: 1 at first; of what n draws have not said about 1 / (n + 1), and no more than is
+left. α = 0 prefers short ways, as every move makes Σ log π smaller; α = 1 compares means. Source: BFS-Prover,
+arXiv:2502.03438, section 3.1, where α is 0.5; there a state says its moves once.
 """
 
 from heapq import heappop, heappush
 from math import log
 
-from posttrain.search.protocol import Apply, Budget, Propose, Search, State
-from posttrain.search.tree import Edge, Node, Tree
+from posttrain.search.protocol import Apply, Budget, Propose, State
+from posttrain.search.tree import Edge, Node, Search, Tree
 
 
 def best_first(root: State, budget: Budget, *, width: int = 8, alpha: float = 0.5) -> Search:
-    """Follows the likeliest move of all that have been said and not followed, one at a time.
+    """Asks the best state for `width` moves, follows all of them, and goes on with what is then best.
 
-    The queue holds moves, and of each state besides all that it has not said yet, under the probability
-    which is left for that: when it is its turn the state says `width` more. So nothing is cut off for good,
-    where a search that takes so many moves of each state and no others cannot find what is not among them.
+    A state that has spoken waits for its next turn under what it has not said. So nothing is cut off for
+    good, where a search that takes so many moves of each state and no others cannot find what is not among
+    them.
     """
     tree = Tree(root, budget)
-    queue: list[tuple[float, int, Node, Edge | None]] = []
+    queue: list[tuple[float, int, Node]] = []
     count = 0
 
-    def push(node: Node, edge: Edge | None) -> None:
+    def push(node: Node) -> None:
         nonlocal count
-        if node.depth < budget.depth and not node.state.done:
-            logp = node.logp + (edge.move.logp if edge else log(node.unsaid))
-            heappush(queue, (-logp / (node.depth + 1) ** alpha, count, node, edge))
+        if node.depth < budget.depth and not node.exhausted:
+            unsaid = min(node.unsaid, 1 / (node.asked + 1))
+            heappush(queue, (-(node.logp + log(unsaid)) / (node.depth + 1) ** alpha, count, node))
             count += 1
 
-    push(tree.nodes[0], None)
-    while queue and not tree.solved:
-        _, _, node, edge = heappop(queue)
-        if edge:
-            [[to]] = yield (Apply(((node.state, edge.move.text),)),)
-            if new := tree.led(edge, to):
-                push(new, None)
-        elif tree.room > 0:
-            asked = min(width, tree.room)
-            [moves] = yield (Propose(node.state, node.asked, asked),)
-            for each in tree.said(node, moves, asked):
-                push(node, each)
-            if not node.exhausted:
-                push(node, None)
+    push(tree.nodes[0])
+    while queue and tree.room > 0:
+        node = heappop(queue)[2]
+        asked = min(width, tree.room)
+        [moves] = yield (Propose(node.state, node.asked, asked),)
+        if edges := tree.said(node, moves, asked):
+            [led] = yield (Apply(tuple((node.state, edge.move.text) for edge in edges)),)
+            for edge, to in zip(edges, led, strict=True):
+                if new := tree.led(edge, to):
+                    push(new)
+        push(node)
     return tree
 
 

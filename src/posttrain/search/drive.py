@@ -20,12 +20,11 @@ from posttrain.search.protocol import (
     Propose,
     Question,
     Refused,
-    Search,
     State,
     Steps,
     Value,
 )
-from posttrain.search.tree import Tree
+from posttrain.search.tree import Search, Tree
 from posttrain.types import Completion, Request, Sampling, Task, UserError
 
 Make = Callable[[State, Budget], Search]

@@ -9,14 +9,11 @@ the same tree, whatever runs beside it. What a state proposes is drawn by the st
 the same too, and a search that was cut short is made again by beginning it anew.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from posttrain.types import Message, Task
-
-if TYPE_CHECKING:
-    from posttrain.search.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +116,6 @@ class Value:
 
 Question = Propose | Apply | Value
 """Answered by list[Move], list[State | Refused] and list[float]."""
-Search = Generator[tuple[Question, ...], list[Any], "Tree"]
-"""Yields questions that may be answered together, and is sent the list of their answers."""
 
 
 @dataclass(frozen=True, kw_only=True)

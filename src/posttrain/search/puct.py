@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from math import exp, inf, log, sqrt
 from typing import Any
 
-from posttrain.search.protocol import Apply, Budget, Propose, Question, Search, State, Value
-from posttrain.search.tree import Edge, Node, Tree
+from posttrain.search.protocol import Apply, Budget, Propose, Question, State, Value
+from posttrain.search.tree import Edge, Node, Search, Tree
 
 Score = Callable[[Node, Edge], float]
 

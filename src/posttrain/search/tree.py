@@ -1,11 +1,12 @@
 """What a search has found: states as nodes, moves as edges, and what it cost."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from math import exp
+from typing import Any
 
-from posttrain.search.protocol import Budget, Move, Refused, State
+from posttrain.search.protocol import Budget, Move, Question, Refused, State
 
 SAID = 1e-5
 """A state whose moves have all but so much of the probability has said all."""
@@ -183,3 +184,7 @@ class Tree:
     def depth(self) -> int:
         """Of the deepest node."""
         return max(node.depth for node in self.nodes)
+
+
+Search = Generator[tuple[Question, ...], list[Any], Tree]
+"""Yields questions that may be answered together, and is sent the list of their answers."""
