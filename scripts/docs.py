@@ -53,6 +53,7 @@ UNSAID = {
     "Arithmetic.seed": "Of the order of problems, and so of which ones are held out.",
     "TaskChoice.arithmetic": "Made-up sums; see below.",
     "TaskChoice.coq": "Theorems to prove in Coq; see below.",
+    "TaskChoice.coq_library": "Theorems of Coq's standard library; see below.",
     "TaskChoice.data": "Records of a file or of the Hub; see below.",
     "TaskChoice.horn": "Horn theorems to prove in Coq, of known least proofs; see below.",
     "TaskChoice.propositional": "Random theorems of propositional logic to prove in Coq; see below.",

@@ -15,6 +15,7 @@ from posttrain.envs.tasks.horn import Horn, horn
 from posttrain.envs.tasks.propositional import Propositional, propositional
 from posttrain.envs.user import load_env
 from posttrain.types import Task, UserError
+from posttrain.verifiers.proof.coq_library import CoqLibrary, coq_library
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +41,12 @@ class Games:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """What is asked or learnt: exactly one of arithmetic, coq, data, guess, horn, maze, propositional and
-    text. env plays data."""
+    """What is asked or learnt: exactly one of arithmetic, coq, coq_library, data, guess, horn, maze,
+    propositional and text. env plays data."""
 
     arithmetic: Arithmetic | None = None
     coq: CoqExercises | None = None
+    coq_library: CoqLibrary | None = None
     data: Data | None = None
     held_out: Data | None = None
     """Records that are only evaluated on, beside data."""
@@ -64,7 +66,7 @@ class TaskChoice:
     env: UserEnv | None = None
 
     def __post_init__(self) -> None:
-        kinds = ("arithmetic", "coq", "data", "guess", "horn", "maze", "propositional", "text")
+        kinds = ("arithmetic", "coq", "coq_library", "data", "guess", "horn", "maze", "propositional", "text")
         given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) if given else "none"
@@ -99,6 +101,10 @@ def tasks(
     if choice.coq is not None:
         held = coq_exercises("held_out", choice.coq)[:limit] if limit and choice.coq.held_out else []
         return coq_exercises("train", choice.coq), held
+    if choice.coq_library is not None:
+        library = choice.coq_library
+        held = coq_library("held_out", library)[:limit] if limit and library.held_out_files else []
+        return coq_library("train", library), held
     if choice.horn is not None:
         held = horn("held_out", choice.horn)[:limit] if limit and choice.horn.held_out else []
         return horn("train", choice.horn), held

@@ -4,13 +4,18 @@ import re
 
 from posttrain.types import Task, UserError
 from posttrain.verifiers.proof.coq_check import Problem
-from posttrain.verifiers.proof.coq_script import sentences
+from posttrain.verifiers.proof.coq_script import Sentence, sentences
 from posttrain.verifiers.protocol import shown
 
 _HEADER = re.compile(
     r"(?:(?:From\s+\S+\s+)?Require\b|Import\b|Export\b|(?:#\[local\]\s*|Local\s+)?Open\s+Scope\b"
     r"|(?:Set|Unset)\s+(?!Guard|Positivity|Universe\s+Checking)\w)"
 )
+
+
+def is_header(sentence: Sentence) -> bool:
+    """Whether a sentence may stand in a task's header: Require, Import, Open Scope or Set."""
+    return _HEADER.match(sentence.code) is not None
 
 
 def problem_of(task: Task) -> Problem:
@@ -34,7 +39,7 @@ def problem_of(task: Task) -> Problem:
             mend="give the proposition alone, such as 'forall n : nat, n + 0 = n', without a full stop",
         )
     lines, wrong = sentences(fields["header"])
-    strange = [line for line in lines if not _HEADER.match(line.code)]
+    strange = [line for line in lines if not is_header(line)]
     if wrong or strange:
         raise UserError(
             f"the header of task {task.id!r} is not a list of Require, Import, Open Scope or Set: "
