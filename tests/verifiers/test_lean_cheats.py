@@ -303,10 +303,10 @@ def test_only_the_replay_finds_what_the_kernel_was_not_shown(monkeypatch):
 def test_only_the_guard_keeps_literals_from_proving_everything(monkeypatch):
     statement, response, _ = CHEATS["a type String without values"]
     monkeypatch.setattr(lean_judge, "RESERVED", ("Nat.add",))
-    lean_judge._header.cache_clear()
+    lean_judge.header_modules.cache_clear()
     lean_judge.prepared.cache_clear()
     assert LEAN(task(statement), response).label == "proved", "so the case above could fail"
-    lean_judge._header.cache_clear()
+    lean_judge.header_modules.cache_clear()
     lean_judge.prepared.cache_clear()
 
 

