@@ -37,10 +37,12 @@ from posttrain.samplers.trees import Trees
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.search.choice import SearchChoice
 from posttrain.search.coq import CoqSteps
+from posttrain.search.lean import LeanSteps
 from posttrain.search.protocol import Steps
 from posttrain.search.reasoning import ReasoningSteps
 from posttrain.types import UserError
 from posttrain.verifiers.proof.coq import Coq
+from posttrain.verifiers.proof.lean import Lean
 from posttrain.verifiers.protocol import Verifier
 
 
@@ -136,6 +138,8 @@ def steps_of(search: SearchChoice, verifier: Verifier) -> Steps:
     """Where moves lead: tactics for a prover's verifier, otherwise steps of an answer."""
     if isinstance(verifier, Coq):
         return CoqSteps(level=verifier.level, timeout_s=search.timeout_s, memory_mb=verifier.memory_mb)
+    if isinstance(verifier, Lean):
+        return LeanSteps(lean=verifier)
     return ReasoningSteps(search.separator)
 
 

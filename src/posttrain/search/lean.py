@@ -48,6 +48,7 @@ class LeanSteps:
     """What a move may cost in Lean's own unit, on which no other program bears: about a second."""
     most: int = 256
     """Theorems in a file."""
+    stop: tuple[str, ...] = ()
     _forms: dict[tuple[Header, str], str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
