@@ -6,4 +6,6 @@ best_first.py  best_first, beam, best_of_n
 puct.py        PUCT with values, and with the reward for what is new
 drive.py       many searches at once over one engine, without a barrier
 coq.py, lean.py, reasoning.py    where moves lead
+lean_file.py   many theorems in one file of Lean, and what Lean says of each
+lean_move.py   what one move of a proof in Lean may be
 """

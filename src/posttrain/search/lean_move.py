@@ -18,6 +18,7 @@ _COMMANDS = (
     r"deprecated_\w+|grind_pattern|gen_injective_theorems%|init_grind_norm|unlock_limits|recommended_spelling",
     r"tactic_extension|add_decl_doc|assert_not_\w+|library_note|irreducible_def|proof_wanted|alias|unseal|seal",
     r"suppress_compilation|unsuppress_compilation|initialize_simps_projections|stop|native_decide",
+    r"with_weak_namespace|end_local_scope|show_deprecated_modules|dump_\w+",
 )
 _COMMAND = re.compile(rf"(?<![^\W\d])(?:{'|'.join(_COMMANDS)})(?![\w'!?])|#[a-z]\w+!?|@\[")
 _NOT_READ = re.compile(r"""--|/-|-/|"|«|»|```|(?<![\w!?'])'""")
@@ -28,7 +29,7 @@ _PAIRS = {")": "(", "]": "[", "}": "{", "⟩": "⟨"}
 def forbidden(move: str) -> str:
     """Why this is no single tactic; "" if it may be one.
 
-    >>> forbidden("exact h"), forbidden("intro h; exact h"), forbidden("skip) axiom a : False (skip")
+    >>> forbidden("exact h"), forbidden("intro h; exact h"), forbidden("skip) (skip")
     ('', 'a move is one tactic, without ;', 'its brackets do not match')
     """
     if not move or not move.isprintable():
