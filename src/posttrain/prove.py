@@ -146,7 +146,7 @@ def _print(episode: Episode, tree: Tree | Refused, draw: bool) -> None:
     if episode.response:
         out.print(episode.response)
     if draw and isinstance(tree, Tree):
-        way = {id(edge) for edge in tree.shortest(tree.solved)} if tree.solved else set()
+        way = {id(edge) for edge in tree.path(tree.solved)} if tree.solved else set()
         drawn = Drawn("start")
         _draw(drawn, tree.nodes[0], way, set())
         out.print(drawn)

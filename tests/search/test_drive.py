@@ -151,3 +151,6 @@ def test_a_search_that_nobody_could_judge_is_refused(sums, write, run_cli):
     done = run_cli("validate", write(sums, over))
     assert done.code == 2
     assert "search: a search is judged at its end" in done.err.replace("\n", " ")
+    done = run_cli("validate", write(sums, SEARCH | {"method": {"name": "grpo"}}))
+    assert done.code == 2
+    assert "search: grpo compares answers to one task" in done.err.replace("\n", " ")

@@ -6,15 +6,16 @@ one controller through which all data pass, kept to be measured.
 """
 
 import pickle
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from posttrain.runtime.source import HEAR_S, GroupSource, Keep
+from posttrain.runtime.source import GroupSource, Keep
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Finished, GroupRequest
 from posttrain.samplers.ray import fetch
-from posttrain.types import Episode
+from posttrain.types import Episode, RunError
 
 T = TypeVar("T")
 
@@ -23,6 +24,17 @@ class CentralSource(GroupSource):
     """The source of a run on several ranks of which the first has all samplers."""
 
     sampler: SamplerPool
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._again: dict[int, Finished] = {}
+        """Groups that were played again after they had been taken."""
+
+    def arrive(self, group: Finished) -> None:
+        """Takes in one group; of one that was lost after it had been taken, what it now is."""
+        if not group.lost and group.number not in self.line.line:
+            self._again[group.number] = group
+        super().arrive(group)
 
     def plays(self, number: int) -> bool:
         """Whether the group of this number is one of this rank."""
@@ -45,8 +57,9 @@ class CentralSource(GroupSource):
             lost = sorted(n for part in self.ranks.gather(mine - found.keys(), "lost groups") for n in part)
             if not lost:
                 break
-            again = [] if self.ranks.rank else [replace(g, episodes=()) for g in self._again(lost)]
+            again = [] if self.ranks.rank else [replace(g, episodes=()) for g in self._returned(lost)]
             groups |= {g.number: g for g in self.ranks.tell(again, "groups played again")}
+        self._again.clear()
         self.sampler.release([group.number for group in (*kept, *dropped)])
         return [replace(g, episodes=found.get(g.number, ()), place="") for g in groups.values()], dropped
 
@@ -61,16 +74,18 @@ class CentralSource(GroupSource):
         )
         return found
 
-    def _again(self, numbers: Sequence[int]) -> list[Finished]:
-        """These groups, which were lost with their samplers, once they have been played again."""
-        found: dict[int, Finished] = {}
-        while len(found) < len(numbers):
-            for each in self.sampler.poll(HEAR_S):
-                if each.number not in numbers:
-                    self.arrive(each)
-                elif not each.lost:
-                    found[each.number] = each
-        return list(found.values())
+    def _returned(self, numbers: Sequence[int]) -> list[Finished]:
+        """These groups, which were lost with their samplers, once they have been played again.
+
+        RunError if they are not within async.deadline_s.
+        """
+        end = time.monotonic() + self.ahead.deadline_s
+        while missing := [n for n in numbers if n not in self._again]:
+            if time.monotonic() > end:
+                what = f"group {missing[0]} was lost with its sampler, and is not played again"
+                raise RunError(f"{what} within {self.ahead.deadline_s:g} s")
+            self.hear()
+        return [self._again.pop(n) for n in numbers]
 
     def _own(self) -> tuple[dict[int, GroupRequest], dict[int, Finished | None]]:
         """As for any rank, with the episodes of finished groups, which are then here."""

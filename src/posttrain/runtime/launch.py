@@ -4,6 +4,7 @@ Each actor holds what is set aside for its rank, starts the command that torchru
 prints. This process only listens; what it is asked to do (Ctrl-C, SIGTERM), it asks of the ranks.
 """
 
+import codecs
 import os
 import signal
 import socket
@@ -27,6 +28,7 @@ from posttrain.types import RunError
 
 _HEAR_S = 1.0
 _TEXT = 1 << 16
+_PLACE_S = 120.0
 
 
 class _Rank:
@@ -153,9 +155,12 @@ def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: 
     """Tells each rank where the others are, and starts it."""
     import ray
 
-    places = ray.get([actor.place.remote() for actor in actors])
     machines: Counter[str] = Counter()
     calls = []
+    try:
+        places = ray.get([actor.place.remote() for actor in actors], timeout=_PLACE_S)
+    except ray.exceptions.RayError as error:
+        raise RunError(f"a rank cannot be placed: {' '.join(str(error).split())[:300]}") from error
     for n, (actor, (machine, _, _)) in enumerate(zip(actors, places, strict=True)):
         environment = {
             "RANK": str(n),
@@ -182,6 +187,8 @@ def _listen(actors: Sequence[Any]) -> int:
     import ray
 
     codes: dict[int, int] = {}
+    decoder = codecs.getincrementaldecoder("utf-8")
+    spoken = {(n, number): decoder("replace") for n in range(len(actors)) for number in (1, 2)}
     passed_on = False
     with stop_requested() as stopped:
         calls = {_call(actor, "heard", _HEAR_S): n for n, actor in enumerate(actors)}
@@ -198,7 +205,7 @@ def _listen(actors: Sequence[Any]) -> int:
                     said, code = [(2, f"rank {n}: {how_ended(error)}\n".encode())], 1
                 for number, text in said:
                     stream = sys.stdout if number == 1 else sys.stderr
-                    stream.write(text.decode(errors="replace"))
+                    stream.write(spoken[n, number].decode(text))
                     stream.flush()
                 if code is None:
                     calls[_call(actors[n], "heard", _HEAR_S)] = n

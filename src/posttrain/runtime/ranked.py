@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain.learner.ranks import Ranks
+from posttrain.learner.ranks import Ranks, launched
 from posttrain.runtime.ask import Asked
 from posttrain.samplers.cluster import address_of, check_ray
 from posttrain.types import RunError, UserError
@@ -21,6 +21,9 @@ def check_ranks(asked: Asked, ranks: int) -> None:
         raise UserError(what, where="train.shard", mend="leave it out, or take another method")
     if recipe.train.ranks:
         check_ray("train.ranks")
+        if ranks not in (1, recipe.train.ranks):
+            what = f"{recipe.train.ranks} ranks are asked for, and {ranks} are there"
+            raise UserError(what, where="train.ranks", mend="leave it out under torchrun")
     if ranks == 1:
         return
     for where, name in (
@@ -60,7 +63,7 @@ def check_ranks(asked: Asked, ranks: int) -> None:
             "set async.max_lag to 0, or take 'order' or 'none'",
         ),
         (
-            ahead.where == "ray" and not recipe.train.ranks and not address_of(ahead.address),
+            ahead.where == "ray" and (launched() or not recipe.train.ranks) and not address_of(ahead.address),
             "async.address",
             "samplers on Ray need a cluster that all ranks can join",
             "set it to one's address (ray start --head), or let Ray start the ranks: train.ranks",

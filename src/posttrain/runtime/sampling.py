@@ -17,6 +17,7 @@ from posttrain.learner import lora
 from posttrain.learner.pretrained import silent, skeleton
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.loading import usable_device
+from posttrain.methods.choices import least_group
 from posttrain.runtime import process
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.asynchrony import Asynchrony
@@ -64,6 +65,12 @@ def check_samplers(asked: Asked) -> None:
     if recipe.search and (asked.verifier is None or asked.verifier.grouped):
         what = "a search is judged at its end, by a verifier that judges one answer"
         raise UserError(what, where="search", mend="leave [search] out, or take such a verifier")
+    if recipe.search and least_group(asked.method) > 1:
+        what = f"{recipe.method['name']} compares answers to one task, and moves of a tree are worth the same"
+        raise UserError(what, where="search", mend="take method.name = 'expert_iteration'")
+    if recipe.search and recipe.async_.pace == "steps":
+        what = "when a tree is judged hangs on the clock"
+        raise UserError(what, where="async.pace", mend="leave it out")
     if recipe.async_.where == "ray":
         check_ray("async.place")
     for device in recipe.async_.devices:

@@ -253,4 +253,6 @@ class SamplerPool:
             self._send(new, ("admit", list(new.playing.values())))
         if old.asked:
             self._left += list(new.playing.values())
+        elif any(worker.asked for worker in self.workers):  # it has said only what it was still playing
+            self._left += [new.playing[number] for number in old.keeps]
         self._waiting += old.examining.values()

@@ -247,6 +247,8 @@ def fetch(groups: Iterable[Finished]) -> dict[int, Sequence[Episode]]:
     """
     import ray
 
+    e = ray.exceptions
+    gone = (e.RayActorError, e.OutOfMemoryError, e.NodeDiedError, e.WorkerCrashedError)
     asked: dict[str, list[int]] = {}
     for group in groups:
         asked.setdefault(group.place, []).append(group.number)
@@ -259,7 +261,7 @@ def fetch(groups: Iterable[Finished]) -> dict[int, Sequence[Episode]]:
     for call in calls:
         try:
             found |= pickle.loads(ray.get(call, timeout=_FETCH_S))
-        except ray.exceptions.ActorDiedError:
+        except gone:
             continue
         except ray.exceptions.RayError as error:
             raise RunError(f"a sampler does not give the episodes that it keeps: {cause(error)}") from error

@@ -1,9 +1,9 @@
 """Groups that are searches: a tree for each task, and of a tree that came to its end the moves to there.
 
-A group of more than one episode is what is learnt from: each episode is a state of the shortest way that was
-found, and the move that was said in it. A group of one, as in an evaluation, is the whole: its response is
-the proof, or the answer. What a search takes for the end is judged by the task's verifier, as any answer is,
-so a prover that accepts too much is found out, and what it accepted is never learnt from.
+A group of more than one episode is what is learnt from: each episode is a state of the way that was found,
+and the move that was said in it. A group of one, as in an evaluation, is the whole: its response is the
+proof, or the answer. What a search takes for the end is judged by the task's verifier, as any answer is, so
+a prover that accepts too much is found out, and what it accepted is not imitated.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from posttrain.search.choice import SearchChoice
 from posttrain.search.drive import Searches
 from posttrain.search.protocol import Refused, Steps
 from posttrain.search.tree import Edge, Tree
-from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, Verdict
+from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import TrainerState, Verifier
 
@@ -140,16 +140,22 @@ class Trees(Plays):
             self._finished.append((number, [self._episode(task, 0, None, verdict, "")]))
             return
         told = _told(tree)
+        if not tree.drawn:
+            label = "bad_task" if tree.solved else "context"
+            why = "nothing is left to say" if tree.solved else "there is no room for a move"
+            failed = Verdict(score=None, label=label, reason=why)
+            self._finished.append((number, [self._episode(task, 0, None, failed, "")]))
+            return
         if verdict is None or tree.solved is None:
             first = next(iter(tree.nodes[0].edges.values()), None)
             unsolved = Verdict(score=0.0, label="unsolved", reason=told)
             self._finished.append((number, [self._episode(task, 0, first, unsolved, "")]))
             return
         verdict = replace(verdict, reason=f"{verdict.reason}; {told}", progress=())
-        way = tree.shortest(tree.solved)
+        way = tree.path(tree.solved)
         if size == 1 or verdict.failed:
             text = tree.solved.state.text
-            self._finished.append((number, [self._episode(task, 0, way[0] if way else None, verdict, text)]))
+            self._finished.append((number, [self._episode(task, 0, way[0], verdict, text)]))
             return
         rows = [way[n * len(way) // min(size, len(way))] for n in range(min(size, len(way)))]
         episodes = [self._episode(task, n, edge, verdict, edge.move.text) for n, edge in enumerate(rows)]
@@ -158,7 +164,10 @@ class Trees(Plays):
     def _episode(self, task: Task, sample: int, edge: Edge | None, verdict: Verdict, text: str) -> Episode:
         """A state and the move that was said in it, worth what became of the tree."""
         shown, said = (edge.source.state.shown, edge.source.state.said) if edge else (task.messages, "")
-        prompt = [*self.chat.render(shown), *(self.chat.spell(said) if said else [])] if shown else []
+        try:
+            prompt = [*self.chat.render(shown), *(self.chat.spell(said) if said else [])]
+        except UserError:  # of a task that nobody can be shown, which has been said
+            prompt = []
         move = edge.move if edge else None
         tokens, nothing = list(move.tokens) if move else [], [0.0] * len(prompt)
         score = [0.0] * len(tokens)

@@ -51,6 +51,7 @@ def beam(root: State, budget: Budget, *, width: int = 8, keep: int = 8, alpha: f
     tree, level = Tree(root, budget), [0]
     for _ in range(budget.depth):
         nodes = [tree.nodes[n] for n in level]
+        nodes = nodes[: max(tree.room, 0)]
         share = min(width, tree.room // max(len(nodes), 1))
         if tree.solved or not nodes or not share:
             break
@@ -88,7 +89,10 @@ def best_of_n(root: State, budget: Budget, *, width: int = 8) -> Search:
             tree.said(node, moves, 1)
             on += [node.edges[move.text] for move in moves]
         if not on:
-            break  # nothing is left to say
+            if tree.nodes[0] in ways:
+                break  # nothing is left to say
+            ways = []
+            continue
         fresh = list({id(edge): edge for edge in on if not edge.applied}.values())
         if fresh:
             [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in fresh)),)

@@ -32,7 +32,7 @@ class SearchChoice:
     c: float = 1.25
     """How much puct goes by what is likely, against what it has found."""
     timeout_s: int = 2
-    """Of one tactic, in a prover."""
+    """Seconds that one tactic may take in Coq; Lean counts what it does, and goes by no clock."""
     separator: str = "\n"
     """What ends a step of an answer, where moves are such steps."""
 

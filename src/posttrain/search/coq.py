@@ -11,6 +11,7 @@ tactic mode accepts need not compile, so the verifier `coq` judges the whole.
 """
 
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ _SLACK_S = 5.0
 _SESSION_S = 3600.0
 _MOST_SENTENCES = 40_000
 """After which a session is started anew: Coq's memory grows with them."""
+_MOST_SESSIONS = 4
+"""Of headers; the one used longest ago makes room."""
 _MOST_GOALS = 32
 _MOST_CHARACTERS = 20_000
 """Of the goals of a state; more is refused, as no policy could read it."""
@@ -57,6 +60,12 @@ class _Place:
     states: list[int] = field(default_factory=list)
     """After its opening, and after each of the moves."""
     moves: list[str] = field(default_factory=list)
+    said: int = 0
+    """Sentences, since the session began."""
+
+
+_Key = tuple[str, str]
+"""Header and definitions."""
 
 
 class CoqSteps:
@@ -71,8 +80,7 @@ class CoqSteps:
     def __init__(self, *, level: Level = "strict", timeout_s: int = 2, memory_mb: int = 2048) -> None:
         self.level, self.timeout_s, self.memory_mb = level, timeout_s, memory_mb
         self.restarts = 0
-        self._sessions: dict[Opening, tuple[Session, _Place]] = {}
-        self._said: dict[Opening, int] = {}
+        self._sessions: OrderedDict[_Key, tuple[Session, _Place]] = OrderedDict()
 
     def begin(self, tasks: Sequence[Task]) -> list[State | Refused]:
         """The state in which each task begins. UserError for a task that is not Coq."""
@@ -114,10 +122,11 @@ class CoqSteps:
 
     def _at(self, state: State, move: str | None) -> State | Refused:
         """What a move leads to, or what the state itself shows if there is none."""
-        opening = self._opening(problem_of(state.task))
-        session, place = self._session(opening)
+        problem = problem_of(state.task)
+        key = (problem.header, problem.definitions)
+        session, place = self._session(key, problem)
         try:
-            session.allow(_LOAD_S + 2 * self.timeout_s * (len(state.moves) + 2))
+            session.allow(_SLACK_S + 2 * self.timeout_s * (len(state.moves) + 2))
             theorem = (problem_of(state.task).statement, *_opening_of(state.task))
             if place.theorem != theorem:
                 self._open(session, place, theorem, state.task)
@@ -127,7 +136,7 @@ class CoqSteps:
             if move:
                 said.append(f"Timeout {self.timeout_s} {move}")
             answers = session.say_all([*said, "Show."])
-            self._said[opening] += len(answers)
+            place.said += len(answers)
             reached = answers[1 : 1 + len(again)]
             place.states[shared + 1 :] = [each.state for each in reached]
             place.moves[shared:] = state.moves[shared:]
@@ -140,7 +149,7 @@ class CoqSteps:
                 place.states.append(answers[-2].state)
             return self._state(session, state, move, answers[-1].output)
         except BaseException:
-            self._end(opening)
+            self._end(key)
             raise
 
     def _state(self, session: Session, state: State, move: str | None, shown: str) -> State | Refused:
@@ -182,11 +191,11 @@ class CoqSteps:
             )
         place.theorem, place.states, place.moves = theorem, [answers[-1].state], []
 
-    def _session(self, opening: Opening) -> tuple[Session, _Place]:
-        if self._said.get(opening, 0) > _MOST_SENTENCES:
-            self._end(opening)
-        if opening not in self._sessions:
-            session = opening.start()
+    def _session(self, key: _Key, problem: Problem) -> tuple[Session, _Place]:
+        if key in self._sessions and self._sessions[key][1].said > _MOST_SENTENCES:
+            self._end(key)
+        if key not in self._sessions:
+            session = self._opening(problem).start()
             try:
                 session.allow(_LOAD_S)
                 session.load()
@@ -196,12 +205,14 @@ class CoqSteps:
                 if isinstance(error, EndedError):
                     raise RunError(f"coqtop does not start: {error.why}") from None
                 raise
-            self._sessions[opening] = (session, _Place(base=answers[-1].state))
-            self._said[opening] = 0
-        return self._sessions[opening]
+            self._sessions[key] = (session, _Place(base=answers[-1].state))
+        self._sessions.move_to_end(key)
+        while len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)[1][0].close()
+        return self._sessions[key]
 
-    def _end(self, opening: Opening) -> None:
-        if found := self._sessions.pop(opening, None):
+    def _end(self, key: _Key) -> None:
+        if found := self._sessions.pop(key, None):
             self.restarts += 1
             found[0].close()
 

@@ -25,8 +25,9 @@ from posttrain.search.protocol import (
     Value,
 )
 from posttrain.search.tree import Search, Tree
-from posttrain.types import Completion, Request, Sampling, Task, UserError
+from posttrain.types import Completion, Request, RunError, Sampling, Task, UserError
 
+_MOST = 128
 Make = Callable[[State, Budget], Search]
 Valued = Callable[[Sequence[State]], Sequence[float]]
 
@@ -88,7 +89,7 @@ class Searches:
     def begin(self, task: Task, make: Make, budget: Budget, sampling: Sampling, key: str = "") -> int:
         """The number of a new search about this task; key: of its draws, the task's id without one."""
         number, self._begun = self._begun, self._begun + 1
-        [root] = self.world.begin([task])
+        root = self._root(task)
         if isinstance(root, Refused):
             self._done.append((number, root))
         else:
@@ -97,11 +98,22 @@ class Searches:
             self._advance()
         return number
 
+    def _root(self, task: Task) -> State | Refused:
+        """Where a task begins; a task that cannot begin ends its own search alone."""
+        try:
+            return self.world.begin([task])[0]
+        except UserError as error:
+            return Refused("bad_task", str(error))
+        except RunError as error:
+            return Refused("died", str(error))
+
     def step(self) -> list[tuple[int, Tree | Refused]]:
         """The searches that have ended after one more step of the engine, with their numbers."""
         if self.engine.busy:
             self.steps += 1
             self.answered(self.engine.poll())
+        else:
+            self._advance()
         done, self._done = self._done, []
         return done
 
@@ -130,8 +142,13 @@ class Searches:
     # ------------------------------------------------------------------ questions
 
     def _advance(self) -> None:
-        """Sends searches their answers, and has moves applied, until all wait for the engine or are over."""
-        while ready := [number for number, each in self._running.items() if not each.missing]:
+        """Sends searches their answers, and has moves applied, until all wait for the engine or are over.
+
+        Of moves no more than _MOST at a time: others wait for the next step, between which a sampler gives
+        its sign of life.
+        """
+        applied = 0
+        while applied < _MOST and (ready := self._ready(_MOST - applied)):
             asked = [
                 (number, n, question)
                 for number in ready
@@ -140,8 +157,8 @@ class Searches:
             ]
             applies = [(number, n, q.asked) for number, n, q in asked if isinstance(q, Apply)]
             pairs = [pair for _, _, given in applies for pair in given]
-            begin = time.monotonic()
-            led = self.world.apply(pairs) if pairs else []
+            begin, applied = time.monotonic(), applied + len(pairs)
+            led = self._led(pairs)
             self.world_s += time.monotonic() - begin
             for number, n, given in applies:
                 self._running[number].answers[n], led = led[: len(given)], led[len(given) :]
@@ -151,6 +168,24 @@ class Searches:
                     self._running[number].answers[n] = list(worth)
             for number in ready:
                 self._send(number, self._running[number].answers)
+
+    def _ready(self, room: int) -> list[int]:
+        """The searches that wait for no move, as far as the moves that they want applied go into the room."""
+        ready: list[int] = []
+        for number, each in self._running.items():
+            if each.missing:
+                continue
+            room -= sum(len(q.asked) for q in each.questions if isinstance(q, Apply))
+            if room < 0 and ready:
+                break
+            ready.append(number)
+        return ready
+
+    def _led(self, pairs: Sequence[tuple[State, str]]) -> list[State | Refused]:
+        try:
+            return self.world.apply(pairs) if pairs else []
+        except RunError as error:
+            return [Refused("died", str(error))] * len(pairs)
 
     def _send(self, number: int, answers: list[Any] | None) -> None:
         """Gives a search its answers, and asks the engine for what it wants next."""

@@ -25,9 +25,10 @@ def puct(root: State, budget: Budget, *, width: int = 8, c: float = 1.25, values
     """
 
     def score(node: Node, edge: Edge) -> float:
-        mass = sum(exp(each.move.logp) for each in node.edges.values())
+        most = max(each.move.logp for each in node.edges.values())  # moves may be too improbable for exp
+        mass = sum(exp(each.move.logp - most) for each in node.edges.values())
         mean = edge.total / edge.weight if edge.weight else node.value
-        return mean + c * exp(edge.move.logp) / mass * sqrt(node.visits) / (1 + edge.weight)
+        return mean + c * exp(edge.move.logp - most) / mass * sqrt(node.visits) / (1 + edge.weight)
 
     return _walks(root, budget, score, width=width, values=values)
 

@@ -107,7 +107,11 @@ class Tree:
                 edge.said += 1
             else:
                 edge = node.edges[move.text] = Edge(node, move)
-                new.append(edge)
+                if move.ended:
+                    new.append(edge)
+                else:
+                    edge.refused = Refused("cut", "it was cut off at its length")
+                    self.refused["cut"] += 1
         node.exhausted = len(moves) < asked or node.unsaid < SAID
         return new
 
@@ -164,21 +168,6 @@ class Tree:
     def path(self, node: Node) -> list[Edge]:
         """The moves from the root to a node, as it was first reached."""
         return [each.parent for each in self.way(node) if each.parent][::-1]
-
-    def shortest(self, node: Node) -> list[Edge]:
-        """The fewest moves from the root to a node, of all that were followed."""
-        came: dict[int, Edge | None] = {0: None}
-        ahead = [self.nodes[0]]
-        for at in ahead:  # grows while it is gone through
-            for edge in at.edges.values():
-                if edge.target and edge.target.number not in came:
-                    came[edge.target.number] = edge
-                    ahead.append(edge.target)
-        way, edge_in = list[Edge](), came[node.number]
-        while edge_in:
-            way.append(edge_in)
-            edge_in = came[edge_in.source.number]
-        return way[::-1]
 
     @property
     def depth(self) -> int:
