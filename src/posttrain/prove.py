@@ -84,7 +84,8 @@ def search(
     if not as_json:
         solved = sum((e.verdict.score or 0.0) >= recipe.eval.right for [e] in groups)
         spent = sum(t.drawn for t in trees.found.values() if isinstance(t, Tree))
-        out.print(f"{_named(recipe)}: {solved} of {len(tasks)} solved, {spent / len(tasks):.4g} moves a task")
+        named = f"{trees.choice.strategy}, at most {trees.choice.moves} moves"
+        out.print(f"{named}: {solved} of {len(tasks)} solved, {spent / len(tasks):.4g} moves a task")
 
 
 def _searched(trees: Trees, tasks: Sequence[Task], recipe: Recipe) -> list[list[Episode]]:
@@ -96,11 +97,6 @@ def _searched(trees: Trees, tasks: Sequence[Task], recipe: Recipe) -> list[list[
             return trees.run(tasks, 1, recipe.sampling, lambda done: bar.update(line, completed=done))
     finally:
         trees.close()
-
-
-def _named(recipe: Recipe) -> str:
-    assert recipe.search is not None
-    return f"{recipe.search.strategy}, at most {recipe.search.moves} moves"
 
 
 def record(episode: Episode, tree: Tree | Refused) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from posttrain.runtime.policy import bounded, surroundings
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.sampling import sampler_needs
 from posttrain.samplers.cluster import SPARE, Cluster, check_ray
-from posttrain.samplers.ray import VERSIONS, how_ended
+from posttrain.samplers.ray import VERSIONS, call, how_ended
 from posttrain.samplers.remote import END_S
 from posttrain.types import RunError
 
@@ -139,16 +139,10 @@ def _placed(recipe: Recipe) -> Iterator[list[Any]]:
         yield actors
     finally:
         with suppress(ray.exceptions.RayError):
-            ray.wait(
-                [_call(a, "ask", signal.SIGKILL) for a in actors], num_returns=len(actors), timeout=END_S
-            )
+            ray.wait([call(a, "ask", signal.SIGKILL) for a in actors], num_returns=len(actors), timeout=END_S)
         for actor in actors:
             ray.kill(actor)
         remove_placement_group(group)
-
-
-def _call(actor: Any, method: str, *given: object) -> Any:
-    return getattr(actor, method).options(concurrency_group=method).remote(*given)
 
 
 def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: bool) -> None:
@@ -174,7 +168,7 @@ def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: 
         if token := os.environ.get("RAY_AUTH_TOKEN"):
             environment["RAY_AUTH_TOKEN"] = token
         machines[machine] += 1
-        calls.append(_call(actor, "start", words, environment))
+        calls.append(call(actor, "start", words, environment))
     try:
         ray.get(calls)
     except ray.exceptions.RayError as error:
@@ -191,16 +185,16 @@ def _listen(actors: Sequence[Any]) -> int:
     spoken = {(n, number): decoder("replace") for n in range(len(actors)) for number in (1, 2)}
     passed_on = False
     with stop_requested() as stopped:
-        calls = {_call(actor, "heard", _HEAR_S): n for n, actor in enumerate(actors)}
+        calls = {call(actor, "heard", _HEAR_S): n for n, actor in enumerate(actors)}
         while calls:
             if stopped() and not passed_on:
                 passed_on = True
                 for actor in actors:
-                    _call(actor, "ask", signal.SIGTERM)
-            for call in ray.wait(list(calls), timeout=_HEAR_S)[0]:
-                n = calls.pop(call)
+                    call(actor, "ask", signal.SIGTERM)
+            for answer in ray.wait(list(calls), timeout=_HEAR_S)[0]:
+                n = calls.pop(answer)
                 try:
-                    said, code = ray.get(call)
+                    said, code = ray.get(answer)
                 except ray.exceptions.RayError as error:
                     said, code = [(2, f"rank {n}: {how_ended(error)}\n".encode())], 1
                 for number, text in said:
@@ -208,7 +202,7 @@ def _listen(actors: Sequence[Any]) -> int:
                     stream.write(spoken[n, number].decode(text))
                     stream.flush()
                 if code is None:
-                    calls[_call(actors[n], "heard", _HEAR_S)] = n
+                    calls[call(actors[n], "heard", _HEAR_S)] = n
                 else:
                     codes[n] = code
     for n, code in sorted(codes.items()):

@@ -226,7 +226,7 @@ def sampler_of(
     if ahead.where == "process":
         start = partial(_process, Made(recipe, threads), logs)
     if ahead.where == "ray":
-        cpus = sampler_needs(ahead, torch.get_num_threads())["async.cpus"] / ahead.samplers
+        cpus = ahead.cpus or threads
         keeps = ranks.size > 1 and recipe.train.data == "references"
         start = partial(_actor, Made(recipe, threads), logs, cpus, keeps)
     return SamplerPool(

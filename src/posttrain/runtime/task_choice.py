@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from posttrain.data import Data, load_tasks
 from posttrain.data.corpus import Text
@@ -16,6 +16,8 @@ from posttrain.envs.tasks.propositional import Propositional, propositional
 from posttrain.envs.user import load_env
 from posttrain.types import Task, UserError
 from posttrain.verifiers.proof.coq_library import CoqLibrary, coq_library
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,14 @@ class TaskChoice:
         return self.guess or self.maze
 
 
+def _split(
+    make: Callable[[Literal["train", "held_out"], T], list[Task]], spec: T, limit: int
+) -> tuple[list[Task], list[Task]]:
+    """The tasks of both splits, of the second at most `limit`."""
+    held = make("held_out", spec)[:limit] if limit else []
+    return make("train", spec), held
+
+
 def tasks(
     choice: TaskChoice, limit: int, seed: int, say: Callable[[str], None] = lambda text: None
 ) -> tuple[list[Task], list[Task]]:
@@ -99,19 +109,13 @@ def tasks(
         held_out = arithmetic("held_out", spec, limit=min(limit, spec.held_out)) if limit else []
         return arithmetic("train", spec), held_out
     if choice.coq is not None:
-        held = coq_exercises("held_out", choice.coq)[:limit] if limit and choice.coq.held_out else []
-        return coq_exercises("train", choice.coq), held
+        return _split(coq_exercises, choice.coq, limit if choice.coq.held_out else 0)
     if choice.coq_library is not None:
-        library = choice.coq_library
-        held = coq_library("held_out", library)[:limit] if limit and library.held_out_files else []
-        return coq_library("train", library), held
+        return _split(coq_library, choice.coq_library, limit if choice.coq_library.held_out_files else 0)
     if choice.horn is not None:
-        held = horn("held_out", choice.horn)[:limit] if limit and choice.horn.held_out else []
-        return horn("train", choice.horn), held
+        return _split(horn, choice.horn, limit if choice.horn.held_out else 0)
     if choice.propositional is not None:
-        theorems = choice.propositional
-        held = propositional("held_out", theorems)[:limit] if limit and theorems.held_out else []
-        return propositional("train", theorems), held
+        return _split(propositional, choice.propositional, limit if choice.propositional.held_out else 0)
     if choice.data is not None and choice.data.bootstrap is not None:
         what = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
         raise UserError(what, where="task.data.bootstrap", mend="leave it out")

@@ -155,6 +155,11 @@ class _Actor:
 # ---------------------------------------------------------------------- the learner's side
 
 
+def call(actor: Any, method: str, *given: object) -> Any:
+    """Calls an actor's method, in the thread that the actor has for it."""
+    return getattr(actor, method).options(concurrency_group=method).remote(*given)
+
+
 class RayChannel:
     """A worker in an actor of the cluster that this process has joined (see remote.Channel)."""
 
@@ -175,17 +180,14 @@ class RayChannel:
         self._told: list[Any] = []
         self.bytes = 0
         """Sent and received, weights aside."""
-        self._heard = self._call("heard", BEAT_S)
+        self._heard = call(self._actor, "heard", BEAT_S)
         self._how = "its actor ended"
-
-    def _call(self, method: str, *given: object) -> Any:
-        return getattr(self._actor, method).options(concurrency_group=method).remote(*given)
 
     def send(self, message: Message) -> None:
         """Sends it. An actor that is not there is found dead when it is heard next."""
         if message[0] != "offer":
             self.bytes += len(pickle.dumps(message))
-        self._told.append(self._call("told", message))
+        self._told.append(call(self._actor, "told", message))
 
     def receive(self) -> list[Message]:
         """What has arrived; EOFError once nothing more can."""
@@ -205,7 +207,7 @@ class RayChannel:
         found: list[Message] | None = pickle.loads(came)
         if found is None:
             raise EOFError
-        self._heard = self._call("heard", BEAT_S)
+        self._heard = call(self._actor, "heard", BEAT_S)
         return found
 
     def wait(self, others: Sequence["RayChannel"], timeout_s: float) -> None:
@@ -219,7 +221,7 @@ class RayChannel:
         import ray
 
         with suppress(ray.exceptions.RayError):
-            return str(ray.get(self._call("stack"), timeout=END_S))
+            return str(ray.get(call(self._actor, "stack"), timeout=END_S))
         return ""
 
     def end(self) -> str:
@@ -227,7 +229,7 @@ class RayChannel:
         import ray
 
         with suppress(ray.exceptions.RayError):
-            ray.wait([self._call("end")], timeout=END_S)
+            ray.wait([call(self._actor, "end")], timeout=END_S)
             ray.kill(self._actor)
         return self._how
 
@@ -257,10 +259,10 @@ def fetch(groups: Iterable[Finished]) -> dict[int, Sequence[Episode]]:
     for place, numbers in asked.items():
         with suppress(ValueError):  # there is no actor of this name any more
             actor = ray.get_actor(place, namespace=NAMESPACE)
-            calls.append(actor.kept.options(concurrency_group="kept").remote(numbers))
-    for call in calls:
+            calls.append(call(actor, "kept", numbers))
+    for answer in calls:
         try:
-            found |= pickle.loads(ray.get(call, timeout=_FETCH_S))
+            found |= pickle.loads(ray.get(answer, timeout=_FETCH_S))
         except gone:
             continue
         except ray.exceptions.RayError as error:

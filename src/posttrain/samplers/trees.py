@@ -14,8 +14,8 @@ from posttrain.engines.protocol import Engine
 from posttrain.samplers.live import Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.search.choice import SearchChoice
-from posttrain.search.drive import Searches
-from posttrain.search.protocol import Refused, Steps
+from posttrain.search.drive import Searches, prompt_of
+from posttrain.search.protocol import Refused, State, Steps
 from posttrain.search.tree import Edge, Tree
 from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.pool import Pool
@@ -135,37 +135,35 @@ class Trees(Plays):
         task, size = self._groups.pop(number)
         if self.keeps:
             self.found[number] = tree
+        self._finished.append((number, self._episodes(task, size, tree, verdict)))
+
+    def _episodes(
+        self, task: Task, size: int, tree: Tree | Refused, verdict: Verdict | None
+    ) -> list[Episode]:
+        """The group of a task: one episode, or of a tree that came to its end at most `size` rows."""
         if isinstance(tree, Refused):
-            verdict = Verdict(score=None, label=tree.label, reason=tree.reason)
-            self._finished.append((number, [self._episode(task, 0, None, verdict, "")]))
-            return
-        told = _told(tree)
+            failed = Verdict(score=None, label=tree.label, reason=tree.reason)
+            return [self._episode(task, 0, None, failed, "")]
         if not tree.drawn:
             label = "bad_task" if tree.solved else "context"
             why = "nothing is left to say" if tree.solved else "there is no room for a move"
-            failed = Verdict(score=None, label=label, reason=why)
-            self._finished.append((number, [self._episode(task, 0, None, failed, "")]))
-            return
+            return [self._episode(task, 0, None, Verdict(score=None, label=label, reason=why), "")]
         if verdict is None or tree.solved is None:
             first = next(iter(tree.nodes[0].edges.values()), None)
-            unsolved = Verdict(score=0.0, label="unsolved", reason=told)
-            self._finished.append((number, [self._episode(task, 0, first, unsolved, "")]))
-            return
-        verdict = replace(verdict, reason=f"{verdict.reason}; {told}", progress=())
+            unsolved = Verdict(score=0.0, label="unsolved", reason=_told(tree))
+            return [self._episode(task, 0, first, unsolved, "")]
+        verdict = replace(verdict, reason=f"{verdict.reason}; {_told(tree)}", progress=())
         way = tree.path(tree.solved)
         if size == 1 or verdict.failed:
-            text = tree.solved.state.text
-            self._finished.append((number, [self._episode(task, 0, way[0], verdict, text)]))
-            return
+            return [self._episode(task, 0, way[0], verdict, tree.solved.state.text)]
         rows = [way[n * len(way) // min(size, len(way))] for n in range(min(size, len(way)))]
-        episodes = [self._episode(task, n, edge, verdict, edge.move.text) for n, edge in enumerate(rows)]
-        self._finished.append((number, episodes))
+        return [self._episode(task, n, edge, verdict, edge.move.text) for n, edge in enumerate(rows)]
 
     def _episode(self, task: Task, sample: int, edge: Edge | None, verdict: Verdict, text: str) -> Episode:
         """A state and the move that was said in it, worth what became of the tree."""
-        shown, said = (edge.source.state.shown, edge.source.state.said) if edge else (task.messages, "")
+        state = edge.source.state if edge else State(task=task, shown=task.messages)
         try:
-            prompt = [*self.chat.render(shown), *(self.chat.spell(said) if said else [])]
+            prompt = prompt_of(self.chat, state)
         except UserError:  # of a task that nobody can be shown, which has been said
             prompt = []
         move = edge.move if edge else None

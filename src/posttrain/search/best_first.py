@@ -48,9 +48,9 @@ def best_first(root: State, budget: Budget, *, width: int = 8, alpha: float = 0.
 
 def beam(root: State, budget: Budget, *, width: int = 8, keep: int = 8, alpha: float = 0.5) -> Search:
     """All moves of the best `keep` states of each depth, `width` drawn in each."""
-    tree, level = Tree(root, budget), [0]
+    tree = Tree(root, budget)
+    nodes = tree.nodes[:1]
     for _ in range(budget.depth):
-        nodes = [tree.nodes[n] for n in level]
         nodes = nodes[: max(tree.room, 0)]
         share = min(width, tree.room // max(len(nodes), 1))
         if tree.solved or not nodes or not share:
@@ -63,8 +63,8 @@ def beam(root: State, budget: Budget, *, width: int = 8, keep: int = 8, alpha: f
             break
         [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
         new = [node for edge, to in zip(edges, led, strict=True) if (node := tree.led(edge, to))]
-        new.sort(key=lambda node: -node.logp / node.depth**alpha if alpha else -node.logp)
-        level = [node.number for node in new[:keep]]
+        new.sort(key=lambda node: -node.logp / node.depth**alpha)
+        nodes = new[:keep]
     return tree
 
 

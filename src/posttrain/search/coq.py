@@ -81,6 +81,8 @@ class CoqSteps:
         self.level, self.timeout_s, self.memory_mb = level, timeout_s, memory_mb
         self.restarts = 0
         self._sessions: OrderedDict[_Key, tuple[Session, _Place]] = OrderedDict()
+        self._read: tuple[Task, Problem, tuple[str, ...]] | None = None
+        """The task that was asked about last, and what it says: reading it takes longer than a tactic."""
 
     def begin(self, tasks: Sequence[Task]) -> list[State | Refused]:
         """The state in which each task begins. UserError for a task that is not Coq."""
@@ -122,12 +124,11 @@ class CoqSteps:
 
     def _at(self, state: State, move: str | None) -> State | Refused:
         """What a move leads to, or what the state itself shows if there is none."""
-        problem = problem_of(state.task)
+        problem, theorem = self._theorem(state.task)
         key = (problem.header, problem.definitions)
         session, place = self._session(key, problem)
         try:
             session.allow(_SLACK_S + 2 * self.timeout_s * (len(state.moves) + 2))
-            theorem = (problem_of(state.task).statement, *_opening_of(state.task))
             if place.theorem != theorem:
                 self._open(session, place, theorem, state.task)
             shared = _shared(place.moves, state.moves)
@@ -156,7 +157,7 @@ class CoqSteps:
         """What Coq shows after the move."""
         moves = (*state.moves, move) if move else state.moves
         if shown.strip() == _PROVED:
-            text = "\n".join([*_opening_of(state.task), *moves])
+            text = "\n".join([*self._theorem(state.task)[1][1:], *moves])
             return State(task=state.task, moves=moves, key=_PROVED, done=True, text=text)
         goals = _goals(shown)
         if not goals or _SHELVED in shown:
@@ -173,6 +174,13 @@ class CoqSteps:
         message = {"role": "user", "content": "\n".join([_short(goals[0]), *waiting])}
         parts = tuple(goals) if len(goals) > 1 else ()
         return State(task=state.task, moves=moves, shown=(message,), key=key, parts=parts)
+
+    def _theorem(self, task: Task) -> tuple[Problem, tuple[str, ...]]:
+        """The problem of a task; its statement, and what it opens with."""
+        if self._read is None or self._read[0] is not task:
+            problem = problem_of(task)
+            self._read = (task, problem, (problem.statement, *_opening_of(task)))
+        return self._read[1:]
 
     # ------------------------------------------------------------------ sessions
 

@@ -6,7 +6,6 @@ step   consumes       moves that the engine has drawn
 """
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -73,8 +72,6 @@ class Searches:
         self.seed, self.value = seed, value
         self.steps = 0
         """Of the engine."""
-        self.world_s = 0.0
-        """Seconds in which moves were applied."""
         self._running: dict[int, _Running] = {}
         self._places: dict[int, _Place] = {}
         self._parked: list[tuple[_Place, Request]] = []
@@ -134,9 +131,7 @@ class Searches:
     def unpark(self) -> None:
         """Asks the engine to go on with what was taken back."""
         parked, self._parked = self._parked, []
-        for place, request in sorted(
-            parked, key=lambda each: (each[0].number, each[0].question, each[0].move)
-        ):
+        for place, request in sorted(parked, key=lambda each: each[0]):
             self._places[self.engine.submit(request)] = place
 
     # ------------------------------------------------------------------ questions
@@ -157,9 +152,8 @@ class Searches:
             ]
             applies = [(number, n, q.asked) for number, n, q in asked if isinstance(q, Apply)]
             pairs = [pair for _, _, given in applies for pair in given]
-            begin, applied = time.monotonic(), applied + len(pairs)
+            applied += len(pairs)
             led = self._led(pairs)
-            self.world_s += time.monotonic() - begin
             for number, n, given in applies:
                 self._running[number].answers[n], led = led[: len(given)], led[len(given) :]
             for number, n, question in asked:
@@ -209,8 +203,7 @@ class Searches:
     def _requests(self, running: _Running, question: Propose) -> list[Request]:
         """What the engine is asked; nothing where the state leaves no room for a move."""
         try:
-            said = self.chat.spell(question.state.said) if question.state.said else []
-            prompt = (*self.chat.render(question.state.shown), *said)
+            prompt = tuple(prompt_of(self.chat, question.state))
         except UserError:
             return []
         room = min(running.sampling.max_new_tokens, self.context - len(prompt))
@@ -227,6 +220,11 @@ class Searches:
             )
             for sample in range(question.first, question.first + question.count)
         ]
+
+
+def prompt_of(chat: Chat, state: State) -> list[int]:
+    """The tokens behind which a policy says its next move. UserError if it cannot be shown the state."""
+    return [*chat.render(state.shown), *(chat.spell(state.said) if state.said else [])]
 
 
 def move_of(answer: Completion) -> Move:

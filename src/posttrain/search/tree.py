@@ -76,8 +76,6 @@ class Tree:
     """Moves that led nowhere, by class."""
     solved: Node | None = None
     by_key: dict[str, Node] = field(default_factory=dict)
-    spent_at: int = 0
-    """Moves drawn when it was solved."""
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -93,7 +91,7 @@ class Tree:
         self.nodes.append(node)
         self.by_key[state.key] = node
         if state.done and self.solved is None:
-            self.solved, self.spent_at = node, self.drawn
+            self.solved = node
         return node
 
     def said(self, node: Node, moves: list[Move], asked: int) -> list[Edge]:

@@ -69,6 +69,29 @@ def distinct(
     return list(found.values())
 
 
+def of_split(
+    split: Split,
+    given: int,
+    limit: int | None,
+    shares: int,
+    at: Callable[[int], tuple[_T, str] | None],
+    *,
+    kind: str,
+    what: str,
+) -> list[tuple[int, _T]]:
+    """Index and theorem of the `given` theorems of a split, or of the first `limit` of them (see distinct).
+
+    Raises UserError, which says their `kind`, if the split is empty or holds fewer than `limit`.
+    """
+    made = distinct(given if limit is None else min(given, limit), shares, at, what)
+    if not made or (limit is not None and len(made) < limit):
+        raise UserError(
+            f"there are {len(made)} {kind} theorems in {split!r}, not {limit or 'any'}",
+            mend=f"raise task.{kind.lower()}.{split}, or ask for fewer",
+        )
+    return made
+
+
 def picked(things: Sequence[_T], rng: random.Random) -> _T:
     """One of the things, each as likely as the others."""
     return things[int(rng.random() * len(things))]

@@ -17,10 +17,11 @@ import random
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from posttrain.envs.tasks.chaining import Clause, Theorem, form, height, script
-from posttrain.envs.tasks.drawn import Split, distinct, in_split, picked, shuffled
-from posttrain.types import Task, UserError
+from posttrain.envs.tasks.drawn import Split, in_split, of_split, picked, shuffled
+from posttrain.types import Task
 
 OPENING = "intros."
 """What is said before the search begins; it names the hypotheses as the statement does."""
@@ -106,15 +107,11 @@ def horn(split: Split, spec: Horn, *, limit: int | None = None) -> list[Task]:
     >>> task.fields["gold"], task.fields["shortest"]
     ('intros.\\napply h2.\\nexact h1.', 2)
     """
-    wanted = spec.held_out if split == "held_out" else spec.train
-    wanted = wanted if limit is None else min(wanted, limit)
+    given = spec.held_out if split == "held_out" else spec.train
     what = f"Horn theorems of depth {spec.low} to {spec.high} for {split!r}, of {spec.hypotheses} hypotheses"
-    made = distinct(wanted, spec.high - spec.low + 1, lambda index: theorem(split, spec, index), what)
-    if not made or (limit is not None and len(made) < limit):
-        raise UserError(
-            f"there are {len(made)} Horn theorems in {split!r}, not {limit or 'any'}",
-            mend=f"raise task.horn.{split}, or ask for fewer",
-        )
+    shares = spec.high - spec.low + 1
+    at = partial(theorem, split, spec)
+    made = of_split(split, given, limit, shares, at, kind="Horn", what=what)
     return [_task(each, spec, f"{split}-{index}") for index, each in made]
 
 

@@ -9,11 +9,12 @@ import hashlib
 import random
 import string
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 
-from posttrain.envs.tasks.drawn import Split, distinct, in_split, picked
+from posttrain.envs.tasks.drawn import Split, in_split, of_split, picked
 from posttrain.envs.tasks.intuitionistic import FALSE, Formula, Found, Prover, by_introductions, script
-from posttrain.types import Task, UserError
+from posttrain.types import Task
 
 _CONNECTIVES = ("->", "->", "/\\", "\\/", "~")
 """Each as likely as it is often."""
@@ -71,15 +72,11 @@ def propositional(split: Split, spec: Propositional, *, limit: int | None = None
     >>> task.fields["statement"], task.fields["choices"]
     ('forall B D : Prop, B -> ~ ~ (D \\/ B)', 0)
     """
-    wanted = spec.held_out if split == "held_out" else spec.train
-    wanted = wanted if limit is None else min(wanted, limit)
+    given = spec.held_out if split == "held_out" else spec.train
     what = f"propositional theorems of {spec.low} to {spec.high} connectives for {split!r}"
-    made = distinct(wanted, spec.high - spec.low + 1, lambda index: theorem(split, spec, index), what)
-    if not made or (limit is not None and len(made) < limit):
-        raise UserError(
-            f"there are {len(made)} propositional theorems in {split!r}, not {limit or 'any'}",
-            mend=f"raise task.propositional.{split}, or ask for fewer",
-        )
+    shares = spec.high - spec.low + 1
+    at = partial(theorem, split, spec)
+    made = of_split(split, given, limit, shares, at, kind="propositional", what=what)
     return [_task(each, spec, f"{split}-{index}") for index, each in made]
 
 
