@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-ray test-vllm style lint docs bench clean
+.PHONY: setup demo test check test-ray test-vllm style lint docs bench clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,14 @@ lint: style
 test: style
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
+# What a contributor asks after each change, in three minutes on two cores: linters, types, and the tests of the
+# mathematics, the methods, recipes, pages and layers, and of whole runs from Python. Nothing of them is drawn by chance.
+FAST := math methods test_api.py test_bad_preferences.py test_chat_tokens.py test_coming_from.py test_config.py \
+	test_docs.py test_layers.py test_own_code.py test_spelling.py test_testing.py test_verdict.py test_weights.py
+
+check: style
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(addprefix tests/,$(FAST))
+
 # Ray is large, and few need it: its tests have an environment of their own.
 RAY := .venv-ray
 $(RAY)/.ready: pyproject.toml constraints.txt
@@ -39,17 +47,29 @@ test-ray: $(RAY)/.ready
 
 # vLLM pins packages that .venv has in other versions, so it has an environment of its own.
 test-vllm: .venv-vllm/.ready
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/test_vllm.py tests/engines/test_vllm_server.py
 
 .venv-vllm/.ready: pyproject.toml constraints.txt scripts/setup_vllm.sh
 	bash scripts/setup_vllm.sh $(PYTHON) .venv-vllm
 	touch .venv-vllm/.ready
 
-docs: setup
+# The site: generated parts, notebooks with what they print, and Zensical in an environment of its own.
+DOCS := .venv-docs
+$(DOCS)/.ready: scripts/docs-requirements.txt | $(STAMP)
+	$(BIN)/python -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install -q --disable-pip-version-check --no-input -r scripts/docs-requirements.txt
+	touch $(DOCS)/.ready
+
+docs: setup $(DOCS)/.ready
 	$(BIN)/python scripts/docs.py
+	$(BIN)/python scripts/pages.py play .site
+	$(DOCS)/bin/python scripts/pages.py stage .site
+	$(DOCS)/bin/zensical build --clean --strict -f mkdocs.yml
+	$(DOCS)/bin/python scripts/pages.py check site
+	@echo "open site/index.html; for the search, which browsers refuse to files: $(PYTHON) -m http.server -d site"
 
 bench: setup
 	bash benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) $(RAY) .venv-vllm runs site
+	rm -rf $(VENV) $(RAY) $(DOCS) .venv-vllm runs site .site

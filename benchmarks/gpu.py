@@ -201,17 +201,9 @@ def rows(prompt: int, new: int, vocabulary: int) -> Batch:
     for group in range(SAMPLES):
         asked = torch.randint(vocabulary, (prompt,)).tolist()
         for k in range(SAMPLES):
-            zeros = [0.0] * (prompt + new)
-            out.append(
-                Trajectory(
-                    tokens=asked + torch.randint(vocabulary, (new,)).tolist(),
-                    sampled=[False] * prompt + [True] * new,
-                    logp_gen=zeros,
-                    logp_policy=zeros,
-                    version=[0] * len(zeros),
-                    reward=[*zeros[:-1], float(k % 2)],
-                )
-            )
+            tokens = asked + torch.randint(vocabulary, (new,)).tolist()
+            reward = [0.0] * (len(tokens) - 1) + [float(k % 2)]
+            out.append(Trajectory.given(tokens, prompt, reward=reward))
             groups.append(group)
     return Batch.of(out, groups)
 

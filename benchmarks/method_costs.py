@@ -109,17 +109,8 @@ def rows(vocabulary: int) -> Batch:
         prompt = words(PROMPT)
         for sample in range(SAMPLES):
             n = int(torch.randint(12, 33, (), generator=g))
-            zeros = [0.0] * (PROMPT + n)
-            out.append(
-                Trajectory(
-                    tokens=prompt + words(n),
-                    sampled=[False] * PROMPT + [True] * n,
-                    logp_gen=zeros,
-                    logp_policy=zeros,
-                    version=[0] * len(zeros),
-                    reward=[*zeros[:-1], float(sample % 2)],
-                )
-            )
+            reward = [0.0] * (PROMPT + n - 1) + [float(sample % 2)]
+            out.append(Trajectory.given(prompt + words(n), PROMPT, reward=reward))
             groups.append(group)
     return Batch.of(out, groups)
 

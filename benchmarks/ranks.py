@@ -46,18 +46,7 @@ def rows() -> tuple[list[Trajectory], list[int]]:
     """Rows of 32 to 384 tokens, each a group by itself."""
     g, out = torch.Generator().manual_seed(0), []
     for n in torch.randint(32, LONGEST, (ROWS,), generator=g).tolist():
-        nothing, tokens = [0.0] * n, torch.randint(5, 40_000, (n,), generator=g).tolist()
-        trained = [t >= 8 for t in range(n)]
-        out.append(
-            Trajectory(
-                tokens=tokens,
-                sampled=trained,
-                logp_gen=nothing,
-                logp_policy=nothing,
-                version=[0] * n,
-                reward=nothing,
-            )
-        )
+        out.append(Trajectory.given(torch.randint(5, 40_000, (n,), generator=g).tolist(), 8))
     return out, list(range(ROWS))
 
 

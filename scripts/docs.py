@@ -1,4 +1,4 @@
-"""Rewrites the generated parts of README.md and of docs/; with --check only names the stale pages.
+"""Rewrites the generated parts of the pages, docs/ above all; with --check only names the stale pages.
 
 A generated part stands between two comments, and everything else on a page is written by hand:
 
@@ -27,9 +27,11 @@ from typing import Any
 
 import typer.main
 
+import posttrain
 from posttrain.cli import app
 from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
-from posttrain.methods import choices, policy_gradient, table
+from posttrain.math.choice import function_of
+from posttrain.methods import build, policy_gradient, table
 from posttrain.methods import preference as preferences
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.imitation import ExpertIteration, Imitation
@@ -37,8 +39,10 @@ from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
+from posttrain.reader import key_of
+from posttrain.report import glossary
 from posttrain.report.alarms import RULES
-from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, WHERE_NEEDED, Recipe, key_of
+from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, WHERE_NEEDED, Recipe
 from posttrain.truth import printed
 from posttrain.truth.table import rows as everything
 from posttrain.types import Method
@@ -250,9 +254,9 @@ def chosen(name: str) -> Iterator[tuple[str, Callable[..., Any], str]]:
     """(choice, function, file.function) of each choice that says something of a method."""
     method = table.METHODS[name].method
     silent = {corrections.uncorrected, preference.reverse_kl}
-    for choice in choices.choices(method):
-        function = choices.function(vars(method)[choice])
-        off = choice in ("kl", "control") and choice not in choices.described(method)
+    for choice in build.choices(method):
+        function = function_of(vars(method)[choice])
+        off = choice in ("kl", "control") and choice not in build.described(method)
         if function not in silent and not off:
             yield choice, function, _label(function)
 
@@ -287,7 +291,7 @@ def methods() -> str:
     lines = []
     for name, line in table.METHODS.items():
         loop = line.loop if line.loop == "online" else f"offline, {line.learns}"
-        cells = [f"[`{name}`](docs/methods/{name}.md)", line.title, loop, *_glance(line)]
+        cells = [f"[`{name}`](methods/{name}.md)", line.title, loop, *_glance(line)]
         lines.append(" | ".join([*cells, line.source]))
     return rows("method | what it is | loop | group | critic | reference KL | step | source", lines)
 
@@ -295,7 +299,7 @@ def methods() -> str:
 def _glance(line: table.Line) -> list[str]:
     """Least group, critic, where the reference's KL enters, step."""
     method = line.method
-    group = str(choices.least_group(method)) if line.loop == "online" else "–"
+    group = str(method.least_group) if line.loop == "online" else "–"
     return [group, _values(method) or "–", _reference(method), STEPS[line.step]]
 
 
@@ -310,7 +314,7 @@ def _reference(method: Method) -> str:
         return "in Q"
     if isinstance(method, Preference | Unpaired):
         return "in the loss" if "logp_ref" in method.needs else "–"
-    numbers = choices.numbers(method)
+    numbers = build.numbers(method)
     places = [place for place in ("reward", "loss") if numbers.get(f"kl_in_{place}")]
     return f"in the {places[0]}" if places else "if asked" if "kl_in_loss" in numbers else "–"
 
@@ -322,7 +326,7 @@ def glance() -> str:
         method = line.method
         given = "none: imitates" if isinstance(method, Imitation) else "in the data"
         reward = given if line.loop == "offline" else "verifier"
-        old = "old policy, in the loss" if choices.numbers(method).get("kl_from_old") else ""
+        old = "old policy, in the loss" if build.numbers(method).get("kl_from_old") else ""
         old = "old policy, bounds the step" if line.step == "trust_region" else old
         cells = [f"[`{name}`](methods/{name}.md)", _values(method) or "no", reward]
         where = _reference(method)
@@ -336,7 +340,7 @@ def _samples(line: table.Line) -> str:
     """Whose tokens the method may learn from."""
     if line.loop == "offline":
         return "given"
-    return "its own, and older ones" if choices.corrects(line.method) else "its own"
+    return "its own, and older ones" if line.method.corrects else "its own"
 
 
 def _several(line: table.Line) -> str:
@@ -350,7 +354,7 @@ def _several(line: table.Line) -> str:
         return "each within the region"
     if not isinstance(method, PolicyGradient):
         return "yes, near the reference" if "logp_ref" in method.needs else "nothing holds it"
-    if choices.numbers(method).get("kl_from_old"):
+    if build.numbers(method).get("kl_from_old"):
         return "held by the penalty"
     held = {
         "score": "nothing holds it",
@@ -359,7 +363,7 @@ def _several(line: table.Line) -> str:
         "soft_gated": "fades",
     }
     bounded = "clipped by token" if _and_advantage(method) else ""
-    return bounded or held.get(choices.function(method.surrogate).__name__, "clipped")
+    return bounded or held.get(function_of(method.surrogate).__name__, "clipped")
 
 
 def commands() -> str:
@@ -427,18 +431,20 @@ def _method_table() -> str:
     lines = [f"`name` | {known} | required | Which line of the table of methods."]
     lines += [
         f"`{choice}` | {_names(functions)} | its line's | {_meaning(_kinds(choice)[0], choice)}"
-        for choice, functions in choices.CHOICES.items()
+        for choice, functions in build.CHOICES.items()
     ]
     owned: dict[str, list[str]] = {}
     for name, line in table.METHODS.items():
-        for number in choices.numbers(line.method):
+        for number in build.numbers(line.method):
             owned.setdefault(number, []).append(name)
     own = [number for number in owned if number not in NUMBERS]
     lines += [f"`{n}` | number | its line's | {_own(n)}" for n in own]
     lines += [_number(number, means, owned.get(number, [])) for number, means in NUMBERS.items()]
     return (
         "## `[method]`\n\nIts name, and options over its published defaults. Each method's page says what "
-        "it reads; anything else is an error.\n\n" + rows("key | type | default | meaning", lines)
+        "it reads; anything else is an error. What is of your own is named as `file.py:name`, and "
+        "`{name = ..., NUMBER = ...}` is a function with its numbers: [adding a method](add-a-method.md).\n\n"
+        + rows("key | type | default | meaning", lines)
     )
 
 
@@ -463,7 +469,7 @@ def _own(number: str) -> str:
 def _number(number: str, means: str, owners: list[str]) -> str:
     """The line of a number that functions take, or methods by themselves."""
     readers, kinds = [], set()
-    for functions in choices.CHOICES.values():
+    for functions in build.CHOICES.values():
         for name, function in functions.items():
             found = _defaults(function).get(number)
             if found is not None:
@@ -477,16 +483,16 @@ def options(name: str) -> str:
     """What a recipe's [method] may set besides the name."""
     method: Any = table.METHODS[name].method
     lines = []
-    for choice in choices.choices(method):
-        functions = choices.CHOICES[choice]
+    for choice in build.choices(method):
+        functions = build.CHOICES[choice]
         if choice == "credit" and _by_token(method):
-            functions = {f.__name__: f for f in choices.BY_TOKEN}
-        default = choices.function(vars(method)[choice]).__name__
+            functions = {f.__name__: f for f in build.BY_TOKEN}
+        default = function_of(vars(method)[choice]).__name__
         lines.append(f"`{choice}` | {_names(functions)} | `{default}` | {_meaning(type(method), choice)}")
-    for key, value in choices.numbers(method).items():
+    for key, value in build.numbers(method).items():
         lines.append(f"`{key}` | number | `{value:g}` | {_meaning(type(method), key)}")
-    for choice in choices.choices(method):
-        for key, value in choices.parameters(method, choice).items():
+    for choice in build.choices(method):
+        for key, value in build.parameters(method, choice).items():
             if key != "horizon":
                 kind = "whole number" if isinstance(value, int) else "number"
                 lines.append(f"`{key}` | {kind} | `{value:g}` | {cell(NUMBERS[key])}")
@@ -515,7 +521,7 @@ def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _by_token(method: Method) -> bool:
     """Whether each token is credited by itself."""
-    whole = choices.function(getattr(method, "returns", returns.total)) is returns.total
+    whole = function_of(getattr(method, "returns", returns.total)) is returns.total
     return isinstance(method, ActorCritic) or not whole
 
 
@@ -541,7 +547,7 @@ def facts(name: str) -> str:
         "reward model | none: a verifier or an environment says what an answer is worth",
         f"reference policy | {_of_reference(line.method)}",
         f"step | {_step(line)}",
-        f"episodes of a task | {choices.least_group(line.method)} or more",
+        f"episodes of a task | {line.method.least_group} or more",
     ]
     carried = {"beta": "β of its KL", "mean": "the mean return", "variance": "the returns' variance"}
     kept = [carried[key] for key in line.method.start if key in carried]
@@ -559,7 +565,7 @@ def _model_of_rewards(method: Method) -> str:
 
 
 def _older(method: Method) -> str:
-    if choices.corrects(method):
+    if method.corrects:
         return "made up for: `rollout.replay` is allowed"
     if isinstance(method, SoftQ):
         return "taken for its own, so `rollout.replay` is refused unless `lam` is 0"
@@ -580,10 +586,10 @@ def _moved(line: table.Line) -> str:
     if isinstance(method, Imitation):
         return "the answers that were kept are imitated further; nothing holds the policy"
     start = "the policy has moved after the first; "
-    kind = choices.function(method.surrogate)
+    kind = function_of(method.surrogate)
     if kind is surrogate.score:
         return start + "nothing accounts for it: keep to one"
-    if choices.numbers(method).get("kl_from_old"):
+    if build.numbers(method).get("kl_from_old"):
         return start + "the ratio accounts for it, and the penalty, which is 0 at the first, holds it near"
     return start + "the ratio accounts for it, within its bounds"
 
@@ -659,7 +665,7 @@ def _over(method: Method) -> str:
 
 def _formula(left: str, function: Callable[..., Any], given: str, slope: str = "∇logp") -> list[str]:
     """A call of a function with its numbers, and what its docstring says it is."""
-    bare = choices.function(function)
+    bare = function_of(function)
     numbers = "".join(f", {k}={v:g}" for k, v in _defaults(function).items())
     first, *others = formulas(bare)
     formula, *coefficient = re.split(r"\s{3,}", first)
@@ -679,7 +685,7 @@ def _equations_of_credit(method: PolicyGradient) -> list[str]:
     reward = "r" if method.kl_in_reward else "reward"
     by = ", token by token" if _by_token(method) else ""
     if isinstance(method, ActorCritic):
-        weighed = ", logp_old - logp_gen" if choices.function(method.psi) is returns.vtrace else ""
+        weighed = ", logp_old - logp_gen" if function_of(method.psi) is returns.vtrace else ""
         given = f"{reward}, mask, V_old{weighed}"
         lines += _formula("Ψ, G", method.psi, given)
         call, *rest = _formula("A", method.credit, "Ψ, group")
@@ -703,7 +709,7 @@ def _equations_of_loss(method: PolicyGradient) -> list[str]:
         lines.append("KL = r - 1 - log r, which is k3 of KL(π_old ‖ π) on tokens of π_old")
         beta = f"β = {method.kl_from_old:g}"
         if method.kl_target:
-            follow = choices.function(method.control).__name__
+            follow = function_of(method.control).__name__
             beta += f" at first; then β = {follow}(β, KL, {method.kl_target:g})"
         lines.append(beta)
     if method.kl_in_loss:
@@ -715,7 +721,7 @@ def _equations_of_loss(method: PolicyGradient) -> list[str]:
 
 def _and_advantage(method: PolicyGradient) -> str:
     """What the ratio reads besides, where the sign of the advantage says on which side it is bounded."""
-    return ", A" if choices.function(method.ratio) is ratios.by_bounded_sequence else ""
+    return ", A" if function_of(method.ratio) is ratios.by_bounded_sequence else ""
 
 
 def _equations_of_q(method: SoftQ) -> list[str]:
@@ -821,7 +827,7 @@ def update(name: str) -> str:
             "    draw rollout.group_size answers y ~ π, and judge each: reward",
             "drop the groups that rollout.select does not keep, and episodes that nobody could judge",
         ]
-        if choices.corrects(method):
+        if method.corrects:
             begin.append("add rollout.replay groups of the last rollout.replay_lag updates")
         begin += [*_columns(line), *_prepared(method)]
         end = [*_settled(method), "hand the weights over to the sampler, and prove that they arrived"]
@@ -870,10 +876,10 @@ def _weighs(method: Any) -> str:
         return "weight = per_group(mask of the whole step, group), and 0 on answers that are in no pair"
     if isinstance(method, Unpaired):
         return "weight = per_sequence(mask of the whole step without its probes)"
-    weight = f"{choices.function(method.reduction).__name__}(mask of the whole step)"
+    weight = f"{function_of(method.reduction).__name__}(mask of the whole step)"
     if isinstance(method, ExpertIteration):
         weight = weight.replace("mask of the whole step", "mask of the step's kept answers")
-        weight = f"{choices.function(method.balance).__name__}({weight}, group)"
+        weight = f"{function_of(method.balance).__name__}({weight}, group)"
     return f"weight = {weight}"
 
 
@@ -899,7 +905,7 @@ def _prepared(method: Any) -> list[str]:
     if isinstance(method, Unpaired):
         return ["z = max(0, beta · mean of Σ_t logp_old - logp_ref over the probes)"]
     if isinstance(method, ExpertIteration):
-        keep, repeats = (choices.function(chosen).__name__ for chosen in (method.keep, method.repeats))
+        keep, repeats = (function_of(chosen).__name__ for chosen in (method.keep, method.repeats))
         return [
             "R = sum of reward, row by row",
             f"candidates = {repeats}(answers with R ≥ accept, group)",
@@ -909,15 +915,15 @@ def _prepared(method: Any) -> list[str]:
         return []
     paid = [f"reward -= {method.kl_in_reward:g} · (logp_old - logp_ref)"] if method.kl_in_reward else []
     credit, rest = (
-        choices.function(method.credit).__name__,
+        function_of(method.credit).__name__,
         "over all tokens" if _by_token(method) else "row by row",
     )
     if isinstance(method, ActorCritic):
-        psi = choices.function(method.psi).__name__
-        weighed = ", logp_old - logp_gen" if choices.function(method.psi) is returns.vtrace else ""
+        psi = function_of(method.psi).__name__
+        weighed = ", logp_old - logp_gen" if function_of(method.psi) is returns.vtrace else ""
         return [*paid, f"Ψ, G = {psi}(reward, V_old{weighed})", f"A = {credit}(Ψ, group), {rest}"]
     base = " - b" if method.running_baseline else ""
-    R = choices.function(method.returns).__name__
+    R = function_of(method.returns).__name__
     return [*paid, f"R = {R}(reward)", f"A = {credit}(R{base}, group), {rest}"]
 
 
@@ -940,7 +946,7 @@ def _losses(line: table.Line) -> list[str]:
         return [*lines, u, "loss = prospect(r, R > 0, z, desirable_weight, undesirable_weight)"]
     if isinstance(method, Preference):
         return [*lines, *_losses_of_pairs(method)]
-    name = {c: choices.function(vars(method)[c]).__name__ for c in choices.choices(method)}
+    name = {c: function_of(vars(method)[c]).__name__ for c in build.choices(method)}
     lines.append(f"log r = {name['ratio']}(logp, logp_old, mask{_and_advantage(method)})")
     lines.append(f"loss = {name['surrogate']}(log r, A)")
     if method.correction is not corrections.uncorrected:
@@ -953,7 +959,7 @@ def _losses(line: table.Line) -> list[str]:
 
 def _losses_of_pairs(method: Preference) -> list[str]:
     """What a microbatch computes of pairs."""
-    name = {c: choices.function(vars(method)[c]).__name__ for c in choices.choices(method)}
+    name = {c: function_of(vars(method)[c]).__name__ for c in build.choices(method)}
     given = "logp, logp_ref" if "logp_ref" in method.needs else "logp"
     worth, shaped = "u", method.divergence is not preference.reverse_kl
     lines = [f"{'log u' if shaped else 'u'} = {name['implicit']}({given}), row by row"]
@@ -973,12 +979,12 @@ def _losses_of_a_head(line: table.Line) -> list[str]:
     mark = "each judged step" if line.learns == "steps" else "the last token of each answer"
     lines = [f"s = the head's number behind {mark}"]
     if isinstance(method, Pointwise):
-        return [*lines, f"loss = {choices.function(method.item_loss).__name__}(s, R)"]
+        return [*lines, f"loss = {function_of(method.item_loss).__name__}(s, R)"]
     if isinstance(method, Ranked):
         return [*lines, "loss = plackett_luce(s, R) of each group"]
     less = " - margin · (R_w - R_l)" if method.margin else ""
     lines.append(f"h = s_w - s_l{less} of each pair of a group: R_w > R_l")
-    loss = f"{choices.function(method.pair_loss).__name__}(h, 1)"
+    loss = f"{function_of(method.pair_loss).__name__}(h, 1)"
     return [*lines, f"loss = mean over the group's pairs of {loss} [+ centre · (s_w + s_l)²]"]
 
 
@@ -1003,7 +1009,7 @@ def _settled(method: Any) -> list[str]:
     """What is carried into the next update."""
     lines = []
     if "beta" in method.start:
-        name = choices.function(method.control).__name__
+        name = function_of(method.control).__name__
         lines.append(f"β = {name}(β, KL(π_old ‖ π) as the last step found it, kl_target)")
     if "mean" in method.start:
         lines.append("b takes this update's mean return in")
@@ -1072,6 +1078,26 @@ def alarms() -> str:
     return rows("alarm | when", [f"{rule.name} | {cell(rule.says)}" for rule in RULES])
 
 
+def api(*names: str) -> str:
+    """What of posttrain is public, with the first paragraph of its docstring."""
+    lines = []
+    for name in names:
+        thing = getattr(posttrain, name)
+        called = isinstance(thing, type) or not callable(thing)
+        lines.append(f"`{name}{'' if called else '()'}` | {cell(paragraphs(thing)[0])}")
+    return rows("name | what it is", lines)
+
+
+def metrics(section: str) -> str:
+    """A table of metrics, each row with an anchor that reports can name."""
+    lines = []
+    for names, (unit, means, how) in glossary.sections()[section].items():
+        named = ", ".join(f"`{name}`" for name in names.split(", "))
+        anchor = f'<a id="{glossary.anchor(names.split(", ")[0])}"></a>'
+        lines.append(f"{named} | {cell(unit)} | {cell(means)} | {cell(how)} {anchor}")
+    return rows("name | unit | meaning | how it is computed", lines)
+
+
 BLOCKS: Mapping[str, Callable[..., str]] = {
     "methods": methods,
     "glance": glance,
@@ -1085,6 +1111,8 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "options": options,
     "sources": sources,
     "alarms": alarms,
+    "api": api,
+    "metrics": metrics,
     "truth": truth,
     "file": file,
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with posttrain and vLLM for processors, to run tests/engines/test_vllm.py in.
+# Makes a virtual environment with posttrain and vLLM for processors, to run tests/engines/test_vllm*.py in.
 #   scripts/setup_vllm.sh PYTHON VENV
 set -euo pipefail
 python=$1

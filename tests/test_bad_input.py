@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from posttrain.methods.choices import readable
+from posttrain.methods.build import readable
 from posttrain.methods.table import METHODS
 from posttrain.nearest import ELSEWHERE
 from posttrain.runtime.recipe import Recipe
@@ -339,22 +339,22 @@ METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
         ("grpo", "credit", "centerd", "one of"),
         ("grpo", "surrogate", "clip", "unknown surrogate 'clip'"),
         ("grpo", "reduction", 3, "unknown reduction 3"),
-        ("grpo", "clip_high", "0.3", "give a number"),
-        ("grpo", "clip_high", -0.1, "give a number, 0 or more"),
-        ("grpo", "clip_low", True, "give a number"),
+        ("grpo", "clip_high", "0.3", "input should be a valid number"),
+        ("grpo", "clip_high", -0.1, "greater than or equal to 0"),
+        ("grpo", "clip_low", True, "input should be a valid number"),
         ("grpo", "kl", "k1", "nothing reads kl while kl_in_loss is 0"),
-        ("grpo", "kl_in_loss", -1.0, "give a number, 0 or more"),
+        ("grpo", "kl_in_loss", -1.0, "greater than or equal to 0"),
         ("grpo", "horizon", 10, "does not read 'horizon'"),
         ("grpo", "psi", "gae", "grpo does not read 'psi'"),
         ("grpo", "kl_target", 0.1, "no penalty follows the target"),
         ("grpo", "control", "doubling", "nothing reads control while kl_target is 0"),
         ("ppo", "credit", "leave_one_out", "compares whole answers, and here each token is credited"),
-        ("ppo", "gamma", 1.5, "give a number, 0 or more, at most 1"),
+        ("ppo", "gamma", 1.5, "1.5 will not do: input should be less than or equal to 1"),
         ("ppo", "returns", "to_go", "ppo does not read 'returns'"),
         ("ppo_penalty", "kl_in_reward", 0.1, "two penalties could follow the target"),
-        ("a2c", "n", 2.5, "give a whole number, 1 or more"),
-        ("pass_at_k", "k", 0, "give a whole number, 1 or more"),
-        ("sapo", "tau_up", 0, "0.001 or more"),
+        ("a2c", "n", 2.5, "input should be"),
+        ("pass_at_k", "k", 0, "input should be"),
+        ("sapo", "tau_up", 0, "greater than or equal to 0.001"),
         ("klq", "credit", "raw", "klq does not read 'credit'"),
     )
 } | {"option of sft": ({"method": {"clip_high": 0.1}}, ("method.clip_high", "sft does not read"))}

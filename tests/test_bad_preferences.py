@@ -223,9 +223,9 @@ OPTIONS: dict[str, tuple[str, Tables, Fragments]] = {
     "a share of flips that is too large": (
         "cdpo",
         {"method": {"flipped": 0.6}},
-        ("method.flipped", "flipped is 0.6", "at most 0.499"),
+        ("method.flipped", "0.6 will not do", "less than or equal to 0.499"),
     ),
-    "a beta of 0": ("dpo", {"method": {"beta": 0.0}}, ("method.beta", "beta is 0")),
+    "a beta of 0": ("dpo", {"method": {"beta": 0.0}}, ("method.beta", "greater than or equal to 0.000001")),
     "a beta of a reward model": (
         "reward",
         {"method": {"beta": 0.1}},

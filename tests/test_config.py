@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posttrain import config
-from posttrain.methods.choices import choices, readable
+from posttrain.methods.build import choices, readable
 from posttrain.methods.table import METHODS
 from posttrain.nearest import ELSEWHERE
 from posttrain.runtime.ask import ask

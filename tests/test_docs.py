@@ -1,10 +1,12 @@
 """docs: what the pages say of the code is so."""
 
 import ast
+import contextlib
 import dataclasses
 import doctest
 import importlib.util
 import inspect
+import io
 import itertools
 import json
 import re
@@ -21,24 +23,27 @@ import pytest
 import torch
 import typer.main
 
+import posttrain
 from posttrain import config
 from posttrain.cli import app
 from posttrain.envs.protocol import Start, guarded_reply, guarded_start
 from posttrain.math.reduce import weighted_sum
-from posttrain.methods.choices import CHOICES, choices, least_group, readable
+from posttrain.methods.build import CHOICES, choices, readable
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.table import METHODS
 from posttrain.nearest import elsewhere
 from posttrain.pipeline import file as pipeline_file
+from posttrain.reader import key_of
 from posttrain.report.alarms import RULES
 from posttrain.runtime import samples
 from posttrain.runtime.ask import ask
-from posttrain.runtime.recipe import Recipe, key_of
+from posttrain.runtime.recipe import Recipe
 from posttrain.types import Outputs, Task
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src" / "posttrain"
 README = ROOT / "README.md"
+DOCS = ROOT / "docs"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 PAGES = [README, ARCHITECTURE, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -52,16 +57,25 @@ MADE_OF = (
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 
 
-@pytest.fixture(scope="module")
-def docs() -> Iterator[ModuleType]:
-    """scripts/docs.py as a module."""
-    spec = importlib.util.spec_from_file_location("posttrain_docs", ROOT / "scripts" / "docs.py")
+def script(name: str) -> ModuleType:
+    """A file of scripts/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"posttrain_{name}", ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["posttrain_docs"] = module
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    yield module
+    return module
+
+
+PAGES_OF = script("pages")
+"""What makes the site's pages."""
+
+
+@pytest.fixture(scope="module")
+def docs() -> Iterator[ModuleType]:
+    """scripts/docs.py as a module."""
+    yield script("docs")
     del sys.modules["posttrain_docs"]
 
 
@@ -111,9 +125,10 @@ def leaves(tables: dict[str, Any], path: str = "") -> Iterator[str]:
 # ---------------------------------------------------------------------- generated parts
 
 
+@pytest.mark.slow  # it works out the page on truth
 def test_no_generated_part_is_stale(docs: ModuleType) -> None:
     found = [str(page.relative_to(ROOT)) for page in docs.stale()]
-    assert not found, f"run `make docs`: {found}"
+    assert not found, f"run scripts/docs.py: {found}"
 
 
 def test_a_changed_generated_part_is_stale_and_is_mended(docs: ModuleType, tmp_path: Path) -> None:
@@ -171,14 +186,14 @@ def test_no_meaning_is_given_twice(docs: ModuleType) -> None:
 
 
 def test_the_table_of_methods_is_that_of_the_code() -> None:
-    rows = {row[0]: row for row in table(README.read_text(encoding="utf-8"), "method")}
-    assert list(rows) == [f"[`{name}`](docs/methods/{name}.md)" for name in METHODS]
+    rows = {row[0]: row for row in table((DOCS / "methods.md").read_text(encoding="utf-8"), "method")}
+    assert list(rows) == [f"[`{name}`](methods/{name}.md)" for name in METHODS]
     for (title, loop, group, critic, reference, step, source), line in zip(
         (row[1:] for row in rows.values()), METHODS.values(), strict=True
     ):
         learns = "" if line.loop == "online" else f", {line.learns}"
         assert (title, loop, source) == (line.title, line.loop + learns, line.source)
-        assert group == (str(least_group(line.method)) if loop == "online" else "–")
+        assert group == (str(line.method.least_group) if loop == "online" else "–")
         assert (critic == "yes") == ("value" in line.method.needs)
         assert (critic == "a head") == ("head" in line.method.needs)
         assert (reference in ("in the reward", "in the loss", "in Q")) == ("logp_ref" in line.method.needs)
@@ -306,11 +321,12 @@ def test_every_whole_recipe_of_a_method_s_page_is_a_recipe(name: str, tmp_path: 
 
 def test_the_first_recipe_is_explained_key_by_key() -> None:
     path = ROOT / "recipes" / "arithmetic_grpo.toml"
-    text = README.read_text(encoding="utf-8")
+    page = DOCS / "start.md"
+    text = page.read_text(encoding="utf-8")
     explained = [row[0].strip("`") for row in table(text, "key")]
     assert len(explained) == len(set(explained))
     assert set(explained) == set(leaves(tomllib.loads(path.read_text(encoding="utf-8"))))
-    assert path.read_text(encoding="utf-8") in fences(README, "toml")
+    assert path.read_text(encoding="utf-8") in fences(page, "toml")
 
 
 @each_page
@@ -349,9 +365,9 @@ def test_python_is_python_and_its_examples_are_true(page: Path) -> None:
         assert all(hasattr(module, name.name) for name in node.names)
 
 
-def test_the_page_on_adding_a_method_adds_two_and_each_is_short() -> None:
-    """Every block runs, in the order of the page; the second checks the first one's gradient."""
-    line, check, cls = fences(ROOT / "docs" / "add-a-method.md", "python")
+def test_the_page_on_adding_a_method_adds_three_and_each_is_short() -> None:
+    """Every block runs, in the order of the page; the second of a pair checks the first one's gradient."""
+    _, _, line, check, cls = fences(ROOT / "docs" / "add-a-method.md", "python")
     space: dict[str, Any] = {"__name__": "methods_of_the_page"}
     sys.modules["methods_of_the_page"] = ModuleType("methods_of_the_page")
     for block in (line, check, cls):
@@ -367,8 +383,29 @@ def test_the_page_on_adding_a_method_adds_two_and_each_is_short() -> None:
     assert logp.grad.tolist() == [[0.0, -0.25, -0.25], [0.0, 0.0, 0.0]]
 
 
+def test_the_file_of_that_page_is_checked_and_trained_with(
+    run_cli: Any, write: Any, online: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = ROOT / "docs" / "add-a-method.md"
+    mine, check, *_ = fences(page, "python")
+    assert len([text for text in mine.splitlines() if text.strip()]) < 20
+    (tmp_path / "mine.py").write_text(mine)
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(check, "add-a-method.md", "exec"), {})
+    assert printed.getvalue() == "mine.py:MINE keeps 8 promises\n"
+    [block] = fences(page, "toml")
+    (tmp_path / "page.toml").write_text(block)
+    assert config.read(tmp_path / "page.toml").recipe.method["q"] == 0.5
+    over = {"method": tomllib.loads(block)["method"] | {"name": "mine.py:MINE"}}
+    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run")
+    assert said.code == 0, said.err
+    assert "quantile(q=0.5)" in said.err
+    assert "soft_clip(width=0.1)" in said.err
+
+
 def test_a_wrong_weight_on_that_page_would_be_found() -> None:
-    line, check, _ = fences(ROOT / "docs" / "add-a-method.md", "python")
+    _, _, line, check, _ = fences(ROOT / "docs" / "add-a-method.md", "python")
     wrong = line.replace("advantage < 0", "advantage > 0")
     assert wrong != line
     with pytest.raises(AssertionError, match="not close"):
@@ -393,9 +430,8 @@ def test_the_environment_of_the_page_plays_its_game() -> None:
 
 def test_every_command_and_option_in_the_pages_exists() -> None:
     group: Any = typer.main.get_command(app)
-    assert {
-        row[0].split()[1].strip("`") for row in table(README.read_text(encoding="utf-8"), "command")
-    } == set(group.commands)
+    told = table((DOCS / "cli.md").read_text(encoding="utf-8"), "command")
+    assert {row[0].split()[1].strip("`") for row in told} == set(group.commands)
     lines = [line for page in PAGES for block in fences(page, "bash") for line in block.splitlines()]
     calls = [shlex.split(line, comments=True) for line in lines if line.startswith("posttrain ")]
     assert calls
@@ -420,7 +456,7 @@ def test_every_target_of_make_in_the_pages_exists() -> None:
 
 
 def test_the_keys_of_a_line_of_samples_are_those_written() -> None:
-    source = inspect.getsource(samples)
+    source = inspect.getsource(samples._line) + inspect.getsource(samples.columns)
     page = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
     told = [row[0].strip("`") for row in table(page, "key")]
     written = set(re.findall(r'^\s+"(\w+)": ', source, re.MULTILINE))
@@ -436,10 +472,59 @@ def test_every_key_of_the_metrics_page_is_unique() -> None:
 # ---------------------------------------------------------------------- paths and names
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings: small letters, no signs, hyphens for spaces."""
+    heads = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    named = re.findall(r'<a id="([^"]+)">', page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads} | set(named)
+
+
 @each_page
 def test_every_link_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose(page)):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", prose(page)):
         assert (page.parent / target).exists(), target
+        assert not anchor or anchor in anchors(page.parent / target if target else page), anchor
+
+
+def test_every_page_is_in_the_navigation_of_the_site_and_no_other() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    named = re.findall(r"[\w/-]+\.md$", nav, re.MULTILINE)
+    assert len(named) == len(set(named))
+    assert set(named) == {to for to in PAGES_OF.where_pages_go().values() if to.endswith(".md")}
+
+
+def test_a_link_of_a_page_leads_to_its_place_in_the_site(tmp_path: Path) -> None:
+    staged = PAGES_OF.Staged(tmp_path)
+    text = (
+        "[a](../../src/posttrain/math/kl.py) [b](../../README.md#limits) "
+        "[c](../notebooks/stepping.py) [d](../../recipes)"
+    )
+    assert staged.relinked("docs/methods/grpo.md", text) == (
+        "[a](../files/src/posttrain/math/kl.py.md) [b](../index.md#limits) [c](../notebooks/stepping.md) d"
+    )
+    staged.write_shown()
+    shown = (tmp_path / "files/src/posttrain/math/kl.py.md").read_text(encoding="utf-8")
+    assert (ROOT / "src/posttrain/math/kl.py").read_text(encoding="utf-8") in shown
+
+
+def test_what_leads_nowhere_in_a_site_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<h1 id="x"></h1><a href="b.html#y">1</a><a href="#z">2</a><a href="c.html">3</a><a href="#x">4</a>'
+        '<script src="https://example.org/x.js"></script><img src="d.svg"><a href="https://example.org">5</a>'
+    )
+    (tmp_path / "b.html").write_text('<p id="y"></p>')
+    assert PAGES_OF.broken(tmp_path) == [
+        "a.html: loads https://example.org/x.js",
+        "a.html: #z has no such anchor",
+        "a.html: c.html is not there",
+        "a.html: d.svg is not there",
+    ]
+
+
+def test_every_public_name_is_on_the_page_of_the_api_once() -> None:
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    named = [n for names in re.findall(r"generated: api ([\w ]+) -->", page) for n in names.split()]
+    assert sorted(named) == posttrain.__all__
 
 
 def test_every_page_is_linked_from_the_index() -> None:
@@ -449,8 +534,8 @@ def test_every_page_is_linked_from_the_index() -> None:
 
 
 def paths_of_the_tree() -> list[str]:
-    """Every path that the README's tree names; folders end in a slash."""
-    [block] = [b for b in fences(README, "text") if "src/posttrain/" in b]
+    """Every path that the tree names; folders end in a slash."""
+    [block] = [b for b in fences(ARCHITECTURE, "text") if "src/posttrain/" in b]
     parents: list[str] = []
     out = []
     for line in block.splitlines():

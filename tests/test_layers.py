@@ -27,17 +27,19 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
     "attention.py": 325,  # one reason for each kind of model that is refused
-    "config.py": 450,  # one message for each kind of mistake
-    "learner/learner.py": 485,
+    "learner/learner.py": 575,  # an update, and the halves of a step
     "learner/pack.py": 320,
     "learner/pretrained.py": 600,  # one check after the other, each with its message
-    "runtime/local.py": 385,  # the one place that knows every component
-    "runtime/online.py": 360,
+    "methods/build.py": 305,
+    "runtime/local.py": 386,  # the one place that knows every component
+    "runtime/online.py": 390,
+    "runtime/session.py": 370,  # each verb with what must have come before it
     "samplers/ray.py": 330,  # actor, channel and store
     "samplers/remote.py": 350,
     "samplers/rollouts.py": 370,
     "track.py": 400,  # five services of a page each
-    "types.py": 515,  # mostly docstrings
+    "types.py": 555,  # mostly docstrings
+    "usercode.py": 315,  # finding it, loading it, asking it, and what it raises
     "verifiers/combine/combined.py": 330,
     "verifiers/math/parser.py": 310,
     "verifiers/workers.py": 320,  # one event loop

@@ -5,7 +5,7 @@
     trainer   per_token seconds for each token of an update, and a fixed time
     weights   a load time for each replica; within running answers also what it takes to prefill them again
 
-    python benchmarks/async/simulate.py
+    python benchmarks/async/simulate.py [published] [scaling] [controllers]
 
 What a published table says of its *synchronous* run gives a, the time of a step, by bisection, and the
 trainer's time; the asynchronous columns are then predicted, for each of SIGMAS, which no table says. That
@@ -14,6 +14,7 @@ shows what a schedule can gain under such lengths. It says nothing of how quick 
 
 import heapq
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -158,6 +159,8 @@ class Simulation:
         self.now = 0.0
         self.news = True
         """Whether a group has ended, or a version has been taken, since the line was last looked at."""
+        self.taken = True
+        """Whether a version has been taken since then."""
 
     def run(self) -> Found:
         """Plays the setting to its last update."""
@@ -168,9 +171,10 @@ class Simulation:
         done = [0.0]
         while len(done) <= steps:
             if self.news:
-                self.line.live(min(replica.version for replica in self.replicas))
+                if self.taken:
+                    self.line.live(min(replica.version for replica in self.replicas))
                 self.admit()
-                self.news = False
+                self.news = self.taken = False
                 if ends == INFINITE and (groups := self.line.take(part)) is not None:
                     taken = [number for number, _ in groups]
                     rows = [row for _, group in groups for row in group]
@@ -233,7 +237,8 @@ class Simulation:
             if len(self.playing[group]) == self.setting.size:
                 self.news |= self.line.arrived(group, self.playing.pop(group))
         replica.turn()
-        self.news |= replica.version > before
+        if replica.version > before:
+            self.news = self.taken = True
         if replica.rows and replica.next != self.due[n]:
             self.due[n] = replica.next
             heapq.heappush(self.queue, (self.due[n], n))
@@ -349,6 +354,7 @@ def interruptible(sigma: float) -> float:
     return run(s).tokens / run(replace(s, swap="between")).tokens
 
 
+@lru_cache
 def scaled(workers: int) -> Found:
     """4 groups of 16 for each worker, played whole, trained as quickly as they are drawn, with lag 4."""
     s = Setting(groups=4 * workers, size=16, replicas=workers, mean=1000, cut=8192, a=0.01, b=1e-4, max_lag=4)
@@ -384,8 +390,8 @@ def controllers() -> None:
             print(f"| {workers} | {design} | {sent:,.0f} | {share:.2f} |", flush=True)
 
 
-def main() -> None:
-    """Prints the tables."""
+def published_tables() -> None:
+    """Published speed-ups beside simulated ones."""
     print("| source | published | simulated (range) | off by | within 20 % |\n|---|---|---|---|---|")
     for source, published, predict in CASES:
         found = [predict(sigma, 1.0) for sigma in SIGMAS] + [predict(SIGMAS[1], x) for x in LONGER]
@@ -399,17 +405,25 @@ def main() -> None:
     print(
         f"\nswaps within answers instead of between rounds, 64 × 16 answers on 24 replicas, lag 4: {gains}\n"
     )
-    print(
-        "| workers | s an update | tokens/s a worker | busy | most lag | bound |\n|---|---|---|---|---|---|"
-    )
-    for workers in (1, 10, 100, 1000):
-        f = scaled(workers)
+
+
+def scaling() -> None:
+    """What is left of a worker's throughput among many, and how old its tokens are."""
+    print("| workers | s an update | tokens/s a worker | of one worker's | busy | most lag | bound |")
+    print("|---|---|---|---|---|---|---|")
+    for workers in (1, 10, 100, 300, 1000):
+        f, alone = scaled(workers), scaled(1)
         rate = f.tokens / workers
-        print(
-            f"| {workers} | {f.step:.1f} | {rate:.0f} | {f.busy:.0%} | {f.max_lag} | {f.bound} |", flush=True
-        )
+        shown = (workers, f"{f.step:.1f}", f"{rate:.0f}", f"{rate / alone.tokens:.2f}", f"{f.busy:.0%}")
+        print(f"| {' | '.join(map(str, (*shown, f.max_lag, f.bound)))} |", flush=True)
     print()
-    controllers()
+
+
+def main() -> None:
+    """Prints the tables that are asked for, or all."""
+    tables = {"published": published_tables, "scaling": scaling, "controllers": controllers}
+    for name in sys.argv[1:] or tables:
+        tables[name]()
 
 
 if __name__ == "__main__":

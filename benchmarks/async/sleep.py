@@ -33,6 +33,7 @@ from posttrain.runtime.journal import Journal, Progress
 from posttrain.runtime.online import Evaluation, OnlineRun, Rollout
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.session import Parts, Session
 from posttrain.runtime.stream import Stream, dice
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.remote import ProcessChannel
@@ -117,6 +118,9 @@ class SleepEngine:
     def release(self, episode: str) -> None:
         """Nothing was kept."""
 
+    def close(self) -> None:
+        """Nothing was begun."""
+
     def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
         """The digest of the weights, which it then forgets."""
         time.sleep(LOAD)
@@ -196,7 +200,7 @@ def measured(ahead: Asynchrony, updates: int) -> dict[str, float]:
         publisher = Publisher(learner, [0, 1, 2, 3], Arenas())
         sampler = SamplerPool(partial(started, ahead, path), ahead.samplers)
         try:
-            OnlineRun(
+            loop = OnlineRun(
                 schedule=None,
                 learner=learner,
                 sampler=sampler,
@@ -211,13 +215,14 @@ def measured(ahead: Asynchrony, updates: int) -> dict[str, float]:
                 run_dir=run_dir,
                 journal=Journal(cast(Track, lines), Progress(), lambda kind, data: None),
                 pieces=lambda tokens: [""] * len(tokens),
-                save=lambda flight: None,
                 updates=updates,
-                save_every=0,
                 replay=Replay(max_lag=1, seed=0),
                 tasks=len(tasks),
                 recorded=1,
-            ).run()
+            )
+            parts = Parts(loop=loop, run_dir=run_dir, checkpoint=lambda flight: path)
+            with run_dir.recording(), Session(parts) as session:
+                session.finish()
         finally:
             sampler.close()
             publisher.close()

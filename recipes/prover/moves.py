@@ -1,4 +1,4 @@
-"""Writes what a model needs to speak of Horn theorems from nothing: goals as Coq shows them, and moves.
+"""Writes what a model needs to speak of propositional theorems from nothing: goals as Coq shows them, and moves.
 
     text.txt     goals with moves                        (to learn a tokenizer from)
     sft.jsonl    goals, each with a move drawn at random (to fine-tune on)
@@ -11,24 +11,43 @@ import json
 import random
 from pathlib import Path
 
-from posttrain.envs.tasks.horn import Horn, horn
+from posttrain.envs.tasks.propositional import Propositional, propositional
 
 SEPARATOR = "<|endoftext|>"
+NAMES = ("H", *(f"H{n}" for n in range(5)))
+"""Of hypotheses, in the order in which Coq gives them."""
+PLAIN = ("intro.", "split.", "left.", "right.", "exfalso.", "assumption.")
 
 
-def moves(directory: Path, *, goals: int = 6000, hypotheses: int = 15, seed: int = 0) -> None:
+def moves(directory: Path, *, goals: int = 8000, seed: int = 0) -> None:
     """Writes the two files."""
     dice = random.Random(seed)
-    tasks = horn("train", Horn(train=min(goals, 2000), hypotheses=hypotheses, low=1, high=8))
+    tasks = propositional("train", Propositional(train=2000))
+    formulas = [str(task.messages[0]["content"]).partition("======\n")[2] for task in tasks]
+    # What stands in them stands alone in later states.
+    formulas += [
+        part for each in formulas for part in (*each.split(" -> "), *each.split(" /\\ ")) if _whole(part)
+    ]
     rows = []
-    for n in range(goals):
-        hypothesis_lines, _, _ = str(tasks[n % len(tasks)].messages[0]["content"]).partition("======")
-        # Goals of later states are other variables, and some have others waiting behind them.
-        letters = sorted({c for c in hypothesis_lines if c.isupper()})
-        waiting = "".join(f"\nthen: {dice.choice(letters)}" for _ in range(dice.choice((0, 0, 1, 2))))
-        goal = f"{hypothesis_lines}======\n{dice.choice(letters)}{waiting}"
-        rows.append({"prompt": goal, "answer": f"apply h{dice.randint(1, hypotheses)}."})
+    for _ in range(goals):
+        held = dice.randrange(len(NAMES) + 1)
+        hypotheses = "".join(f"{name} : {dice.choice(formulas)}\n" for name in NAMES[:held])
+        waiting = "".join(f"\nthen: {dice.choice(formulas)}" for _ in range(dice.choice((0, 0, 1, 2))))
+        move = dice.choice(
+            (*PLAIN, *(f"{verb} {dice.choice(NAMES[: max(1, held)])}." for verb in ("apply", "destruct")))
+        )
+        rows.append({"prompt": f"{hypotheses}======\n{dice.choice(formulas)}{waiting}", "answer": move})
     with (directory / "sft.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     with (directory / "text.txt").open("w", encoding="utf-8") as file:
-        file.write(f"\n{SEPARATOR}\n".join(f"{row['prompt']}\n{row['answer']}" for row in rows[:1000]))
+        file.write(f"\n{SEPARATOR}\n".join(f"{row['prompt']}\n{row['answer']}" for row in rows[:2000]))
+
+
+def _whole(formula: str) -> bool:
+    """Whether a piece of a formula is one: its parentheses match."""
+    depth = 0
+    for sign in formula:
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0:
+            return False
+    return depth == 0

@@ -1,6 +1,8 @@
-"""posttrain: reinforcement-learning post-training of language models."""
+"""posttrain: reinforcement-learning post-training of language models (docs/python.md)."""
 
+import importlib
 import os
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -10,3 +12,37 @@ __version__ = "0.1.0"
 # OpenMP reads this when PyTorch is loaded: import posttrain before torch.
 if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
+
+_WHERE = {
+    "posttrain.api.session": ("Session", "evaluate", "train"),
+    "posttrain.api.run": ("Run", "load"),
+    "posttrain.api.recipe": ("Recipe",),
+    "posttrain.runtime.session": ("Callback",),
+    "posttrain.runtime.tables": ("Groups", "Metrics"),
+    "posttrain.errors": ("RunError", "UserError"),
+    "posttrain.types": ("Batch", "Episode", "Method", "Outputs", "Sampling", "Task", "Trajectory", "Verdict"),
+    "posttrain.math.choice": ("AtLeast", "Between", "choice"),
+    "posttrain.methods.build": ("method",),
+    "posttrain.methods.table": ("Line",),
+    "posttrain.envs.protocol": ("Env", "Start", "Turn"),
+    "posttrain.verifiers.protocol": ("Verifier",),
+    "posttrain.learner.learner": ("Learner", "Losses", "Update"),
+    "posttrain.engines.native.engine": ("NativeEngine",),
+    "posttrain.samplers.rollouts": ("Rollouts",),
+}
+"""Where each public name is; a module is loaded when a name of it is first asked for."""
+
+__all__ = sorted(name for names in _WHERE.values() for name in names)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "testing":
+        return importlib.import_module("posttrain.testing")
+    for module, names in _WHERE.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'posttrain' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -79,7 +79,19 @@ COMMANDS = {
     "sample": ("commands:sample", "Draws answers to one prompt."),
     "report": (
         "commands:report",
-        "Writes report.html of a run, or pipeline.html of a pipeline, finished or not; it works offline.",
+        "Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.",
+    ),
+    "runs": (
+        "runs:runs",
+        "Lists runs and pipelines: method, updates, state, best evaluation, when, and size on the disk.",
+    ),
+    "watch": (
+        "runs:watch",
+        "Serves the report of a run on this machine, which follows the run while it goes on, until Ctrl-C.",
+    ),
+    "clean": (
+        "clean:clean",
+        "Removes what runs can do without, after it has said what, and asked.",
     ),
     "truth": (
         "commands:truth",

@@ -1,15 +1,16 @@
 """The commands that train, check, evaluate and ask a model, and those that show what is known."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from posttrain import config, plain, show
+from posttrain import config, show
+from posttrain.answering import answers, evaluated
 from posttrain.classic.__main__ import NAMES
 from posttrain.classic.__main__ import main as run_classic
 from posttrain.learner import pretrained
@@ -17,21 +18,18 @@ from posttrain.learner.process_ranks import joined
 from posttrain.learner.ranks import launched, restarts
 from posttrain.pipeline.command import check_stages
 from posttrain.report import write
+from posttrain.report.overlay import write as write_overlay
 from posttrain.report.pipeline import write as write_pipeline
 from posttrain.runtime import local, process
-from posttrain.runtime.ask import ask
 from posttrain.runtime.launch import launch
-from posttrain.runtime.metrics import evaluation_metrics
-from posttrain.runtime.plan import check_held, free_memory
-from posttrain.runtime.policy import NO_TASK, surroundings
+from posttrain.runtime.policy import NO_TASK
 from posttrain.runtime.recipe import Model, Recipe
-from posttrain.runtime.sampling import engine_of, rollouts_of
 from posttrain.show import out
 from posttrain.target import target_of
 from posttrain.training import as_begun, claimed_directory, otherwise, print_plan, say
 from posttrain.training import train as train_in
 from posttrain.truth import command as truth_command
-from posttrain.types import Request, Sampling, UserError
+from posttrain.types import Sampling, UserError
 
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe; see recipes/.")]
 Set = Annotated[
@@ -80,7 +78,7 @@ def train(
         path, resume = ranks.tell((made, resume), "the run directory")
         assert path is not None
         if resume:
-            found = as_begun(found, path)
+            found = as_begun(found, path, say)
             _same_recipe(found, path)
         shown = (show.as_json if as_json else show.quiet) if quiet or as_json else None
         last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown, ranks=ranks)
@@ -152,22 +150,9 @@ def evaluate(
     found, recipe, adapter = target_of(target, sets or (), model, say)
     process.settle(recipe.run.threads)
     try:
-        asked = ask(recipe)
-        if not asked.online:
-            mend = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"
-            raise UserError("an offline recipe has no answers to judge", where="method.name", mend=mend)
-        if not asked.held_out:
-            raise UserError("there are no held-out tasks", where="eval.limit", mend="give task.held_out")
-        policy = surroundings(recipe, pretrained.silent if as_json else say)
+        metrics = evaluated(recipe, adapter, pretrained.silent if as_json else say)
     except UserError as error:
         raise found.locate(error) from None
-    rollouts = rollouts_of(asked, policy, engine_of(recipe, policy, adapter))
-    try:
-        sampling = replace(recipe.sampling, temperature=recipe.eval.temperature)
-        groups = rollouts.run(asked.held_out, 1, sampling)
-    finally:
-        rollouts.close()
-    metrics = evaluation_metrics([e for g in groups for e in g], recipe.eval.right)
     if as_json:
         typer.echo(json.dumps(metrics))
         return
@@ -210,29 +195,15 @@ def sample(
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
     process.settle()
     told = pretrained.silent if as_json else say
-    tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=told))
-    if model.chat_template is None and not tokenizer.chat_template:
-        told("the model has no chat template: it goes on with the prompt as plain text")
-        model = replace(model, chat_template=plain.NAME)
-    # With the run's own seed: an adapter may lie on weights that were drawn by it.
-    recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK)
-    policy = surroundings(recipe, told)
-    tokens = tuple(policy.chat.render([{"role": "user", "content": text}]))
-    check_held(count, len(tokens) + max_new_tokens, free_memory(torch.device("cpu")), where="-n")
-    engine = engine_of(recipe, policy, adapter)
-    try:
-        for n in range(count):
-            engine.submit(Request(prompt=tokens, sampling=sampling, seed=seed, sample=n))
-    except ValueError as error:
-        raise UserError(str(error), where="prompt") from None
-    while engine.busy:
-        for _, answer in engine.poll():
-            if as_json:
-                line = {"text": answer.text, "stop": answer.stop, "tokens": answer.tokens}
-                typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))
-            else:
-                out.print(answer.text)
-                out.rule(f"{len(answer.tokens)} tokens, {answer.stop}", style="dim")
+    messages = [{"role": "user", "content": text}]
+    recipe = replace(recipe, model=model)
+    for answer in answers(recipe, adapter, messages, count, sampling, seed, told):
+        if as_json:
+            line = {"text": answer.text, "stop": answer.stop, "tokens": answer.tokens}
+            typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))
+        else:
+            out.print(answer.text)
+            out.rule(f"{len(answer.tokens)} tokens, {answer.stop}", style="dim")
 
 
 def _prompt(given: str) -> str:
@@ -245,10 +216,34 @@ def _prompt(given: str) -> str:
     return text
 
 
-def report(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
-    """Writes report.html of a run, or pipeline.html of a pipeline, finished or not; it works offline."""
-    page = write_pipeline if (run_dir / "stages.json").exists() else write
-    out.print(str(page(run_dir)), soft_wrap=True)
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR ...", help="One run, or several.")],
+    page: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.html", help="By default in the run, of several beside them."),
+    ] = None,
+) -> None:
+    """Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.
+
+    Of several runs it is one page, comparison.html beside them: what differs in their recipes, what they came
+    to, and their curves; runs that differ in their seed alone are one series, a mean in a band.
+
+    Example: `posttrain report runs/grpo-001 runs/grpo-002 --out grpo.html`
+    """
+    pipelines = [path for path in run_dirs if (path / "stages.json").exists()]
+    if len(run_dirs) > 1:
+        if pipelines:
+            mend = f"name runs of its stages, as {pipelines[0]}/01-..."
+            raise UserError(
+                "is a pipeline, and beside others only runs are shown", where=str(pipelines[0]), mend=mend
+            )
+        beside = Path(os.path.commonpath([path.absolute().parent for path in run_dirs]))
+        written = write_overlay(run_dirs, page or beside / "comparison.html")
+    elif pipelines:
+        written = write_pipeline(run_dirs[0], page)
+    else:
+        written = write(run_dirs[0], page)
+    out.print(str(written), soft_wrap=True)
 
 
 def truth(

@@ -1,38 +1,32 @@
 """From TOML to a recipe, with every mistake named by file and line.
 
-A key that nothing reads is an error with the nearest valid name; a number is not a string; what a
-component's own configuration refuses is said with its key. Only this file knows pydantic.
+reader.py reads the tables; what nothing would read, as the recipe's other choices are, is found here.
 """
 
 import dataclasses
-import datetime
-import json
-import math
 import re
 import tomllib
-import types
-import typing
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass as checked
-
 from posttrain.data.records import check_regular
 from posttrain.methods.build import strangers
-from posttrain.methods.table import line
-from posttrain.nearest import did_you_mean, elsewhere
+from posttrain.methods.table import label, line
+from posttrain.nearest import did_you_mean
+from posttrain.reader import Where as Where
+from posttrain.reader import key_of
+from posttrain.reader import parsed as parsed
 from posttrain.runtime.choice import VERIFIERS, VerifierChoice
-from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, key_of, unread
+from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, unread
 from posttrain.types import UserError
+from posttrain.usercode import beside, file_of
 from posttrain.verifiers.protocol import Verifier
 
 MOST_BYTES = 1 << 24
-STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+OWN = (("method",), ("rollout", "select"), ("task", "own", "function"))
+"""Where a recipe may name code of one's own that the training itself runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +59,14 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Read:
         key, value = override(each)
         put(tables, key, value, each)
         given[key] = f"--set {each}"
-    where = Where(path, text, given)
-    found = Read(parsed(Recipe, tables, where), tables, where)
+    tables = renamed(tables, lambda name: beside(name, path.parent))
+    return from_tables(tables, Where(path, text, given))
+
+
+def from_tables(tables: dict[str, Any], where: Where | None = None) -> Read:
+    """The recipe of these tables, read as strictly as a file; UserError at a key, or where that stands."""
+    where = where or Where()
+    found = Read(parsed(Recipe, tables, where, also=_of_methods), tables, where)
     try:
         _check_read(found)
     except UserError as error:
@@ -191,239 +191,40 @@ def _has(tables: Any, loc: Sequence[str]) -> bool:
     return True
 
 
-@dataclasses.dataclass(frozen=True)
-class Where:
-    """Finds the line on which a key stands."""
+def renamed(tables: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """The tables with each name of code of one's own that the training itself runs changed.
 
-    path: Path
-    text: str
-    given: Mapping[str, str]
-
-    def __call__(self, loc: Sequence[str]) -> str:
-        dotted = ".".join(loc)
-        for key, override in self.given.items():
-            if dotted == key or key.startswith(f"{dotted}.") or dotted.startswith(f"{key}."):
-                return f"{override}: {dotted}"
-        number = self._line(list(loc))
-        return f"{self.path}:{number}: {dotted}" if number else f"{self.path}: {dotted}"
-
-    def _line(self, loc: list[str]) -> int:
-        """Of the key, or else of the nearest table around or below it; 0 if there is none."""
-        table: list[str] = []
-        arrays: Counter[str] = Counter()
-        best, best_match = 0, (0, False)
-        for number, text in enumerate(self.text.splitlines(), 1):
-            head = re.fullmatch(r"\s*\[+\s*([^\]]+?)\s*\]+\s*(#.*)?", text)
-            key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", text)
-            if head:
-                parts = _parts(head[1])
-                arrays[".".join(parts)] += text.lstrip().startswith("[[")
-                table = []
-                for depth, part in enumerate(parts, 1):
-                    number_of = arrays[".".join(parts[:depth])]
-                    table += [part, str(number_of - 1)] if number_of else [part]
-                here = table
-            elif key:
-                here = table + _parts(key[1])
-            else:
-                continue
-            shared = next((n for n, (a, b) in enumerate(zip(here, loc, strict=False)) if a != b), None)
-            shared = min(len(here), len(loc)) if shared is None else shared
-            match = (shared, shared == len(here))
-            if shared and match > best_match:
-                best, best_match = number, match
-        return best
-
-
-def _parts(dotted: str) -> list[str]:
-    return [part.strip(" \"'") for part in dotted.split(".")]
-
-
-def parsed(cls: type, tables: Mapping[str, Any], where: Where) -> Any:
-    """The tables as an instance of a configuration of ours; UserError at the line of the first mistake."""
-    try:
-        text = json.dumps(_jsonable(_in_lists(tables, cls), (), where))
-    except RecursionError:
-        raise UserError("is nested too deeply", where=str(where.path)) from None
-    try:
-        return _plain(_adapter(cls).validate_json(text))
-    except ValidationError as error:
-        raise _unknown(error, cls, tables, where) or _first(error, tables, where) from None
-    except UserError as error:  # of a component that names what it was given, a function say
-        key = _holding(tables, error.where)
-        if not key or not where.text:
-            raise
-        raise UserError(f"{error.where}: {error.what}", where=where(key), mend=error.mend) from None
-
-
-def _holding(value: Any, wanted: str) -> tuple[str, ...]:
-    """The key under which this text stands; empty if there is none."""
-    held_by = value.items() if isinstance(value, Mapping) else enumerate(value) if type(value) is list else ()
-    for key, held in held_by:
-        if held == wanted and wanted:
-            return (str(key),)
-        if below := _holding(held, wanted):
-            return (str(key), *below)
-    return ()
-
-
-def _in_lists(tables: Any, cls: type) -> Any:
-    """The tables, and one alone in a list of its own where there may be several."""
-    if not isinstance(tables, Mapping):
-        return tables
-    hints, made = typing.get_type_hints(cls), dict(tables)
-    for name in made.keys() & hints.keys():
-        kinds = (hints[name], *typing.get_args(hints[name]))
-        table = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
-        if isinstance(table, type):
-            several = typing.get_origin(hints[name]) is tuple and isinstance(made[name], Mapping)
-            made[name] = [made[name]] if several else _in_lists(made[name], table)
+    >>> renamed({"method": {"name": "grpo", "credit": "mine.py:best"}}, lambda name: f"code/{name}")
+    {'method': {'name': 'grpo', 'credit': 'code/mine.py:best'}}
+    """
+    made = dict(tables)
+    for place in OWN:
+        table = made.get(place[0])
+        if isinstance(table, Mapping):
+            made[place[0]] = _renamed(table, place[1:], change)
     return made
 
 
-def _as_written(tables: Any, loc: Sequence[str]) -> list[str]:
-    """The place of a key without the numbers of tables that were given alone."""
-    written, here = [], tables
-    for name in loc:
-        if isinstance(here, Mapping) and name.isdigit() and name not in here:
-            continue
-        written.append(name)
-        if isinstance(here, list):
-            here = dict(enumerate(here)).get(int(name)) if name.isdigit() else None
-        else:
-            here = here.get(name) if isinstance(here, Mapping) else None
-    return written
-
-
-def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
-    """The value, if no part of it is something that TOML can hold and no option can be."""
+def _renamed(value: Any, place: Sequence[str], change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
-        return {k: _jsonable(v, (*loc, k), where) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_jsonable(v, loc, where) for v in value]
-    if isinstance(value, (datetime.date, datetime.time)):
-        raise UserError("is a date or time, and no option may be", where=where(loc))
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"is {value}, and no option may be", where=where(loc))
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        raise UserError("is a number of more than 64 bits", where=where(loc))
-    if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-        raise UserError("holds half of a surrogate pair, not a character", where=where(loc))
-    return value
+        chosen = place[:1] or value
+        return {k: _renamed(v, place[1:], change) if k in chosen else v for k, v in value.items()}
+    return change(value) if isinstance(value, str) and not place and file_of(value) else value
 
 
-@lru_cache(maxsize=4)
-def _adapter(cls: type) -> TypeAdapter[Any]:
-    return TypeAdapter(_strict(cls))
+def own_files(tables: Mapping[str, Any]) -> list[Path]:
+    """The files of one's own that the training itself runs, each once."""
+    names: list[str] = []
+    renamed(tables, lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
+    return list(dict.fromkeys(file for name in names if (file := file_of(name))))
 
 
-@lru_cache(maxsize=64)
-def _strict(cls: type) -> type:
-    """The dataclass, and every dataclass in its fields, as ones that refuse unknown keys and other types.
-
-    A subclass of each, so that what is read is an instance of the component's own configuration.
-    """
-    hints = typing.get_type_hints(cls, include_extras=True)
-    annotations = {
-        f.name: typing.Annotated[_strict_type(hints[f.name]), Field(alias=key_of(f.name))]
-        for f in dataclasses.fields(cls)
-    }
-    defaults = {
-        f.name: f if f.default_factory is not dataclasses.MISSING else f.default
-        for f in dataclasses.fields(cls)
-        if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
-    }
-    fields = {
-        name: dataclasses.field(default_factory=d.default_factory) if isinstance(d, dataclasses.Field) else d
-        for name, d in defaults.items()
-    }
-    body = {"__annotations__": annotations, "__doc__": cls.__doc__, "__module__": cls.__module__, **fields}
-    made: type = checked(config=STRICT, frozen=True, kw_only=True)(type(cls.__name__, (cls,), body))
-    return made
-
-
-def _plain(value: Any) -> Any:
-    """The component's own configurations again: they are sent to worker processes, which know no others.
-
-    A default that no table replaces stays the very object, which tells what was given from what was not.
-    """
-    if hasattr(type(value), "__pydantic_validator__"):
-        cls = type(value).__bases__[0]
-        return cls(**{f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)})
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
-
-
-def _strict_type(hint: Any) -> Any:
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _strict(hint)
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return typing.Union[tuple(_strict_type(a) for a in typing.get_args(hint))]  # noqa: UP007
-    if typing.get_origin(hint) is tuple:
-        return tuple[tuple(_strict_type(a) for a in typing.get_args(hint))]  # type: ignore[misc]
-    return hint
-
-
-_URGENCY = {
-    "unexpected_keyword_argument": 0,
-    "extra_forbidden": 0,
-    "missing": 2,
-    "missing_argument": 2,
-    "missing_keyword_only_argument": 2,
-}
-"""Which of several mistakes to name: an unknown key, then anything else, then a missing one."""
-
-
-def _unknown(error: ValidationError, cls: type, tables: Mapping[str, Any], where: Where) -> UserError | None:
-    """All keys that nothing reads, as one line, each with what it may have meant."""
-    found: dict[tuple[str, ...], str] = {}
-    rest = 0
-    for mistake in error.errors(include_url=False):
-        if _URGENCY.get(mistake["type"]) != 0:
-            rest += 1
-            continue
-        place = tuple(str(part) for part in mistake["loc"])
-        known, loc = _known(cls, place[:-1]), tuple(_as_written(tables, place))
-        near, other = did_you_mean(loc[-1], known), elsewhere(loc[-1], known)
-        found[loc] = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
-    if not found:
-        return None
-    if cls is Recipe:
-        options = dict(tables.get("method", {}))
-        with suppress(UserError):  # a choice that is wrong as well comes next
-            foreign = strangers(str(options.pop("name", "")), options)
-            found |= {("method", key): hint for key, hint in foreign.items()}
-    (loc, mend), *others = found.items()
-    more = f" (and {rest} more)" if rest else ""
-    if not others:
-        return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
-    told = [f"{where(loc)}{f': {hint}' if hint else ''}" for loc, hint in found.items()]
-    return UserError(f"{len(found)} unknown keys{more}: {'; '.join(told)}", where=str(where.path))
-
-
-def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:
-    """The first mistake but for unknown keys, as one line."""
-    # What is there and should not be tells more than what is missing because of it.
-    mistake, *others = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
-    loc = _as_written(tables, [str(part) for part in mistake["loc"]])
-    more = f" (and {len(others)} more)" if others else ""
-    kind, said = mistake["type"], mistake["msg"]
-    if _URGENCY.get(kind) == 2:
-        return UserError(f"{'.'.join(loc)!r} is missing{more}", where=where(loc))
-    if kind == "value_error" or isinstance(mistake.get("ctx", {}).get("error"), UserError):
-        return UserError(str(mistake["ctx"]["error"]) + more, where=where(loc))
-    given = json.dumps(mistake["input"], ensure_ascii=False, default=str)
-    shown = given if len(given) <= 60 else given[:57] + "..."
-    return UserError(f"{shown} will not do: {said[0].lower() + said[1:]}{more}", where=where(loc))
-
-
-def _known(cls: Any, loc: Sequence[str]) -> list[str]:
-    """The keys of the table at this place."""
-    for name in (n for n in loc if not n.isdigit()):  # but for places in an array of tables
-        hint = {key_of(field): hint for field, hint in typing.get_type_hints(cls).items()}[name]
-        cls = next((a for a in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(a)), None)
-        if cls is None:
-            return []
-    return [key_of(f.name) for f in dataclasses.fields(cls)]
+def _of_methods(tables: Mapping[str, Any]) -> Mapping[tuple[str, ...], str]:
+    """Options that the method would not read, with what each may have meant."""
+    options = dict(tables.get("method", {}))
+    with suppress(UserError):  # a choice that is wrong as well comes next
+        return {("method", k): hint for k, hint in strangers(options.pop("name", ""), options).items()}
+    return {}
 
 
 def _check_read(found: Read) -> None:
@@ -435,7 +236,7 @@ def _check_read(found: Read) -> None:
     for table in ONLINE_ONLY if loop == "offline" else OFFLINE_ONLY:
         if table in found.tables:
             raise UserError(
-                f"[{table}] is never read: {name} runs in the {loop} loop",
+                f"[{table}] is never read: {label(name)} runs in the {loop} loop",
                 where=table,
                 mend="leave the table out",
             )

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from posttrain.doctor import examine
-from posttrain.methods.choices import described, least_group, parameters
+from posttrain.methods.build import described, parameters
 from posttrain.methods.table import METHODS, Line
 from posttrain.show import console, out
 from posttrain.types import Method
@@ -20,7 +20,7 @@ def methods(as_json: Json = False) -> None:
     if as_json:
         rows = {
             name: {"title": m.title, "loop": m.loop, "learns": m.learns, "source": m.source, "step": m.step}
-            | {"needs": sorted(m.method.needs), "group": least_group(m.method), **described(m.method)}
+            | {"needs": sorted(m.method.needs), "group": m.method.least_group, **described(m.method)}
             for name, m in METHODS.items()
         }
         typer.echo(json.dumps(rows, indent=1))

@@ -30,13 +30,14 @@ def replay(
     """
     check_run(run)
     found = config.read(run / "config.toml")
-    ahead, env = found.recipe.async_, found.recipe.task.environment()
+    ahead, (_, env) = found.recipe.async_, found.recipe.judges()
     if (run / "ranks").is_dir():
         raise UserError("it was trained by several ranks, and is made again by one", where=str(run))
     if ahead.window > 1:
         raise UserError("which groups passed others is in no record", where="async.window")
     if env is not None and not env.trusted and ahead.max_lag:
-        raise UserError("when an environment of yours replied is in no record", where="task.env")
+        what = "when an environment in a process of its own replied is in no record"
+        raise UserError(what, where="task.repair" if found.recipe.task.repair else "task.env")
     recorded = Recorded(run, ahead.samplers)
     path = run_dir or claimed_directory(f"{run.resolve().name}-replay")
     train(found, path, title="replay", resume=False, shown=show.quiet if quiet else None, recorded=recorded)

@@ -29,10 +29,10 @@ from posttrain.learner.critic import Critic
 from posttrain.learner.reference import Reference
 from posttrain.learner.rounding import spread
 from posttrain.math import preference
+from posttrain.math.choice import function_of
 from posttrain.methods.build import build
-from posttrain.methods.choices import function
 from posttrain.methods.preference import Preference, better
-from posttrain.methods.table import METHODS
+from posttrain.methods.table import label, line
 from posttrain.runtime import process
 from posttrain.runtime.judged import agreement, calibration_curve, correlation
 from posttrain.runtime.policy import NO_TASK, Policy, Say, bounded, surroundings, weights_of
@@ -110,15 +110,13 @@ def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None
     if not is_run(Path(target)):
         return chosen, None, None, 0.1
     found, recipe, adapter = target_of(Path(target))
-    published = getattr(METHODS[str(recipe.method["name"])].method, "beta", 0.1)
+    published = getattr(line(recipe.method["name"]).method, "beta", 0.1)
     beta = float(recipe.method.get("beta", published))
-    method = build(
-        str(recipe.method["name"]), {k: v for k, v in recipe.method.items() if k != "name"}, horizon=1
-    )
+    method = build(recipe.method["name"], {k: v for k, v in recipe.method.items() if k != "name"}, horizon=1)
     usual = (preference.log_ratio, preference.reverse_kl)
-    if isinstance(method, Preference) and (method.implicit, function(method.divergence)) != usual:
+    if isinstance(method, Preference) and (method.implicit, function_of(method.divergence)) != usual:
         raise UserError(
-            f"a run of {recipe.method['name']} has another implicit reward than β log π/π_ref",
+            f"a run of {label(recipe.method['name'])} has another implicit reward than β log π/π_ref",
             where=target,
             mend="score the model of its checkpoint, with --reference and --beta",
         )

@@ -2,7 +2,11 @@
 
 import json
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from html import escape
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -87,6 +91,100 @@ class Terminal:
         for rule, found in self.watch.see(numbers):
             self.progress.console.print("alarm", style="bold red", end=" ")
             self.progress.console.print(f"{rule.name}: {found.text}", soft_wrap=True)
+
+
+class Table:
+    """Shows the last updates in a notebook, at most once a second; used as a loop's `show`."""
+
+    def __init__(self, updates: int, draw: Callable[[str], None], now: Callable[[], float] = time.monotonic):
+        self.updates, self.draw, self.now = updates, draw, now
+        self.lines: list[dict[str, float]] = []
+        self._drawn = -1.0
+
+    def __call__(self, phase: str, numbers: Mapping[str, float]) -> None:
+        """Takes news of a phase, which is not shown, or the line of an update."""
+        if phase == "update":
+            self.lines.append(dict(numbers))
+            if self._drawn < 0 or self.now() - self._drawn >= 1.0:
+                self.finish()
+
+    def finish(self) -> None:
+        """Draws what there is."""
+        self._drawn = self.now()
+        if self.lines:
+            self.draw(self.html())
+
+    def html(self) -> str:
+        """The last five lines, and how the reward or the loss, and what is held out, went."""
+        known = {key: value for each in self.lines for key, value in each.items() if value is not None}
+        shown = [key for key in COLUMNS if key in known]
+        cells = ("".join(f"<td>{_cell(each.get(key))}</td>" for key in shown) for each in self.lines[-5:])
+        rows = "".join(f"<tr>{row}</tr>" for row in cells)
+        head = "".join(f"<th>{escape(key)}</th>" for key in shown)
+        first = [key for key in ("reward/mean", "loss") if key in known][:1]
+        held = [key for key in ("eval/accuracy", "eval/reward", "eval/loss") if key in known][:1]
+        curves = " ".join(_curve(key, [e[key] for e in self.lines if key in e]) for key in (*first, *held))
+        done = f"{int(self.lines[-1]['update'])} of {self.updates} updates"
+        return f"<p>{done} {curves}</p><table><tr>{head}</tr>{rows}</table>"
+
+
+COLUMNS = (
+    *("update", "reward/mean", "loss", "accuracy", "kl/ref", "entropy", "length/mean", "grad_norm"),
+    *("eval/accuracy", "eval/reward", "eval/loss", "time/total"),
+)
+"""Of a notebook's table, where a run has them."""
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _curve(name: str, values: list[float]) -> str:
+    """The values as a line of a word's height."""
+    finite = [v for v in values if v == v and abs(v) != float("inf")]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    step, span = 160 / max(1, len(finite) - 1), (high - low) or 1.0
+    points = " ".join(f"{n * step:.1f},{22 - 20 * (v - low) / span:.1f}" for n, v in enumerate(finite))
+    line = f'<polyline points="{points}" fill="none" stroke="currentColor"/>'
+    return f'{escape(name)} <svg width="160" height="24" role="img">{line}</svg> {_cell(values[-1])}'
+
+
+@contextmanager
+def view(show: str, updates: int) -> Iterator[Callable[[str, Mapping[str, float]], None]]:
+    """What shows a loop to a program's user: "table", "lines", "none", or what suits the place ("auto")."""
+    python = sys.modules.get("IPython")
+    notebook = python is not None and hasattr(python.get_ipython(), "kernel")
+    if show == "table" or (show == "auto" and notebook):
+        table = Table(updates, _display())
+        try:
+            yield table
+        finally:
+            table.finish()
+    elif show == "auto" and err.is_terminal:
+        with Terminal(err, updates) as terminal:
+            yield terminal
+    else:
+        yield quiet if show == "none" else as_lines
+
+
+def _display() -> Callable[[str], None]:
+    from IPython.display import HTML, display  # type: ignore[import-not-found]  # where there is a notebook
+
+    handles: list[Any] = []
+
+    def draw(page: str) -> None:
+        if handles:
+            handles[0].update(HTML(page))
+        else:
+            handles.append(display(HTML(page), display_id=True))
+
+    return draw
+
+
+def as_lines(phase: str, numbers: Mapping[str, float]) -> None:
+    """Prints a line for each update."""
+    if phase == "update":
+        err.print(line(numbers), soft_wrap=True)
 
 
 def quiet(phase: str, numbers: Mapping[str, float]) -> None:

@@ -37,21 +37,34 @@ def target_of(
     if target.is_dir():
         check_run(target, mend)
     found = config.read(target / "config.toml" if is_run(target) else target, sets)
-    recipe, adapter = found.recipe, None
     if is_run(target) and model is None:
-        newest, skipped = checkpoint.newest(target / "checkpoints")
-        for fault in skipped:
-            say(fault)
-        if newest is None:
-            raise UserError("has no whole checkpoint", where=str(target), mend="give --model")
-        if (newest / "adapter").exists():
-            adapter = newest / "adapter"
-        else:
-            model = str(newest / "model")
-    if model is not None:
-        # Weights that are named are read, also where the run began with new ones.
-        recipe = replace(recipe, model=replace(recipe.model, path=model, random_init=False))
-    return Target(found, recipe, adapter)
+        return Target(found, *trained(found.recipe, target, say))
+    return Target(found, found.recipe if model is None else _with(found.recipe, model), None)
+
+
+def trained(
+    recipe: Recipe, run: Path, say: Callable[[str], None] = lambda text: None
+) -> tuple[Recipe, Path | None]:
+    """The recipe of a run with the model of its newest checkpoint, and the adapter on top of it, if any."""
+    newest = newest_of(run, say)
+    if newest.name == "adapter":
+        return recipe, newest
+    return _with(recipe, str(newest)), None
+
+
+def newest_of(run: Path, say: Callable[[str], None] = lambda text: None) -> Path:
+    """The model, or the adapter, of a run's newest whole checkpoint; UserError if there is none."""
+    newest, skipped = checkpoint.newest(run / "checkpoints")
+    for fault in skipped:
+        say(fault)
+    if newest is None:
+        raise UserError("has no whole checkpoint", where=str(run), mend="give --model")
+    return newest / ("adapter" if (newest / "adapter").exists() else "model")
+
+
+def _with(recipe: Recipe, model: str) -> Recipe:
+    # Weights that are named are read, also where the run began with new ones.
+    return replace(recipe, model=replace(recipe.model, path=model, random_init=False))
 
 
 def is_run(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """A recipe that was read, run to its end: what `posttrain train` and each stage of a pipeline do."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +13,21 @@ from posttrain import config, show
 from posttrain.learner.checkpoint import weights_alone
 from posttrain.learner.pretrained import resolve, silent
 from posttrain.learner.ranks import ALONE, Ranks, launched
+from posttrain.reader import key_of
 from posttrain.report import write
 from posttrain.report.record import json_lines
 from posttrain.report.watch import Watch
 from posttrain.runtime import local, process
-from posttrain.runtime.journal import Show
+from posttrain.runtime.journal import Show, stop_recorded, stop_requested
 from posttrain.runtime.ranked import agree
-from posttrain.runtime.recipe import Recipe, key_of
-from posttrain.runtime.rundir import RunDir, code_versions
+from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.rundir import CODE, RunDir, code_versions
 from posttrain.runtime.schedule import Recorded
+from posttrain.runtime.session import Session
 from posttrain.show import err
 from posttrain.toml import dump
 from posttrain.types import RunError, UserError
+from posttrain.usercode import file_of
 
 MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
 """Tables that a run may be resumed with otherwise than it was started: no weight depends on them, but for the
@@ -73,31 +77,15 @@ def train(
     another run's samplers did, to be done again. Of `ranks` all others than rank 0 are silent.
     Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
     """
-    if ranks is ALONE and launched():
-        what = "torchrun started several processes, each of which would make the whole run"
-        raise UserError(
-            what, where="torchrun", mend="several ranks are for `posttrain train RECIPE.toml` alone"
-        )
+    if ranks is ALONE:
+        check_alone()
     shown = _silent if ranks.rank else shown
-    directory = None if ranks.rank else RunDir(path, resume=resume)
+    directory = None if ranks.rank else opened(found, path, resume)
     ranks.gather(None, "the run directory")
     directory = directory or RunDir(path, resume=resume, rank=ranks.rank)
     try:
-        found = as_begun(found, path)
-        if resume and weights_alone(directory.checkpoints):
-            raise UserError(
-                "its checkpoints hold weights alone, or are of another version: nothing goes on from them",
-                where=str(path),
-                mend="begin another run with such a model as model.path",
-            )
-        checked = None if ranks.rank else path / ".prompts.json"
-        chosen = local.plan(found.recipe, silent if shown else say, path, checked, ranks=ranks.size)
-        agree(ranks, dump(found.tables), code_versions(), chosen.asked.train or chosen.groups)
-        # All cut their rows alike.
-        budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
-        chosen = replace(chosen, microbatch_tokens=budget)
-        chosen.disk.check(path)
-        directory.describe(dump(found.tables), f"{title}: {chosen.asked.line.title}", chosen.sections())
+        told = silent if shown else say
+        found, chosen = prepared(found, directory, title=title, resume=resume, say=told, ranks=ranks)
         if shown is None:
             print_plan(chosen)
             say(f"run directory: {directory.path}")
@@ -118,12 +106,94 @@ def train(
         directory.close()
 
 
-def as_begun(found: config.Read, run: Path) -> config.Read:
+def opened(found: config.Read, path: Path, resume: bool) -> RunDir:
+    """The run directory, with copies of the recipe's own code in it."""
+    directory = RunDir(path, resume=resume)
+    try:
+        directory.keep(() if resume else config.own_files(found.tables))
+    except BaseException:
+        directory.discard()
+        directory.close()
+        raise
+    return directory
+
+
+def _written(found: config.Read, run: Path) -> str:
+    """The recipe as the run keeps it: its own code by the copies, each with its digest."""
+    here = str((run / CODE).resolve())
+    text = dump(config.renamed(found.tables, lambda name: name.replace(here, CODE, 1)))
+    kept = sorted((run / CODE).glob("*.py"))
+    return text + "".join(f"\n# {CODE}/{copy.name}: BLAKE2b {_digest(copy)}\n" for copy in kept)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+
+
+def with_copies(found: config.Read, run: Path, say: Callable[[str], None] = silent) -> config.Read:
+    """The recipe with the run's copies of code of one's own, if it has them; `say` is told what differs."""
+
+    def copied(name: str) -> str:
+        file = file_of(name)
+        copy = (run / CODE / file.name).resolve() if file else None
+        if file is None or copy is None or not copy.is_file():
+            return name
+        if file.is_file() and file.read_bytes() != copy.read_bytes():
+            say(f"note: {file} has changed since the run began, which goes on with its copy {copy}")
+        return f"{copy}:{name.rpartition(':')[2]}"
+
+    tables = config.renamed(found.tables, copied)
+    if tables == found.tables:
+        return found
+    return replace(found, tables=tables, recipe=config.parsed(Recipe, tables, found.where))
+
+
+def check_alone() -> None:
+    """UserError in a process that torchrun started as one of several, each of which would make the run."""
+    if launched():
+        what = "torchrun started several processes, each of which would make the whole run"
+        raise UserError(
+            what, where="torchrun", mend="several ranks are for `posttrain train RECIPE.toml` alone"
+        )
+
+
+def prepared(
+    found: config.Read,
+    directory: RunDir,
+    *,
+    title: str,
+    resume: bool,
+    say: Callable[[str], None],
+    ranks: Ranks = ALONE,
+) -> tuple[config.Read, local.Plan]:
+    """The recipe as this run began, and its plan; the directory then describes both. UserError if refused."""
+    path = directory.path
+    found = as_begun(found, path)
+    if resume and weights_alone(directory.checkpoints):
+        raise UserError(
+            "its checkpoints hold weights alone, or are of another version: nothing goes on from them",
+            where=str(path),
+            mend="begin another run with such a model as model.path",
+        )
+    checked = None if ranks.rank else path / ".prompts.json"
+    chosen = local.plan(found.recipe, say, path, checked, ranks=ranks.size)
+    agree(ranks, dump(found.tables), code_versions(), chosen.asked.train or chosen.groups)
+    # All cut their rows alike.
+    budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
+    chosen = replace(chosen, microbatch_tokens=budget)
+    chosen.disk.check(path)
+    directory.describe(_written(found, path), f"{title}: {chosen.asked.line.title}", chosen.sections())
+    return found, chosen
+
+
+def as_begun(found: config.Read, run: Path, say: Callable[[str], None] = silent) -> config.Read:
     """The recipe with what auto came to as dtype and date: where the run in this directory began, or here.
 
     So the policy goes on in the same numbers and reads the same prompts wherever and whenever it is resumed.
+    `say` is told of code of one's own that differs from the run's copy, which is taken.
     The directory of a run as its model becomes the checkpoint that is then its newest: that run may go on.
     """
+    found = with_copies(found, run, say)
     model, began = found.recipe.model, run / "config.toml"
     before = config.read(began).recipe.model if began.exists() else None
     if before:
@@ -141,11 +211,11 @@ def _run(
 ) -> dict[str, float]:
     try:
         if shown:
-            last = local.train(chosen, directory, **how, show=shown, say=silent)
+            last = _finished(chosen, directory, how, shown, silent)
         else:
             watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
             with show.Terminal(err, chosen.asked.recipe.run.updates, watch) as terminal:
-                last = local.train(chosen, directory, **how, show=terminal, say=say)
+                last = _finished(chosen, directory, how, terminal, say)
     except BaseException:
         with suppress(Exception):  # on a full disk the first error is the one to tell
             if not directory.rank:
@@ -158,6 +228,19 @@ def _run(
     except UserError as error:
         raise RunError(f"the run has ended and is saved, but {error}") from None
     return last
+
+
+def _finished(
+    chosen: local.Plan,
+    directory: RunDir,
+    how: Mapping[str, Any],
+    shown: Show,
+    say: Callable[[str], None],
+) -> dict[str, float]:
+    """The metrics of the last evaluation, once every update is made; a signal asks it to save and stop."""
+    session = Session(local.parts_of(chosen, directory, **how, show=shown, say=say))
+    with stop_recorded(directory.path, directory.own), session, stop_requested() as stopped:
+        return session.finish(stopped)
 
 
 def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:

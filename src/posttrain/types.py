@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 
 from posttrain.errors import RunError as RunError
 from posttrain.errors import UserError as UserError
+from posttrain.math.choice import least_group
 from posttrain.math.everywhere import HERE, Everywhere
 
 Message = Mapping[str, str]
@@ -181,6 +182,10 @@ class Request:
     """What was drawn of this answer before: it goes on behind that."""
     forced: tuple[int, ...] = ()
     """The whole answer, if it is not to be drawn: how likely its tokens are is all that is asked."""
+    excluded: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
+    """Answers that are not drawn again: their tokens, with logp_policy of each. Where an engine can."""
+    again: bool = False
+    """Whether the prompt may be asked again while others run: an engine may keep what it computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +251,16 @@ class Trajectory:
                 f"token {place} has a reward of {self.reward[place]} and is no choice of the policy"
             )
 
+    @classmethod
+    def given(
+        cls, tokens: list[int], start: int = 1, trained: list[bool] | None = None, **others: Any
+    ) -> "Trajectory":
+        """Tokens that nobody drew, trained from `start` on or where it says; others: columns besides 0."""
+        sampled = [t >= start for t in range(len(tokens))] if trained is None else trained
+        floats: dict[str, Any] = {n: [0.0] * len(tokens) for n in ("logp_gen", "logp_policy", "reward")}
+        zeros = floats | {"version": [0] * len(tokens)}
+        return cls(tokens=tokens, sampled=sampled, **(zeros | others))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as columns: some 14 bytes a token, where lists of Python's numbers take 33."""
         n, tokens = len(self.tokens), numpy.asarray(self.tokens, numpy.int32)
@@ -305,6 +320,8 @@ class Episode:
     stop: str
     """Why the last turn ended: eos, stop, length; or context: no room was left."""
     turns: int = 1
+    search: Mapping[str, Any] = field(default_factory=dict)
+    """What the search for its task found and spent, on the first episode of the group (search/record.py)."""
 
     @property
     def reward(self) -> float:
@@ -326,6 +343,11 @@ class Episode:
         """How many of its tokens each version of the weights drew."""
         return Counter(compress(self.trajectory.version, self.trajectory.sampled))
 
+    @property
+    def spent(self) -> Mapping[str, float]:
+        """The numbers of its search."""
+        return {name: value for name, value in self.search.items() if isinstance(value, int | float)}
+
     def seen(self) -> "Seen":
         """What others need to know of it."""
         why = self.verdict.reason if self.verdict.failed else ""
@@ -338,6 +360,7 @@ class Episode:
             said=self.said,
             versions=dict(self.versions),
             stop=self.stop,
+            spent=self.spent,
         )
 
 
@@ -353,6 +376,8 @@ class Seen:
     said: int
     versions: Mapping[int, int]
     stop: str
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """The numbers of its search."""
 
 
 Played = Episode | Seen
@@ -476,6 +501,8 @@ class Method(Protocol):
     """Whether a loss compares with the policy at the start of the update, once that takes several steps."""
     probes: ClassVar[bool] = False
     """Whether each row is to be followed by a probe: its question with another row's answer."""
+    measures_kl: ClassVar[bool] = False
+    """Whether `watch` says "kl/old", by which an update may be ended early."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -483,6 +510,22 @@ class Method(Protocol):
 
         And "head", if the loss reads the number of a head whose values before the update nobody asks for.
         """
+        return frozenset()
+
+    @property
+    def least_group(self) -> int:
+        """The fewest judged answers to a task that it can say anything of; fewer are refused."""
+        chosen = (x for x in vars(self).values() if callable(x))
+        return max([1 + (self.unit == "group"), *map(least_group, chosen)])
+
+    @property
+    def corrects(self) -> bool:
+        """Whether it makes up for tokens that an older policy drew."""
+        return False
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """What an offline method asks of its records: margins, probabilities (as labels), both signs."""
         return frozenset()
 
     @property

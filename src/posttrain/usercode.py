@@ -1,9 +1,12 @@
 """Code that the user names in a config: finding it, asking about it, and what it raises in one line.
 
-It is never loaded in the process that trains: whatever it does as it is imported, to torch or to the
-standard library, would be done to the training. What must be known of it is `asked` of a process of its own.
+Rewards and environments are never loaded in the process that trains: whatever they do as they are imported,
+to torch or to the standard library, would be done to the training. What must be known of them is `asked` of
+a process of its own. A method, tasks and a selection are part of the training, and are loaded in it.
+Functions that a program holds (docs/python.md) are in its process already, and are called there.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -15,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +33,8 @@ ASKED_S = 120.0
 """Seconds that code of the user's has to be imported and looked at."""
 AWAY_ENV = "POSTTRAIN_AWAY"
 """Set in processes that user code may do anything to, where `asked` calls directly."""
+MEMORY = "memory:"
+"""Begins the name of what only a program holds that started a run; nobody else can have it."""
 _AWAY = "from posttrain.usercode import _answer; _answer()"
 
 
@@ -49,6 +54,13 @@ def cause(error: BaseException) -> str:
     first = said.strip().splitlines()[0] if said.strip() else ""
     line = (f"{kind}: {first}" if first else kind)[:MOST_OF_A_CAUSE]
     return line.encode("utf-8", "replace").decode()  # half a surrogate pair could not be printed
+
+
+def refuse_memory(name: str, mend: str) -> None:
+    """UserError for the name of something that only the program held which started the run."""
+    if name.startswith(MEMORY):
+        what = f"{name.removeprefix(MEMORY)!r} was held by the program that started the run, and is not here"
+        raise UserError(what, mend=mend)
 
 
 def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False) -> Any:
@@ -122,7 +134,11 @@ def signature(name: str) -> dict[str, Any]:
     >>> signature("posttrain.usercode:cause")["parameters"]
     [['error', 'POSITIONAL_OR_KEYWORD', False, 'error: BaseException']]
     """
-    found = load_named(name)
+    return signature_of(load_named(name))
+
+
+def signature_of(found: Any) -> dict[str, Any]:
+    """The same of the object itself."""
     parameters: list[list[Any]] | None = None
     with suppress(TypeError, ValueError):
         parameters = [
@@ -137,6 +153,53 @@ def signature(name: str) -> dict[str, Any]:
     }
 
 
+def load_edited(name: str, key: str) -> Any:
+    """The same as load_named, but a file that has changed, or one that it imports, is loaded anew.
+
+    key: of the recipe, that has this name, where errors are.
+    """
+    file = file_of(name)
+    loaded = sys.modules.get(_key(file)) if file else None
+    try:
+        if file and loaded and file.is_file() and vars(loaded)["STAMP"] != _stamp(file):
+            del sys.modules[_key(file)]
+            _forget(file, _FOLDERS)
+        return _found(name)
+    except UserError as error:
+        raise UserError(f"{error.where}: {error.what}", where=key, mend=error.mend) from None
+
+
+def file_of(name: str) -> Path | None:
+    """The file of "path/to/file.py:attribute"; None for what is no such name."""
+    place, colon, attribute = name.rpartition(":")
+    return Path(place).expanduser() if colon and attribute and place.endswith(".py") else None
+
+
+def beside(name: str, directory: Path) -> str:
+    """The name with the whole path of its file: in this directory, or else in the working one."""
+    file = file_of(name)
+    there = next((p for p in (directory / file, file) if p.is_file()), None) if file else None
+    return f"{there.resolve()}:{name.rpartition(':')[2]}" if there else name
+
+
+def with_neighbours(file: Path) -> list[Path]:
+    """A file, and the files beside it that it imports, directly or through others."""
+    found, left = dict[Path, None](), [file]
+    while left:
+        here = left.pop()
+        found[here] = None
+        try:
+            tree = ast.parse(here.read_bytes())
+        except (OSError, SyntaxError, ValueError):  # which loading it will say better
+            continue
+        nodes = list(ast.walk(tree))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        beside_it = (here.with_name(f"{name.partition('.')[0]}.py") for name in names)
+        left += [path for path in beside_it if path.is_file() and path not in found]
+    return list(found)
+
+
 @lru_cache(maxsize=256)
 def load_named(name: str) -> Any:
     """The object called "module:attribute" or "path/to/file.py:attribute".
@@ -148,6 +211,10 @@ def load_named(name: str) -> Any:
     >>> load_named("math:sqrt")(9)
     3.0
     """
+    return _found(name)
+
+
+def _found(name: str) -> Any:
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         raise UserError("names nothing", where=name, mend="write 'module:name' or 'path/to/file.py:name'")
@@ -187,16 +254,21 @@ def _file(place: str, name: str) -> ModuleType:
         beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         mend = did_you_mean(path.name, beside) or "a path is taken from the working directory"
         raise UserError(f"there is no file {path}", where=name, mend=mend)
-    # The same name in every process, so that objects of this module can be sent between them.
-    key = f"posttrain_user_{hashlib.blake2b(str(path).encode(), digest_size=8).hexdigest()}"
+    key = _key(path)
     if key in sys.modules:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{place} cannot be loaded as Python", where=name)
     module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    folder = str(path.parent)
+    _forget(path, _FOLDERS - {folder})
+    if folder in _FOLDERS or folder not in sys.path:
+        # Behind what is installed, and before where earlier files lie: a file finds its own neighbours.
+        _FOLDERS.add(folder)
+        earlier = [place for place in sys.path if place in _FOLDERS and place != folder]
+        sys.path[:] = [place for place in sys.path if place not in _FOLDERS] + [folder, *earlier]
+    vars(module)["STAMP"] = _stamp(path)
     sys.modules[key] = module
     try:
         spec.loader.exec_module(module)
@@ -207,6 +279,27 @@ def _file(place: str, name: str) -> ModuleType:
         del sys.modules[key]
         raise _broken(place, name, error) from None
     return module
+
+
+_FOLDERS = set[str]()
+"""Where files lie that were loaded, and that were not on the path before."""
+
+
+def _forget(file: Path, folders: Container[str]) -> None:
+    """Unloads what a file imports from beside it, if that came from one of these folders."""
+    for beside_it in with_neighbours(file)[1:]:
+        loaded = getattr(sys.modules.get(beside_it.stem), "__file__", None)
+        if loaded and str(Path(loaded).parent) in folders:
+            del sys.modules[beside_it.stem]
+
+
+def _key(file: Path) -> str:
+    """The same in every process, so that objects of this module can be sent between them."""
+    return f"posttrain_user_{hashlib.blake2b(str(file.resolve()).encode(), digest_size=8).hexdigest()}"
+
+
+def _stamp(file: Path) -> list[tuple[int, int]]:
+    return [(stat.st_mtime_ns, stat.st_size) for stat in (path.stat() for path in with_neighbours(file))]
 
 
 def _broken(place: str, name: str, error: BaseException) -> UserError:

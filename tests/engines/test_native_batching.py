@@ -356,6 +356,30 @@ def test_prompts_kept_for_later_samples_stay_within_the_bound(lab) -> None:
     assert [done[t].tokens for t in tickets] == [a.tokens for a in plenty]
 
 
+@pytest.mark.parametrize(("bound", "runs"), [(4096, 1), (75, 5)])
+def test_a_prompt_that_may_be_asked_again_runs_once_while_there_is_room(lab, bound: int, runs: int) -> None:
+    """Five times each of three prompts in turn, beside one long answer; then nothing is kept."""
+    model = lab.tiny("llama", torch.float64)
+    engine = lab.engine_of(model, rows=2, cache_tokens=bound)
+    spy, few = Spy(engine), Sampling(max_new_tokens=2)
+    long = engine.submit(Request(prompt=(3, 4), sampling=Sampling(max_new_tokens=33), task="long"))
+    prompts, found = [lab.prompt_of(30, i) for i in range(3)], {}
+    for k in range(5):
+        for i, prompt in enumerate(prompts):
+            request = Request(prompt=prompt, sampling=few, task=str(i), sample=k, again=True)
+            ticket = engine.submit(request)
+            while ticket not in found:
+                found |= dict(engine.poll())
+            assert sum(map(len, engine.runner.cache.prompts)) <= bound
+            [alone] = lab.answers(lab.engine_of(model, rows=2), [request])
+            assert found[ticket].tokens == alone.tokens
+    assert long not in found
+    assert [spy.prefilled[prompt] for prompt in prompts] == [runs] * 3
+    while engine.busy:
+        engine.poll()
+    assert_nothing_is_kept(engine)
+
+
 def test_growing_and_shrinking_the_cache_keeps_what_rows_hold() -> None:
     cache = Cache(6, 1200)
     cache.reserve(2, 100)

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from posttrain.engines.native.runner import PackedLinear, _can_pack
+from posttrain.samplers.snapshots import Direct, Snapshot, take
 from posttrain.types import Request, Sampling
 from posttrain.weights import digest
 
@@ -227,3 +228,24 @@ def test_scoring_leaves_running_answers_alone_and_uses_the_newest_weights(lab) -
     other = lab.tiny("gemma2", seed=1)
     engine.load(weights(other), 1)
     assert engine.score(scored[0]) == lab.engine_of(other).score(scored[0]) != first[0]
+
+
+@pytest.mark.parametrize("limits", [(1, 3), (3, 1), (1, 2, 3, 4, 5), (5, 4, 3, 2, 1)])
+def test_no_answer_is_lost_that_ends_with_the_canary(lab, limits: tuple[int, ...]) -> None:
+    """Weights taken amid answers are proved by a row drawn beside them; any may end in its last step."""
+    old, new = lab.tiny("llama"), lab.tiny("llama", seed=1)
+    engine = lab.engine_of(old, rows=8)
+    tickets = [
+        engine.submit(
+            Request(prompt=lab.prompt_of(5, n), sampling=Sampling(max_new_tokens=limit, temperature=2.0))
+        )
+        for n, limit in enumerate(limits)
+    ]
+    row = lab.prompt_of(9, 7)
+    logps = tuple(lab.engine_of(new).score(list(row)))
+    place = Direct(lambda: weights(new))
+    snapshot = Snapshot(version=1, run="r", place=place, canary=row, logps=logps, tolerance=1e-3)
+    ended = [ticket for ticket, _ in take(engine, snapshot, keep=True)]
+    while engine.busy:
+        ended += [ticket for ticket, _ in engine.poll()]
+    assert sorted(ended) == tickets

@@ -128,6 +128,18 @@ def test_a_first_and_only_pass_needs_no_second_forward(llama: Make, rows_of: Mak
     assert done.metrics["kl/old"] == 0
 
 
+def test_sampler_and_trainer_are_compared_on_the_weights_that_drew(llama: Make, rows_of: Make) -> None:
+    """Steps of one update move the weights; that a later one sees others is no disagreement."""
+    batch = rows_of(seed=0, groups=6, K=3, idle=False)
+    learner = Learner(llama(0), GRPO, optim=Optim(lr=0.05), steps=Steps(minibatches=3, epochs=2))
+    logp = learner.score(batch).logp
+    drawn = replace(batch, logp_policy=logp, logp_gen=logp, version=torch.zeros_like(batch.version))
+    assert learner.update(drawn).metrics["kl/mismatch"] < 1e-9
+    learner = Learner(llama(0), GRPO, optim=Optim(lr=0.05), steps=Steps(minibatches=3))
+    wrong = replace(drawn, logp_policy=logp - 0.5)
+    assert learner.update(wrong).metrics["kl/mismatch"] > 0.01
+
+
 def test_a_step_without_a_weight_leaves_the_weights_alone(llama: Make, rows_of: Make) -> None:
     """Every answer of every group got the same reward."""
     batch = rows_of(seed=1, dtype=torch.float32)

@@ -182,7 +182,23 @@ def test_a_new_model_is_nearly_indifferent_at_every_width(words, hidden):
     tokens = torch.randint(280, (4, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         loss = model(input_ids=tokens, labels=tokens).loss
-    assert math.log(280) < float(loss) < math.log(280) + 1.5  # ½ of it is the variance of the logits, 1
+    assert math.log(280) < float(loss) < math.log(280) + 0.5
+
+
+@pytest.mark.parametrize("hidden", [16, 64, 256])
+def test_what_a_layer_adds_hides_no_token(words, hidden):
+    """Each of its two parts adds at most about what an embedding measures, so a token is seen behind it."""
+    model = scratch.new_llama(replace(SMALL, hidden=hidden, layers=4), words, seed=0)
+    tokens = torch.randint(280, (4, 64), generator=torch.Generator().manual_seed(0))
+    sizes = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(
+            lambda _, given, out: sizes.append(float((out - given[0]).square().mean()))
+        )
+    with torch.no_grad():
+        model(input_ids=tokens)
+        embedding = float(model.get_input_embeddings().weight.square().mean())
+    assert all(0.25 * embedding < size < 4 * embedding for size in sizes), (embedding, sizes)
 
 
 # ---------------------------------------------------------------------- a source of known entropy

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.math import advantages
-from posttrain.methods.build import build
-from posttrain.methods.choices import BY_TOKEN, CHOICES, choices, least_group, names, numbers
+from posttrain.methods.build import BY_TOKEN, CHOICES, build, choices, names, numbers
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import METHODS, line
 from posttrain.types import Batch, Method, Outputs, Trajectory
@@ -254,7 +253,7 @@ def test_without_an_anchor_the_policy_itself_is_the_anchor(
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, row in METHODS.items() if least_group(row.method) > 1 and not extra_penalty(n)]
+    "name", [n for n, row in METHODS.items() if row.method.least_group > 1 and not extra_penalty(n)]
 )
 @pytest.mark.parametrize("reward", [0.1, 1.0, 0.0])
 def test_a_task_whose_answers_are_all_alike_teaches_nothing(
@@ -292,7 +291,7 @@ def paid(ways: list[list[float]]) -> Batch:
     return Batch.of(rows, group=[0] * len(rows))
 
 
-COMPARES = [n for n, row in METHODS.items() if row.loop == "online" and least_group(row.method) > 1]
+COMPARES = [n for n, row in METHODS.items() if row.loop == "online" and row.method.least_group > 1]
 COMPARING = [c for c in names("credit") if c != "raw"]
 
 

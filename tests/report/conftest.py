@@ -3,9 +3,11 @@
 import json
 import math
 import random
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +329,62 @@ def chromium() -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+ASKING = """<script>
+const all = (selector) => [...document.querySelectorAll(selector)];
+const one = (selector) => document.querySelector(selector);
+const text = (selector) => one(selector).textContent;
+const texts = (selector) => all(selector).map((node) => node.textContent);
+const answer = JSON.stringify((() => { %s })());
+document.documentElement.dataset.answer = answer;
+parent.postMessage(answer, '*');
+</script></body>"""
+
+
+def with_question(page: Path, script: str) -> Path:
+    """A copy of the page that runs a script at its end; the page itself admits no foreign script."""
+    content = page.read_text(encoding="utf-8")
+    opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", content)
+    assert opened != content
+    asked = page.with_name("asked.html")
+    asked.write_text(opened.replace("</body>", ASKING % script), encoding="utf-8")
+    return asked
+
+
+Said = Callable[..., dict[str, str]]
+Answer = Callable[..., Any]
+
+
+@pytest.fixture
+def said(chromium: Callable[..., str]) -> Said:
+    """said(page, profile, fragment) -> the data-* attributes that the page left on its root element."""
+
+    def read(page: Path, profile: Path, fragment: str = "") -> dict[str, str]:
+        dom = chromium(profile, "--dump-dom", page.as_uri() + fragment)
+        root = re.search(r"<html[^>]*>", dom)
+        assert root, "the browser returned no page"
+        return {name: unescape(value) for name, value in re.findall(r'data-([\w-]+)="([^"]*)"', root[0])}
+
+    return read
+
+
+@pytest.fixture
+def answer(said: Said) -> Answer:
+    """answer(page, script, fragment) -> what the script returns when it runs at the end of the page."""
+
+    def ask(page: Path, script: str, fragment: str = "") -> Any:
+        found = said(with_question(page, script), page.parent / "profile", fragment)
+        assert "error" not in found, found["error"]
+        return json.loads(found["answer"])
+
+    return ask
+
+
+@pytest.fixture(scope="session")
+def asking() -> Callable[[Path, str], Path]:
+    """asking(page, script) -> a copy of the page that runs the script at its end."""
+    return with_question
 
 
 SCHEMES = {"dark": 0, "light": 1}

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +15,9 @@ import pytest
 
 from posttrain.report import curves_svg, write
 
-ASKING = """<script>
-const all = (selector) => [...document.querySelectorAll(selector)];
-const one = (selector) => document.querySelector(selector);
-const text = (selector) => one(selector).textContent;
-const texts = (selector) => all(selector).map((node) => node.textContent);
-const answer = JSON.stringify((() => { %s })());
-document.documentElement.dataset.answer = answer;
-parent.postMessage(answer, '*');
-</script></body>"""
-
-
-def with_question(page: Path, script: str) -> Path:
-    """A copy of the page that runs a script at its end; the page itself admits no foreign script."""
-    content = page.read_text(encoding="utf-8")
-    opened = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", content)
-    assert opened != content
-    asked = page.with_name("asked.html")
-    asked.write_text(opened.replace("</body>", ASKING % script), encoding="utf-8")
-    return asked
-
-
 Said = Callable[..., dict[str, str]]
 Answer = Callable[..., Any]
 Picture = Callable[..., Any]
-
-
-@pytest.fixture
-def said(chromium: Callable[..., str]) -> Said:
-    """said(page, profile, fragment) -> the data-* attributes that the page left on its root element."""
-
-    def read(page: Path, profile: Path, fragment: str = "") -> dict[str, str]:
-        dom = chromium(profile, "--dump-dom", page.as_uri() + fragment)
-        root = re.search(r"<html[^>]*>", dom)
-        assert root, "the browser returned no page"
-        return {name: unescape(value) for name, value in re.findall(r'data-([\w-]+)="([^"]*)"', root[0])}
-
-    return read
-
-
-@pytest.fixture
-def answer(said: Said) -> Answer:
-    """answer(page, script, fragment) -> what the script returns when it runs at the end of the page."""
-
-    def ask(page: Path, script: str, fragment: str = "") -> Any:
-        found = said(with_question(page, script), page.parent / "profile", fragment)
-        assert "error" not in found, found["error"]
-        return json.loads(found["answer"])
-
-    return ask
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +313,9 @@ def test_hostile_text_is_shown_as_text(short: Path, answer: Answer, said: Said) 
 
 
 @pytest.mark.parametrize("width", [1280, 375, 320])
-def test_nothing_is_wider_than_the_window(short: Path, tmp_path: Path, width: int, said: Said) -> None:
+def test_nothing_is_wider_than_the_window(
+    short: Path, tmp_path: Path, width: int, said: Said, asking: Callable[..., Path]
+) -> None:
     plan = {"title": "w" * 300, "sections": [{"title": "Method", "rows": [["k" * 300, "v" * 300]]}]}
     (short / "plan.json").write_text(json.dumps(plan))
     rows = rows_of(short, "samples/000006.jsonl")
@@ -372,7 +327,7 @@ def test_nothing_is_wider_than_the_window(short: Path, tmp_path: Path, width: in
         file.write(json.dumps({"update": 7, "verdict/" + "V" * 300: 0.5, "audit/" + "a" * 300: 1.0}) + "\n")
     (short / "stopped.txt").write_text("s" * 300)
     script = "const root = document.documentElement; return [root.scrollWidth, root.clientWidth];"
-    asked = with_question(write(short), script)
+    asked = asking(write(short), script)
     frame = tmp_path / "frame.html"
     # A window of Chromium has a least width above 400, a frame in it has none.
     frame.write_text(
@@ -391,6 +346,46 @@ def test_a_run_with_nothing_yet_and_one_of_a_single_update_draw(tmp_path: Path, 
     assert said(write(tmp_path), tmp_path / "profile") == {"ready": "true"}
 
 
+def test_an_actor_critic_has_its_section_and_its_tokens_a_value(
+    short: Path, answer: Answer, tmp_path: Path
+) -> None:
+    ask = """return {groups: texts('#curves h3'), says: texts('#curves .about'), titles: texts('#curves h4'),
+      by: texts('#rollouts .choice button'), words: texts('.words dt code'), means: text('.words dd'),
+      places: all('.words dt').map((node) => node.title)}"""
+    plain = answer(write(short), ask)
+    assert "Critic" not in plain["groups"]
+    assert "value" not in plain["by"]
+    assert plain["words"][0] == "reward/mean"
+    assert plain["means"].startswith("how well the policy does while it samples")
+    assert plain["places"][0] == "docs/metrics.md#reward-mean"
+    lines, rows = rows_of(short, "metrics.jsonl"), rows_of(short, "samples/000006.jsonl")
+    for line in lines[1:]:
+        n = line["update"]
+        line |= {
+            "value/mean": 0.1 * n,
+            "value/loss": 1 / n,
+            "value/explained": 0.1 * n - 0.2,
+            "pass@1": 0.01 * n,
+        }
+        line |= {"pass@16": 0.1 * n, "pass@2": 0.02 * n, "rewards/accuracy": 0.1 * n, "rewards/chosen": -n}
+    for row in rows:
+        row["value"] = [0.1 * t for t in range(len(row["pieces"]))]
+    for name, each in (("metrics.jsonl", lines), ("samples/000006.jsonl", rows)):
+        (short / name).write_text("".join(json.dumps(row) + "\n" for row in each))
+    found = answer(write(short), ask, "#step=train-6&by=value")
+    assert {"Critic", "Preferences"} <= set(found["groups"])
+    assert any("A critic learns V" in says for says in found["says"])
+    assert {"Explained variance", "Value loss", "Value", "Solved within k answers"} <= set(found["titles"])
+    assert "value" in found["by"]
+    assert "pass@1, pass@2, pass@16" in found["words"], "told once, in the order of their numbers"
+    coloured = (
+        "return {scale: text('.scale b'), coloured: all('.tok').filter((t) => t.style.background).length}"
+    )
+    seen = answer(write(short), coloured, "#step=train-6&by=value")
+    assert seen["scale"] == "value"
+    assert seen["coloured"] > 0
+
+
 def test_a_script_that_fails_is_said_on_the_page(report: Path, tmp_path: Path, said: Said) -> None:
     text = report.read_text(encoding="utf-8")
     broken = tmp_path / "broken.html"
@@ -398,3 +393,47 @@ def test_a_script_that_fails_is_said_on_the_page(report: Path, tmp_path: Path, s
     found = said(broken, tmp_path / "profile")
     assert "ready" not in found
     assert "JSON" in found["error"]
+
+
+LANES = """return {
+  labels: texts('.lanes tbody th'), kinds: texts('.lanes thead th').slice(1),
+  cells: all('.lanes tbody tr').map((row) => [...row.querySelectorAll('td')].map((cell) => cell.textContent)),
+  bars: all('.timeline path').map((path) => path.getAttribute('d').split('M').length - 1),
+  others: texts('#curves h4')}"""
+
+
+def timed(run: Path, samplers: int, ahead: bool) -> list[dict[str, Any]]:
+    """The lines of a run whose samplers said what they did."""
+    lines = rows_of(run, "metrics.jsonl")
+    for line in lines:
+        for n in range(samplers):
+            spent = {"sample": 1.0 + n, "judge": 0.5, "weights": 0.25, "wait": 2.0}
+            line |= {f"samplers/{n}/{what}": seconds for what, seconds in spent.items()}
+        line |= {"samplers/busy": 0.5} if ahead else {}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return lines
+
+
+def test_who_did_what_is_a_lane_for_the_learner_and_one_for_each_sampler(short: Path, answer: Answer) -> None:
+    last = timed(short, 2, True)[-1]
+    found = answer(write(short), LANES)
+    assert found["labels"] == ["learner", "sampler 0", "sampler 1"]
+    cells = [dict(zip(found["kinds"], row, strict=True)) for row in found["cells"]]
+    assert (cells[1]["sampling"], cells[2]["sampling"]) == ("1 s", "2 s")
+    assert (cells[2]["judging"], cells[2]["waiting"]) == ("0.5 s", "2 s")
+    assert cells[0]["sampling"] == "–"
+    assert float(cells[0]["waiting"].split()[0]) == pytest.approx(last["time/sample"], rel=0.06)
+    assert float(cells[0]["training"].split()[0]) == pytest.approx(last["time/train"], rel=0.06)
+    assert max(found["bars"]) == len(rows_of(short, "metrics.jsonl"))
+    assert not [name for name in found["others"] if name.startswith("samplers/")]
+
+
+def test_of_a_run_that_takes_turns_there_is_one_lane(short: Path, answer: Answer) -> None:
+    last = timed(short, 1, False)[-1]
+    found = answer(write(short), LANES)
+    assert found["labels"] == ["the run"]
+    [cells] = [dict(zip(found["kinds"], row, strict=True)) for row in found["cells"]]
+    assert "waiting" not in cells
+    spent = {kind: float(cell.split()[0]) for kind, cell in cells.items()}
+    assert spent["judging"] == pytest.approx(spent["sampling"] / 2, rel=0.1)
+    assert spent["judging"] + spent["sampling"] == pytest.approx(last["time/sample"], rel=0.06)

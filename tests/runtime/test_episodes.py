@@ -217,6 +217,9 @@ class Wordy:
     def release(self, episode: str) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def submit(self, request: Request) -> int:
         self.asked.append(request)
         self.waiting.append(len(self.asked))

@@ -55,7 +55,8 @@ def rows_of(run: Path) -> dict[str, list[dict]]:
 
 def numbers(run: Path) -> list[dict]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in x.items() if not k.startswith(("time/", "speed/", "seconds"))} for x in lines]
+    clock = ("time/", "speed/", "seconds", "samplers/")
+    return [{k: v for k, v in x.items() if not k.startswith(clock)} for x in lines]
 
 
 def check(rows: list[dict], step: int, epoch: float) -> None:

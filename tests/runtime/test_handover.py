@@ -126,7 +126,7 @@ def sides(online, write, make_model):
         torch.manual_seed(3)
         tables = {"model": {"path": str(model_dir(make_model, tied))}} | over
         chosen = local.plan(config.read(write(online, tables)).recipe, print)
-        learner = local._learner(chosen, {})
+        learner = local.learner_of(chosen, {})
         engine = engine_of(chosen.asked.recipe, chosen.policy)
         with torch.no_grad():
             for name, master in zip(learner.masters.names, learner.masters.masters, strict=True):

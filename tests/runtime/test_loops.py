@@ -18,7 +18,7 @@ def lines(run: Path) -> list[dict]:
 
 
 def without_clock(run: Path) -> list[dict]:
-    clock = ("time/", "speed/", "seconds")
+    clock = ("time/", "speed/", "seconds", "samplers/")
     return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines(run)]
 
 
@@ -140,7 +140,9 @@ def page_name(metric: str) -> str:
     """Under which the page on metrics has it: what is counted, bounded or held out is told once."""
     name = re.sub("^verdict/.*", "verdict/<label>", metric)
     name = re.sub(r"^pass@\d+", "pass@<k>", name)
+    name = re.sub("^eval/search/.*", "eval/search/<metric>", name)
     name = re.sub(r"^lag/\d+", "lag/<n>", name)
+    name = re.sub(r"^samplers/\d+/", "samplers/<n>/", name)
     name = re.sub(r"^curriculum/bucket_\d+", "curriculum/bucket_<n>", name)
     name = re.sub("accuracy_margin_.*", "accuracy_margin_<bounds>", name)
     return re.sub("^eval/(?=rewards/|logp/|score/|entropy)", "", name)
@@ -198,6 +200,11 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
             "curriculum": {"kind": "bandit"},
             "task": {"arithmetic": {"high": 12}},
         },
+        "trees": {
+            "method": {"name": "expert_iteration"},
+            "search": {"moves": 4, "width": 2},
+            "rollout": {"select": "all"},
+        },
         "natural": {"method": {"name": "trpo"}, "optim": None},
         "ahead": {"async": {"max_lag": 1, "place": "here"}, "method": {"correction": "token_truncated"}},
     }
@@ -222,6 +229,24 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
     assert sorted(names - set(documented())) == []
     # Those of ranks are in tests/runtime/test_ranks_runs.py, which has several.
     assert sorted(name for name in set(documented()) - names if not name.startswith("ranks/")) == []
+
+
+def test_rollouts_hold_what_a_critic_expected_where_there_is_one(run_cli, online, write, able, tmp_path):
+    for method in ("ppo", "grpo"):
+        over = {"model": {"path": str(able)}, "method": {"name": method}, "run": {"updates": 2}}
+        run = tmp_path / method
+        assert run_cli("train", write(online, over, method), "--run-dir", run, "--quiet").code == 0
+        rows = {
+            file.stem: [json.loads(line) for line in file.read_text().splitlines()]
+            for file in (run / "samples").glob("*.jsonl")
+        }
+        trained = [row for name in ("000001", "000002") for row in rows[name]]
+        if method == "grpo":
+            assert not any("value" in row for row in trained)
+            continue
+        assert all(len(row["value"]) == len(row["pieces"]) for row in trained)
+        assert len({v for row in rows["000002"] for v in row["value"]}) > 1, "the head has learnt something"
+        assert not any("value" in row for row in rows["eval_000000"])
 
 
 def test_time_is_accounted_for(run_cli, online, write, tmp_path):

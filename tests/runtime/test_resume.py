@@ -91,7 +91,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 def numbers(run: Path) -> list[dict[str, Any]]:
     """The same without what a clock says."""
-    clock = ("time/", "speed/", "seconds")
+    clock = ("time/", "speed/", "seconds", "samplers/")
     return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines(run)]
 
 

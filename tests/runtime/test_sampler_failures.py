@@ -32,7 +32,7 @@ class Set:
     def __init__(self, recipe: Path, logs: Path) -> None:
         self.chosen = local.plan(config.read(recipe).recipe, print)
         self.asked, self.recipe, self.logs = self.chosen.asked, self.chosen.asked.recipe, logs
-        self.learner = local._learner(self.chosen, {})
+        self.learner = local.learner_of(self.chosen, {})
         self.store = Arenas()
         canary = self.chosen.policy.chat.render(self.asked.train[0].messages)[-8:]
         self.publisher = Publisher(self.learner, canary, self.store)

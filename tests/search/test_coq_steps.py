@@ -1,11 +1,14 @@
 """Tactics of Coq as steps, with Coq itself: where moves lead, what is refused, what a session may do."""
 
 import random
+from math import log
 
 import pytest
 
 from posttrain.search.coq import CoqSteps
-from posttrain.search.protocol import Refused, State
+from posttrain.search.hypertree import hypertree
+from posttrain.search.protocol import Budget, Move, Propose, Refused, State
+from posttrain.search.tree import Tree
 from posttrain.types import Task, UserError
 from posttrain.verifiers.proof.coq import Coq
 
@@ -51,7 +54,8 @@ def test_a_proof_goal_by_goal_is_accepted_by_the_verifier(steps):
     two = led(steps, start, "destruct h as [a b]", "split")
     assert two.shown[0]["content"] == "a : A\nb : B\n======\nB\nthen: A"
     assert len(two.parts) == 2
-    assert all("a : A\nb : B" in part for part in two.parts), "a key holds the hypotheses of all goals"
+    assert all("a : A\nb : B" in part.key for part in two.parts)
+    assert two.key == "\n\n".join(part.key for part in two.parts), "a key holds the hypotheses of all goals"
     end = led(steps, two, "2: exact a", "exact b.")
     assert end.done
     assert end.moves == ("destruct h as [a b].", "split.", "2: exact a.", "exact b.")
@@ -168,3 +172,76 @@ def test_a_task_that_is_not_coq_is_named(steps):
     with pytest.raises(UserError, match="does not begin in Coq"):
         steps.begin([task("True", "intros x y.")])
     assert led(steps, root(steps, task("True")), "exact I").done
+
+
+# ---------------------------------------------------------------------- parts
+
+PARTS = "forall A B C : Prop, A -> B -> C -> (A /\\ (B \\/ C)) /\\ (C /\\ A)"
+
+
+def test_a_part_shows_its_goal_alone_and_is_done_alone(steps):
+    two = led(steps, root(steps, task(AND, "intros A B h. destruct h.")), "split")
+    one, other = two.parts
+    assert (one.shown[0]["content"], other.shown[0]["content"]) == (
+        "H : A\nH0 : B\n======\nB",
+        "H : A\nH0 : B\n======\nA",
+    )
+    same = led(steps, two, "assumption")
+    assert other.key == same.key, "the state in which it is the only goal is one with it"
+    assert refused(steps, other, "exact H0").label == "error"
+    assert led(steps, other, "exact H").done
+    assert led(steps, one, "assumption").done
+    assert refused(steps, one, "2: assumption").label == "error", "numbers count the goals of the part"
+    assert refused(steps, one, "shelve").label == "shelved"
+    assert refused(steps, one, "}").label == "form"
+
+
+def test_parts_of_parts_and_numbers_of_goals_within_one(steps):
+    four = led(steps, root(steps, task(PARTS, "intros A B C a b c.")), "split")
+    inner = led(steps, four.parts[1], "split")
+    assert [part.key.rpartition("\n")[2] for part in inner.parts] == ["C", "A"]
+    assert led(steps, inner, "2: exact a", "exact c").done, "2 is the second of the part's own goals"
+    assert led(steps, inner.parts[1], "exact a").done
+
+
+def test_goals_that_share_an_existential_variable_are_kept_together(steps):
+    asked = task("forall P : nat -> Prop, P 3 -> (exists n, P n) /\\ True", "intros P h.")
+    two = led(steps, root(steps, asked), "split")
+    assert len(two.parts) == 2
+    assert led(steps, two, "unshelve eexists").parts == ()
+    assert led(steps, two.parts[0], "unshelve eexists").parts == ()
+    hidden = led(steps, root(steps, task("exists A : Type, @nil A = @nil A")), "unshelve eexists")
+    assert "?" not in hidden.key, "Coq does not show the variable"
+    assert (len(hidden.shown[0]["content"].split("then:")), hidden.parts) == (2, ())
+
+
+def said_by(moves: list[str]):
+    """A policy that says each of these moves in every state, the first ones rather."""
+    mass = sum(1 / n for n in range(2, len(moves) + 2))
+    known = [Move(text, log(0.999 / n / mass)) for n, text in enumerate(moves, start=2)]
+    return lambda question: known[question.first : question.first + question.count]
+
+
+def searched(steps: CoqSteps, search, says) -> Tree:
+    """The tree of a search in Coq."""
+    try:
+        questions = next(search)
+        while True:
+            questions = search.send(
+                [says(q) if isinstance(q, Propose) else steps.apply(q.asked) for q in questions]
+            )
+    except StopIteration as end:
+        return end.value
+
+
+def test_a_proof_that_is_joined_of_parts_is_accepted_by_the_verifier(steps):
+    says = said_by(["left", "right", "split", "assumption", "destruct h", "clear a"])
+    asked = task(PARTS, "intros A B C a b c.")
+    tree = searched(steps, hypertree(root(steps, asked), Budget(moves=200), width=3), says)
+    assert tree.end
+    assert tree.end.text.startswith("intros A B C a b c.\nsplit.\n{\nsplit.\n{\nassumption.\n}\n{\n")
+    verdict = Coq()(asked, tree.end.text)
+    assert verdict.score == 1.0, verdict
+    assert {edge.move.text for edge in tree.found} == {"split", "assumption", "right"}
+    keys = [node.state.key for node in tree.nodes]
+    assert len(set(keys)) == len(keys)

@@ -1,6 +1,11 @@
 """Searches over a real engine: what a tree hangs on, and runs of the command line that learn from trees."""
 
 import json
+import math
+import re
+import string
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,12 +14,18 @@ from posttrain import config
 from posttrain.learner.pretrained import silent
 from posttrain.runtime.policy import surroundings
 from posttrain.runtime.sampling import engine_of
-from posttrain.search.best_first import best_first
-from posttrain.search.drive import Searches
+from posttrain.samplers.trees import Trees
+from posttrain.search.best_first import best_first, best_of_n
+from posttrain.search.choice import SearchChoice
+from posttrain.search.drive import Searches, prompt_of
+from posttrain.search.gumbel import gumbel
+from posttrain.search.hypertree import hypertree
 from posttrain.search.protocol import Budget, Refused, State
 from posttrain.search.puct import puct
+from posttrain.search.record import record
 from posttrain.search.tree import Tree
-from posttrain.types import Sampling, Task
+from posttrain.search.values import SAID, taught, value_prompt
+from posttrain.types import Sampling, Task, Verdict
 
 SEARCH = {
     "method": {"name": "expert_iteration"},
@@ -23,10 +34,21 @@ SEARCH = {
     "eval": {"limit": 4},
     "record": {"tokens": 0},
 }
+GAMES = {
+    "task": {
+        "arithmetic": None,
+        "guess": {"high": 9, "max_turns": 3},
+        "games": {"train": 40, "held_out": 4},
+    },
+    "verifier": None,
+}
 
 
 class Numbers:
-    """States are numbers below 40; a move's characters lead on, some nowhere, and to 7 is the end."""
+    """States are numbers below 40; a move's characters lead on, some nowhere, and to 7 is the end.
+
+    Some have the next two as parts.
+    """
 
     stop = ()
 
@@ -35,7 +57,15 @@ class Numbers:
 
     def state(self, task, number, moves):
         shown = ({"role": "user", "content": f"{number}?"},)
-        return State(task=task, moves=moves, shown=shown, key=str(number), done=number == 7)
+        alone = [number + 1, number + 2] if number % 8 == 3 and number < 35 else []
+        return State(
+            task=task,
+            moves=moves,
+            shown=shown,
+            key=str(number),
+            done=number == 7,
+            parts=tuple(self.state(task, each, (*moves, "(")) for each in alone),
+        )
 
     def apply(self, asked):
         out = []
@@ -87,9 +117,15 @@ def grown(asked, which, strategy=best_first, *, parks: bool = False) -> dict[str
     return found
 
 
-@pytest.mark.parametrize("strategy", [best_first, puct])
-def test_a_tree_hangs_on_its_task_alone(asked, strategy):
+@pytest.mark.parametrize("name", ["best_first", "puct", "gumbel", "hypertree"])
+def test_a_tree_hangs_on_its_task_alone(asked, name):
     """Not on what is searched beside it, nor on when it was put aside."""
+    strategy = {
+        "best_first": best_first,
+        "puct": puct,
+        "gumbel": lambda root, budget: gumbel(root, replace(budget, moves=16), width=4),
+        "hypertree": partial(hypertree, values=True),
+    }[name]
     together = grown(asked, tasks(12), strategy)
     assert {n: tree for n, tree in together.items() if n in "357"} == {
         each.id: grown(asked, [each], strategy)[each.id] for each in tasks(12) if each.id in "357"
@@ -114,6 +150,32 @@ def sums(able, online):
     return online | {"model": online["model"] | {"path": str(able)}, "task": {"arithmetic": arithmetic}}
 
 
+def trees_of(run: Path) -> dict[str, list[dict]]:
+    """The lines of trees/ without what hangs on the clock."""
+    read = {f.stem: [json.loads(x) for x in f.read_text().splitlines()] for f in (run / "trees").iterdir()}
+    clock = ("model_s", "prover_s")
+    return {n: [{k: v for k, v in line.items() if k not in clock} for line in x] for n, x in read.items()}
+
+
+def check_tree(line: dict) -> None:
+    """What is written of a search agrees with itself."""
+    states = {state["number"]: state for state in line["states"]}
+    moves = [move for state in states.values() for move in state["moves"]]
+    assert len({state["key"] for state in states.values()}) == len(states)
+    assert sum(move["said"] for move in moves) == line["moves"] <= line["budget"]
+    led = [move["to"] for move in moves if "to" in move]
+    assert len(led) - (len(states) - 1) == line["merged"]
+    assert sum("refused" in move for move in moves) == line["refusals"] == sum(line["refused"].values())
+    assert {n for n in states if states[n]["moves"]} == set(line["asked"])
+    at, way = 0, []
+    while step := next((move for move in states[at]["moves"] if move.get("found")), None):
+        way.append(step)
+        at = step["to"]
+        assert states[at]["logp"] == pytest.approx(sum(each["logp"] for each in way))
+    assert states[at]["done"] == bool(way)
+    assert not line["solved"] or line["answer"] == "".join(each["text"] for each in way)
+
+
 def test_a_run_learns_from_trees_and_goes_on_where_it_was(sums, write, run_cli, tmp_path):
     path = write(sums, SEARCH)
     whole, parts, away = (tmp_path / name for name in ("whole", "parts", "away"))
@@ -136,9 +198,70 @@ def test_a_run_learns_from_trees_and_goes_on_where_it_was(sums, write, run_cli, 
     done = run_cli("train", path, "--run-dir", away, "--quiet", "--set", "async.place=process")
     assert done.code == 0, done.err
     assert weights(away) == weights(whole)
+    # A run of two updates is evaluated after the second.
+    parted = {name: x for name, x in trees_of(parts).items() if name != "eval_000002"}
+    assert trees_of(whole) == parted == trees_of(away)
 
 
-@pytest.mark.parametrize("strategy", ["best_first", "beam", "best_of_n", "puct", "rmax"])
+def test_what_is_written_of_searches_is_what_they_were(sums, write, run_cli, tmp_path):
+    run, kept = tmp_path / "run", {"record": {"trees": 1, "tokens": 0}}
+    path = write(sums, SEARCH | kept | {"run": {"updates": 2}})
+    assert run_cli("train", path, "--run-dir", run, "--quiet").code == 0
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for update, lines in {int(n): x for n, x in trees_of(run).items() if n[0] != "e"}.items():
+        assert len(lines) == 4
+        assert sum("states" in line for line in lines) == 1
+        assert metrics[update]["search/solved"] == sum(line["solved"] for line in lines) / 4
+        assert metrics[update]["search/moves"] == sum(line["moves"] for line in lines) / 4
+    evaluated = trees_of(run)["eval_000000"]
+    assert len(evaluated) == 4
+    page = (Path(__file__).parents[2] / "docs/reports.md").read_text().split("## A line of trees")[1]
+    documented = {
+        name for row in re.findall(r"^\| (`.*?) \|", page, re.M) for name in re.findall(r"`(\w+)`", row)
+    }
+    for line in evaluated:
+        check_tree(line)
+        assert set(line) - documented == set()
+    assert metrics[0]["eval/accuracy"] == sum(line["solved"] for line in evaluated) / 4
+
+    done = run_cli("search", path, "--json", "--limit", "4")
+    assert done.code == 0, done.err
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert all(line["model_s"] > 0 for line in found)
+    told = [{k: v for k, v in line.items() if k not in ("model_s", "prover_s")} for line in found]
+    assert told == evaluated, "the first evaluation is the same searches"
+
+
+def test_strategies_stand_side_by_side_at_one_budget(sums, write, run_cli, tmp_path):
+    path, two = write(sums, SEARCH), ("--strategy", "best_first,best_of_n", "--budget", "4")
+    done = run_cli("search", path, *two, "--out", tmp_path / "found", "--json")
+    assert done.code == 0, done.err
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    found = {
+        each: [json.loads(x) for x in (tmp_path / f"found/trees/{each}.jsonl").read_text().splitlines()]
+        for each in ("best_first", "best_of_n")
+    }
+    assert [*found["best_first"], *found["best_of_n"]] == lines
+    assert [line["task"] for line in found["best_first"]] == [line["task"] for line in found["best_of_n"]]
+    assert all(line["budget"] == 4 >= line["moves"] for line in lines)
+    assert "best_first beside best_of_n" in (tmp_path / "found/report.html").read_text()
+
+    done = run_cli("search", path, *two)
+    solved = [sum(line["solved"] for line in found[each]) for each in found]
+    told = [line.split() for line in done.out.splitlines()[-2:]]
+    assert [(row[0], int(row[3])) for row in told] == list(zip(found, solved, strict=True))
+
+    done = run_cli("search", path, *two, "--out", tmp_path / "found")
+    assert done.code == 2, "nothing that was found is written over"
+    done = run_cli("search", path, "--strategy", "best_first,worst_first")
+    assert done.code == 2
+    assert "there is no strategy 'worst_first'" in done.err
+    done = run_cli("search", path, "--strategy", "best_first,hypertree")
+    assert done.code == 2
+    assert "search.strategy: a hypertree takes goals of a proof apart" in done.err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("strategy", ["best_first", "beam", "best_of_n", "puct", "rmax", "gumbel"])
 def test_eval_compares_strategies_at_one_budget(strategy, sums, write, run_cli):
     path = write(sums, SEARCH)
     done = run_cli("eval", path, "--set", f"search.strategy={strategy}", "--json")
@@ -146,11 +269,171 @@ def test_eval_compares_strategies_at_one_budget(strategy, sums, write, run_cli):
     assert 0 <= json.loads(done.out)["eval/accuracy"] <= 1
 
 
-def test_a_search_that_nobody_could_judge_is_refused(sums, write, run_cli):
-    over = SEARCH | {"task": {"arithmetic": None, "guess": {}}, "verifier": None}
-    done = run_cli("validate", write(sums, over))
-    assert done.code == 2
-    assert "search: a search is judged at its end" in done.err.replace("\n", " ")
+def test_what_compares_the_answers_to_a_task_learns_from_no_tree(sums, write, run_cli):
     done = run_cli("validate", write(sums, SEARCH | {"method": {"name": "grpo"}}))
     assert done.code == 2
     assert "search: grpo compares answers to one task" in done.err.replace("\n", " ")
+
+
+def test_games_are_searched_by_their_turns_and_learnt_from(sums, write, run_cli, tmp_path):
+    path = write(sums, SEARCH | GAMES | {"search": {"moves": 24, "width": 4}, "run": {"updates": 2}})
+    runs = [tmp_path / name for name in ("here", "away")]
+    for run, place in zip(runs, ("none", "process"), strict=True):
+        over = ("--set", "async.place=process") if place == "process" else ()
+        done = run_cli("train", path, "--run-dir", run, "--quiet", *over)
+        assert done.code == 0, done.err
+    assert trees_of(runs[0]) == trees_of(runs[1])
+    assert weights(runs[0]) == weights(runs[1])
+    lines = [line for x in trees_of(runs[0]).values() for line in x]
+    assert any(line["solved"] for line in lines)
+    assert all(line["label"] == ("right" if line["solved"] else "unsolved") for line in lines)
+    assert all(line["refused"].keys() <= {"wrong", "no_answer", "cut"} for line in lines)
+    for line in lines:
+        if "states" in line and line["solved"] and "\n" not in line["answer"]:
+            assert [move["text"] for move in line["states"][0]["moves"] if move.get("found")] == [
+                line["answer"]
+            ]
+
+
+def searched(asked, make, count: int = 6):
+    """The trees of so many tasks, searched side by side with a real engine, and that engine."""
+    policy, recipe = asked
+    searches = Searches(engine_of(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
+    budget, sampling = (
+        Budget(moves=40, depth=12),
+        Sampling(max_new_tokens=2, temperature=0.7, stop=tuple(string.printable)),
+    )
+    for task in tasks(count):
+        searches.begin(task, make, budget, sampling)
+    trees = []
+    while searches.busy:
+        trees += [tree for _, tree in searches.step()]
+    return trees, searches.engine, policy.chat
+
+
+def test_a_value_is_what_the_policy_says_when_it_is_asked(asked):
+    trees, engine, chat = searched(asked, puct)
+    nodes = [node for tree in trees for node in tree.nodes if not node.state.done]
+    assert len({node.value for node in nodes}) > 5
+    for node in nodes[:20]:
+        prompt = value_prompt(chat, node.state)
+        no, yes = (sharp(engine, prompt, chat.spell(said)) for said in SAID)
+        assert node.value == pytest.approx(math.exp(yes) / (math.exp(no) + math.exp(yes)), rel=1e-5)
+
+
+def sharp(engine, prompt: list[int], answer: list[int]) -> float:
+    """log π of an answer at the temperature of the searches."""
+    assert len(answer) == 1
+    logps = engine.first([tuple(prompt)])[0]
+    return float((logps / 0.7).log_softmax(-1)[answer[0]])
+
+
+def test_a_tree_teaches_what_it_found_out_half_of_either_kind(asked):
+    trees, engine, chat = searched(asked, lambda root, budget: taught(best_of_n(root, budget, width=2), 5))
+    taught_ = [tree for tree in trees if tree.lessons]
+    assert taught_
+    for tree in trees:
+        assert tree.solved or not tree.lessons
+        told = [SAID.index(move.text) for _, move in tree.lessons]
+        assert told == [1, 0] * (len(told) // 2)
+        assert len(told) <= 4
+        for node, move in tree.lessons:
+            assert move.logp == pytest.approx(
+                sharp(engine, value_prompt(chat, node.state), list(move.tokens)), rel=1e-5
+            )
+
+
+def test_the_moves_of_the_state_that_tells_most_are_compared(asked):
+    """Group by group against a slow reading of the same tree: who leads on, and where that differs most."""
+    trees, engine, chat = searched(asked, lambda root, budget: best_of_n(root, budget, width=4), count=20)
+    plays = Trees(
+        engine, chat, Numbers(), SearchChoice(learn="moves", width=4), Sampling(), verifier=None, context=64
+    )
+    right = Verdict(score=1.0, label="right")
+    mixed = 0
+    try:
+        for tree in trees:
+            group = plays._episodes(tree.root.task, 4, tree, right if tree.solved else None)
+            worth = [episode.reward for episode in group]
+            assert worth == sorted(worth, reverse=True)
+            assert len({tuple(e.trajectory.tokens[: e.trajectory.prompt_length]) for e in group}) == 1
+            if not tree.solved:
+                assert set(worth) == {0.0}
+                continue
+            splits = []
+            for node in tree.nodes:
+                led = [
+                    node.edges[m.text].target and tree_leads(tree, node.edges[m.text].target)
+                    for m in node.independent[:4]
+                ]
+                if any(led):
+                    splits.append(sum(map(bool, led)) / len(led))
+            best = max((p * (1 - p) for p in splits), default=0.0)
+            p = sum(worth) / len(worth)
+            assert p * (1 - p) == pytest.approx(best)
+            mixed += 0 < p < 1
+    finally:
+        plays.close()
+    assert mixed, "no state had moves of both kinds: nothing was tested"
+
+
+def test_what_was_found_of_parts_is_learnt_move_by_move(asked):
+    """Of a proof by parts each row is a state alone and what was said in it; its answer is all of them."""
+    trees, engine, chat = searched(asked, partial(hypertree, width=4), count=20)
+    right, parted = Verdict(score=1.0, label="right"), 0
+    choices = [SearchChoice(strategy="hypertree", learn=learn, width=4) for learn in ("proof", "moves")]
+    for choice in choices:
+        plays = Trees(engine, chat, Numbers(), choice, Sampling(), verifier=None, context=64)
+        for tree in trees:
+            verdict = right if tree.end else None
+            [whole] = plays._episodes(tree.root.task, 1, tree, verdict)
+            rows = [each.trajectory.tokens for each in plays._episodes(tree.root.task, 64, tree, verdict)]
+            ending = tree.ending()
+            if tree.end:
+                assert whole.response == tree.end.text
+                assert 0 in ending
+            if tree.end and choice.learn == "proof":
+                said = [prompt_of(chat, e.source.state) + list(e.move.tokens) for e in tree.found]
+                assert rows == said
+                assert all(e.source.number in ending and not e.source.parts for e in tree.found)
+                parted += any(node.parts for node in tree.nodes if node.number in ending)
+            told = json.loads(json.dumps(record(tree.root.task, tree, choice)))
+            for node, state in zip(tree.nodes, told["states"], strict=True):
+                assert state.get("parts", []) == [part.number for part in node.parts]
+                assert not (node.parts and state["moves"])
+        plays.close()
+    assert parted, "nothing was proved by parts: nothing was tested"
+
+
+def tree_leads(tree, node) -> bool:
+    """Whether the end can be reached from a node, by trying every way."""
+    on = [edge.target for edge in node.edges.values() if edge.target]
+    return node.state.done or any(tree_leads(tree, each) for each in on)
+
+
+@pytest.mark.parametrize("method", ["grpo", "online_dpo"])
+def test_methods_that_compare_learn_from_the_moves_of_a_state(method, sums, write, run_cli, tmp_path):
+    learn = {"search": {"moves": 24, "width": 6, "learn": "moves"}, "method": {"name": method}}
+    rollout = {"rollout": SEARCH["rollout"] | {"group_size": 6, "select": "varied"}}
+    path = write(sums, SEARCH | GAMES | learn | rollout)
+    run = tmp_path / "run"
+    done = run_cli("train", path, "--run-dir", run, "--quiet")
+    assert done.code == 0, done.err
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    learnt = [line for line in metrics if line.get("grad_norm")]
+    assert learnt, "no update learnt anything"
+    assert max(abs(line.get("kl/mismatch", 0.0)) for line in metrics) < 1e-3
+
+
+def test_a_run_learns_values_and_asks_them(sums, write, run_cli, tmp_path):
+    search = {"search": {"moves": 24, "width": 4, "values": True, "strategy": "puct"}}
+    rollout = {"rollout": SEARCH["rollout"] | {"group_size": 6}}
+    run = tmp_path / "run"
+    done = run_cli("train", write(sums, SEARCH | GAMES | search | rollout), "--run-dir", run, "--quiet")
+    assert done.code == 0, done.err
+    asked_for = [row for f in sorted((run / "samples").glob("0*.jsonl")) for row in rows(run, f.stem)]
+    lessons = [row for row in asked_for if "Can this be done?" in json.dumps(row)]
+    assert {row["pieces"][0] for row in lessons} == set(SAID)
+    assert {(row["label"], row["score"], row["stop"]) for row in lessons} == {("value", 1.0, "eos")}
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert max(abs(line.get("kl/mismatch", 0.0)) for line in metrics) < 1e-3

@@ -4,10 +4,11 @@ import pickle
 
 import pytest
 
+from posttrain.search.hypertree import hypertree
 from posttrain.search.lean import LeanSteps
 from posttrain.search.lean_file import FLAGS, Trial, told, written
 from posttrain.search.lean_move import forbidden
-from posttrain.search.protocol import Refused, State
+from posttrain.search.protocol import Budget, Move, Propose, Refused, State
 from posttrain.types import Task, UserError
 from posttrain.verifiers.proof import lean_judge, lean_source
 from posttrain.verifiers.proof.lean import Lean
@@ -108,9 +109,10 @@ def test_goals_are_shown_as_lean_shows_them_and_each_has_its_key():
     split = after(begun, "intro h", "constructor")
     assert goals(split) == "case left\np q : Prop\nh : p ∧ q\n⊢ q\n\ncase right\np q : Prop\nh : p ∧ q\n⊢ p"
     assert len(split.parts) == 2
-    assert split.key == " ".join(split.parts)
+    assert split.key == " ".join(part.key for part in split.parts)
+    assert [goals(part) for part in split.parts] == goals(split).split("\n\n")
     one_left = after(split, "exact h.2")
-    assert one_left.key == split.parts[1]
+    assert one_left.key == split.parts[1].key
     assert pickle.loads(pickle.dumps(split)) == split
 
 
@@ -351,3 +353,35 @@ def test_what_is_said_belongs_to_the_theorem_in_whose_lines_it_stands():
     assert (found[0], found[1].shown, last) == (None, "⊢ B", 1)
     assert told([], places) == ([None, None], -1)
     assert any(flag.endswith("maxErrors=0") for flag in FLAGS)
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def test_a_part_is_in_focus_alone_and_what_is_joined_of_parts_is_accepted():
+    begun = root("(p q r : Prop) (a : p) (b : q) (c : r) : (p ∧ q) ∧ (r ∧ p)")
+    two = after(begun, "constructor")
+    inner = after(two.parts[1], "constructor")
+    assert [goals(part).splitlines()[-1] for part in inner.parts] == ["⊢ r", "⊢ p"]
+    one, other = inner.parts
+    moves = ["exact a", "exact c", ")", "focus ("]
+    done, *found = STEPS.apply([(other, moves[0]), *((one, move) for move in ("exact a", *moves[2:]))])
+    assert done.done
+    assert [each.label for each in found] == ["error", "forbidden", "forbidden"]
+    assert after(inner, "rotate_left", "exact a", "exact c").done, "what moves goals moves those of the part"
+    moves = ["constructor", "assumption", "intro h"]
+
+    def says(question):
+        return [Move(text, -1.5) for text in moves[question.first : question.first + question.count]]
+
+    search = hypertree(begun, Budget(moves=60), width=3)
+    try:
+        questions = next(search)
+        while True:
+            questions = search.send(
+                [says(q) if isinstance(q, Propose) else STEPS.apply(q.asked) for q in questions]
+            )
+    except StopIteration as end:
+        tree = end.value
+    assert tree.end.text.count("focus (") == tree.end.text.count("\n)") == 6
+    assert LEAN(begun.task, tree.end.text).label == "proved"

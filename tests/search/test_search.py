@@ -1,13 +1,16 @@
 """Searches on finite worlds: what they expand, what they find, and that they find it exactly where it is."""
 
 import random
+import statistics
 from dataclasses import dataclass, field
 from functools import partial
-from math import exp, log
+from math import exp, log, prod
 
 import pytest
 
 from posttrain.search.best_first import beam, best_first, best_of_n
+from posttrain.search.gumbel import gumbel, perturbed
+from posttrain.search.hypertree import hypertree
 from posttrain.search.protocol import Apply, Budget, Move, Propose, Refused, State, Value
 from posttrain.search.puct import puct, rmax
 from posttrain.search.tree import Tree
@@ -20,17 +23,30 @@ TASK = Task(id="toy", messages=({"role": "user", "content": "toy"},))
 class Toy:
     """Nodes 0 ... n - 1 with moves between them; each move has a probability, and node `goal` is the end.
 
-    A move that leads to None is refused.
+    A move that leads to None is refused; of several nodes all have to be ended, the first one first.
     """
 
-    moves: dict[int, dict[str, tuple[float, int | None]]]
+    moves: dict[int, dict[str, tuple[float, int | tuple[int, ...] | None]]]
     goal: int
     values: dict[int, float] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     """Moves in the order in which they were followed."""
 
-    def state(self, number: int, moves: tuple[str, ...] = ()) -> State:
-        return State(task=TASK, moves=moves, key=str(number), done=number == self.goal)
+    def left(self, to: int | tuple[int, ...]) -> tuple[int, ...]:
+        """The nodes that are still to be ended."""
+        return tuple(n for n in ((to,) if isinstance(to, int) else to) if n != self.goal)
+
+    def state(self, to: int | tuple[int, ...], moves: tuple[str, ...] = ()) -> State:
+        left = self.left(to)
+        alone = [State(task=TASK, moves=(*moves, f"({k}"), key=str(n)) for k, n in enumerate(left)]
+        return State(
+            task=TASK,
+            moves=moves,
+            key="+".join(map(str, left)) or str(self.goal),
+            parts=tuple(alone) if len(left) > 1 else (),
+            around=("(", ")"),
+            done=not left,
+        )
 
     def begin(self, tasks):
         return [self.state(0) for _ in tasks]
@@ -39,8 +55,10 @@ class Toy:
         out = []
         for state, move in asked:
             self.asked.append(move)
-            to = self.moves[int(state.key)][move][1]
-            out.append(Refused("error") if to is None else self.state(to, (*state.moves, move)))
+            first, *others = nodes_of(state)
+            to = self.moves[first][move][1]
+            on = () if to is None else (*self.left(to), *others)
+            out.append(Refused("error") if to is None else self.state(on, (*state.moves, move)))
         return out
 
     def close(self):
@@ -48,11 +66,15 @@ class Toy:
 
     def says(self, state: State, first: int, count: int) -> list[Move]:
         """The moves of a state, the likeliest first, each once."""
-        known = sorted(self.moves.get(int(state.key), {}).items(), key=lambda each: -each[1][0])
+        known = sorted(self.moves.get(nodes_of(state)[0], {}).items(), key=lambda each: -each[1][0])
         return [Move(text, log(p)) for text, (p, _) in known[first : first + count]]
 
     def value(self, states):
-        return [self.values.get(int(state.key), 0.0) for state in states]
+        return [prod(self.values.get(n, 0.0) for n in nodes_of(state)) for state in states]
+
+
+def nodes_of(state: State) -> list[int]:
+    return [int(n) for n in state.key.split("+")]
 
 
 def solved(search, toy: Toy) -> Tree:
@@ -74,8 +96,11 @@ def solved(search, toy: Toy) -> Tree:
         return end.value
 
 
-def random_toy(seed: int, size: int = 12) -> Toy:
-    """A graph with circles, dead ends and refused moves; the goal may or may not be reachable."""
+def random_toy(seed: int, size: int = 12, parts: float = 0.0) -> Toy:
+    """A graph with circles, dead ends and refused moves; the goal may or may not be reachable.
+
+    parts: the share of moves that have two nodes to be ended.
+    """
     dice = random.Random(seed)
     moves = {}
     for node in range(size - 1):
@@ -85,12 +110,15 @@ def random_toy(seed: int, size: int = 12) -> Toy:
             f"{node}-{k}": (w / sum(weights) * 0.999, dice.choice([None, *range(size)]))
             for k, w in enumerate(weights)
         }
+        for text, (p, _) in list(moves[node].items()) if parts else ():
+            if dice.random() < parts:
+                moves[node][text] = (p, (dice.randrange(size), dice.randrange(size)))
     return Toy(moves, goal=size - 1)
 
 
-def reachable(toy: Toy) -> bool:
+def reachable(toy: Toy, start: int = 0) -> bool:
     """Whether the goal can be reached, by going everywhere."""
-    ahead, seen = [0], {0}
+    ahead, seen = [start], {start}
     while ahead:
         for _, to in toy.moves.get(ahead.pop(), {}).values():
             if to is not None and to not in seen:
@@ -108,6 +136,9 @@ COMPLETE = {
     "puct": puct,
     "puct without values": partial(puct, values=False),
     "rmax": rmax,
+    "gumbel": gumbel,
+    "narrow gumbel without values": partial(gumbel, width=2, values=False),
+    "hypertree": hypertree,
 }
 
 
@@ -121,7 +152,7 @@ def test_without_a_budget_a_search_solves_exactly_what_can_be_solved(name):
         if tree.solved:
             found += 1
             at = 0  # the way is one
-            for edge in tree.path(tree.solved):
+            for edge in tree.found:
                 at = toy.moves[at][edge.move.text][1]
             assert at == toy.goal
         assert len({node.state.key for node in tree.nodes}) == len(tree.nodes), "equal keys are one node"
@@ -174,7 +205,7 @@ def test_what_a_state_has_not_said_waits_under_the_probability_that_is_left():
     assert tree.solved
     assert toy.asked == ["a0", "a1", "a2", "rare"]
     assert tree.drawn == 4
-    [edge] = tree.path(tree.solved)
+    [edge] = tree.found
     assert tree.nodes[0].unsaid == pytest.approx(1 - 0.99 - 0.00999)
     assert exp(edge.move.logp) == pytest.approx(0.00999)
 
@@ -199,7 +230,7 @@ def test_rmax_is_paid_for_new_states_only():
     assert {node.state.key for node in tree.nodes} >= {str(n) for n in range(10, 25)}
 
 
-@pytest.mark.parametrize("name", ["best_first", "puct", "rmax", "beam", "best_of_n"])
+@pytest.mark.parametrize("name", ["best_first", "puct", "rmax", "beam", "best_of_n", "gumbel", "hypertree"])
 def test_no_search_draws_more_than_its_budget(name):
     searches = COMPLETE | {"beam": beam, "best_of_n": best_of_n}
     for seed in range(60):
@@ -227,3 +258,291 @@ def test_a_move_back_to_where_one_came_from_leads_nowhere():
     tree = solved(best_first(toy.state(0), UNBOUNDED), toy)
     assert dict(tree.refused) == {"repeated": 2}
     assert [node.state.key for node in tree.nodes] == ["0", "1", "2"]
+
+
+# ---------------------------------------------------------------------- gumbel: sequential halving
+
+
+def arms(probabilities: list[float], length: int = 60) -> Toy:
+    """Moves of these probabilities, each to a chain of its own that does not end: 100, 101, ...; 200, ..."""
+    moves = {0: {f"arm{k}": (p, 100 * k) for k, p in enumerate(probabilities, start=1)}}
+    for k in range(1, len(probabilities) + 1):
+        moves |= {n: {f"m{n}": (0.99999, n + 1)} for n in range(100 * k, 100 * k + length)}
+    return Toy(moves, goal=-1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gumbel_halves_by_exact_counts_and_takes_the_best_move(seed):
+    """24 walks for 8 moves: one each, 2 for the better 4 each, 4 for the better 2 each; then the best."""
+    dice = random.Random(seed)
+    toy = arms([0.12] * 8)
+    worth = [dice.random() for _ in range(8)]
+    toy.values = {100 * k + n: w for k, w in enumerate(worth, start=1) for n in range(60)}
+    search = gumbel(toy.state(0), Budget(moves=8 + 48, depth=1000), width=8, c_scale=1e6)
+    tree = solved(search, toy)
+    visits = [tree.nodes[0].edges[f"arm{k}"].visits for k in range(1, 9)]
+    order = sorted(range(8), key=lambda k: -worth[k])
+    assert [visits[k] for k in order] == [7, 7, 3, 3, 1, 1, 1, 1], f"seed {seed}"
+    deepest = max(tree.nodes, key=lambda node: node.depth)
+    assert int(deepest.state.key) // 100 == order[0] + 1, "what is left is spent behind the best move"
+    assert tree.drawn == 56
+
+
+def test_gumbel_takes_moves_as_the_policy_would_where_nothing_is_known_of_them():
+    """Below a halving visits follow π itself where all is worth the same, within two walks."""
+    policy = [0.5, 0.3, 0.15, 0.04999]
+    toy = arms(policy)
+    toy.moves[-7] = {"in": (0.99999, 0)}
+    tree = solved(gumbel(toy.state(-7), Budget(moves=200, depth=1000), width=1), toy)
+    inner = tree.nodes[1]
+    inner_walks = 99  # half of what the first draw has left
+    visits = [edge.visits for edge in inner.edges.values()]
+    assert inner.state.key == "0"
+    assert len(visits) == 4
+    for walks, p in zip(visits, policy, strict=True):
+        assert walks >= p * inner_walks - 2, visits
+
+
+def test_the_sums_of_a_halving_are_those_of_gumbel_top_k():
+    """By their order drawn top down, they have the law of the greatest of g + log π drawn for each move."""
+    policy = {"a": 0.55, "b": 0.3, "c": 0.1499}
+    dice = random.Random(0)
+    ours: list[list[float]] = [[], [], []]
+    theirs: list[list[float]] = [[], [], []]
+    for number in range(4000):
+        free = {text: log(p) - log(-log(dice.random())) for text, p in policy.items()}
+        for at, value in enumerate(sorted(free.values(), reverse=True)):
+            theirs[at].append(value)
+        left, order = dict(policy), []
+        while left:
+            text = dice.choices(list(left), list(left.values()))[0]
+            order.append(Move(text, log(left.pop(text))))
+        tree = Tree(State(task=TASK, key=str(number)), Budget())
+        tree.said(tree.nodes[0], order, 3)
+        sums = list(perturbed(tree.nodes[0]).values())
+        assert sums == sorted(sums, reverse=True)
+        for at, value in enumerate(sums):
+            ours[at].append(value)
+    for mine, direct in zip(ours, theirs, strict=True):
+        error = (statistics.variance(mine) / 4000 + statistics.variance(direct) / 4000) ** 0.5
+        assert abs(statistics.fmean(mine) - statistics.fmean(direct)) < 4 * error
+        assert statistics.stdev(mine) == pytest.approx(statistics.stdev(direct), rel=0.1)
+
+
+def bush(seed: int, ends: int = 4) -> Toy:
+    """A tree of 4 moves a state and 5 moves deep with few ends, whose values are its chances, but for noise.
+
+    A value is off by a normal number in its log-odds.
+    """
+    dice = random.Random(seed)
+    moves: dict[int, dict[str, tuple[float, int | None]]] = {}
+    levels = [range((4**d - 1) // 3, (4 ** (d + 1) - 1) // 3) for d in range(6)]
+    right = set(dice.sample(levels[5], ends))
+    for level in levels[:5]:
+        for node in level:
+            share = [dice.gammavariate(0.7, 1) + 1e-3 for _ in range(4)]
+            to = [4 * node + k + 1 for k in range(4)]
+            if level is levels[4]:
+                to = [9999 if each in right else None for each in to]
+            weights = [0.9999 * each / sum(share) for each in share]
+            moves[node] = {f"{node}.{k}": (weights[k], to[k]) for k in range(4)}
+    toy = Toy(moves, goal=9999)
+    chance = {9999: 1.0}
+    for node in sorted(moves, reverse=True):
+        chance[node] = sum(p * chance[to] for p, to in moves[node].values() if to is not None)
+        odds = log(max(chance[node], 1e-4) / (1 - min(chance[node], 0.9999))) + dice.gauss(0, 1)
+        toy.values[node] = 1 / (1 + exp(-odds))
+    return toy
+
+
+def test_gumbel_finds_more_with_few_moves_where_something_is_known_of_states():
+    """30 worlds of 1024 leaves, 4 of them ends; docs/search.md has these numbers."""
+    searches = {
+        "best_first": best_first,
+        "puct without values": partial(puct, values=False),
+        "gumbel without values": partial(gumbel, values=False),
+        "puct": puct,
+        "gumbel": gumbel,
+    }
+    toys, told = [bush(seed) for seed in range(30)], {}
+    for name, search in searches.items():
+        trees = [
+            [solved(search(toy.state(0), Budget(moves=moves), width=4), toy) for toy in toys]
+            for moves in (32, 128)
+        ]
+        told[name] = [sum(tree.solved is not None for tree in row) for row in trees]
+        print(f"{name:25}{told[name]}")
+    assert told["gumbel"][0] > 2 * told["puct"][0]
+    assert told["gumbel"][1] > 1.5 * max(told["puct"][1], told["best_first"][1])
+    assert told["gumbel without values"][1] < told["gumbel"][1] / 2, "without values it has no advantage"
+
+
+# ---------------------------------------------------------------------- hypertree: parts
+
+
+def provable(toy: Toy) -> set[int]:
+    """The nodes that can be ended: the least set that has a node where it has all that a move leads to."""
+    found, grows = {toy.goal}, True
+    while grows:
+        grows = False
+        for node, moves in toy.moves.items():
+            ends = any(to is not None and set(toy.left(to)) <= found for _, to in moves.values())
+            if ends and node not in found:
+                found, grows = found | {node}, True
+    return found
+
+
+def replays(toy: Toy, text: str) -> bool:
+    """Whether this ends node 0: a move is for the first node, and brackets hold what is said of one alone."""
+    goals, outside = [0], []
+    for line in text.split("\n"):
+        if line == "(":
+            outside.append(goals[1:])
+            goals = goals[:1]
+        elif line == ")":
+            if goals:
+                return False
+            goals = outside.pop()
+        else:
+            to = toy.moves[goals[0]][line][1]
+            goals = [*toy.left(to), *goals[1:]]
+    return not goals and not outside
+
+
+PARTED = {
+    "hypertree": hypertree,
+    "narrow": partial(hypertree, width=1),
+    "with values": partial(hypertree, values=True, width=2),
+}
+
+
+@pytest.mark.parametrize("name", PARTED)
+def test_without_a_budget_a_hypertree_proves_exactly_what_can_be_proved(name):
+    """With circles and shared parts, and whatever its values say."""
+    found, shared = 0, 0
+    for seed in range(300):
+        toy = random_toy(seed, parts=0.5)
+        toy.values = {n: random.Random(seed + n).random() for n in range(12)}
+        tree = solved(PARTED[name](toy.state(0), UNBOUNDED), toy)
+        assert (tree.solved is not None) == (0 in provable(toy)), f"seed {seed}"
+        assert len({node.state.key for node in tree.nodes}) == len(tree.nodes), "equal keys are one node"
+        parts = [part.number for node in tree.nodes for part in node.parts]
+        shared += len(parts) - len(set(parts))
+        if tree.solved:
+            found += 1
+            assert replays(toy, tree.end.text), f"seed {seed}"
+            assert tree.end.done
+            assert len({id(edge) for edge in tree.found}) == len(tree.found)
+            assert {edge.move.text for edge in tree.found} == set(tree.end.text.split("\n")) - {"(", ")"}
+    assert 60 < found < 240
+    assert shared > 100
+
+
+def test_a_part_that_leads_back_proves_nothing_by_itself_and_something_by_another_way():
+    """1 is ended by way of 2, which leads back to 1, or ends: a circle that has to be gone through once."""
+    both = {
+        0: {"both": (0.99999, (1, 2))},
+        1: {"on": (0.99999, 2)},
+        2: {"back": (0.9, 1), "end": (0.09999, 9)},
+    }
+    tree = solved(hypertree(Toy(both, 9).state(0), UNBOUNDED, width=1), Toy(both, 9))
+    assert tree.end.text.split("\n") == ["both", "(", "on", "end", ")", "(", "end", ")"]
+    assert [edge.move.text for edge in tree.found] == ["both", "on", "end"], "each is learnt from once"
+    circle = both | {2: {"back": (0.9, 1), "apart": (0.09999, (1, 2))}}
+    tree = solved(hypertree(Toy(circle, 9).state(0), UNBOUNDED), Toy(circle, 9))
+    assert not tree.solved
+
+
+def chances(toy: Toy, to: int | tuple[int, ...]) -> float:
+    """How likely moves that are drawn one after the other end all of these: over every way, no circles."""
+    first, *others = toy.left(to) or (None,)
+    if first is None:
+        return 1.0
+    moves = toy.moves.get(first, {}).values()
+    return sum(p * chances(toy, (*toy.left(to), *others)) for p, to in moves if to is not None)
+
+
+def test_what_parts_are_worth_is_the_chance_that_all_of_them_end():
+    """With exact values of states that are one: enumerated for all parts together, over every way."""
+    checked = 0
+    for seed in range(60):
+        toy = random_toy(seed, size=7, parts=0.6)
+        for node, moves in toy.moves.items():  # on only, so that all ways can be listed
+            for text, (p, to) in moves.items():
+                on = to if to is None else tuple(n for n in toy.left(to) if n > node) or toy.goal
+                moves[text] = (p, on)
+        toy.values = {node: chances(toy, node) for node in toy.moves}
+        tree = solved(hypertree(toy.state(0), Budget(moves=60), values=True), toy)
+        for node in tree.nodes:
+            expected = chances(toy, tuple(nodes_of(node.state)))
+            assert node.value == pytest.approx(expected, rel=1e-9, abs=1e-12), f"seed {seed}"
+            checked += len(node.parts) > 1
+    assert checked > 30
+
+
+def test_values_of_parts_say_where_a_hypertree_goes():
+    """Parts of 0.9 and 0.1 are worth less than one state of 0.5, though one of them is worth more."""
+    toy = arms([0.4, 0.3, 0.29999])
+    toy.moves[0] = {"parts": (0.6, (100, 200)), "one": (0.39999, 300)}
+    toy.values = {100 * k + n: w for k, w in ((1, 0.9), (2, 0.1), (3, 0.5)) for n in range(61)}
+    tree = solved(hypertree(toy.state(0), Budget(moves=40, depth=1000), values=True), toy)
+    visits = {text: edge.visits for text, edge in tree.nodes[0].edges.items()}
+    assert visits["one"] > 3 * visits["parts"]
+    parts = tree.nodes[0].edges["parts"]
+    assert parts.total / parts.weight == pytest.approx(0.09)
+
+
+def lock(parts: int) -> Toy:
+    """So many goals side by side; each ends after three moves, the least likely, and others lead deeper."""
+    moves, count = {0: {"split": (0.99999, tuple(range(1, parts + 1)))}}, parts + 1
+    ahead = [(n, 0, True) for n in range(1, parts + 1)]
+    while ahead:
+        node, depth, right = ahead.pop()
+        moves[node] = {}
+        for k, p in enumerate((0.4, 0.35, 0.24999)):
+            ends, deeper = right and k == 2 and depth == 2, depth < 5
+            moves[node][f"{node}.{k}"] = (p, 9999 if ends else count if deeper else None)
+            if deeper and not ends:
+                ahead.append((count, depth + 1, right and k == 2))
+                count += 1
+    return Toy(moves, goal=9999)
+
+
+def test_parts_add_up_where_a_flat_search_multiplies():
+    """A flat search follows all that is likelier than a way to the end of every goal: deep into the first."""
+    spent = {}
+    for parts in (1, 2, 3):
+        budget = Budget(moves=1200)
+        toy, trees = lock(parts), []
+        for search in (hypertree, best_first):
+            trees.append(solved(search(toy.state(0), budget, width=3), toy))
+        assert replays(toy, trees[0].end.text)
+        spent[parts] = [(tree.drawn, tree.solved is not None) for tree in trees]
+    one = spent[1][0][0]
+    assert spent[1] == [(one, True)] * 2
+    assert spent[2][0][0] <= 2 * one
+    assert spent[3][0][0] <= 3 * one
+    assert spent[2][1][0] > 4 * spent[2][0][0]
+    assert spent[3][1] == (1200, False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_taught_of_an_explored_world_is_true(seed):
+    """Where a search has gone through all that can be reached, a state is taught to end well if it can."""
+    toy = random_toy(seed)
+    tree = solved(best_first(toy.state(0), Budget(moves=10_000), width=3), toy)
+    ending = tree.ending()
+    for node in tree.nodes:
+        if node.number in ending:
+            assert reachable(toy, int(node.state.key))
+    assert (0 in ending) == (tree.solved is not None)
+
+
+def test_draws_behind_what_was_excluded_are_not_independent():
+    toy = random_toy(3)
+    tree = solved(best_first(toy.state(0), Budget(moves=60), width=2), toy)
+    for node in tree.nodes:
+        assert len(node.independent) <= 2
+        assert list(node.drawn.values())[: len(node.independent)] == node.independent
+    tree = solved(best_of_n(toy.state(0), Budget(moves=60), width=2), toy)
+    assert sum(len(node.independent) for node in tree.nodes) == tree.drawn

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from posttrain import truth
 from posttrain.math import advantages
-from posttrain.methods.build import build
-from posttrain.methods.choices import CHOICES
+from posttrain.methods.build import CHOICES, build
 from posttrain.methods.table import METHODS, REINFORCE
 from posttrain.truth import Row, exact, facts
 from posttrain.truth.elsewhere import moved

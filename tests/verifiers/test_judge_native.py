@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from posttrain import config
+from posttrain import reader
 from posttrain.runtime import writers
 from posttrain.runtime.writers import JudgeChoice, NativeWriter
 from posttrain.types import Task, UserError
@@ -157,7 +157,7 @@ TABLE = {
 
 
 def read(table):
-    return config._plain(config.TypeAdapter(config._strict(JudgeChoice)).validate_json(json.dumps(table)))
+    return reader._plain(reader.TypeAdapter(reader._strict(JudgeChoice)).validate_json(json.dumps(table)))
 
 
 def test_a_table_makes_a_judge():

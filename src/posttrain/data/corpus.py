@@ -84,15 +84,7 @@ class Corpus(Sequence[Trajectory]):
         start, stop = self._window(document, window)
         tokens = self._tokens(document)
         row = [self._eos if t in (0, len(tokens) + 1) else tokens[t - 1] for t in range(start, stop)]
-        n = len(row)
-        return Trajectory(
-            tokens=row,
-            sampled=[t > 0 for t in range(n)],
-            logp_gen=[0.0] * n,
-            logp_policy=[0.0] * n,
-            version=[0] * n,
-            reward=[0.0] * n,
-        )
+        return Trajectory.given(row)
 
     @property
     def documents(self) -> int:

@@ -1,17 +1,20 @@
 """Which records are read, and what is said of them."""
 
+import hashlib
+import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from posttrain.data.fields import NAMES, PROMPTS, Fields
-from posttrain.data.records import read_records
+from posttrain.data.records import Record, of_columns, read_records
 from posttrain.data.template import placeholders
 from posttrain.nearest import did_you_mean
-from posttrain.types import UserError
+from posttrain.types import Task, UserError
+from posttrain.usercode import MEMORY, refuse_memory
 
 Say = Callable[[str], None]
 """Takes one line for the user."""
@@ -65,6 +68,53 @@ class Data:
             if any(name in PROMPTS for name in self.columns):
                 raise ValueError("template makes the prompt, so columns must not name another")
 
+    def read(self) -> list[Record]:
+        """The records, each with its place; UserError for whatever cannot be read."""
+        refuse_memory(self.path, "give the data again, or save them and name the file")
+        return read_records(self.path, split=self.split, subset=self.subset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held(Data):
+    """Records that a program holds, or tasks. Their path is a name with a digest of them.
+
+    >>> Held.of([{"prompt": "1 + 1?", "answer": "2"}]).path
+    'memory:1 records, becc3bb2'
+    """
+
+    records: Sequence[Mapping[str, Any]] = field(repr=False)
+    tasks: Sequence[Task] = field(default=(), repr=False)
+    """Those that the records were made of, if there were some."""
+
+    @staticmethod
+    def of(items: Iterable[Any]) -> "Held":
+        """These mappings, or these tasks; UserError for anything else, and for nothing."""
+        given = list(items)
+        wrong = next((each for each in given if not isinstance(each, Mapping | Task)), None)
+        if not given or wrong is not None:
+            what = f"an entry is of {type(wrong).__name__}" if given else "there are no records"
+            raise UserError(
+                what, where="data", mend="give dictionaries such as {'prompt': ..., 'answer': ...}"
+            )
+        tasks = [each for each in given if isinstance(each, Task)]
+        records = [_recorded(each) if isinstance(each, Task) else dict(each) for each in given]
+        text = json.dumps(records, sort_keys=True, default=str)
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+        path = f"{MEMORY}{len(records)} records, {digest}"
+        return Held(path=path, records=records, tasks=tasks if len(tasks) == len(given) else ())
+
+    def read(self) -> list[Record]:
+        """The records, numbered."""
+        return [of_columns(dict(each), f"data:{number}") for number, each in enumerate(self.records, start=1)]
+
+
+def _recorded(task: Task) -> dict[str, Any]:
+    prompt: Any = [dict(message) for message in task.messages]
+    if not task.conversational and len(prompt) == 1 and prompt[0]["role"] == "user":
+        prompt = prompt[0]["content"]
+    answer = {} if task.answer is None else {"answer": task.answer}
+    return {**task.fields, "id": task.id, "prompt": prompt, **answer}
+
 
 class Form(NamedTuple):
     """What a record was recognised as."""
@@ -102,7 +152,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     The forms found are said in one line, and what was skipped in another. UserError at the first record
     that is at fault, and if all are; ids are compared among all records, chosen or not.
     """
-    records = read_records(data.path, split=data.split, subset=data.subset)
+    records = data.read()
     found: list[Sequence[T]] = []
     forms: Counter[Form] = Counter()
     faults: list[UserError] = []

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.data.fields import WORKED, Fields
-from posttrain.data.gather import Data, Form, Say, gather, silent
+from posttrain.data.gather import Data, Form, Held, Say, gather, silent
 from posttrain.data.shapes import shaped
 from posttrain.nearest import did_you_mean
 from posttrain.types import Message, Task
@@ -27,6 +27,8 @@ def load_tasks(data: Data, *, say: Say = silent) -> list[Task]:
     Ids are the records' own `id`, or else their file and line, and the same under any seed and limit.
     `say` is told in one line which forms were recognised, and what was skipped in another.
     """
+    if isinstance(data, Held) and data.tasks:
+        return list(data.tasks)
     return gather(data, _task, say)
 
 

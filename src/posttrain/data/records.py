@@ -78,7 +78,7 @@ def read_hub(name: str, *, split: str, subset: str | None = None) -> list[Record
             where=f"{name}:{subset}" if subset else name,
             mend="check its name, split and subset, and that the Hub can be reached; or give a file",
         ) from None
-    records = [_row(dict(row), f"{name}:{number}") for number, row in enumerate(rows, start=1)]
+    records = [of_columns(dict(row), f"{name}:{number}") for number, row in enumerate(rows, start=1)]
     if not records:
         raise UserError(f"split {split!r} has no records", where=name)
     return records
@@ -99,7 +99,7 @@ def read_saved(folder: Path, path: str, *, split: str | None) -> list[Record]:
         found = found[name]
     elif split is not None:
         raise UserError("the data set has no splits", where=path, mend="leave split out")
-    records = [_row(dict(row), f"{folder.name}:{number}") for number, row in enumerate(found, start=1)]
+    records = [of_columns(dict(row), f"{folder.name}:{number}") for number, row in enumerate(found, start=1)]
     if not records:
         raise UserError("the data set has no records", where=path)
     return records
@@ -252,10 +252,10 @@ def _parquet(data: bytes, name: str) -> Iterator[Record]:
     except Exception as error:  # what a damaged file raises is not documented
         raise UserError(f"the Parquet file cannot be read: {cause(error)}", where=name) from None
     for number, row in enumerate(rows, start=1):
-        yield _row(row, f"{name}:{number}")
+        yield of_columns(row, f"{name}:{number}")
 
 
-def _row(row: dict[str, Any], source: str) -> Record:
+def of_columns(row: dict[str, Any], source: str) -> Record:
     """A record of typed columns, in which NaN stands for what is missing, as null does."""
     missing = {key for key, value in row.items() if isinstance(value, float) and math.isnan(value)}
     return Record({key: None if key in missing else value for key, value in row.items()}, source)

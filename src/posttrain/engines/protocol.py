@@ -66,3 +66,7 @@ class Engine(Protocol):
     def score(self, tokens: list[int]) -> list[float]:
         """log π(token t | tokens before t) for t = 1, 2 ... under the weights held, at temperature 1."""
         ...
+
+    def close(self) -> None:
+        """Ends what it has begun outside of this thread."""
+        ...

@@ -1,5 +1,6 @@
 """One answer in the making."""
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
@@ -47,6 +48,20 @@ class Sequence:
         self.logp_policy.append(logp_policy)
         self.version.append(version)
 
+    @property
+    def excluded(self) -> dict[int, float]:
+        """What excluded answers take of the probability of each next token, as shares of all.
+
+        A draw from what is left of each token is one of the answers that are left, each as likely as it is
+        among them. Source: incremental sampling without replacement, Shi et al. 2020, arXiv:2002.09067.
+        """
+        taken: dict[int, float] = {}
+        n = len(self.tokens)
+        for tokens, logp in self.request.excluded:
+            if len(tokens) > n and list(tokens[:n]) == self.tokens:
+                taken[tokens[n]] = taken.get(tokens[n], 0.0) + math.exp(sum(logp[n:]))
+        return taken
+
     def rest(self) -> Request:
         """The request that goes on from here."""
         if not self.tokens:
@@ -90,6 +105,25 @@ class Sequence:
             text=text,
             stop=stop,
         )
+
+
+def begun(ticket: int, request: Request, vocabulary: int, bound: int) -> Sequence:
+    """The answer that is to be drawn.
+
+    Raises ValueError for an empty prompt, a token outside the vocabulary, or a prompt that leaves no room for
+    the answer in so many tokens.
+    """
+    if not request.prompt:
+        raise ValueError("an empty prompt has no token to continue from")
+    if not 0 <= min(request.prompt) <= max(request.prompt) < vocabulary:
+        raise ValueError(f"the prompt has a token outside the vocabulary of {vocabulary}")
+    sequence = Sequence(ticket, request)
+    if sequence.longest > bound:
+        raise ValueError(
+            f"a prompt of {len(request.prompt)} tokens and up to {request.sampling.max_new_tokens} "
+            f"new ones exceed the {bound} that fit"
+        )
+    return sequence
 
 
 def tail(decode: Callable[[list[int]], str], tokens: list[int], longest: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from posttrain.envs.protocol import Env, Start, Turn
 from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError
-from posttrain.usercode import asked, cause, load_named
+from posttrain.usercode import asked, cause, load_named, refuse_memory
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,41 @@ class NamedEnv:
         return turn
 
 
+@dataclass(frozen=True)
+class HereEnv:
+    """An environment that a program holds, played in this process: nothing ends one that hangs."""
+
+    env: Env
+    trusted: ClassVar[bool] = True
+
+    def __getattr__(self, name: str) -> Any:
+        # Such as max_turns, where it has one.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def start(self, task: Task) -> Start:
+        """As the program's environment starts."""
+        return self.env.start(task)
+
+    def reply(self, state: Any, response: str) -> Turn:
+        """As the program's environment replies."""
+        return self.env.reply(state, response)
+
+
+def here(env: Any) -> HereEnv:
+    """This environment; UserError unless it has `start(task)` and `reply(state, response)`."""
+    _check_methods("env", env, "it is")
+    return HereEnv(env)
+
+
 def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv:
     """The environment that factory(**options) returns.
 
     Raises UserError if there is no such factory, if it does not take the options, if it raises, or if
     what it returns has no `start(task)` and `reply(state, response)`.
     """
+    refuse_memory(factory, "give the environment again, or put it into a file and name its factory")
     try:
         text = json.dumps(dict(options or {}), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -91,17 +120,21 @@ def _make(factory: str, options: str) -> Env:
         env: Any = make(**given)
     except Exception as error:
         raise UserError(f"it fails: {cause(error)}", where=factory) from None
-    _check_method(factory, env, "start", 1)
-    _check_method(factory, env, "reply", 2)
+    _check_methods(factory, env, "it makes")
     made: Env = env
     return made
 
 
-def _check_method(factory: str, env: Any, name: str, arguments: int) -> None:
+def _check_methods(factory: str, env: Any, is_: str) -> None:
+    _check_method(factory, env, "start", 1, is_)
+    _check_method(factory, env, "reply", 2, is_)
+
+
+def _check_method(factory: str, env: Any, name: str, arguments: int, is_: str) -> None:
     method = getattr(env, name, None)
     wants = {"start": "start(task)", "reply": "reply(state, response)"}[name]
     if not callable(method):
-        raise UserError(f"it makes a {type(env).__name__}, which has no {wants}", where=factory)
+        raise UserError(f"{is_} a {type(env).__name__}, which has no {wants}", where=factory)
     if inspect.iscoroutinefunction(method):
         raise UserError(f"{name} is an async function", where=factory, mend="write it with 'def'")
     try:

@@ -79,14 +79,15 @@ def thin(root: Path, *, whole: int, weights: int) -> None:
 
     A kill in between leaves each one whole, with resume/ or without.
     """
-    for age, (_, path) in enumerate(reversed(list(_numbered(root)))):
+    for age, (_, path) in enumerate(reversed(list(numbered(root)))):
         if age >= whole + weights:
             shutil.rmtree(path, ignore_errors=True)
         elif age >= whole:
-            _to_weights(path)
+            to_weights(path)
 
 
-def _to_weights(path: Path) -> None:
+def to_weights(path: Path) -> None:
+    """Takes from a checkpoint what only a resume would need; a damaged one stays as it is."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         kept = {name: found for name, found in manifest.items() if not name.startswith(f"{RESUME}/")}
@@ -107,8 +108,8 @@ def newest(root: Path, *, resume: bool = False) -> tuple[Path | None, list[str]]
     `resume`: those without what a resume needs are passed over too.
     """
     skipped: list[str] = []
-    for _, path in reversed(list(_numbered(root))):
-        fault = damage(path) or ("it holds weights alone" if resume and not _resumes(path) else "")
+    for _, path in reversed(list(numbered(root))):
+        fault = damage(path) or ("it holds weights alone" if resume and not resumes(path) else "")
         if not fault:
             return path, skipped
         skipped.append(f"{path.name} was passed over: {fault}")
@@ -117,11 +118,11 @@ def newest(root: Path, *, resume: bool = False) -> tuple[Path | None, list[str]]
 
 def weights_alone(root: Path) -> bool:
     """Whether there are checkpoints, and none of them has, or may have had, what a resume needs."""
-    found = [path for _, path in _numbered(root)]
-    return bool(found) and not any(_resumes(path) for path in found)
+    found = [path for _, path in numbered(root)]
+    return bool(found) and not any(resumes(path) for path in found)
 
 
-def _resumes(path: Path) -> bool:
+def resumes(path: Path) -> bool:
     """Whether a checkpoint names files of resume/; True of one whose manifest cannot be read.
 
     That there is a resume/ says nothing: a kill may leave one that nobody names.
@@ -190,7 +191,8 @@ class Stored(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def _numbered(root: Path) -> Iterator[tuple[int, Path]]:
+def numbered(root: Path) -> Iterator[tuple[int, Path]]:
+    """(update, path) of each checkpoint, damaged or not, from the first to the last."""
     found = [(int(m[1]), p) for p in root.glob("step_*") if (m := _NAME.fullmatch(p.name))]
     yield from sorted(found)
 

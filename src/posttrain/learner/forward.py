@@ -86,16 +86,7 @@ def parts(
 
 
 def _filler() -> Batch:
-    nothing: list[Any] = [0, 0]
-    row = Trajectory(
-        tokens=nothing,
-        sampled=[False, True],
-        logp_gen=nothing,
-        logp_policy=nothing,
-        version=nothing,
-        reward=nothing,
-    )
-    return Batch.of([row], [0])
+    return Batch.of([Trajectory.given([0, 0])], [0])
 
 
 def scored(net: Net, batch: Batch, temperature: float, budget: int, together: Everywhere = HERE) -> Outputs:

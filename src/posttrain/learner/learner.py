@@ -3,13 +3,14 @@
     score    log-probabilities and entropies of given rows              (no gradient)
     update   fill the columns that the method needs, prepare, then the steps
     step     weight once, cut into microbatches, sum gradients, clip, move
+    forward_backward, optim_step   the halves of a step, for a loop of one's own
 
 A step's gradient is Σ weight · ∇loss over all its tokens, whatever the microbatches, and whichever rank they
 are on: each is given some rows of an update, whole groups, and all take the same steps.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +81,23 @@ class Update:
     metrics: dict[str, float]
 
 
+Loss = Callable[[Outputs, Batch], PerToken]
+"""What a method's `loss` is: of the rows of a microbatch one number a token, not reduced."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What one pass forward and backward found."""
+
+    logp: PerToken
+    """At every trained token, under the policy at the temperature of sampling."""
+    entropy: PerToken
+    metrics: dict[str, float]
+    """The loss Σ weight · loss, and what the method watches."""
+    norms: dict[str, float]
+    """By parameter, the 2-norm of all gradients added since the last step."""
+
+
 class Learner:
     """A model, a method and an optimiser.
 
@@ -89,6 +107,9 @@ class Learner:
     numbers but the dealing of groups to minibatches, which depends on (seed, update, epoch) alone.
     With several `ranks` every one has such a learner, and all make the same calls.
     """
+
+    _added: tuple[Batch, dict[str, float]] | None = None
+    """The batch whose gradients were added last, and its metrics."""
 
     def __init__(
         self,
@@ -228,8 +249,7 @@ class Learner:
                 batch.logp_old[rows] = out.logp
             if epoch == 0:
                 seen.logp[rows], seen.entropy[rows], computed[rows] = out.logp, out.entropy, done
-        self.carry = dict(self.method.settle(batch, logs[-1]))
-        self.update_count += 1
+        self._finish_update(batch, logs[-1])
         by_key: dict[str, list[float]] = {}
         for key, value in (pair for log in logs for pair in log.items()):
             by_key.setdefault(key, []).append(value)
@@ -240,12 +260,71 @@ class Learner:
         if batch.value is not None and batch.target is not None:
             explained = diagnose.explained_variance(batch.target, batch.value, batch.mask, self.ranks)
             metrics["value/explained"] = float(explained)
-        if self.follower:
-            self.follower.after(self.update_count, self.masters.tensors())
-        fresh = computed & ((batch.version == self.update_count - 1) | ~batch.mask).all(-1)
+        # What the first step saw was computed on the weights that had drawn it; later steps had moved them.
+        fresh = torch.zeros_like(computed).index_fill_(0, steps[0][1], True) & computed
+        fresh &= ((batch.version == self.update_count - 1) | ~batch.mask).all(-1)
         metrics |= _mismatch(batch.rows(fresh), seen.logp[fresh])
         self._compare_ranks()
         return Update(batch, seen.logp, seen.entropy, computed, metrics)
+
+    def _finish_update(self, batch: Batch, metrics: Mapping[str, float]) -> None:
+        self.carry = dict(self.method.settle(batch, metrics))
+        self.update_count += 1
+        if self.follower:
+            self.follower.after(self.update_count, self.masters.tensors())
+
+    def forward_backward(self, batch: Batch, loss: Loss | None = None) -> Losses:
+        """Adds the gradient of Σ weight · loss over the batch's tokens to what is there; moves nothing.
+
+        The batch is first prepared as for an update, so weights and targets are the method's; `loss` takes
+        the place of its own. Where the batch brings no `logp_old` this policy is the anchor of ratios, as in
+        an update's first step; for several steps on one batch, put `score(batch).logp` there before the
+        first. ValueError with a trust region, whose step is no gradient's.
+        """
+        if self.trust:
+            raise ValueError("a step within a trust region has no halves: call update")
+        given = batch.logp_old
+        batch = self._filled(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
+        if given is not None or self._skips_first(batch):
+            batch = replace(batch, logp_old=given)
+        batch = self.method.prepare(replace(batch, carry=self.carry))
+        try:
+            out, _, metrics = self._seen(batch, self.method.weight(batch), learns=True, loss=loss)
+        except Exception:
+            self.forget_gradients()  # of some microbatches and not of others
+            raise
+        self._added = batch, metrics
+        return Losses(out.logp, out.entropy, metrics, self._norms())
+
+    def optim_step(self) -> dict[str, float]:
+        """Clips the gradients that were added and makes one step of them, which counts as an update.
+
+        The learning rate, and the gradient's 2-norm before clipping. ValueError if there are none, and
+        RunError, with the weights left as they were, if loss or norm is not finite.
+        """
+        if self._added is None:
+            raise ValueError("there are no gradients: call forward_backward")
+        (batch, seen), self._added = self._added, None
+        metrics = self._move(seen["loss"])
+        self._finish_update(batch, seen | metrics)
+        self._compare_ranks()
+        return metrics
+
+    def forget_gradients(self) -> None:
+        """Gives up the gradients that were added since the last step."""
+        self._added = None
+        for part in self._trained:
+            part.masters.zero_grad()
+
+    @property
+    def _trained(self) -> list[Trained]:
+        return [self.policy, *([self.values] if self.values else [])]
+
+    def _norms(self) -> dict[str, float]:
+        names = (name for part in self._trained for name in part.masters.names)
+        grads = (m.grad for part in self._trained for m in part.masters.masters)
+        found = {name: grad.norm() for name, grad in zip(names, grads, strict=True) if grad is not None}
+        return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
 
     def _filled(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:
         """The batch with the columns that the method needs and that it does not bring with it."""
@@ -300,7 +379,7 @@ class Learner:
             return self._seen(batch, self.method.weight(batch), learns=False)[2]
 
     def _seen(
-        self, batch: Batch, weight: PerToken, *, learns: bool
+        self, batch: Batch, weight: PerToken, *, learns: bool, loss: Loss | None = None
     ) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
         """What the model says of these rows, of which, and metrics; if it learns, gradients are summed."""
         weighs = (weight != 0).any(-1)
@@ -319,7 +398,7 @@ class Learner:
                     self._pass_idly(part, learns=learns)
                     continue
                 by = {name: column[rows] for name, column in work.extra.items()}
-                out, found = self._pass(part, by, noise, learns=learns)
+                out, found = self._pass(part, by, noise, learns=learns, loss_of=loss)
                 for key, value in found.items():
                     sums[key] = sums.get(key, 0.0) + value
                 logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
@@ -329,13 +408,22 @@ class Learner:
         return Outputs(**work.back({"logp": logp, "entropy": entropy})), weighs, metrics
 
     def _pass(
-        self, part: Batch, by: Mapping[str, PerToken], noise: Noise | None, *, learns: bool
+        self,
+        part: Batch,
+        by: Mapping[str, PerToken],
+        noise: Noise | None,
+        *,
+        learns: bool,
+        loss_of: Loss | None,
     ) -> tuple[Outputs, dict[str, float]]:
         """One microbatch: what the model says of it, and what it adds to the step's sums."""
         self._give_back()
         out = forward(self.net, part, self.temperature, noise)
         self._give_back()
-        losses = each_head(self.method, out, part, self.seed) if learns else self.method.loss(out, part)
+        if loss_of is None and learns:
+            losses = each_head(self.method, out, part, self.seed)
+        else:
+            losses = (loss_of or self.method.loss)(out, part)
         loss = reduce.weighted_sum(losses, by["weight"].to(out.logp), part.mask)
         if learns:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -374,7 +462,7 @@ class Learner:
 
     def _move(self, loss: float) -> dict[str, float]:
         """Clips, steps and publishes; the rate, and the gradient's norm before clipping."""
-        parts = {"": self.policy} | ({"value/": self.values} if self.values else {})
+        parts = dict(zip(("", "value/"), self._trained, strict=False))
         metrics: dict[str, float] = {}
         for prefix, part in parts.items():
             metrics[f"{prefix}lr"] = learning_rate(part.config, self.step_count, self.total_steps)
@@ -407,8 +495,7 @@ class Learner:
 
     def _check_finite(self, loss: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            for part in (self.policy, *([self.values] if self.values else [])):
-                part.masters.zero_grad()
+            self.forget_gradients()
             raise RunError(
                 f"optimiser step {self.step_count + 1}: the loss is {loss} and the gradient's norm {norm}; "
                 "the weights were left as they were. A lower optim.lr or float32 usually mends it"

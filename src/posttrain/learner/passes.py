@@ -87,17 +87,8 @@ class Passes:
 
     def canary(self, row: list[int]) -> list[float]:
         """log π(token t | tokens before t) for t ≥ 1, at temperature 1; every rank asks for the same row."""
-        n = len(row)
-        trajectory = Trajectory(
-            tokens=row,
-            sampled=[t > 0 for t in range(n)],
-            logp_gen=[0.0] * n,
-            logp_policy=[0.0] * n,
-            version=[0] * n,
-            reward=[0.0] * n,
-        )
         with torch.no_grad(), self.ranks.waiting("the canary"):
-            out = forward(self.net, Batch.of([trajectory], [0]), temperature=1.0)
+            out = forward(self.net, Batch.of([Trajectory.given(row)], [0]), temperature=1.0)
         self.give_up_shares()
         logp: list[float] = out.logp[0, 1:].tolist()
         return logp

@@ -140,7 +140,11 @@ def new_llama(size: Size, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> L
 
     Matrices are drawn from N(0, 1/hidden), so that a matrix times a normalised state has variance 1 at any
     width. (transformers' own 0.02 is that of a width of 2500, and a small model stands still for long
-    with it.) The model ends an answer at the end of a turn as well as at the end of a text.
+    with it.) Those that write into the residual stream are drawn from N(0, 1/hidden²): what a layer adds is
+    then as large as an embedding, and a token can still be told behind it. Otherwise no layer but the first
+    finds tokens that are alike, and to look something up in the context is learnt many times later. As the
+    output is tied to the embedding, the last norm begins at 2/√hidden, or the model would repeat itself.
+    The model ends an answer at the end of a turn as well as at the end of a text.
     """
     end, close, pad = (int(i) for i in tokenizer.convert_tokens_to_ids([END, CLOSE, PAD]))
     config = LlamaConfig(
@@ -160,6 +164,10 @@ def new_llama(size: Size, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> L
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
+        for layer in model.model.layers:
+            for writes in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                torch.nn.init.normal_(writes.weight, std=1 / size.hidden)
+        torch.nn.init.constant_(model.model.norm.weight, min(1.0, 2 * size.hidden**-0.5))
     model.generation_config = GenerationConfig(eos_token_id=[close, end], pad_token_id=pad)
     return model.eval()
 

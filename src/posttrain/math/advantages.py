@@ -4,7 +4,7 @@ Rows of one task form a group of K samples. Every function takes the returns and
 numbers of *all* rows of an update and gives one number a row, which each token of that row
 then carries as its advantage. None divides by a length: that is reduce.py's business. Where a
 method credits each token by itself, read "token" for "row". Where rows lie on several ranks, groups are
-whole on each, and the functions of OVER_UPDATE, which look beyond groups, are told of `everywhere`.
+whole on each, and functions that look beyond groups take `everywhere`.
 
 A baseline that contains its own row shrinks the gradient: with the group mean, E[Σ A_i ∇log π_i]
 = (K - 1)/K · K∇J, exactly. leave_one_out is unbiased. Dividing by the group's deviation
@@ -13,15 +13,18 @@ is not a baseline at all; it weighs tasks by 1/σ (docs/errata.md; tests/truth).
 
 from collections.abc import Iterator
 from math import comb
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
 
+from posttrain.math.choice import AtLeast, choice
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import group_mean, group_size
 
 PerRow = Float[torch.Tensor, "B"]
 Group = Int[torch.Tensor, "B"]
+Count = Annotated[int, AtLeast(1)]
 
 
 def raw(returns: PerRow, group: Group) -> PerRow:
@@ -35,6 +38,7 @@ def raw(returns: PerRow, group: Group) -> PerRow:
     return returns.clone()
 
 
+@choice(compares="group", by_token=True)
 def centred(returns: PerRow, group: Group) -> PerRow:
     """R_i - mean(R of its group), the row itself included.
 
@@ -54,6 +58,7 @@ def centred(returns: PerRow, group: Group) -> PerRow:
     return torch.where(equal, torch.zeros_like(returns), returns - group_mean(returns, group))
 
 
+@choice(compares="group")
 def normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     """(R_i - mean) / (σ + eps) within each group, σ the population deviation (ddof 0).
 
@@ -68,6 +73,7 @@ def normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     return _scaled(returns, group, eps, ddof=0)
 
 
+@choice(compares="group")
 def normalised_sample(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     """(R_i - mean) / (s + eps) within each group, s the sample deviation (ddof 1).
 
@@ -88,6 +94,7 @@ def _scaled(returns: PerRow, group: Group, eps: float, ddof: int) -> PerRow:
     return torch.where(variance == 0, torch.zeros_like(returns), scaled)
 
 
+@choice(compares="group")
 def leave_one_out(returns: PerRow, group: Group) -> PerRow:
     """R_i - mean(R of the other rows of its group) = K/(K-1) · centred.
 
@@ -131,6 +138,7 @@ def batch_normalised_sample(
     return _whitened(returns, eps, 1, everywhere)
 
 
+@choice(compares="group")
 def centred_batch_normalised(
     returns: PerRow, group: Group, eps: float = 1e-6, everywhere: Everywhere = HERE
 ) -> PerRow:
@@ -151,10 +159,6 @@ def centred_batch_normalised(
     return torch.where(difference == 0, torch.zeros_like(difference), scaled)
 
 
-OVER_UPDATE = frozenset({batch_normalised, batch_normalised_sample, centred_batch_normalised})
-"""Credits that compare rows of different groups."""
-
-
 def _whitened(returns: PerRow, eps: float, ddof: int, everywhere: Everywhere) -> PerRow:
     """(R - mean) / (σ + eps) over all there are; exactly 0 where all are equal."""
     count = everywhere.sum(torch.tensor(len(returns)))
@@ -166,6 +170,7 @@ def _whitened(returns: PerRow, eps: float, ddof: int, everywhere: Everywhere) ->
     return torch.zeros_like(returns) if equal else difference / (variance.sqrt() + eps)
 
 
+@choice(compares="group")
 def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     """(R_i - mean) / (mean + eps) within each group: a success weighs as much as it is rare.
 
@@ -182,7 +187,8 @@ def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     return torch.where(mean <= 0, torch.zeros_like(returns), centred(returns, group) / (mean + eps))
 
 
-def pass_at_k(returns: PerRow, group: Group, k: int = 2) -> PerRow:
+@choice(compares="group", group=lambda numbers: numbers["k"] + 1)
+def pass_at_k(returns: PerRow, group: Group, k: Count = 2) -> PerRow:
     """k (E[max R of k rows with this one] - E[max R of k rows without it]), over subsets of the group.
 
     Unbiased for the gradient of E[max of k fresh returns], which for returns in {0, 1} is pass@k: the
@@ -204,7 +210,8 @@ def pass_at_k(returns: PerRow, group: Group, k: int = 2) -> PerRow:
     return advantage
 
 
-def pass_at_k_normalised(returns: PerRow, group: Group, k: int = 2, eps: float = 1e-6) -> PerRow:
+@choice(compares="group", group=lambda numbers: numbers["k"] + 1)
+def pass_at_k_normalised(returns: PerRow, group: Group, k: Count = 2, eps: float = 1e-6) -> PerRow:
     """(E[max R of k rows with this one] - E[max R of k rows]) / (σ + eps), over subsets of the group.
 
     σ is the deviation of the max over these subsets: `normalised`, of groups of k answers, and for k = 1 of

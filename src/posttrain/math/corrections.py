@@ -8,13 +8,18 @@ and current policy (AReaL, arXiv:2505.24298, eq. 5).
 w_t stands for π_old/π_gen of token t, and w for Π_t w_t, that of the answer.
 """
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Bool, Float
 
+from posttrain.math.choice import AtLeast, Share
 from posttrain.math.masked import fill, row_mean, row_sum
 
 PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]
+Cap = Annotated[float, AtLeast(1)]
+"""A bound of weights; one below 1 would cut a fresh sample's, which is 1."""
 
 
 def uncorrected(log_weight: PerToken, mask: Mask) -> PerToken:
@@ -26,7 +31,7 @@ def uncorrected(log_weight: PerToken, mask: Mask) -> PerToken:
     return mask.to(log_weight.dtype)
 
 
-def token_truncated(log_weight: PerToken, mask: Mask, weight_cap: float = 2.0) -> PerToken:
+def token_truncated(log_weight: PerToken, mask: Mask, weight_cap: Cap = 2.0) -> PerToken:
     """min(w_t, weight_cap), token by token. Blind to how likely the tokens before it were.
 
     Source: TIS, "Your efficient RL framework secretly brings you off-policy RL training", 2025.
@@ -37,7 +42,7 @@ def token_truncated(log_weight: PerToken, mask: Mask, weight_cap: float = 2.0) -
     return fill(log_weight.exp().clamp(max=weight_cap), mask)
 
 
-def sequence_truncated(log_weight: PerToken, mask: Mask, weight_cap: float = 2.0) -> PerToken:
+def sequence_truncated(log_weight: PerToken, mask: Mask, weight_cap: Cap = 2.0) -> PerToken:
     """min(w, weight_cap) of the whole answer, on each of its tokens. Unbiased as weight_cap grows.
 
     Source: truncated importance sampling, Ionides 2008, over answers.
@@ -49,7 +54,7 @@ def sequence_truncated(log_weight: PerToken, mask: Mask, weight_cap: float = 2.0
 
 
 def token_rejected(
-    log_weight: PerToken, mask: Mask, weight_floor: float = 0.5, weight_cap: float = 2.0
+    log_weight: PerToken, mask: Mask, weight_floor: Share = 0.5, weight_cap: Cap = 2.0
 ) -> PerToken:
     """w_t where weight_floor ≤ w_t ≤ weight_cap, and 0 for a token further off. Both bounds are absolute.
 
@@ -63,7 +68,7 @@ def token_rejected(
 
 
 def sequence_rejected(
-    log_weight: PerToken, mask: Mask, weight_floor: float = 0.5, weight_cap: float = 2.0
+    log_weight: PerToken, mask: Mask, weight_floor: Share = 0.5, weight_cap: Cap = 2.0
 ) -> PerToken:
     """w of the answer where weight_floor ≤ w ≤ weight_cap, and 0 for an answer further off.
 
@@ -77,7 +82,7 @@ def sequence_rejected(
 
 
 def geometric_rejected(
-    log_weight: PerToken, mask: Mask, weight_floor: float = 0.99, weight_cap: float = 1.01
+    log_weight: PerToken, mask: Mask, weight_floor: Share = 0.99, weight_cap: Cap = 1.01
 ) -> PerToken:
     """1, or 0 for an answer whose geometric mean of w_t lies outside [weight_floor, weight_cap].
 

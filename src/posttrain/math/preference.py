@@ -16,17 +16,21 @@ Sources: DPO, arXiv:2305.18290; the general view, arXiv:2310.12036 (ΨPO) and ar
 """
 
 import math
+from typing import Annotated
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch.nn.functional import logsigmoid, softplus
 
 from posttrain.math import masked
+from posttrain.math.choice import Between
 
 PerToken = Float[torch.Tensor, "B T"]
 PerRow = Float[torch.Tensor, "B"]
 Pairs = Float[torch.Tensor, "..."]
 Mask = Bool[torch.Tensor, "B T"]
+Flipped = Annotated[float, Between(0, 0.499)]
+"""A share of wrong labels, which outnumber the right ones from one half on."""
 
 # ---------------------------------------------------------------------- what an answer is worth
 
@@ -119,7 +123,7 @@ def jensen_shannon(ratio: PerRow) -> PerRow:
     return math.log(2) + ratio - softplus(ratio)
 
 
-def alpha_divergence(ratio: PerRow, alpha: float = 0.5) -> PerRow:
+def alpha_divergence(ratio: PerRow, alpha: Annotated[float, Between(1e-3, 1)] = 0.5) -> PerRow:
     """(1 - u^-α)/α, from f(u) = (u^(1-α) - (1 - α) u - α)/(α (α - 1)), 0 < α < 1.
 
     reverse_kl as α → 0, and 1 + forward_kl at α = 1.
@@ -217,7 +221,7 @@ def exponential(margin: Pairs, beta: float) -> Pairs:
     return torch.exp(-(beta * margin).clamp(min=-50.0))
 
 
-def smoothed(margin: Pairs, beta: float, flipped: float = 0.1) -> Pairs:
+def smoothed(margin: Pairs, beta: float, flipped: Flipped = 0.1) -> Pairs:
     """-(1 - ε) log σ(β h) - ε log σ(-β h), ε = flipped.    c = σ(-β h) - ε
 
     Conservative DPO: a share ε of the labels is held to be wrong, and the margin stops where
@@ -231,7 +235,7 @@ def smoothed(margin: Pairs, beta: float, flipped: float = 0.1) -> Pairs:
     return -(1 - flipped) * logsigmoid(beta * margin) - flipped * logsigmoid(-beta * margin)
 
 
-def robust(margin: Pairs, beta: float, flipped: float = 0.1) -> Pairs:
+def robust(margin: Pairs, beta: float, flipped: Flipped = 0.1) -> Pairs:
     """(-(1 - ε) log σ(β h) + ε log σ(-β h))/(1 - 2ε), ε = flipped < ½.
 
     c = ((1 - ε) σ(-β h) + ε σ(β h))/(1 - 2ε)

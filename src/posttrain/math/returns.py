@@ -12,11 +12,12 @@ With γ < 1 the sum of discounted Ψ_t without the factor γ^t is not the gradie
 objective (docs/errata.md).
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 
+from posttrain.math.choice import AtLeast, Share
 from posttrain.math.masked import fill
 
 PerToken = Float[torch.Tensor, "B T"]
@@ -100,7 +101,7 @@ def total_by_token(path: Path) -> PerToken:
     return total(path)
 
 
-def to_go(path: Path, gamma: float = 1.0) -> PerToken:
+def to_go(path: Path, gamma: Share = 1.0) -> PerToken:
     """Σ_{k ≥ t} γ^{k-t} r_k: what is still to come. A token earns nothing for what came before it.
 
     Source: seed 004, "reward following the action". 003 prints the sum from t = 1 (docs/errata.md).
@@ -114,7 +115,7 @@ def to_go(path: Path, gamma: float = 1.0) -> PerToken:
     return _back(G, place, path.mask)
 
 
-def monte_carlo(path: Path, gamma: float = 1.0) -> Credited:
+def monte_carlo(path: Path, gamma: Share = 1.0) -> Credited:
     """A_t = G_t - V_t, target G_t, with G_t = Σ_{k ≥ t} γ^{k-t} r_k. Unbiased whatever V is.
 
     Source: REINFORCE with a learned baseline, seed 004; GAE with λ = 1.
@@ -127,7 +128,7 @@ def monte_carlo(path: Path, gamma: float = 1.0) -> Credited:
     return G - fill(_value(path), path.mask), G
 
 
-def td(path: Path, gamma: float = 1.0) -> Credited:
+def td(path: Path, gamma: Share = 1.0) -> Credited:
     """A_t = δ_t, target r_t + γ V_{t+1}: the least variance, and all of the critic's error.
 
     Source: A2C with one step; GAE with λ = 0.
@@ -139,7 +140,7 @@ def td(path: Path, gamma: float = 1.0) -> Credited:
     return n_step(path, gamma, n=1)
 
 
-def n_step(path: Path, gamma: float = 1.0, n: int = 5) -> Credited:
+def n_step(path: Path, gamma: Share = 1.0, n: Annotated[int, AtLeast(1)] = 5) -> Credited:
     """A_t = Σ_{k<n} γ^k r_{t+k} + γ^n V_{t+n} - V_t; the target is the same without - V_t.
 
     Source: A3C, arXiv:1602.01783, section 4.2, where n shrinks towards the end of a segment; here all
@@ -157,7 +158,7 @@ def n_step(path: Path, gamma: float = 1.0, n: int = 5) -> Credited:
     return _back(target - value, place, path.mask), _back(target, place, path.mask)
 
 
-def gae(path: Path, gamma: float = 1.0, lam: float = 0.95) -> Credited:
+def gae(path: Path, gamma: Share = 1.0, lam: Share = 0.95) -> Credited:
     """A_t = Σ_k (γλ)^k δ_{t+k}, target A_t + V_t (the λ-return).
 
     λ = 0 is td, λ = 1 is monte_carlo; in between the bias O((1 - λ) ‖V - V^π‖) buys variance.
@@ -176,7 +177,11 @@ def gae(path: Path, gamma: float = 1.0, lam: float = 0.95) -> Credited:
 
 
 def vtrace(
-    path: Path, gamma: float = 1.0, lam: float = 1.0, rho_cap: float = 1.0, c_cap: float = 1.0
+    path: Path,
+    gamma: Share = 1.0,
+    lam: Share = 1.0,
+    rho_cap: Annotated[float, AtLeast(1e-3)] = 1.0,
+    c_cap: float = 1.0,
 ) -> Credited:
     """A_t = ρ_t (r_t + γ v_{t+1} - V_t), target v_t, for episodes that another policy drew.
 

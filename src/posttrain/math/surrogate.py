@@ -12,11 +12,18 @@ r stands for exp(log_ratio), A for the advantage, sg for "without gradient".
 """
 
 import math
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 
+from posttrain.math.choice import AtLeast, Share
+
 PerToken = Float[torch.Tensor, "B T"]
+Cap = Annotated[float, AtLeast(1)]
+"""A bound of ratios; one below 1 would cut a fresh sample's, which is 1."""
+Temperature = Annotated[float, AtLeast(1e-3)]
+"""Divided by."""
 
 
 def score(log_ratio: PerToken, advantage: PerToken) -> PerToken:
@@ -66,7 +73,7 @@ def clipped(
 
 
 def dual_clipped(
-    log_ratio: PerToken, advantage: PerToken, clip_low: float = 0.2, clip_high: float = 0.2, cap: float = 3.0
+    log_ratio: PerToken, advantage: PerToken, clip_low: float = 0.2, clip_high: float = 0.2, cap: Cap = 3.0
 ) -> PerToken:
     """clipped, and for A < 0 at most -cap A.    c = r A, or 0
 
@@ -81,7 +88,7 @@ def dual_clipped(
     return clipped(capped, advantage, clip_low, clip_high)
 
 
-def truncated(log_ratio: PerToken, advantage: PerToken, cap: float = 1.28, floor: float = 0.0) -> PerToken:
+def truncated(log_ratio: PerToken, advantage: PerToken, cap: Cap = 1.28, floor: Share = 0.0) -> PerToken:
     """-sg(w) A log r, w = min(max(r, floor), cap): the ratio only weighs.    c = w A
 
     No token loses its gradient.
@@ -97,7 +104,7 @@ def truncated(log_ratio: PerToken, advantage: PerToken, cap: float = 1.28, floor
 
 
 def soft_gated(
-    log_ratio: PerToken, advantage: PerToken, tau_up: float = 1.0, tau_down: float = 1.05
+    log_ratio: PerToken, advantage: PerToken, tau_up: Temperature = 1.0, tau_down: Temperature = 1.05
 ) -> PerToken:
     """-(4/τ) sigmoid(τ (r - 1)) A: the gradient fades as r leaves 1, without an edge.    c = 4 g (1 - g) r A
 

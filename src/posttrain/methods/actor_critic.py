@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from posttrain.math import masked, returns, value
+from posttrain.math.choice import function_of
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.types import Batch, Outputs, PerToken
 
@@ -38,9 +39,14 @@ class ActorCritic(PolicyGradient):
         return super().needs | {"value"} | ({"logp_old"} if self.off_policy else set())
 
     @property
+    def corrects(self) -> bool:
+        """Whether a correction or psi weighs what an older policy drew."""
+        return self.off_policy or super().corrects
+
+    @property
     def off_policy(self) -> bool:
         """Whether psi weighs for itself what an older policy drew."""
-        return getattr(self.psi, "func", self.psi) is returns.vtrace
+        return function_of(self.psi) is returns.vtrace
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with advantages and the critic's targets."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
 from posttrain.math import masked, returns, selection
+from posttrain.math.choice import Signed
 from posttrain.types import Batch, Method, Outputs, PerToken
 
 
@@ -48,10 +50,12 @@ class ExpertIteration(Imitation):
     """Which of the accepted answers are imitated."""
     balance: Callable[..., PerToken]
     """What tasks weigh against one another."""
-    accept: float = 1.0
+    accept: Signed = 1.0
     """The least return of an answer that is imitated."""
     repeats: Callable[..., selection.Rows] = selection.distinct
     """Whether equal answers to a task are imitated once or as often as they were given."""
+
+    corrects: ClassVar[bool] = True
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with an advantage of 1 on the answers that are kept and 0 on the others.

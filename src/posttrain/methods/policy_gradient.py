@@ -15,11 +15,12 @@ A choice is a function of math/; functools.partial fixes a number of it.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 
-from posttrain.math import advantages, control, corrections, diagnose, kl, masked, ratios, returns, shaping
+from posttrain.math import control, corrections, diagnose, kl, masked, ratios, returns, shaping
+from posttrain.math.choice import Between, Signed, function_of, takes
 from posttrain.math.returns import Path
 from posttrain.types import Batch, Mask, Method, Outputs, PerRow, PerToken
 
@@ -32,6 +33,8 @@ Reduction = Callable[..., PerToken]
 Estimator = Callable[[PerToken, PerToken], PerToken]
 Control = Callable[..., float]
 Shaped = Callable[[PerToken, Mask], PerToken]
+Decay = Annotated[float, Between(0, 0.9999)]
+"""Of a running average; with 1 it would never learn."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,13 @@ class PolicyGradient(Method):
     kl_target: float = 0.0
     """What `control` steers the KL to, by changing β: of kl_in_reward in nats an answer, else of
     kl_from_old in nats a token. 0 leaves β as it is."""
-    entropy_bonus: float = 0.0
+    entropy_bonus: Signed = 0.0
     """α: how much of each token's entropy is subtracted from its loss."""
-    baseline: float = 0.0
+    baseline: Signed = 0.0
     """Subtracted from every return."""
-    running_baseline: float = 0.0
+    running_baseline: Decay = 0.0
     """Decay of a running average of the mean return, which is then subtracted too; 0 keeps none."""
-    running_scale: float = 0.0
+    running_scale: Decay = 0.0
     """Decay of a running average of the returns' variance; rewards are divided by its root. 0 keeps none."""
     off_policy_mask: float = 0.0
     """δ: an answer with A < 0 has no policy loss where the mean of log π_gen/π over its tokens is above δ, so
@@ -83,12 +86,18 @@ class PolicyGradient(Method):
     unread: ClassVar[frozenset[str]] = frozenset()
     """Fields that a member of the family has and does not read."""
     anchored: ClassVar[bool] = True
+    measures_kl: ClassVar[bool] = True
 
     @property
     def needs(self) -> frozenset[str]:
         """The reference's log-probabilities if a KL enters; the anchor's if it enters the reward."""
         reference = {"logp_ref"} if self.kl_in_loss or self.kl_in_reward else set()
         return frozenset(reference | ({"logp_old"} if self.kl_in_reward else set()))
+
+    @property
+    def corrects(self) -> bool:
+        """Whether a correction weighs what an older policy drew."""
+        return self.correction is not corrections.uncorrected
 
     @property
     def start(self) -> Mapping[str, float]:
@@ -211,7 +220,7 @@ class PolicyGradient(Method):
         returns that are equal but for how they were added up are equal (math/returns.py: worth).
         """
         x, credit = x.to(batch.logp_gen), self.credit
-        if getattr(credit, "func", credit) in advantages.OVER_UPDATE:
+        if takes(function_of(credit), "everywhere"):
             credit = partial(credit, everywhere=batch.everywhere)
         if whole:
             rows, first = batch.mask.any(-1), batch.mask.to(torch.uint8).argmax(-1, keepdim=True)

@@ -10,12 +10,13 @@ those of less. A loss is one number a group, the mean over its pairs, and stands
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 
 from posttrain.math import masked, preference, reduce, returns
+from posttrain.math.choice import AtLeast
 from posttrain.types import PROBE, Batch, Method, Outputs, PerRow, PerToken
 
 PairLoss = Callable[..., Float[torch.Tensor, "..."]]
@@ -32,7 +33,7 @@ class Preference(Method):
     implicit: Callable[..., PerRow]
     pair_loss: PairLoss
     divergence: Callable[..., PerRow] = preference.reverse_kl
-    beta: float = 0.1
+    beta: Annotated[float, AtLeast(1e-6)] = 0.1
     """How far a preference moves the policy: small is far."""
     pair_weight: float = 1.0
     sft_weight: float = 0.0
@@ -85,7 +86,7 @@ class Unpaired(Method):
     Source: KTO, arXiv:2402.01306, eq. 8.
     """
 
-    beta: float = 0.1
+    beta: Annotated[float, AtLeast(1e-6)] = 0.1
     desirable_weight: float = 1.0
     """λ_D, of wanted answers; λ_D times their number should be 1 to 4/3 times λ_U times the others'."""
     undesirable_weight: float = 1.0
@@ -93,6 +94,7 @@ class Unpaired(Method):
 
     unit: ClassVar[str] = "row"
     probes: ClassVar[bool] = True
+    asks: ClassVar[frozenset[str]] = frozenset({"both signs"})
 
     @property
     def needs(self) -> frozenset[str]:

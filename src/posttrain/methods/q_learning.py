@@ -10,8 +10,10 @@ The second line holds by construction, because π sums to 1. What is left to lea
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from posttrain.math import kl, masked, returns
+from posttrain.math.choice import AtLeast, Share
 from posttrain.types import Batch, Mask, Method, Outputs, PerToken
 
 
@@ -26,10 +28,10 @@ class SoftQ(Method):
     """
 
     reduction: Callable[..., PerToken]
-    beta: float = 0.1
+    beta: Annotated[float, AtLeast(1e-6)] = 0.1
     """Of the KL, in units of the reward: small trusts the reward, large the reference."""
-    gamma: float = 1.0
-    lam: float = 0.95
+    gamma: Share = 1.0
+    lam: Share = 0.95
     shaped: Callable[[PerToken, Mask], PerToken] | None = None
     """As in PolicyGradient: rewards that a potential gains, made to fit γ."""
 
@@ -37,6 +39,11 @@ class SoftQ(Method):
     def needs(self) -> frozenset[str]:
         """The anchor's and the reference's log-probabilities, and the values."""
         return frozenset({"logp_old", "logp_ref", "value"})
+
+    @property
+    def corrects(self) -> bool:
+        """A Q learns from anybody's tokens as long as its targets look one step ahead only."""
+        return self.lam == 0
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with V's targets; `advantage` is how far each token's Q falls short of its own."""

@@ -54,6 +54,11 @@ class Comparison(Compared):
     centre: float = 0.0
     """How much (s_w + s_l)² counts: comparisons do not say where 0 is, and this puts it at the mean."""
 
+    @property
+    def asks(self) -> frozenset[str]:
+        """By how much an answer is better, where the margin counts."""
+        return frozenset({"margins"} if self.margin else ())
+
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The group's loss, at each of its marks."""
         score = _score(out, batch)
@@ -95,6 +100,15 @@ class Pointwise(Method):
         """The head's number."""
         return HEAD
 
+    @property
+    def asks(self) -> frozenset[str]:
+        """Labels from 0 to 1, where they are classes."""
+        return frozenset({"probabilities"} if self._classifies else ())
+
+    @property
+    def _classifies(self) -> bool:
+        return self.item_loss is reward.classification
+
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's marks."""
         return self.reduction(batch.mask, batch.group, batch.everywhere)
@@ -110,9 +124,8 @@ class Pointwise(Method):
         assert out.value is not None
         score = masked.fill(out.value.detach(), batch.mask)
         label = masked.fill(batch.reward, batch.mask).to(score)
-        classified = self.item_loss is reward.classification
-        sided = ((score > 0) == (label > 0.5)).to(score) if classified else (score - label).abs()
-        return {"score/mean": score, "score/accuracy" if classified else "score/error": sided}
+        sided = ((score > 0) == (label > 0.5)).to(score) if self._classifies else (score - label).abs()
+        return {"score/mean": score, "score/accuracy" if self._classifies else "score/error": sided}
 
 
 def _score(out: Outputs, batch: Batch) -> PerRow:

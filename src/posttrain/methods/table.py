@@ -3,9 +3,11 @@
 This dict is the registry: to add a method, add a line.
 """
 
+import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
+from typing import Any
 
 from posttrain.math import (
     advantages,
@@ -29,6 +31,7 @@ from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
 from posttrain.nearest import did_you_mean
 from posttrain.types import Method, UserError
+from posttrain.usercode import MEMORY, file_of, load_edited
 
 GRPO = PolicyGradient(advantages.normalised, ratios.by_token, surrogate.clipped, reduce.per_sequence)
 REINFORCE = replace(GRPO, credit=advantages.raw, surrogate=surrogate.score, reduction=reduce.per_row)
@@ -217,9 +220,43 @@ METHODS: Mapping[str, Line] = {
 }
 
 
-def line(name: str) -> Line:
-    """The table's line of this name; UserError with the known names if there is none."""
-    if name not in METHODS:
-        mend = did_you_mean(name, METHODS) or f"one of {', '.join(METHODS)}"
-        raise UserError(f"unknown method {name!r}", where="method.name", mend=mend)
-    return METHODS[name]
+Named = str | Line | Method
+"""A line of the table by its name, one of a file of one's own as "file.py:NAME", or the thing itself."""
+
+
+def line(named: Named) -> Line:
+    """The line of this name; UserError with the known names if there is none, or if it is no method."""
+    if isinstance(named, str) and named.startswith(MEMORY):
+        named = named.removeprefix(MEMORY)  # what a program held is read as what it is like
+    if isinstance(named, str) and ":" in named:
+        return line(load_edited(named, "method.name"))
+    if isinstance(named, str) and named in METHODS:
+        return METHODS[named]
+    if isinstance(named, str):
+        mend = did_you_mean(named, METHODS) or f"one of {', '.join(METHODS)}"
+        raise UserError(f"unknown method {named!r}", where="method.name", mend=mend)
+    if isinstance(named, Line):
+        return named
+    given: Any = named  # whatever a file may call by that name
+    if not is_dataclass(given) or isinstance(given, type) or not hasattr(given, "prepare"):
+        mend = "name a Line, or an instance of a frozen dataclass that inherits Method"
+        raise UserError(f"{given!r:.60} is no method", where="method.name", mend=mend)
+    return Line(named, (inspect.getdoc(named) or label(named)).split("\n")[0], type(named).__module__)
+
+
+def like(other: Line) -> str:
+    """The name of the first line of the table that learns from the same, in the same way.
+
+    >>> like(METHODS["dr_grpo"]), like(METHODS["dpo_length"])
+    ('reinforce', 'dpo')
+    """
+    wanted = (other.loop, other.learns, other.step)
+    same = [n for n, each in METHODS.items() if (each.loop, each.learns, each.step) == wanted]
+    return next((n for n in same if type(METHODS[n].method) is type(other.method)), same[0])
+
+
+def label(named: Named) -> str:
+    """What a method is called in messages: its name, or what it is."""
+    if isinstance(named, str):
+        return f"{file.name}:{named.rpartition(':')[2]}" if (file := file_of(named)) else named
+    return named.title if isinstance(named, Line) else type(named).__name__

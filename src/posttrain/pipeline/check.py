@@ -5,7 +5,7 @@ earlier stage starts from, with that stage's chat template, stands in for the on
 such stand-in, data and reward models to be made, is checked when it is there.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,18 +159,9 @@ def tell(need: int, root: Path, say: Say) -> None:
 def comparison(pipeline: Pipeline, made: Mapping[str, str]) -> Compare:
     """The comparison with {NAME} filled in; UserError with the line of what it cannot be."""
     tables = {COMPARE: filled(pipeline.compare, made)}
-    compare: Compare = config.parsed(Compare, tables[COMPARE], _Within(pipeline.where))
+    where = replace(pipeline.where, within=(COMPARE,))
+    compare: Compare = config.parsed(Compare, tables[COMPARE], where)
     return compare
-
-
-class _Within(config.Where):
-    """Finds keys of [compare] in the pipeline's file."""
-
-    def __init__(self, where: config.Where) -> None:
-        super().__init__(where.path, where.text, where.given)
-
-    def __call__(self, loc: Sequence[str]) -> str:
-        return super().__call__([COMPARE, *loc])
 
 
 def _check_compare(

@@ -21,7 +21,7 @@ from posttrain.learner import checkpoint
 from posttrain.merge import write_merged
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, flat, taken
 from posttrain.toml import dump, inline
-from posttrain.training import as_begun, otherwise
+from posttrain.training import as_begun, otherwise, with_copies
 from posttrain.types import UserError
 
 LOCK = ".lock"
@@ -152,7 +152,8 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
     if not place.record.exists() or not place.directory.exists():
         return
     if stage.kind == "recipe":
-        now, before = as_begun(reading(pipeline, stage, {}), place.directory), config.read(place.record)
+        now = as_begun(reading(pipeline, stage, {}), place.directory)
+        before = with_copies(config.read(place.record), place.directory)
         name = otherwise(now.recipe, before.recipe, longer=not finished)
         what, where = f"[{name}] is not what it was made with", now.where([name])
     else:

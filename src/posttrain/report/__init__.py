@@ -6,6 +6,7 @@ of several runs as a small picture. Neither looks at a clock, so equal directori
 and neither minds a run that is still going or was killed in the middle of a line.
 
     record     what a run directory says, read without ever failing on a half-written file
+    searches   trees/*.jsonl, likewise
     rollouts   samples/*.jsonl, packed and thinned to a size that opens at once
     headline   the few numbers at the top
     alarms     stated rules that a run can break

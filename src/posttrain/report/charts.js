@@ -2,6 +2,8 @@
 
 const PAD = { top: 8, right: 12, bottom: 22 };
 const HEIGHT = 178;
+// Of each metric: unit, meaning, how it is computed, and its anchor on docs/metrics.md.
+let WORDS = {};
 
 // spec: {title, hint, format, range, lines, band, stack}, where lines and stack hold
 // {label, color, values}, band {color, low, high}. view: the cursor that all charts share.
@@ -25,7 +27,7 @@ function chart(spec, view) {
   const node = h(
     'figure',
     { class: 'card chart' },
-    h('figcaption', {}, h('h4', {}, visible(spec.title)), spec.hint && h('p', {}, spec.hint)),
+    caption(spec, shapes.map((shape) => shape.name)),
     legend,
     plot,
   );
@@ -38,6 +40,33 @@ function chart(spec, view) {
   };
   listen(plot, self, view);
   return self;
+}
+
+// The title of a chart, and on request what each of its metrics is and how it is computed.
+function caption(spec, names) {
+  const known = [...new Set(names)].filter((name) => Object.hasOwn(WORDS, name ?? ''));
+  const places = [...new Set(known.map((name) => WORDS[name][3]))];
+  const told = places.flatMap((anchor) => {
+    const alike = known.filter((name) => WORDS[name][3] === anchor);
+    const [unit, means, how] = WORDS[alike[0]];
+    return [
+      h(
+        'dt',
+        { title: `docs/metrics.md#${anchor}` },
+        h('code', {}, visible(alike.join(', '))),
+        unit !== '–' && h('small', {}, ` ${unit}`),
+      ),
+      h('dd', {}, means, how && h('p', {}, how)),
+    ];
+  });
+  const more = h('details', { class: 'words' }, h('summary', { 'aria-label': `About ${spec.title}` }, '?'), h('dl', {}, ...told));
+  return h(
+    'figcaption',
+    {},
+    h('h4', {}, visible(spec.title)),
+    spec.hint && h('p', {}, spec.hint),
+    known.length > 0 && more,
+  );
 }
 
 function spoken(spec) {

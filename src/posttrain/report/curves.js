@@ -55,6 +55,11 @@ function curves(section, run, open) {
   const view = sharedCursor(run, columns);
   const bar = h('div', { class: 'cursorbar' });
   section.append(bar);
+  const lanes = timeline(columns, view);
+  if (lanes) {
+    view.charts.push(lanes);
+    section.append(h('h3', {}, 'Timeline'), lanes.node);
+  }
   for (const [name, specs] of chartGroups(columns)) {
     const alarmed = (spec) => run.alarms.some((alarm) => draws({ spec }, alarm.metric));
     const still = (spec) => !alarmed(spec) && constant(spec);
@@ -71,7 +76,9 @@ function curves(section, run, open) {
     }
     view.charts.push(...made);
     const folded = specs.map(still).filter(Boolean);
-    section.append(h('h3', {}, name), h('div', { class: 'charts' }, ...cards));
+    section.append(h('h3', {}, name));
+    if (GROUP_SAYS[name]) section.append(h('p', { class: 'muted about' }, GROUP_SAYS[name]));
+    section.append(h('div', { class: 'charts' }, ...cards));
     if (folded.length) section.append(h('p', { class: 'muted constant' }, `Constant: ${visible(folded.join('  ·  '))}`));
   }
   view.changed = (i) => cursorBar(bar, view, columns, i, open);
@@ -82,12 +89,14 @@ function curves(section, run, open) {
     seen.scrollIntoView({ behavior: 'smooth', block: 'center' });
   };
   let width = 0;
-  new ResizeObserver(() => {
+  const observer = new ResizeObserver(() => {
     if (width !== section.clientWidth) {
       width = section.clientWidth;
       view.draw();
     }
-  }).observe(section);
+  });
+  observer.observe(section);
+  view.close = () => observer.disconnect();
   view.draw();
   return view;
 }

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from posttrain.errors import UserError
 from posttrain.report.headline import Show, figure, mean, percent
 from posttrain.report.record import read
-from posttrain.types import UserError
 
 WIDTH, HEIGHT = 760, 360
 LEFT, RIGHT, TOP, BOTTOM = 62, 96, 78, 52

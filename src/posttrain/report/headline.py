@@ -1,6 +1,6 @@
 """The few numbers at the top of the page, already written for a person."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from posttrain.report.record import Metrics, Record
@@ -32,18 +32,18 @@ def headline(record: Record) -> Headline:
     """
     metrics = record.metrics
     tiles = _tiles(metrics)
-    graded = any(y for name in ("verdict/scored", "eval/scored") for _, y in metrics.points(name))
-    for name, label in (("eval/accuracy", "Held-out accuracy"), ("eval/reward", "Held-out reward")):
-        if graded and name == "eval/accuracy":
+    scores = graded(metrics)
+    for name, label in HELD_OUT.items():
+        if scores and name == "eval/accuracy":
             continue
         points = metrics.points(name)
         if points:
             (first, before), (last, after) = points[0], points[-1]
-            show = percent if name == "eval/accuracy" else figure
+            show = percent if name.endswith("accuracy") else figure
             note = f"update {first} → update {last}" if last > first else f"update {first}"
             return _between(label, before, after, show, note, several=last > first, tiles=tiles)
     for name, label in (("accuracy", "Accuracy while training"), ("reward/mean", "Reward while training")):
-        if graded and name == "accuracy":
+        if scores and name == "accuracy":
             continue
         values = [y for _, y in metrics.points(name)]
         if values:
@@ -53,6 +53,44 @@ def headline(record: Record) -> Headline:
             note = (span if n else "one update") + "; never evaluated on held-out tasks"
             return _between(label, before, after, show, note, several=n > 0, tiles=tiles)
     return Headline("Held-out accuracy", "", "—", "", "nothing measured yet", tiles)
+
+
+HELD_OUT = {
+    "eval/accuracy": "Held-out accuracy",
+    "eval/reward": "Held-out reward",
+    "eval/rewards/accuracy": "Held-out pairs in order",
+    "eval/score/accuracy": "Held-out pairs in order",
+    "eval/loss": "Held-out loss",
+}
+BEST = {
+    "eval/accuracy": 1,
+    "eval/reward": 1,
+    "eval/rewards/accuracy": 1,
+    "eval/score/accuracy": 1,
+    "eval/loss": -1,
+}
+"""Metrics by which a run is judged, the first that it has, and whether more of it is better."""
+
+
+def graded(metrics: Metrics) -> bool:
+    """Whether verdicts are scores without a right or wrong, so that rewards stand for accuracy."""
+    return any(y for name in ("verdict/scored", "eval/scored") for _, y in metrics.points(name))
+
+
+def best(metrics: Metrics, among: Collection[int] | None = None) -> tuple[str, int, float] | None:
+    """(metric, update, value) of the best evaluation, the later one of two; `among` these updates.
+
+    >>> best(Metrics((0, 5), {"eval/accuracy": {0: 0.5, 5: 0.25}, "eval/loss": {0: 1.0, 5: 0.5}}))
+    ('eval/accuracy', 0, 0.5)
+    """
+    for name, sign in BEST.items():
+        if name == "eval/accuracy" and graded(metrics):
+            continue
+        points = [(u, y) for u, y in metrics.points(name) if among is None or u in among]
+        if points:
+            update, value = max(points, key=lambda p: (sign * p[1], p[0]))
+            return name, update, value
+    return None
 
 
 def _between(

@@ -127,37 +127,64 @@ function sources(run) {
     $('files').append(h('p', { class: 'empty' }, 'Neither config.toml nor code.txt is there.'));
 }
 
+// What draws headline, alarms and curves, and draws them again when there is news.
+function measures(run, browser) {
+  let view = null;
+  return () => {
+    const open = new Set([...document.querySelectorAll('#curves .words[open]')].map(titleOf));
+    const before = view;
+    before?.close();
+    for (const id of ['top', 'alarms', 'curves']) $(id).replaceChildren();
+    top(run);
+    view = curves($('curves'), run, run.steps.length ? (update) => browser.open(update) : null);
+    if (before && view) {
+      Object.assign(view, { axis: before.axis, pinned: before.pinned });
+      view.draw();
+    }
+    for (const words of document.querySelectorAll('#curves .words')) words.open = open.has(titleOf(words));
+    alarms(run, (alarm) => (view ? view.look(alarm) : browser.open(alarm.update)));
+    const count = document.querySelector('nav .count');
+    count.textContent = String(run.alarms.length);
+    count.hidden = !run.alarms.length;
+  };
+}
+
+const titleOf = (words) => words.closest('figure').querySelector('h4').textContent;
+
 function start() {
   const run = data('run');
-  top(run);
+  WORDS = run.words;
   // A run that learns from data samples nothing, and so has no rewards of its own.
   const samples = run.steps.length > 0 || 'reward/mean' in run.series;
+  // What `posttrain search` leaves has searches alone.
+  const trained = run.updates.length > 0 || !run.searches.length;
   const links = [
-    ['alarms', 'Alarms'],
-    ['curves', 'Curves'],
+    trained && ['alarms', 'Alarms'],
+    trained && ['curves', 'Curves'],
+    run.searches.length && ['searches', 'Searches'],
     samples && ['rollouts', 'Rollouts'],
     ['plan', 'Plan'],
     ['files', 'Configuration'],
   ].filter(Boolean);
   $('nav').append(
     ...links.map(([id, name]) =>
-      h(
-        'a',
-        { href: `#${id}` },
-        name,
-        id === 'alarms' && run.alarms.length
-          ? h('small', { class: 'count' }, String(run.alarms.length))
-          : null,
-      ),
+      h('a', { href: `#${id}` }, name, id === 'alarms' && h('small', { class: 'count', hidden: true })),
     ),
   );
   const browser = rollouts($('rollouts'), run);
   if (!samples) for (const node of document.querySelectorAll('#rollouts, .skip')) node.remove();
-  const view = curves($('curves'), run, run.steps.length ? (update) => browser.open(update) : null);
-  alarms(run, (alarm) => (view ? view.look(alarm) : browser.open(alarm.update)));
+  const draw = measures(run, browser);
+  if (trained) draw();
+  else {
+    top(run);
+    for (const node of document.querySelectorAll('#alarms, #curves')) node.remove();
+  }
+  if (run.searches.length) searches($('searches'), run);
+  else $('searches').remove();
   plan(run);
   sources(run);
-  $('foot').append('Made by posttrain from the run directory alone. This file needs no network.');
+  if (run.live !== undefined) keepUp({ run, draw });
+  else $('foot').append('Made by posttrain from the run directory alone. This file needs no network.');
   browser.follow();
   document.documentElement.dataset.ready = 'true';
 }

@@ -1,159 +1,8 @@
-// Which curves there are, how they are grouped and coloured, and what of it a run has measured.
+// What of the listed curves a run has measured, and in which colours.
 
-const CURVES = [
-  [
-    'Learning',
-    [
-      {
-        title: 'Reward',
-        hint: 'batch mean; the band is ± one standard deviation',
-        lines: { 'reward/mean': 'sampled', 'eval/reward': 'held-out' },
-        band: ['reward/mean', 'reward/std'],
-      },
-      {
-        title: 'Accuracy',
-        hint: 'share of responses judged right',
-        format: 'percent',
-        range: [0, 1],
-        lines: { accuracy: 'sampled', 'eval/accuracy': 'held-out' },
-      },
-      {
-        title: 'Spread within groups',
-        hint: 'deviation of one task’s rewards; 0 teaches nothing',
-        lines: { 'reward/group_std': 'mean of groups' },
-      },
-      {
-        title: 'Groups',
-        hint: 'trained on, or dropped by the selection',
-        stack: { 'select/kept': 'kept', 'select/dropped': 'dropped' },
-      },
-      { title: 'Loss', hint: 'its value means little for policy gradients', lines: { loss: 'loss' } },
-    ],
-  ],
-  [
-    'Verifier',
-    [
-      {
-        title: 'Verdicts',
-        hint: 'what the verifier said, as shares',
-        format: 'percent',
-        range: [0, 1],
-        stack: 'verdict/',
-      },
-      {
-        title: 'Reward with length',
-        hint: 'correlation within groups; above 0 the longer answer to a task earns more',
-        range: [-1, 1],
-        lines: { 'hacking/length_correlation': 'correlation' },
-      },
-      {
-        title: 'Tampering and failures',
-        hint: 'verdicts “forbidden”, and episodes that could not be judged',
-        format: 'percent',
-        lines: {
-          'hacking/forbidden': 'forbidden',
-          'hacking/error_rate': 'no score',
-          'eval/errors': 'no score, held-out',
-        },
-      },
-      {
-        title: 'Agreement with the reward',
-        hint: 'how often a verifier ranks two answers to a task as the reward does; 50% is chance',
-        format: 'percent',
-        range: [0, 1],
-        lines: 'agreement/',
-      },
-      { title: 'Auditors', hint: 'mean scores that are recorded and never paid', lines: 'audit/' },
-      { title: 'Parts of the reward', hint: 'mean scores, before their weights', lines: 'part/' },
-    ],
-  ],
-  [
-    'Samplers',
-    [
-      {
-        title: 'Lag',
-        hint: 'updates by which tokens are older than the weights trained on them',
-        lines: { 'lag/mean': 'mean', 'lag/max': 'oldest' },
-      },
-      {
-        title: 'Samplers at work',
-        hint: 'share of their time in which they had something to do',
-        format: 'percent',
-        range: [0, 1],
-        lines: { 'samplers/busy': 'busy' },
-      },
-      {
-        title: 'Groups in line',
-        hint: 'at the end of the update; many that wait: the learner is slower, many that play: the samplers are',
-        stack: { 'samplers/waiting': 'wait to be trained on', 'samplers/playing': 'are being played' },
-      },
-      { title: 'Samplers restarted', hint: 'since the run began', lines: { 'samplers/restarts': 'restarts' } },
-    ],
-  ],
-  [
-    'Policy',
-    [
-      {
-        title: 'KL',
-        hint: 'nats per token',
-        lines: { 'kl/ref': 'to reference', 'kl/old': 'to old policy', 'kl/mismatch': 'to sampler' },
-      },
-      { title: 'Entropy', hint: 'nats per token', lines: { entropy: 'entropy' } },
-      {
-        title: 'Response length',
-        hint: 'tokens',
-        lines: { 'length/mean': 'mean', 'length/max': 'longest', 'eval/length': 'held-out' },
-      },
-      {
-        title: 'Cut by the limit',
-        hint: 'share of responses that never ended',
-        format: 'percent',
-        lines: { 'length/clipped': 'cut' },
-      },
-      {
-        title: 'Clip fraction',
-        hint: 'tokens whose gradient the ratio clip removed',
-        format: 'percent',
-        lines: { 'clip/fraction': 'clipped' },
-      },
-      { title: 'Gradient norm', hint: 'before clipping', lines: { grad_norm: 'norm' } },
-      { title: 'Learning rate', lines: { lr: 'rate' } },
-      {
-        title: 'Effective sample size',
-        hint: '1 = sampled from the trained policy itself',
-        range: [0, 1],
-        lines: { ess: 'share' },
-      },
-    ],
-  ],
-  [
-    'Machine',
-    [
-      {
-        title: 'Time per update',
-        hint: 'by phase',
-        format: 'duration',
-        stack: {
-          'time/sample': 'sample',
-          'time/feed': 'wait for samplers',
-          'time/verify': 'verify',
-          'time/score': 'score',
-          'time/train': 'train',
-          'time/publish': 'publish',
-          'time/eval': 'evaluate',
-          'time/checkpoint': 'checkpoint',
-        },
-        total: 'time/total',
-      },
-      {
-        title: 'Speed',
-        hint: 'tokens per second',
-        lines: { 'speed/sample_tokens': 'sampling', 'speed/train_tokens': 'training' },
-      },
-    ],
-  ],
-];
 const NOT_CURVES = ['step', 'version', 'seconds', 'tokens', 'reward/std', 'time/total'];
+// What the timeline shows.
+const OF_SAMPLER = /^samplers\/(\d+)\/(sample|judge|weights|wait)$/;
 const PALETTE = ['var(--c1)', 'var(--c2)', 'var(--c3)', 'var(--c4)', 'var(--c5)', 'var(--c6)', 'var(--c7)'];
 // In the order of the stack: what is right lies on the lower edge, tampering on the upper.
 const VERDICTS = {
@@ -206,6 +55,7 @@ function columnsOf(run) {
 }
 
 function resolved(raw, columns, used) {
+  if (raw.needs && !columns.has(raw.needs)) return null;
   const shapes = (names) =>
     Object.entries(names)
       .filter(([name]) => columns.has(name))
@@ -228,7 +78,9 @@ const byClass = (a, b) => rank(a) - rank(b) || (a < b ? -1 : 1);
 // The curves of a prefix by what follows it, verdicts in the order of their colours.
 function labelled(prefix, columns) {
   const labels = [...columns.keys()].filter((n) => n.startsWith(prefix)).map((n) => n.slice(prefix.length));
-  return Object.fromEntries(labels.sort(byClass).map((label) => [prefix + label, label]));
+  const byNumber = (a, b) => Number(a) - Number(b);
+  const sorted = labels.sort(labels.every((label) => label > 0) ? byNumber : byClass);
+  return Object.fromEntries(sorted.map((label) => [prefix + label, label]));
 }
 
 function band([mean, std], columns) {
@@ -247,7 +99,7 @@ function addRest(spec, total) {
 }
 
 function others(columns, used) {
-  const rest = [...columns.keys()].filter((name) => !used.has(name) && !NOT_CURVES.includes(name));
+  const rest = [...columns.keys()].filter((name) => !used.has(name) && !NOT_CURVES.includes(name) && !OF_SAMPLER.test(name));
   return rest
     .filter((name) => columns.get(name).some((v) => v != null))
     .map((name) => ({

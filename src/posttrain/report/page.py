@@ -10,28 +10,35 @@ import html
 import re
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from posttrain.errors import UserError
 from posttrain.report.alarms import RULES, findings
 from posttrain.report.evidence import Evidence
+from posttrain.report.glossary import words
 from posttrain.report.headline import headline
 from posttrain.report.record import Metrics, Record, read
 from posttrain.report.rollouts import Step, evenly, json_text, steps
+from posttrain.report.searches import Searches, searches, side_by_side
 from posttrain.report.verdicts import by_length, classes
-from posttrain.types import UserError
 
 SCRIPTS = (
     "dom.js",
     "scale.js",
     "charts.js",
+    "groups.js",
     "metrics.js",
     "verdicts.js",
+    "timeline.js",
     "curves.js",
     "tokens.js",
     "group.js",
     "rollouts.js",
+    "trees.js",
+    "searches.js",
+    "live.js",
     "main.js",
 )
 POINTS = 2000
@@ -48,13 +55,16 @@ def write(run_dir: Path, out: Path | None = None) -> Path:
     Raises UserError if `run_dir` is no run directory or the report cannot be written.
     """
     record = read(run_dir)
-    path = run_dir / "report.html" if out is None else out
-    content = page(record).encode("utf-8", "replace")
+    return put(run_dir / "report.html" if out is None else out, page(record))
+
+
+def put(path: Path, content: str) -> Path:
+    """The path of a page, once it is written; UserError if it cannot be."""
     # Beside its destination, so that a reader never meets half a page.
     draft = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(content)
+        draft.write_bytes(content.encode("utf-8", "replace"))
         draft.replace(path)
     except OSError as error:
         with suppress(OSError):
@@ -63,15 +73,19 @@ def write(run_dir: Path, out: Path | None = None) -> Path:
     return path
 
 
-def page(record: Record) -> str:
-    """The HTML of a run's report."""
+def page(record: Record, live: int | None = None) -> str:
+    """The HTML of a run's report; `live`: it asks its server for what follows these bytes of metrics."""
     held, notes = steps(record.samples)
-    summary = _summary(record, held, [*_share(record.metrics, held), *notes])
+    found, omitted = searches(record.trees)
+    summary = _summary(record, held, found, [*_share(record.metrics, held), *notes, *omitted])
+    if live is not None:
+        summary |= {"live": live, "files": len(record.samples)}
     script = "(() => {\n'use strict';\n" + "\n".join(part(name) for name in SCRIPTS) + "\n})();\n"
     guard, style = part("guard.js"), part("style.css")
     blocks = [block("run", json_text(summary)), *(block(step.id, step.packed) for step in held)]
+    blocks += [block(each.id, each.trees) for each in found]
     parts = {
-        "policy": content_policy([guard, script], style),
+        "policy": content_policy([guard, script], style, asks=live is not None),
         "title": html.escape("".join(c if c.isprintable() else " " for c in record.title)),
         "guard": f"<script>{guard}</script>",
         "style": f"<style>{style}</style>",
@@ -97,7 +111,7 @@ def _share(metrics: Metrics, held: list[Step]) -> list[str]:
 
 def part(name: str) -> str:
     """A file of the page."""
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def block(name: str, content: str) -> str:
@@ -105,8 +119,8 @@ def block(name: str, content: str) -> str:
     return f'<script type="application/json" id="{name}">{content}</script>'
 
 
-def content_policy(scripts: list[str], style: str) -> str:
-    """The policy that admits these scripts and this style, and loads nothing."""
+def content_policy(scripts: list[str], style: str, *, asks: bool = False) -> str:
+    """The policy that admits these scripts and this style, loading nothing; `asks`: but of its own server."""
 
     def digest(source: str) -> str:
         return "'sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() + "'"
@@ -114,34 +128,42 @@ def content_policy(scripts: list[str], style: str) -> str:
     return (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"script-src {' '.join(map(digest, scripts))}; style-src {digest(style)}"
+        + ("; connect-src 'self'" if asks else "")
     )
 
 
-def _summary(record: Record, held: list[Step], notes: list[str]) -> dict[str, Any]:
-    updates, remark = _drawn(record.metrics)
-    alarms = findings(Evidence(record.metrics, held))
+def _summary(record: Record, held: list[Step], found: list[Searches], notes: list[str]) -> dict[str, Any]:
+    updates, remark = drawn(record.metrics)
     return {
         "name": record.name,
         "title": record.title,
         "stopped": record.stopped,
-        "headline": asdict(headline(record)),
+        "headline": asdict(side_by_side(found) or headline(record)),
         "plan": record.sections,
         "config": record.config,
         "code": record.code,
         "updates": updates,
-        "series": _columns(record.metrics, updates),
+        "series": columns(record.metrics, updates),
+        "words": words(record.metrics.series),
         "classes": classes(record.metrics),
         "lengths": by_length(held),
-        "alarms": [{"name": rule.name, "says": rule.says, **asdict(found)} for rule, found in alarms],
+        "alarms": alarms(record.metrics, held),
         "rules": [[rule.name, rule.says] for rule in RULES],
         "steps": [
             {"id": s.id, "kind": s.kind, "update": s.update, "shown": s.shown, "total": s.total} for s in held
         ],
+        "searches": [each.summary() for each in found],
         "notes": [*record.notes, *remark, *notes],
     }
 
 
-def _drawn(metrics: Metrics) -> tuple[list[int], list[str]]:
+def alarms(metrics: Metrics, held: list[Step]) -> list[dict[str, Any]]:
+    """The rules that are broken, and what was found."""
+    broken = findings(Evidence(metrics, held))
+    return [{"name": rule.name, "says": rule.says, **asdict(found)} for rule, found in broken]
+
+
+def drawn(metrics: Metrics) -> tuple[list[int], list[str]]:
     """The updates to draw: all, or some at even distances with every evaluated one."""
     if len(metrics.updates) <= POINTS:
         return list(metrics.updates), []
@@ -154,7 +176,7 @@ def _drawn(metrics: Metrics) -> tuple[list[int], list[str]]:
     return kept, [f"The curves show {len(kept)} of {len(metrics.updates)} updates, at even distances."]
 
 
-def _columns(metrics: Metrics, updates: list[int]) -> dict[str, dict[str, list[Any]]]:
+def columns(metrics: Metrics, updates: list[int]) -> dict[str, dict[str, list[Any]]]:
     """For each curve the indices of its updates ("at", left out if it has all) and its values ("y")."""
     columns: dict[str, dict[str, list[Any]]] = {}
     for name in sorted(metrics.series):

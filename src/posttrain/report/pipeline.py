@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from posttrain.errors import UserError
 from posttrain.report.headline import count, duration, ends, figure, percent
 from posttrain.report.page import SLOT, block, content_policy, part
 from posttrain.report.record import Metrics, Row, file_text, number, read, text
 from posttrain.report.rollouts import json_text
-from posttrain.types import UserError
 
 SCRIPTS = ("dom.js", "scale.js", "plane.js", "pipeline.js")
 STYLES = ("style.css", "pipeline.css")
@@ -24,13 +24,13 @@ WHILE_TRAINING = ("reward/mean", "loss", "kl/ref")
 """Curves of which the first and the last value are told where a run was not evaluated."""
 
 
-def write(root: Path) -> Path:
-    """The path of the page, pipeline.html; the same numbers go to pipeline.json beside it.
+def write(root: Path, out: Path | None = None) -> Path:
+    """The path of the page, `out` or pipeline.html; the same numbers go to pipeline.json in the directory.
 
     Raises UserError if the directory holds no pipeline, or cannot be written to.
     """
     found = summary(root)
-    out = root / "pipeline.html"
+    out = out or root / "pipeline.html"
     try:
         for path, content in ((root / "pipeline.json", json.dumps(found, indent=1)), (out, page(found))):
             draft = path.with_name(f".{path.name}.tmp")

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.types import UserError
+from posttrain.errors import UserError
 
 Row = dict[str, Any]
 
 SIGNS_OF_A_RUN = ("metrics.jsonl", "config.toml", "plan.json")
 SAMPLES = re.compile(r"(eval_)?(\d{1,15})\.jsonl")
+TREES = re.compile(r"(?:(eval_)?(\d{1,15})|([a-z][a-z_]{0,40}))\.jsonl")
+"""Those of an update or an evaluation, or of a strategy."""
 LARGEST_INTEGER = 2**53
 """Integers beyond it are not exact in the reader's browser."""
 
@@ -55,11 +57,11 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One file of rollouts: those of an update, or of the evaluation after it."""
+    """One file of rollouts or searches: those of an update, of the evaluation after it, or of a strategy."""
 
     path: Path
     kind: str
-    """train or eval."""
+    """train, eval or, of searches alone, strategy."""
     update: int
     size: int
     """Bytes."""
@@ -81,6 +83,8 @@ class Record:
     """What could not be read, one sentence each."""
     stopped: str = ""
     """Why the run had to stop, where it had to."""
+    trees: Sequence[Samples] = ()
+    """Files of searches."""
 
 
 def number(value: object) -> float | None:
@@ -197,7 +201,10 @@ def read(run_dir: Path) -> Record:
     notes = [*no_config, *no_code, *bad_plan, *bad_lines, *nameless]
     samples = _samples(run_dir / "samples")
     stopped = file_text(run_dir / "stopped.txt")[0].strip()
-    return Record(name, title or name, sections, config, code, curves, samples, notes, stopped)
+    trees = _samples(run_dir / "trees", TREES)
+    if any(file.kind == "strategy" for file in trees):  # what `posttrain search` leaves trained nothing
+        notes = [note for note in notes if note != "metrics.jsonl is not there."]
+    return Record(name, title or name, sections, config, code, curves, samples, notes, stopped, trees)
 
 
 def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], list[str]]:
@@ -219,10 +226,10 @@ def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], lis
     return text(plan.get("title")), sections, notes
 
 
-def _samples(folder: Path) -> list[Samples]:
+def _samples(folder: Path, names: re.Pattern[str] = SAMPLES) -> list[Samples]:
     found = []
     for path in folder.glob("*.jsonl") if folder.is_dir() else ():
-        if (match := SAMPLES.fullmatch(path.name)) and path.is_file():
-            kind = "eval" if match[1] else "train"
-            found.append(Samples(path, kind, int(match[2]), path.stat().st_size))
+        if (match := names.fullmatch(path.name)) and path.is_file():
+            kind = "strategy" if match.lastindex == 3 else "eval" if match[1] else "train"
+            found.append(Samples(path, kind, int(match[2] or 0), path.stat().st_size))
     return sorted(found, key=lambda s: (s.update, s.kind, s.path.name))

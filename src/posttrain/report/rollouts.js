@@ -203,11 +203,9 @@ function renderFilters(browser, groups) {
     );
   const has = (quantity) =>
     groups.some((g) => g.rows.some((r) => r.pieces.some((_, t) => quantity.of(r, t) != null)));
-  const quantities = Object.entries(QUANTITIES).map(([key, q]) => [
-    key,
-    q.name,
-    has(q) ? undefined : `this step holds no ${q.name}`,
-  ]);
+  const quantities = Object.entries(QUANTITIES)
+    .filter(([key, q]) => !q.optional || key === state.by || has(q))
+    .map(([key, q]) => [key, q.name, has(q) ? undefined : `this step holds no ${q.name}`]);
   refill(
     browser.filters,
     choice('Colour by', quantities, state.by, (by) => change(browser, { by })),

@@ -30,7 +30,7 @@ CHARACTERS = 20_000
 CAUSE = 300
 """Most characters of the cause of a failure."""
 
-OF_THE_POLICY = ("logp_gen", "logp_policy", "logp", "logp_ref", "advantage", "entropy", "version")
+OF_THE_POLICY = ("logp_gen", "logp_policy", "logp", "logp_ref", "advantage", "entropy", "value", "version")
 """Columns that mean something only where the policy chose the token."""
 DIGITS = 5
 """Decimals kept of a per-token number."""

@@ -26,6 +26,13 @@ const QUANTITIES = {
     of: (row, t) => entry(row, 'reward', t),
     everywhere: true,
   },
+  value: {
+    name: 'value',
+    signed: true,
+    says: 'V: the return that the critic expected before this token',
+    of: (row, t) => entry(row, 'value', t),
+    optional: true,
+  },
   surprise: {
     name: 'log-probability',
     signed: false,
@@ -152,6 +159,7 @@ function tipFor(event, row) {
             ...line('logp_ref', number('logp_ref')),
             ...line('log-ratio', ratio == null ? null : exact(ratio)),
             ...line('entropy', number('entropy')),
+            ...line('value (critic)', number('value')),
           ]
         : []),
       ...line('reward', number('reward')),

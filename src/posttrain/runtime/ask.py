@@ -7,15 +7,11 @@ from typing import Any
 
 from posttrain.data import Ranking, load_conversations, load_labelled, load_rankings, load_steps
 from posttrain.envs.protocol import Env
-from posttrain.math import reward
 from posttrain.methods.build import build
-from posttrain.methods.choices import corrects, least_group
-from posttrain.methods.policy_gradient import PolicyGradient
-from posttrain.methods.preference import Unpaired
-from posttrain.methods.reward_model import Comparison, Pointwise
-from posttrain.methods.table import Line, line
+from posttrain.methods.table import Line, label, line
 from posttrain.runtime.curriculum import supply
 from posttrain.runtime.recipe import Recipe
+from posttrain.runtime.select import selection
 from posttrain.runtime.task_choice import tasks
 from posttrain.types import Method, Task, UserError
 from posttrain.verifiers.pool import Pool
@@ -49,28 +45,26 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
 
     Raises UserError for an impossible combination, and for the first fault of the data.
     """
-    found = line(str(recipe.method.get("name", "")))
+    found = line(recipe.method.get("name", ""))
+    name = label(recipe.method["name"])
     options = {k: v for k, v in recipe.method.items() if k != "name"}
     task, online = recipe.task, found.loop == "online"
-    env = task.environment() if online else None
+    verifier, env = recipe.judges() if online else (None, None)
     horizon = recipe.sampling.max_new_tokens * (getattr(env, "max_turns", 1) if env else 1)
     # What a game pays is discounted as it is: there a reward is no advance on the score.
-    method = build(str(recipe.method["name"]), options, horizon=horizon, potentials=online and not env)
+    method = build(recipe.method["name"], options, horizon=horizon, potentials=online and not env)
     _check_parts(recipe, found, method)
     if online and task.text is not None:
-        raise UserError(
-            f"{recipe.method['name']} answers tasks, and plain text asks nothing", where="task.text"
-        )
-    verifier = recipe.verifier.build() if online else None
+        raise UserError(f"{name} answers tasks, and plain text asks nothing", where="task.text")
     if online:
         _check_online(recipe, method, verifier, env)
         train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
-        if verifier is not None:
-            verifier.require()
+        if judge := recipe.verifier.build():
+            judge.require()
             r = recipe.rollout
             with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
-                self_test(verifier, [*train, *held_out], pool)
+                self_test(judge, [*train, *held_out], pool)
         return Asked(recipe, found, method, train, held_out, verifier, env)
     if task.guess or task.maze or task.env:
         raise UserError("an offline method learns from data, and plays no games", where="task")
@@ -83,16 +77,16 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
     records, kept = _records(recipe, found, say)
     if method.probes and recipe.batch.batch_size < 2:
         raise UserError(
-            f"{recipe.method['name']} compares with answers to other questions, and a batch of 1 has none",
+            f"{name} compares with answers to other questions, and a batch of 1 has none",
             where="batch.batch_size",
             mend="give 2 or more",
         )
     if "value" in method.needs:
-        _check_rewards(str(recipe.method["name"]), records)
+        _check_rewards(name, records)
     if found.learns == "labels":
-        _check_labels(str(recipe.method["name"]), method, (*records, *kept))
-    if isinstance(method, Comparison) and method.margin:
-        _check_margins(str(recipe.method["name"]), (*records, *kept))
+        _check_labels(name, method, (*records, *kept))
+    if "margins" in method.asks:
+        _check_margins(name, (*records, *kept))
     return Asked(recipe, found, method, records, kept, None, None)
 
 
@@ -121,7 +115,7 @@ def _check_margins(name: str, rankings: Sequence[Ranking]) -> None:
 
 def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None:
     """UserError for a label that is no probability, and for answers that are all wanted, or none of them."""
-    if isinstance(method, Pointwise) and method.item_loss is reward.classification:
+    if "probabilities" in method.asks:
         for each in answers:
             if not 0 <= each.scores[0] <= 1:
                 raise UserError(
@@ -130,7 +124,7 @@ def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None
                     mend="give a label from 0 to 1, or take method.name = 'reward_regression'",
                 )
     wanted = {each.scores[0] > 0 for each in answers}
-    if isinstance(method, Unpaired) and len(wanted) == 1:
+    if "both signs" in method.asks and len(wanted) == 1:
         said = "above 0, so all are wanted" if True in wanted else "0 or less, so none is wanted"
         raise UserError(
             f"{name} tells good answers from bad ones, and all labels are {said}",
@@ -141,7 +135,7 @@ def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None
 
 def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
     """UserError for a part that this method does not have, or cannot be given."""
-    name = recipe.method["name"]
+    name = label(recipe.method["name"])
     read = {
         "critic": bool(method.needs & {"value", "head"}),
         "reference": "logp_ref" in method.needs,
@@ -179,7 +173,7 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
             where="steps.epochs",
             mend="take several epochs or minibatches; PPO's own are 4 epochs",
         )
-    if recipe.steps.target_kl and not isinstance(method, PolicyGradient):
+    if recipe.steps.target_kl and not method.measures_kl:
         raise UserError(f"{name} does not measure the KL", where="steps.target_kl", mend="leave it out")
     if recipe.reference.refresh_every and recipe.lora.rank:
         raise UserError(
@@ -188,15 +182,15 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
             mend="leave reference.refresh_every or [lora] out",
         )
     older = "rollout.replay" if recipe.rollout.replay else "async.max_lag" * bool(recipe.async_.max_lag)
-    if older and not corrects(method):
+    if older and not method.corrects:
         what = f"{name} takes every token for one that the present policy drew, and some are older"
         mend = "set method.correction, as to 'token_truncated', or take method.name = 'decoupled_ppo'"
         raise UserError(what, where=older, mend=mend)
 
 
 def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env: Env | None) -> None:
-    size, name = recipe.rollout.group_size, recipe.method["name"]
-    least = least_group(method)
+    size, name = recipe.rollout.group_size, label(recipe.method["name"])
+    least = method.least_group
     if size < least:
         raise UserError(
             f"{name} compares the episodes of a task, and a group of {size} has none to compare",
@@ -209,6 +203,7 @@ def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env
             where="steps.minibatches",
             mend="give at most rollout.groups",
         )
+    selection(recipe.rollout.select, 0.0)  # one's own can be had
     if recipe.rollout.select == "varied" and size < 2:
         raise UserError("one episode a task never varies", where="rollout.select", mend="set it to 'all'")
     if getattr(method, "overlong_buffer", 0.0) and env is not None and not hasattr(env, "max_turns"):
@@ -237,7 +232,7 @@ def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[S
     """What an offline method learns from, and what it is evaluated on."""
     choice = recipe.task
     if (choice.text is None) != (found.learns != "text"):
-        what = f"{recipe.method['name']} learns from {found.learns}"
+        what = f"{label(recipe.method['name'])} learns from {found.learns}"
         what += ", and there is no text" if choice.text is None else ", and not from plain text"
         raise UserError(
             what, where="task", mend="give task.text" if choice.text is None else "give task.data"
@@ -248,7 +243,7 @@ def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[S
         train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
         return [_answered(t) for t in train], [_answered(t) for t in held_out]
     if choice.data is None:
-        what = f"{recipe.method['name']} learns from {found.learns}, and these tasks have none"
+        what = f"{label(recipe.method['name'])} learns from {found.learns}, and these tasks have none"
         raise UserError(what, where="task", mend="give task.data")
     loaders: Mapping[str, Callable[..., Sequence[Any]]] = {
         "answers": load_conversations,

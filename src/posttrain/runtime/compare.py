@@ -207,15 +207,7 @@ def _answer(episode: Episode, policy: Policy, logp: float) -> Answer:
 
 
 def _row(answer: Answer) -> Trajectory:
-    T, zeros = len(answer.tokens), [0.0] * len(answer.tokens)
-    return Trajectory(
-        tokens=list(answer.tokens),
-        sampled=[t >= answer.first for t in range(T)],
-        logp_gen=zeros,
-        logp_policy=zeros,
-        version=[0] * T,
-        reward=zeros,
-    )
+    return Trajectory.given(list(answer.tokens), answer.first)
 
 
 def _logp(compare: Compare, policy: Policy, model: str, rows: Sequence[Trajectory]) -> list[float]:

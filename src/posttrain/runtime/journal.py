@@ -47,6 +47,8 @@ class Journal:
         self.track, self.progress, self.show = track, progress, show
         self._began = time.monotonic() - progress.seconds
         self.phases: Counter[str] = Counter()
+        self.noted: dict[str, float] = {}
+        """Metrics of the update under way."""
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -56,8 +58,8 @@ class Journal:
         yield
         self.phases[phase] += time.monotonic() - begin  # type: ignore[assignment]
 
-    def log(self, step: int, version: int, metrics: Mapping[str, float]) -> None:
-        """Writes the update's line, with the seconds of each phase since the last one."""
+    def log(self, step: int, version: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Writes the update's line, with the seconds of each phase since the last one; the line."""
         self.progress.seconds = time.monotonic() - self._began
         phases = {f"time/{name}": float(seconds) for name, seconds in self.phases.items()}
         line = {
@@ -73,6 +75,7 @@ class Journal:
         if self.track:
             self.track.log(step, line)
         self.show("update", {"step": step, **line})
+        return {"step": step, **line}
 
 
 @contextmanager

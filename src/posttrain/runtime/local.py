@@ -1,14 +1,13 @@
-"""A recipe on one machine: from its choices to a loop that runs.
+"""A recipe on one machine: from its choices to a session that can be stepped.
 
 The order is that of what can go wrong: what a key or a file decides is checked before a tokenizer
 is read, a tokenizer before weights, and everything before the first step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ import torch
 from posttrain.learner import checkpoint, heads, lora, pretrained
 from posttrain.learner.learner import Learner
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.methods.choices import described, least_group
+from posttrain.methods.build import described
+from posttrain.methods.table import label
 from posttrain.runtime import process, saving
 from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.critics import critic_of, critic_shape, head_class
@@ -35,8 +35,9 @@ from posttrain.runtime.reference import held, held_size, reference_of, scores_on
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rows import Group
 from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.sampling import check_samplers, sampler_of, store_of
+from posttrain.runtime.sampling import check_samplers, check_server, sampler_of, store_of
 from posttrain.runtime.schedule import Recorded, Recorder
+from posttrain.runtime.session import Parts
 from posttrain.runtime.stream import Stream
 from posttrain.samplers.snapshots import CANARY
 from posttrain.track import Track, check_sinks, open_tracker
@@ -64,7 +65,7 @@ class Plan:
     def sections(self) -> dict[str, dict[str, Any]]:
         """As tables for a person, for plan.json and the report."""
         recipe = self.asked.recipe
-        name = str(recipe.method["name"])
+        name = label(recipe.method["name"])
         method = {"name": name, "title": self.asked.line.title, "source": self.asked.line.source}
         model = {
             "path": recipe.model.path,
@@ -137,6 +138,7 @@ def plan(
     if asked.online:
         longest = check_prompts(asked, policy, checked)
         check_replies(asked, policy)
+        check_server(recipe, policy)
     else:
         groups, held_out, longest = groups_of(asked, policy, say)
         if head_class(policy.config, asked) is not None:
@@ -202,7 +204,7 @@ def _adapter_size(policy: Policy, recipe: Recipe) -> int:
 # ---------------------------------------------------------------------- with its weights
 
 
-def train(
+def parts_of(
     chosen: Plan,
     run_dir: RunDir,
     *,
@@ -212,8 +214,8 @@ def train(
     say: Say,
     recorded: Recorded | None = None,
     ranks: Ranks = ALONE,
-) -> dict[str, float]:
-    """Runs the recipe to its end in this directory; the metrics of the last evaluation.
+) -> Parts:
+    """What a session of this plan needs to run it in this directory.
 
     recorded: what another run's samplers did and when, to be done again. ranks: those that train together.
     """
@@ -222,32 +224,41 @@ def train(
     state = checkpoint.read_state(found) if found else {}
     progress = Progress(**state.get("progress", {}))
     say("loading the model")
-    learner = _learner(chosen, state, ranks)
+    learner = learner_of(chosen, state, ranks)
     tasks, replay = _sources(asked, state)
     memory = replay if asked.online and recipe.rollout.replay else None
     if found:
         saving.restore(found, learner, state, memory)
     run_dir.forget_after(progress.update if found else -1, ranks.size)
     after = progress.update if found else (-1 if resume else None)
-    track = None if ranks.rank else _tracker(recipe, run_dir, config, after)
-    journal = Journal(track, progress, show)
 
-    def save(flight: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def save(flight: Mapping[str, Any]) -> Path:
         saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
         saved["curriculum"] = tasks.state() if tasks else {}
         root, head, kept = run_dir.checkpoints, head_class(policy.config, asked), recipe.checkpoint
         beside: dict[str, Any] = {"head": head, "replay": memory, "flight": flight}
-        saving.save(root, progress.update, learner, policy.tokenizer, saved, kept, **beside)
+        return saving.save(root, progress.update, learner, policy.tokenizer, saved, kept, **beside)
 
-    try:
-        with stop_recorded(run_dir.path, run_dir.own):
-            if tasks:
-                flight = saving.flight(found)
-                return _run_online(chosen, run_dir, learner, tasks, journal, replay, save, flight, recorded)
-            return _run_offline(chosen, run_dir, learner, journal, save)
-    finally:
+    with ExitStack() as stack:
+        track = None if ranks.rank else _tracker(recipe, run_dir, config, after)
         if track:
-            track.close()
+            stack.callback(track.close)
+        journal = Journal(track, progress, show)
+        with stop_recorded(run_dir.path, run_dir.own):
+            loop: OnlineRun | OfflineRun
+            if tasks:
+                loop = _online(chosen, run_dir, learner, tasks, journal, replay, recorded, stack)
+                loop.source.resume(saving.flight(found))
+            else:
+                loop = _offline(chosen, run_dir, learner, journal)
+        return Parts(
+            loop=loop,
+            run_dir=run_dir,
+            checkpoint=save,
+            save_every=recipe.checkpoint.every,
+            evaluate_every=recipe.eval.every,
+            closing=stack.pop_all(),
+        )
 
 
 def _newest(run_dir: RunDir, say: Say, ranks: Ranks) -> Path | None:
@@ -282,9 +293,7 @@ def _sources(asked: Asked, state: Mapping[str, Any]) -> tuple[Supply | None, Rep
     return tasks, replay
 
 
-def _run_offline(
-    chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal, save: Callable[[], None]
-) -> dict[str, float]:
+def _offline(chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal) -> OfflineRun:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     held_out = chosen.held_out_groups[: recipe.eval.limit]
     file = run_dir.path / "reference.safetensors"
@@ -295,29 +304,25 @@ def _run_offline(
         held_out=held_out,
         held_out_bytes=bytes_of(chosen.held_out_groups, recipe.eval.limit),
         journal=journal,
-        save=save,
         updates=recipe.run.updates,
-        save_every=recipe.checkpoint.every,
-        evaluate_every=recipe.eval.every,
         reference=reference_of(
             asked, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
         ),
         compares=asked.line.learns not in ("text", "answers"),
         ranks=learner.ranks,
-    ).run()
+    )
 
 
-def _run_online(
+def _online(
     chosen: Plan,
     run_dir: RunDir,
     learner: Learner,
     tasks: Supply,
     journal: Journal,
     replay: Replay,
-    save: Callable[[Mapping[str, Any]], None],
-    flight: Mapping[str, Any],
     recorded: Recorded | None,
-) -> dict[str, float]:
+    stack: ExitStack,
+) -> OnlineRun:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
     ahead = recipe.async_
@@ -325,38 +330,38 @@ def _run_online(
     schedule = recorded or (Recorder(run_dir.own) if ahead.where != "here" else None)
     ranks = learner.ranks
     store = store_of(recipe, chosen.parameters * policy.dtype.itemsize, ranks)
-    publisher, logs = Publisher(learner, canary, store), run_dir.own / "samplers"
-    with closing(publisher), closing(sampler_of(asked, policy, logs, schedule, ranks)) as sampler:
-        run = OnlineRun(
-            learner=learner,
-            schedule=schedule,
-            sampler=sampler,
-            publisher=publisher,
-            verifier=asked.verifier,
-            ahead=ahead,
-            stream=tasks,
-            sampling=recipe.sampling,
-            settings=recipe.rollout,
-            evaluation=recipe.eval,
-            held_out=asked.held_out,
-            run_dir=run_dir,
-            journal=journal,
-            pieces=policy.chat.pieces,
-            save=save,
-            updates=recipe.run.updates,
-            save_every=recipe.checkpoint.every,
-            replay=replay,
-            tasks=len(asked.train),
-            least_group=least_group(asked.method),
-            recorded=recipe.record.tokens,
-            accept=getattr(asked.method, "accept", recipe.eval.right),
-            ranks=ranks,
-        )
-        run.source.resume(flight)
-        return run.run()
+    publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
+    logs = run_dir.own / "samplers"
+    sampler = stack.enter_context(closing(sampler_of(asked, policy, logs, schedule, ranks)))
+    stack.enter_context(run_dir.recording())
+    return OnlineRun(
+        learner=learner,
+        schedule=schedule,
+        sampler=sampler,
+        publisher=publisher,
+        verifier=asked.verifier,
+        ahead=ahead,
+        stream=tasks,
+        sampling=recipe.sampling,
+        settings=recipe.rollout,
+        evaluation=recipe.eval,
+        held_out=asked.held_out,
+        run_dir=run_dir,
+        journal=journal,
+        pieces=policy.chat.pieces,
+        updates=recipe.run.updates,
+        replay=replay,
+        tasks=len(asked.train),
+        least_group=asked.method.least_group,
+        recorded=recipe.record.tokens,
+        trees=recipe.record.trees,
+        accept=getattr(asked.method, "accept", recipe.eval.right),
+        ranks=ranks,
+    )
 
 
-def _learner(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
+def learner_of(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
+    """The learner of a plan, with new optimisers; state: of the checkpoint that it will go on from."""
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     model = weights_of(recipe, policy)
     return Learner(

@@ -13,7 +13,7 @@ def rollout_metrics(groups: Sequence[Sequence[Played]], version: int, right: flo
     """Rewards, lengths, lags and verdicts of an update's groups. Episodes that failed are only counted."""
     episodes = [e for group in groups for e in group]
     judged = [e for e in episodes if not e.verdict.failed]
-    out = verdict_shares(episodes)
+    out = verdict_shares(episodes) | search_metrics(episodes, right)
     if not judged:
         return out
     rewards = [e.reward for e in judged]
@@ -66,7 +66,28 @@ def evaluation_metrics(episodes: Sequence[Played], right: float) -> dict[str, fl
         "eval/length": mean(lengths),
         "eval/scored": mean([float(e.verdict.label == "scored") for e in judged]),
         "eval/errors": (len(episodes) - len(judged)) / max(len(episodes), 1),
+        **{f"eval/{k}": v for k, v in search_metrics(episodes, right).items() if k.startswith("search/")},
     }
+
+
+def search_metrics(episodes: Sequence[Played], right: float) -> dict[str, float]:
+    """What searches came to and spent, each counted once; empty where nothing was searched."""
+    searched = [e for e in episodes if e.spent]
+    if not searched:
+        return {}
+    total = Counter[str]()
+    for e in searched:
+        total.update(e.spent)
+    seconds = total["model_s"] + total["prover_s"]
+    out = {
+        "search/solved": statistics.fmean(is_right(e, right) for e in searched),
+        "search/moves": total["moves"] / len(searched),
+    }
+    if total["followed"]:
+        out["search/merged"] = total["merged"] / total["followed"]
+    if total["moves"]:
+        out["search/refused"] = total["refusals"] / total["moves"]
+    return out | ({"speed/prover_share": total["prover_s"] / seconds} if seconds else {})
 
 
 def lag_metrics(lags: Mapping[int, int]) -> dict[str, float]:
@@ -93,9 +114,14 @@ def success_rate(group: Sequence[Played], right: float) -> float | None:
 
 def is_right(episode: Played, least: float) -> bool:
     """Whether the verdict's label says so; where it says neither, whether the reward is at least `least`."""
-    if episode.verdict.label in ("right", "wrong", "no_answer"):
-        return episode.verdict.label == "right"
-    return episode.reward >= worth([least])
+    return told_right(episode.verdict.label, episode.reward, least)
+
+
+def told_right(label: str, reward: float | None, least: float) -> bool:
+    """The same of a verdict's label and a reward; None is nobody's."""
+    if label in ("right", "wrong", "no_answer"):
+        return label == "right"
+    return reward is not None and reward >= worth([least])
 
 
 def verdict_shares(episodes: Sequence[Played]) -> dict[str, float]:

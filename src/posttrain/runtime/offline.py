@@ -1,29 +1,31 @@
-"""The offline loop: groups of rows of a dataset → update, until the last one.
+"""Learning offline: groups of rows of a dataset → update, as a session steps through it.
 
-take      consumes the next groups of the epoch's order; waits for nothing
+sample    consumes the next groups of the epoch's order; waits for nothing
 update    one update is `batch_size` groups; the learner cuts it as its memory asks
 
 A group is a row by itself, or the answers to one question that a method compares.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
+from typing import Any
 
 import torch
 from jaxtyping import Int
 
 from posttrain.data.corpus import bits_per_byte
-from posttrain.learner.learner import Learner
+from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.math import masked
-from posttrain.runtime.journal import Journal, stop_requested
+from posttrain.runtime.journal import Journal
 from posttrain.runtime.judged import agreement
 from posttrain.runtime.rows import Group, numbered, with_probes
 from posttrain.runtime.scored import Scored
 from posttrain.runtime.stream import Stream
-from posttrain.types import PROBE, Batch, RunError
+from posttrain.runtime.tables import Groups
+from posttrain.types import PROBE, Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +51,14 @@ class Dataset:
 
 @dataclass
 class OfflineRun:
-    """The parts that the offline loop drives; made by runtime.local."""
+    """What a session does with rows of data (see session.Loop); made by runtime.local."""
 
     learner: Learner
     stream: Stream[Group]
     settings: Dataset
     held_out: Sequence[Group]
     journal: Journal
-    save: Callable[[], None]
     updates: int
-    save_every: int
-    evaluate_every: int
     reference: Scored | None = None
     """The reference's log-probabilities, where they were computed once and for all."""
     compares: bool = False
@@ -68,53 +67,57 @@ class OfflineRun:
     """Of the text that the held-out rows predict; 0 where they are no text."""
     ranks: Ranks = ALONE
     """Those that train with this one: each takes every group, and its own share of them."""
+    publishes: bool = False
 
     def __post_init__(self) -> None:
         self.stream.taken = self.journal.progress.taken
 
-    def run(self) -> dict[str, float]:
-        """Trains to the last update; the metrics of the last evaluation.
+    def begin(self) -> None:
+        """Nothing is to be got ready."""
 
-        Raises RunError after saving when SIGTERM or Ctrl-C asks it to stop.
-        """
-        progress, last = self.journal.progress, dict[str, float]()
-        with stop_requested() as stopped:
-            if progress.update == 0 and self.held_out:
-                last = self._evaluate()
-                self._log(last)
-            while progress.update < self.updates:
-                metrics = self._one_update()
-                final = progress.update == self.updates
-                due = self.evaluate_every and progress.update % self.evaluate_every == 0
-                if self.held_out and (final or due):
-                    last = self._evaluate()
-                    metrics |= last
-                self._log(metrics)
-                stops = any(self.ranks.gather(stopped()))
-                if final or stops or (self.save_every and progress.update % self.save_every == 0):
-                    with self.journal.timed("checkpoint"):
-                        self.save()
-                if stops and not final:
-                    raise RunError(
-                        f"stopped on request after update {progress.update} of {self.updates}; "
-                        "all of it is saved, go on with --resume"
-                    )
-        return last
-
-    def _one_update(self) -> dict[str, float]:
+    def sample(self) -> Groups:
+        """The next groups of the epoch's order."""
         progress = self.journal.progress
-        groups = [self.stream.take()[1] for _ in range(self.settings.batch_size)]
-        batch = self._batch(with_probes(groups) if self.learner.method.probes else groups)
-        with self.journal.timed("train"):
-            update = self.learner.update(batch)
+        groups = Groups(self.stream.take()[1] for _ in range(self.settings.batch_size))
         progress.update, progress.taken = progress.update + 1, self.stream.taken
+        return groups
+
+    def abandon(self) -> None:
+        """The update of the last groups is that of the next."""
+        self.journal.progress.update -= 1
+
+    def batch(self, groups: Sequence[Group]) -> Batch:
+        """This rank's rows of these groups, with those that only measure."""
+        return self._batch(with_probes(groups) if self.learner.method.probes else groups)
+
+    def feed(self) -> None:
+        """Nobody samples."""
+
+    def trained(self, update: Update | None) -> None:
+        """Counts the rows of an update."""
+        if update is None:
+            return
         lengths = self._lengths(update.batch)
         tokens, count = self.ranks.sum(torch.stack([lengths.sum(), torch.tensor(len(lengths))])).tolist()
-        progress.tokens += tokens
-        return update.metrics | {
+        self.journal.progress.tokens += tokens
+        self.journal.noted |= {
             "length/mean": tokens / count,
             "speed/train_tokens": tokens / self.journal.phases["train"],
         }
+
+    def publish(self) -> None:
+        """Nobody samples by these weights."""
+
+    def flight(self) -> Mapping[str, Any]:
+        """Nothing is under way."""
+        return {}
+
+    def line(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics, with what ranks have sent."""
+        return metrics | self.ranks.sent()
+
+    def check_end(self) -> None:
+        """Every update trains."""
 
     def _lengths(self, batch: Batch) -> Int[torch.Tensor, "n"]:
         """Trained tokens of each row, or all of them where a head is read; probes are not counted."""
@@ -129,10 +132,10 @@ class OfflineRun:
         batch = Batch.of(list(compress(rows, mine)), list(compress(group, mine)))
         return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
 
-    def _evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """On held-out rows: their likelihood, or how well the method's own judgements agree with theirs."""
         with self.journal.timed("eval"):
-            batch = self._batch(with_probes(self.held_out) if self.learner.method.probes else self.held_out)
+            batch = self.batch(self.held_out)
             if self.compares:
                 found = {f"eval/{key}": value for key, value in self.learner.assess(batch).items()}
                 if "head" in self.learner.method.needs:
@@ -156,6 +159,3 @@ class OfflineRun:
             width = min(told.shape[1], score.shape[1])
             score[mine, :width] = torch.from_numpy(told)[: len(mine), :width]
         return agreement(whole, score, whole.length.tolist())
-
-    def _log(self, metrics: dict[str, float]) -> None:
-        self.journal.log(self.learner.step_count, self.learner.update_count, metrics | self.ranks.sent())

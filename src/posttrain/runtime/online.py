@@ -1,24 +1,22 @@
-"""The online loop: tasks → episodes → update → new weights, until the last update.
+"""Learning online: tasks → episodes → update → new weights, as a session steps through it.
 
     admit     consumes a slot for each group (admission.py), (max_lag + 1) for each group of an update: with
               max_lag 0 everything is drawn by the weights that are then trained
     update    waits for the groups that selection keeps; their slots are free when the new weights are live
     publish   offers the weights to the samplers, which prove that they hold them before a slot is free
 
-Synchronous, one-step-off, asynchronous and interruptible training are this loop with other numbers of
-`[async]`. Everything that decides what happens next is in `Progress`, the learner, and what samplers have in
-hand, so a run that is killed and resumed from a checkpoint makes the very numbers of one that was not,
-wherever these hang on no clock.
+Synchronous, one-step-off, asynchronous and interruptible training are this with other numbers of `[async]`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from posttrain.learner.learner import Learner
+from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.runtime import samples
 from posttrain.runtime.asynchrony import Asynchrony
@@ -27,13 +25,14 @@ from posttrain.runtime.curriculum import Supply
 from posttrain.runtime.error_rate import ErrorRate
 from posttrain.runtime.hacking import auditors_of, hacking_metrics
 from posttrain.runtime.handover import Publisher
-from posttrain.runtime.journal import Journal, Progress, stop_requested
+from posttrain.runtime.journal import Journal, Progress
 from posttrain.runtime.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.schedule import Recorded, Recorder
 from posttrain.runtime.select import SELECT, WHY_NOT, selection
 from posttrain.runtime.source import GroupSource
+from posttrain.runtime.tables import Groups
 from posttrain.samplers.protocol import Finished, GroupRequest, Sampler
 from posttrain.types import Batch, Episode, Played, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState, Verifier
@@ -48,8 +47,9 @@ class Rollout:
     group_size: int = 8
     """Episodes of each task (K, or G)."""
     select: str = "all"
-    """all; varied: only groups whose rewards differ; or accepted: only those with an answer worth imitating.
-    New tasks are drawn for groups that are dropped."""
+    """all; varied: only groups whose rewards differ; accepted: only those with an answer worth imitating; or
+    "file.py:function" of yours, from a group's episodes to whether to keep it. New tasks are drawn for groups
+    that are dropped."""
     max_rounds: int = 4
     """How often new tasks are drawn before an update goes on with the groups it has."""
     replay: int = 0
@@ -71,8 +71,8 @@ class Rollout:
         for name in ("groups", "group_size", "max_rounds", "replay_lag", "workers", "memory_mb"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        if self.select not in SELECT:
-            raise ValueError(f"select must be one of {', '.join(SELECT)}, not {self.select!r}")
+        if self.select not in SELECT and ":" not in self.select:
+            raise ValueError(f"select must be one of {', '.join(SELECT)}, or your own, not {self.select!r}")
         if self.deadline_s <= 0:
             raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
         if not 0 <= self.max_error_rate <= 1:
@@ -99,7 +99,7 @@ class Evaluation:
 
 @dataclass
 class OnlineRun:
-    """The parts that a loop drives; made by runtime.local."""
+    """What a session does with tasks (see session.Loop), and the parts for it; made by runtime.local."""
 
     learner: Learner
     schedule: Recorder | Recorded | None
@@ -116,9 +116,7 @@ class OnlineRun:
     journal: Journal
     pieces: Callable[[Sequence[int]], list[str]]
     """Each token as text, for the samples."""
-    save: Callable[[Mapping[str, Any]], None]
     updates: int
-    save_every: int
     replay: Replay
     tasks: int
     """How many there are to learn from."""
@@ -128,10 +126,18 @@ class OnlineRun:
     """The least reward of an answer worth imitating, for settings.select = "accepted"."""
     recorded: int = 0
     """Tokens of an update, or of an evaluation, that samples/ is to hold, about; 0: all."""
+    trees: int = 0
+    """Searches of an update whose states trees/ is to hold; of an evaluation eight times as many."""
     ranks: Ranks = ALONE
     """Those that train with this one, each with such a loop; what goes on is decided on what all know."""
+    publishes: bool = True
 
     def __post_init__(self) -> None:
+        self._groups = Groups()
+        self._made: tuple[Batch, Sequence[tuple[int, Episode]], Sequence[Sequence[Episode]]] | None = None
+        """The rows that were made of groups last."""
+        self._told: Callable[[], None] | None = None
+        """Writes the samples of the update that is not published yet."""
         self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
         self.stream.taken = self.progress.taken
         self._auditors = auditors_of(self.verifier)
@@ -174,47 +180,15 @@ class OnlineRun:
         epoch = update * self.settings.groups / self.tasks
         return TrainerState(global_step=update, max_steps=self.updates, epoch=epoch)
 
-    # ------------------------------------------------------------------ the loop
+    # ------------------------------------------------------------------ an update
 
-    def run(self) -> dict[str, float]:
-        """Trains to the last update; the metrics of the last evaluation.
+    def begin(self) -> None:
+        """The first weights go out, and what was under way goes on."""
+        self._publish()
+        self.source.begin(self.learner.update_count)
 
-        Raises RunError after saving when SIGTERM or Ctrl-C asks it to stop, and at the end of a run that
-        trained nothing.
-        """
-        last: dict[str, float] = {}
-        with stop_requested() as stopped, self.run_dir.recording():
-            self._publish()
-            self.source.begin(self.learner.update_count)
-            if self.progress.update == 0 and self.held_out:
-                last = self._evaluate()
-                self._log(last)
-            while self.progress.update < self.updates:
-                metrics = self._one_update()
-                update, final = self.progress.update, self.progress.update == self.updates
-                if self.held_out and (
-                    final or (self.evaluation.every and update % self.evaluation.every == 0)
-                ):
-                    last = self._evaluate()
-                    metrics |= last
-                self._log(metrics)
-                stops = any(self.ranks.gather(stopped()))
-                if final or stops or (self.save_every and update % self.save_every == 0):
-                    with self.journal.timed("checkpoint"):
-                        self.run_dir.settle()
-                        flight = self.source.flight(self.learner.update_count)
-                        self._count_taken()  # what is under way has been taken too
-                        self.save(flight)
-                if stops and not final:
-                    raise RunError(
-                        f"stopped on request after update {update} of {self.updates}; "
-                        "all of it is saved, go on with --resume"
-                    )
-        if self.updates and not self.learner.update_count:
-            raise RunError(f"nothing was trained in {self.updates} updates: {self._why_nothing()}")
-        return last
-
-    def _one_update(self) -> dict[str, float]:
+    def sample(self) -> Groups:
+        """The groups of the next update, once they are judged; RunError if none can be had."""
         with self.journal.timed("sample"):
             kept, dropped = self._collect()
         self.progress.update += 1
@@ -226,30 +200,84 @@ class OnlineRun:
         metrics |= self.stream.observe(
             [(g[0].task, success_rate(g, self.evaluation.right)) for g in everyone]
         )
+        self.journal.noted |= metrics
         self._count_failures([e for g in everyone for e in g], metrics)
-        if not kept:
+        played = [g.episodes for g in (*kept, *dropped)]
+        self._record_searches(f"{self.progress.update:06d}", played, self.trees)
+        if kept:
+            self.progress.empty = 0
+        else:
             self._nothing_kept()
-            return metrics
-        self.progress.empty = 0
-        rows = [(n, e) for n, g in enumerate(kept) for e in g.episodes if not e.verdict.failed]
+        self._groups = Groups(group.episodes for group in kept)
+        return self._groups
+
+    def abandon(self) -> None:
+        """Frees the slots of groups that nothing is trained on."""
+        self.source.untrained()
+        self.progress.update -= 1
+
+    def batch(self, groups: Sequence[Sequence[Episode]]) -> Batch:
+        """Their episodes that were judged, and behind them groups of earlier updates."""
+        rows = [(n, e) for n, g in enumerate(groups) for e in g if not e.verdict.failed]
+        if groups is not self._groups:  # rewards may be others
+            self.journal.noted |= rollout_metrics(groups, self.learner.update_count, self.evaluation.right)
         batch, again = self._batch(rows)
-        metrics |= again | self._ages(batch, len(rows))
+        self.journal.noted |= again | self._ages(batch, len(rows))
+        self._made = batch, rows, groups
+        return batch
+
+    def feed(self) -> None:
+        """Has samplers go on while the learner is busy."""
         with self.journal.timed("feed"):
             self.source.feed(self.learner.update_count)
-        with self.journal.timed("train"):
-            update = self.learner.update(batch)
+
+    def trained(self, update: Update | None) -> None:
+        """Counts an update, whose slots are free once its weights are live."""
         self.source.trained(self.learner.update_count)
+        if update is None:
+            return
         counts = [update.computed.sum(), torch.tensor(len(update.computed)), update.batch.mask.sum()]
         computed, drawn, tokens = self.ranks.sum(torch.stack(counts)).tolist()
-        metrics["select/trained"] = computed / drawn
+        self.journal.noted["select/trained"] = computed / drawn
         self.progress.tokens += tokens
+        if self._made and self._made[0].tokens is update.batch.tokens:
+            _, rows, groups = self._made
+            self._keep_groups(rows)
+            self._told = partial(self._record, rows, groups, update)
+
+    def publish(self) -> None:
+        """Offers the weights to the samplers; then what they drew for this update is written down."""
         with self.journal.timed("publish"):
             self._publish()
-        number, groups = self.progress.update, [g.episodes for g in kept if g.episodes]
-        share = samples.drawn(groups, self.recorded, str(number))
+        if self._told:
+            self._told()
+        self._told = self._made = None
+        self._groups = Groups()
+
+    def flight(self) -> Mapping[str, Any]:
+        """What samplers have in hand; all samples are then written."""
+        self.run_dir.settle()
+        flight = self.source.flight(self.learner.update_count)
+        self._count_taken()  # what is under way has been taken too
+        return flight
+
+    def check_end(self) -> None:
+        """RunError if nothing was trained; all samples are then written."""
+        self.run_dir.settle()
+        if self.updates and not self.learner.update_count:
+            raise RunError(f"nothing was trained in {self.updates} updates: {self._why_nothing()}")
+
+    def _record(
+        self, rows: Sequence[tuple[int, Episode]], groups: Sequence[Sequence[Episode]], update: Update
+    ) -> None:
+        number, here = self.progress.update, [list(g) for g in groups if g]
+        share = samples.drawn(here, self.recorded, str(number))
         trained = samples.columns([e for _, e in rows], update)
-        self.run_dir.samples(f"{number:06d}", samples.lines(number, groups, share, self.pieces, trained))
-        return metrics | update.metrics
+        self.run_dir.samples(f"{number:06d}", samples.lines(number, here, share, self.pieces, trained))
+
+    def _record_searches(self, name: str, groups: Sequence[Sequence[Episode]], most: int) -> None:
+        if rows := samples.searches(name, groups, most, self.evaluation.right):
+            self.run_dir.samples(name, rows, "trees")
 
     def _batch(self, rows: Sequence[tuple[int, Episode]]) -> tuple[Batch, dict[str, float]]:
         """These rows, and behind them those drawn again from earlier updates; how old the batch then is."""
@@ -257,13 +285,17 @@ class OnlineRun:
         if not self.settings.replay:
             return Batch.of(own, [n for n, _ in rows]), {}
         again = self.replay.draw(self.settings.replay, self.progress.update)
-        groups: dict[int, list[Trajectory]] = {}
-        for number, episode in rows:
-            groups.setdefault(number, []).append(episode.trajectory)
-        self.replay.add(self.progress.update, list(groups.values()))
-        old = [(1 + max(groups) + n, t) for n, group in enumerate(again) for t in group]
+        first = 1 + max((n for n, _ in rows), default=-1)
+        old = [(first + n, t) for n, group in enumerate(again) for t in group]
         batch = Batch.of([*own, *(t for _, t in old)], [*(n for n, _ in rows), *(n for n, _ in old)])
         return batch, {"replay/groups": float(len(again))}
+
+    def _keep_groups(self, rows: Sequence[tuple[int, Episode]]) -> None:
+        """What later updates may draw again."""
+        groups: dict[int, list[Trajectory]] = {}
+        for number, episode in rows if self.settings.replay else ():
+            groups.setdefault(number, []).append(episode.trajectory)
+        self.replay.add(self.progress.update, list(groups.values()))
 
     def _ages(self, batch: Batch, own: int) -> dict[str, float]:
         """How old the tokens are, replayed ones included; RunError for one of its own beyond the bound."""
@@ -289,8 +321,9 @@ class OnlineRun:
     def _count_failures(self, episodes: Sequence[Played], metrics: Mapping[str, float]) -> None:
         try:
             self._errors.see(episodes)
-        except RunError:
-            self._log(metrics)  # the line that shows why
+        except RunError:  # after the line that shows why
+            line = self.line({**self.journal.noted, **metrics})
+            self.journal.log(self.learner.step_count, self.learner.update_count, line)
             raise
         self.progress.recent = self._errors.recent
 
@@ -308,8 +341,9 @@ class OnlineRun:
             return (
                 f"none of the last {len(recent)} episodes could be judged; first cause: {self._errors.first}"
             )
+        why = WHY_NOT.get(select, "no group was kept")
         return (
-            f"with rollout.select {select!r} {WHY_NOT[select]}, or none could be judged; "
+            f"with rollout.select {select!r} {why}, or none could be judged; "
             "make the tasks easier or harder, or set rollout.select to 'all'"
         )
 
@@ -320,7 +354,7 @@ class OnlineRun:
 
     # ------------------------------------------------------------------ looking
 
-    def _evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """Metrics on the held-out tasks; the answers go to samples/eval_*.jsonl."""
         sampling = replace(self.sampling, temperature=self.evaluation.temperature)
         requests = [
@@ -338,11 +372,13 @@ class OnlineRun:
         episodes = [e for n in sorted(seen) for e in seen[n]]
         update, share = self.progress.update, samples.drawn(groups, self.recorded, "eval")
         self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, share, self.pieces))
+        self._record_searches(f"eval_{update:06d}", groups, 8 * self.trees)
         metrics = evaluation_metrics(episodes, self.evaluation.right)
         self._count_failures(episodes, metrics)
         return metrics
 
-    def _log(self, metrics: Mapping[str, float]) -> None:
+    def line(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics of an update with those of how fast it was, and what samplers did."""
         metrics, spent = dict(metrics), self.journal.phases
         tokens = metrics.pop("length/total", 0.0)
         if tokens:
@@ -351,5 +387,4 @@ class OnlineRun:
             metrics["speed/sample_tokens"] = tokens / seconds
         if tokens and spent["train"]:
             metrics["speed/train_tokens"] = tokens / spent["train"]
-        metrics |= self.source.work() | self.ranks.sent()
-        self.journal.log(self.learner.step_count, self.learner.update_count, metrics)
+        return metrics | self.source.work() | self.ranks.sent()

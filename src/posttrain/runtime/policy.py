@@ -100,7 +100,7 @@ def bounded(recipe: Recipe, policy: Policy, say: Say) -> Policy:
 
 def reads_head(recipe: Recipe) -> bool:
     """Whether the recipe's method reads a head, so that its model may be a reward model."""
-    return "head" in line(str(recipe.method["name"])).method.needs
+    return "head" in line(recipe.method["name"]).method.needs
 
 
 def weights_of(recipe: Recipe, policy: Policy) -> Any:

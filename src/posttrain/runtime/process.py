@@ -37,8 +37,15 @@ def settle(threads: int = 0) -> None:
 @contextlib.contextmanager
 def settled(threads: int = 0) -> Iterator[None]:
     """Within it the process is as `settle` makes it; then it has the threads that it had before."""
+    with as_before():
+        settle(threads)
+        yield
+
+
+@contextlib.contextmanager
+def as_before() -> Iterator[None]:
+    """After it the process has the threads that it had before."""
     before = torch.get_num_threads()
-    settle(threads)
     try:
         yield
     finally:

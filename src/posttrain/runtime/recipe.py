@@ -11,7 +11,9 @@ from dataclasses import dataclass, fields
 from datetime import date
 from typing import Any, Literal
 
-from posttrain.engines.native.engine import NativeConfig
+from posttrain.engines.vllm.opening import ServedConfig
+from posttrain.envs.protocol import Env
+from posttrain.envs.repair import Repairing
 from posttrain.learner.critic import Critic
 from posttrain.learner.learner import Steps
 from posttrain.learner.lora import Lora
@@ -27,7 +29,8 @@ from posttrain.runtime.offline import Dataset
 from posttrain.runtime.online import Evaluation, Rollout
 from posttrain.runtime.task_choice import TaskChoice
 from posttrain.search.choice import SearchChoice
-from posttrain.types import Sampling
+from posttrain.types import Sampling, UserError
+from posttrain.verifiers.protocol import Verifier
 
 MOST_THREADS = 1024
 """More than a machine has cores; OpenMP ends the process where it cannot have as many as asked."""
@@ -101,15 +104,20 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """How many of the rollouts are written to samples/."""
+    """How many of the rollouts are written to samples/, and of the searches to trees/."""
 
     tokens: int = 32768
     """About so many of an update or of an evaluation, prompts included: whole groups, drawn at random where
     there are more, and one at least. 0 keeps all."""
+    trees: int = 4
+    """Searches of an update whose states are kept, drawn at random; of an evaluation eight times as many.
+    What a search came to, and what it spent, is kept of all."""
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
             raise ValueError(f"tokens must be 0 (all) or more, not {self.tokens}")
+        if self.trees < 0:
+            raise ValueError(f"trees must be 0 or more, not {self.trees}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,24 +132,22 @@ class Tracking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineChoice(NativeConfig):
+class EngineChoice(ServedConfig):
     """Which engine training samples with, and how much runs at once."""
 
     name: Literal["native", "vllm"] = "native"
     """Ours, or vLLM, which reads the other keys too. Other commands than train sample with ours."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.url and self.name != "vllm":
+            raise ValueError("url is that of a vLLM server: set name = 'vllm'")
+
     def held(self, longest: int) -> int:
-        """Tokens whose keys and values take memory; vLLM takes that of all at once."""
+        """Tokens whose keys and values take memory here; vLLM takes that of all at once."""
+        if self.url:
+            return 0
         return self.cache_tokens if self.name == "vllm" else super().held(longest)
-
-
-def key_of(field: str) -> str:
-    """The key of a recipe that a field is read from: Python has the word async for itself.
-
-    >>> key_of("async_"), key_of("rollout")
-    ('async', 'rollout')
-    """
-    return field.removesuffix("_")
 
 
 WHERE_NEEDED = ("critic", "reference", "trust")
@@ -180,6 +186,16 @@ class Recipe:
     record: Recorded = Recorded()
     track: Tracking = Tracking()
 
+    def judges(self) -> tuple[Verifier | None, Env | None]:
+        """Who judges one answer, and what plays episodes; with task.repair the latter asks the former."""
+        verifier, env = self.verifier.build(), self.task.environment()
+        if self.task.repair is None or verifier is None:
+            return verifier, env
+        if verifier.grouped:
+            what = "a verifier that compares answers says nothing of one"
+            raise UserError(what, where="task.repair", mend="leave it out, or take another verifier")
+        return None, Repairing(judge=verifier, settings=self.task.repair, right=self.eval.right)
+
 
 def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]:
     """Keys that nothing reads under the recipe's other choices, each with the reason.
@@ -200,8 +216,14 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
         keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
     if not recipe.rollout.replay:
         keys["rollout.replay_lag"] = "rollout.replay is 0"
+    if recipe.engine.url:
+        keys["engine.cuda_graphs"] = "engine.url names a server, which has its own"
+    else:
+        keys |= dict.fromkeys(("engine.folder", "engine.deadline_s"), "engine.url is empty")
     keys |= {f"async.{name}": why for name, why in recipe.async_.unread().items()}
-    if recipe.search:
+    if not recipe.search:
+        keys["record.trees"] = "there is no [search]"
+    else:
         keys |= {f"search.{name}": why for name, why in recipe.search.unread().items()}
     kind = recipe.curriculum.kind
     beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY[kind]}

@@ -138,7 +138,7 @@ def row(tokens: list[int], trained: list[bool], reward: float) -> Trajectory:
     """A row that was given and not sampled, its reward at the last trained token."""
     earned = [0.0] * len(tokens)
     earned[len(trained) - 1 - trained[::-1].index(True)] = float(reward)
-    return _given(tokens, trained, earned)
+    return Trajectory.given(tokens, trained=trained, reward=earned)
 
 
 def marked(tokens: list[int], labels: dict[int, float]) -> Trajectory:
@@ -148,10 +148,9 @@ def marked(tokens: list[int], labels: dict[int, float]) -> Trajectory:
     >>> r.tokens, r.sampled, r.reward
     ([7, 8, 9, 0], [False, False, False, True], [0.0, 0.0, 0.0, 1.0])
     """
-    whole = [*tokens, NOBODY]
-    return _given(
-        whole, [t in labels for t in range(len(whole))], [labels.get(t, 0.0) for t in range(len(whole))]
-    )
+    places = range(len(tokens) + 1)
+    trained, reward = [t in labels for t in places], [labels.get(t, 0.0) for t in places]
+    return Trajectory.given([*tokens, NOBODY], trained=trained, reward=reward)
 
 
 def with_probes(groups: Sequence[Group]) -> list[Group]:
@@ -166,7 +165,7 @@ def with_probes(groups: Sequence[Group]) -> list[Group]:
         bound = max(len(asked.tokens), len(said.tokens))
         tokens = [*asked.tokens[:start], *said.tokens[behind:]][:bound]
         trained = [*asked.sampled[:start], *said.sampled[behind:]][:bound]
-        probes.append((_given(tokens, trained, [0.0] * len(tokens), PROBE),))
+        probes.append((Trajectory.given(tokens, trained=trained, version=[PROBE] * len(tokens)),))
     return [*groups, *probes]
 
 
@@ -191,15 +190,3 @@ def numbered(groups: Iterable[Group]) -> tuple[list[Trajectory], list[int]]:
     """The rows of the groups, and for each the number of its group."""
     pairs = [(each, number) for number, group in enumerate(groups) for each in group]
     return [each for each, _ in pairs], [number for _, number in pairs]
-
-
-def _given(tokens: list[int], trained: list[bool], reward: list[float], version: int = 0) -> Trajectory:
-    zero = [0.0] * len(tokens)
-    return Trajectory(
-        tokens=tokens,
-        sampled=trained,
-        logp_gen=zero,
-        logp_policy=zero,
-        version=[version] * len(tokens),
-        reward=reward,
-    )

@@ -3,8 +3,10 @@
 config.toml    the resolved recipe           metrics.jsonl     a line an update
 code.txt       versions that ran it          samples/          rollouts, a file an update
 plan.json      method, batch plan, memory    checkpoints/      step_000040/ ...
-stopped.txt    why, if it ended itself       report.html
+stopped.txt    why, if it ended itself       trees/            searches, likewise
+report.html
 ranks/1/       samples and logs of another rank
+code/          copies of files of one's own that the training runs: a method, tasks
 """
 
 import contextlib
@@ -12,6 +14,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,9 +24,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from posttrain.types import RunError, UserError
+from posttrain.errors import RunError, UserError
+from posttrain.usercode import with_neighbours
 
 LOCK = ".lock"
+CODE = "code"
 DESCRIPTION = ("config.toml", "code.txt", "plan.json")
 
 
@@ -47,22 +52,7 @@ class RunDir:
             raise UserError(
                 "there is no run to resume here", where=str(path), mend="leave --resume out to start one"
             )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise UserError(f"cannot be written to: {error.strerror}", where=str(path)) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            who = os.read(self._lock, 20).decode(errors="replace")
-            os.close(self._lock)
-            what = f"another run is using this directory{f', process {who}' if who.isdigit() else ''}"
-            mend = "wait until it ends, or give another --run-dir"
-            raise UserError(what, where=str(path), mend=mend) from None
-        with contextlib.suppress(OSError):  # on a full disk nobody needs to know
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        self._lock = claim(path, "wait until it ends, or give another --run-dir")
         # Hidden files are our lock, and what a kill left of a file that was being written.
         if not resume and any(not p.name.startswith(".") for p in path.iterdir()):
             self.close()
@@ -77,6 +67,22 @@ class RunDir:
         if not self.rank:
             os.close(self._lock)
 
+    def keep(self, files: Iterable[Path]) -> None:
+        """Copies files of one's own, and those beside them that they import, into code/.
+
+        Raises UserError for two of one name, and RunError if they cannot be written.
+        """
+        there = (
+            each.resolve() for each in files if each.is_file()
+        )  # what is missing is refused by who reads it
+        for file in dict.fromkeys(found for each in there for found in with_neighbours(each)):
+            copy = self.path / CODE / file.name
+            if copy.exists() and copy.read_bytes() != file.read_bytes():
+                what = f"two files are called {file.name}, and the run keeps one of each name"
+                raise UserError(what, where=str(file), mend="give one of them another name")
+            copy.parent.mkdir(exist_ok=True)
+            self._write(f"{CODE}/{file.name}", file.read_text(encoding="utf-8"))
+
     def discard(self) -> None:
         """Deletes what was written for a run that was refused before its first line; anything else stays."""
         metrics = self.path / "metrics.jsonl"
@@ -84,8 +90,15 @@ class RunDir:
             return
         for name in (*DESCRIPTION, ".prompts.json", "metrics.jsonl", "report.html", LOCK):
             (self.path / name).unlink(missing_ok=True)
+        for made in (self.path / CODE, self.start):
+            shutil.rmtree(made, ignore_errors=True)
         with contextlib.suppress(OSError):  # something of the user's is in it
             self.path.rmdir()
+
+    @property
+    def start(self) -> Path:
+        """Where a model lies that a program handed over."""
+        return self.path / "start"
 
     @property
     def checkpoints(self) -> Path:
@@ -115,13 +128,15 @@ class RunDir:
             yield
             self.settle()
 
-    def samples(self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
-        """Begins to write samples/NAME.jsonl, whole or not at all, once the one before is written.
+    def samples(
+        self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]], folder: str = "samples"
+    ) -> None:
+        """Begins to write samples/NAME.jsonl, or another folder's, whole or not at all, after the last one.
 
         Raises RunError if that one could not be.
         """
         self.settle()
-        self._written = self._writer.submit(self._write_samples, name, rows)
+        self._written = self._writer.submit(self._write_samples, f"{folder}/{name}.jsonl", rows)
 
     def settle(self) -> None:
         """Waits until the last samples are written; RunError if they cannot be."""
@@ -133,9 +148,8 @@ class RunDir:
                 raise RunError(f"{self.path / 'samples'}: cannot be written: {error.strerror}") from error
 
     def _write_samples(self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
-        (self.own / "samples").mkdir(exist_ok=True)
-        text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows())
-        self._write(f"samples/{name}.jsonl", text)
+        (self.own / name).parent.mkdir(exist_ok=True)
+        self._write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows()))
 
     def _write(self, name: str, text: str) -> None:
         """Puts the text into a file, whole or not at all: a kill leaves what was there before."""
@@ -153,12 +167,51 @@ class RunDir:
         """Deletes rollouts of updates after this one, which a resumed run makes again, on so many ranks."""
         gone = [p for p in (self.path / "ranks").glob("*") if not self.rank and int(p.name) >= ranks]
         for folder in (self.own, *gone):
-            for file in (folder / "samples").glob("*.jsonl"):
-                if int(file.stem.removeprefix("eval_")) > update:
+            for file in (*(folder / "samples").glob("*.jsonl"), *(folder / "trees").glob("*.jsonl")):
+                number = file.stem.removeprefix("eval_")
+                if number.isdigit() and int(number) > update:
                     file.unlink()
         for folder in gone:
             for name in ("stopped.txt", "error.log"):
                 (folder / name).unlink(missing_ok=True)
+
+
+def claim(path: Path, mend: str) -> int:
+    """Keeps every other process from writing to this directory until what is returned is closed.
+
+    UserError if one does, or if it cannot be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"cannot be written to: {error.strerror}", where=str(path)) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        who = os.read(lock, 20).decode(errors="replace")
+        os.close(lock)
+        what = f"another run is using this directory{f', process {who}' if who.isdigit() else ''}"
+        raise UserError(what, where=str(path), mend=mend) from None
+    with contextlib.suppress(OSError):  # on a full disk nobody needs to know
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
+def in_use(path: Path) -> bool:
+    """Whether a run or a pipeline is at work in this directory; nothing is written to find out."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for as long as it takes to close it again
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def kept(run_dir: Path) -> str:

@@ -1,4 +1,4 @@
-"""The record of samples: which episodes of an update are written down, and what a line says of one."""
+"""The record of samples: which episodes and searches of an update are written down, and what a line says."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,8 +6,13 @@ from typing import Any
 import torch
 
 from posttrain.learner.learner import Update
+from posttrain.runtime.metrics import is_right
 from posttrain.runtime.stream import dice
+from posttrain.search.record import bounded
 from posttrain.types import Episode, PerToken
+
+STATES = 400
+"""Most states of a recorded tree, besides those on the way that was found."""
 
 Columns = Mapping[int, Mapping[str, PerToken]]
 """What an update made of episodes, by their id(): for each name one number a token."""
@@ -35,6 +40,7 @@ def columns(episodes: Sequence[Episode], update: Update) -> Columns:
         "entropy": update.entropy,
         "advantage": batch.advantage,
         "logp_ref": batch.logp_ref,
+        "value": batch.value,
     }
     held = {name: column.cpu() for name, column in known.items() if column is not None}
     always = held.keys() - {"logp", "entropy"}  # what the model said is known of rows that it computed
@@ -63,6 +69,42 @@ def lines(
                 yield line | {name: _rounded(column[start:stop]) for name, column in found.items()}
 
     return make
+
+
+def searches(
+    name: str, groups: Sequence[Sequence[Episode]], most: int, right: float
+) -> Callable[[], Iterator[dict[str, Any]]] | None:
+    """What makes a line of each group that is a search; None where none is.
+
+    What it came to and spent is told of all, its states of `most` at random; of evaluations, whose names have
+    the same beginning, of the same questions each time.
+    """
+    firsts = [group[0] for group in groups if group and group[0].search]
+    draw = dice(name.split("_")[0]).random
+    order = sorted((draw(), place) for place in range(len(firsts)))
+    shown = {place for _, place in order[:most]}
+
+    def make() -> Iterator[dict[str, Any]]:
+        for place, episode in enumerate(firsts):
+            yield search_line(episode, right, STATES if place in shown else 0)
+
+    return make if firsts else None
+
+
+def search_line(episode: Episode, right: float, states: int | None = None) -> dict[str, Any]:
+    """A search as a line of trees/, with at most so many of its states, or with all."""
+    v, found = episode.verdict, dict(episode.search)
+    if states is not None:
+        found = bounded(found, states) if states else {k: x for k, x in found.items() if k != "states"}
+    return {
+        "task": episode.task.id,
+        "label": v.label,
+        "score": v.score,
+        "reason": v.reason,
+        "solved": not v.failed and is_right(episode, right),
+        "answer": episode.response,
+        **found,
+    }
 
 
 def _line(

@@ -10,17 +10,21 @@ import torch
 
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
-from posttrain.engines.vllm.engine import VllmEngine, check_sampling
+from posttrain.engines.vllm.asking import check_sampling
+from posttrain.engines.vllm.engine import VllmEngine
+from posttrain.engines.vllm.opening import check_model, check_temperature, opened
+from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.engines.vllm.start import require
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
 from posttrain.learner.pretrained import silent, skeleton
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.loading import usable_device
-from posttrain.methods.choices import least_group
+from posttrain.methods.table import label
 from posttrain.runtime import process
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.asynchrony import Asynchrony
+from posttrain.runtime.metrics import told_right
 from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
 from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.schedule import Recorded, Recorder
@@ -41,7 +45,8 @@ from posttrain.search.coq import CoqSteps
 from posttrain.search.lean import LeanSteps
 from posttrain.search.protocol import Steps
 from posttrain.search.reasoning import ReasoningSteps
-from posttrain.types import UserError
+from posttrain.search.turns import EnvSteps
+from posttrain.types import RunError, UserError, Verdict
 from posttrain.verifiers.proof.coq import Coq
 from posttrain.verifiers.proof.lean import Lean
 from posttrain.verifiers.protocol import Verifier
@@ -62,12 +67,24 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
 def check_samplers(asked: Asked) -> None:
     """UserError where samplers cannot be where the recipe has them, or cannot do what it wants of them."""
     recipe = asked.recipe
-    if recipe.search and (asked.verifier is None or asked.verifier.grouped):
+    if recipe.search and asked.verifier and asked.verifier.grouped:
         what = "a search is judged at its end, by a verifier that judges one answer"
         raise UserError(what, where="search", mend="leave [search] out, or take such a verifier")
-    if recipe.search and least_group(asked.method) > 1:
-        what = f"{recipe.method['name']} compares answers to one task, and moves of a tree are worth the same"
-        raise UserError(what, where="search", mend="take method.name = 'expert_iteration'")
+    if recipe.search and recipe.search.learn == "proof" and asked.method.least_group > 1:
+        name = label(recipe.method["name"])
+        what = f"{name} compares answers to one task, and moves of a proof are worth the same"
+        raise UserError(what, where="search", mend="set search.learn = 'moves', or take expert_iteration")
+    tactics = isinstance(asked.verifier, Coq | Lean)
+    if recipe.search and recipe.search.strategy == "hypertree" and not tactics:
+        what = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
+        raise UserError(what, where="search.strategy", mend="take 'best_first', or the verifier of a prover")
+    alone = asked.env or tactics
+    if recipe.search and not alone and (recipe.search.values or recipe.search.learn == "moves"):
+        key = "values" if recipe.search.values else "learn"
+        what = "an answer's steps are judged at its end alone, and only the first end is"
+        raise UserError(
+            what, where=f"search.{key}", mend="leave it out, or prove or play: [task.env], coq, lean"
+        )
     if recipe.search and recipe.async_.pace == "steps":
         what = "when a tree is judged hangs on the clock"
         raise UserError(what, where="async.pace", mend="leave it out")
@@ -80,7 +97,7 @@ def check_samplers(asked: Asked) -> None:
     if recipe.async_.cache == "keep":
         what = "vLLM computes running answers again under new weights"
         raise UserError(what, where="async.cache", mend="set it to 'recompute'")
-    if recipe.async_.where == "thread":
+    if recipe.async_.where == "thread" and not recipe.engine.url:
         what = "vLLM changes settings of the whole process while it starts"
         raise UserError(what, where="async.place", mend="set it to 'process'")
     for table, temperature in (("sampling", recipe.sampling.temperature), ("eval", recipe.eval.temperature)):
@@ -90,16 +107,36 @@ def check_samplers(asked: Asked) -> None:
         try:
             check_sampling(sampling)
         except ValueError as error:
-            mend = "leave it out, or take engine.name = 'native'"
-            raise UserError(str(error), where=where, mend=mend) from None
-    require()
+            raise UserError(str(error), where=where, mend="take engine.name = 'native'") from None
+    if not recipe.engine.url:
+        require()
+    elif recipe.async_.samplers > 1:
+        what = "one sampler drives a server, whose weights would else be replaced while another draws"
+        raise UserError(what, where="async.samplers", mend="set it to 1; a server may run several replicas")
+
+
+def check_server(recipe: Recipe, policy: Policy) -> None:
+    """UserError where the vLLM server that the recipe names is not there, or cannot give what it needs."""
+    if not recipe.engine.url:
+        return
+    try:
+        server, _, raw = opened(recipe.engine, min(policy.context, recipe.engine.cache_tokens))
+        check_model(server, skeleton(policy.config))
+    except RunError as error:
+        raise UserError(str(error), where="engine.url") from None
+    server.close()
+    for table, temperature in (("sampling", recipe.sampling.temperature), ("eval", recipe.eval.temperature)):
+        try:
+            check_temperature(temperature, raw=raw)
+        except ValueError as error:
+            raise UserError(str(server.fault(str(error))), where=f"{table}.temperature") from None
 
 
 def _chosen_engine(recipe: Recipe, policy: Policy) -> Engine:
     """The engine that the recipe names; vLLM has no weights before the first are handed over."""
     if recipe.engine.name == "native":
         return engine_of(recipe, policy)
-    return VllmEngine(
+    return (ServerEngine if recipe.engine.url else VllmEngine)(
         skeleton(policy.config),
         dtype=policy.dtype,
         decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
@@ -128,8 +165,7 @@ def _rollouts(
         "seed": recipe.run.seed,
     }
     if recipe.search:
-        assert verifier is not None
-        world = steps_of(recipe.search, verifier)
+        world = steps_of(recipe, verifier, env)
         return Trees(engine, policy.chat, world, recipe.search, recipe.sampling, **how)
     return Rollouts(
         engine,
@@ -141,13 +177,26 @@ def _rollouts(
     )
 
 
-def steps_of(search: SearchChoice, verifier: Verifier) -> Steps:
-    """Where moves lead: tactics for a prover's verifier, otherwise steps of an answer."""
+def steps_of(recipe: Recipe, verifier: Verifier | None, env: Env | None) -> Steps:
+    """Where moves lead: turns of an environment, tactics of a prover, otherwise steps of an answer."""
+    search, settings = recipe.search or SearchChoice(), recipe.rollout
+    if env:
+        return EnvSteps(
+            env,
+            partial(_ends, recipe.eval.right),
+            workers=settings.workers,
+            deadline_s=settings.deadline_s,
+            memory_mb=settings.memory_mb,
+        )
     if isinstance(verifier, Coq):
         return CoqSteps(level=verifier.level, timeout_s=search.timeout_s, memory_mb=verifier.memory_mb)
     if isinstance(verifier, Lean):
         return LeanSteps(lean=verifier)
     return ReasoningSteps(search.separator)
+
+
+def _ends(right: float, verdict: Verdict) -> bool:
+    return told_right(verdict.label, verdict.score, right)
 
 
 def _worker(recipe: Recipe, rollouts: Plays) -> RolloutWorker:
@@ -171,7 +220,7 @@ class Made:
         recipe = on_device_of(self.recipe, self.number)
         policy = bounded(recipe, surroundings(recipe, silent), silent)
         engine = _chosen_engine(recipe, policy)
-        verifier, env = recipe.verifier.build(), recipe.task.environment()
+        verifier, env = recipe.judges()
         return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
 
 

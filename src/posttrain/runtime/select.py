@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from posttrain.types import Played, worth
+from posttrain.math.choice import misfit
+from posttrain.types import Played, UserError, worth
+from posttrain.usercode import load_edited
 
 Select = Callable[[Sequence[Played]], bool]
 
@@ -37,5 +39,13 @@ WHY_NOT: Mapping[str, str] = {
 
 
 def selection(name: str, accept: float) -> Select:
-    """The selection of this name; `accept` is the least reward of an answer that is worth imitating."""
+    """The selection of this name, or "file.py:function"; `accept` is the least reward worth imitating.
+
+    Raises UserError for a function that cannot be had, or that cannot be called with a group.
+    """
+    if ":" in name:
+        found: Select = load_edited(name, "rollout.select")
+        if wrong := misfit(found, every):
+            raise UserError(f"{name} selects nothing: {wrong}", where="rollout.select")
+        return found
     return partial(accepted, least=accept) if name == "accepted" else SELECT[name]

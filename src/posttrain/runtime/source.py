@@ -228,18 +228,21 @@ class GroupSource:
         self._resumed = [each for each in flight["requests"] if self.plays(each.number)]
 
     def work(self) -> dict[str, float]:
-        """What the samplers did since this was last asked; nothing to tell of one that takes turns here."""
-        if not self.line.max_lag and self.ahead.where == "here":
-            return {}
+        """What the samplers did since this was last asked; of one that takes turns here its time alone."""
         now = self.sampler.work()
         before = self._before if len(self._before) == len(now) else [Work()] * len(now)
         self._before = now
+        spent: dict[str, float] = {}
+        for n, (mine, then) in enumerate(zip(now, before, strict=True)):
+            spent |= {f"samplers/{n}/{what}": seconds for what, seconds in mine.since(then).items()}
+        if not self.line.max_lag and self.ahead.where == "here":
+            return spent
         shares = [
             (n.busy_s - b.busy_s) / (n.alive_s - b.alive_s)
             for n, b in zip(now, before, strict=True)
             if n.alive_s > b.alive_s and n.busy_s >= b.busy_s  # one that was started again begins at 0
         ]
-        return {
+        return spent | {
             "samplers/busy": sum(shares) / len(shares) if shares else 0.0,
             "samplers/waiting": float(len(self.line.line) - self.line.playing),
             "samplers/playing": float(self.line.playing),

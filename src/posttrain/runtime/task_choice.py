@@ -1,5 +1,6 @@
 """What a recipe asks: its table [task], and the tasks that this makes or reads."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -9,12 +10,14 @@ from posttrain.data.corpus import Text
 from posttrain.envs.guess import Guess, guess_tasks
 from posttrain.envs.maze import Maze, laid_out, layout_tasks, maze_tasks
 from posttrain.envs.protocol import Env
+from posttrain.envs.repair import Repair
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
 from posttrain.envs.tasks.horn import Horn, horn
 from posttrain.envs.tasks.propositional import Propositional, propositional
-from posttrain.envs.user import load_env
+from posttrain.envs.user import here, load_env
 from posttrain.types import Task, UserError
+from posttrain.usercode import cause, load_edited
 from posttrain.verifiers.proof.coq_library import CoqLibrary, coq_library
 
 T = TypeVar("T")
@@ -27,6 +30,55 @@ class UserEnv:
     factory: str
     """module:function or path/to/file.py:function; called with the options, returns the environment."""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Env:
+        """The environment that it makes; UserError if it cannot be made."""
+        return load_env(self.factory, self.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldEnv(UserEnv):
+    """An environment that a program holds."""
+
+    env: Any
+
+    def load(self) -> Env:
+        """It, for use in this process."""
+        return here(self.env)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTasks:
+    """Tasks made by a function of your own, which the run keeps a copy of."""
+
+    function: str
+    """module:function or path/to/file.py:function; called with the options, it returns or yields tasks."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its keyword arguments."""
+    held_out: int = 0
+    """How many of its last tasks are only evaluated on."""
+
+    def __post_init__(self) -> None:
+        if self.held_out < 0:
+            raise ValueError(f"held_out must be 0 or more, not {self.held_out}")
+
+    def made(self) -> list[Task]:
+        """The tasks, in the order of the function; UserError for what are none, or for two of one id."""
+        where = "task.own.function"
+        function = load_edited(self.function, where)
+        try:
+            found = list(function(**self.options))
+        except Exception as error:
+            raise UserError(f"{self.function} fails: {cause(error)}", where=where) from None
+        wrong = next((each for each in found if not isinstance(each, Task)), None)
+        if wrong is not None:
+            mend = "make posttrain.types.Task(id=..., messages=({'role': 'user', 'content': ...},))"
+            raise UserError(f"{self.function} makes {wrong!r:.60}, which is no task", where=where, mend=mend)
+        if twice := [name for name, n in Counter(task.id for task in found).items() if n > 1]:
+            raise UserError(f"{self.function} makes two tasks called {twice[0]!r}", where=where)
+        if len(found) <= self.held_out:
+            raise UserError(f"{self.function} makes {len(found)} tasks, none to train on", where=where)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +96,7 @@ class Games:
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
     """What is asked or learnt: exactly one of arithmetic, coq, coq_library, data, guess, horn, maze,
-    propositional and text. env plays data."""
+    own, propositional and text. env plays data."""
 
     arithmetic: Arithmetic | None = None
     coq: CoqExercises | None = None
@@ -59,6 +111,8 @@ class TaskChoice:
     guess: Guess | None = None
     horn: Horn | None = None
     maze: Maze | None = None
+    own: OwnTasks | None = None
+    """Tasks of a function of yours; see below."""
     propositional: Propositional | None = None
     maze_size: int = 4
     maze_layout: str = ""
@@ -66,9 +120,12 @@ class TaskChoice:
     games: Games = Games()
     """Of guess and maze."""
     env: UserEnv | None = None
+    repair: Repair | None = None
+    """Wrong answers are asked for again, with what the verifier says of them."""
 
     def __post_init__(self) -> None:
-        kinds = ("arithmetic", "coq", "coq_library", "data", "guess", "horn", "maze", "propositional", "text")
+        kinds = ["arithmetic", "coq", "coq_library", "data", "guess"]
+        kinds += ["horn", "maze", "own", "propositional", "text"]
         given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) if given else "none"
@@ -81,11 +138,13 @@ class TaskChoice:
             laid_out(self.maze_layout)
         if self.env is not None and self.data is None:
             raise ValueError("env plays the tasks of data, which is not given")
+        if self.repair is not None and (self.guess or self.maze or self.env or self.text):
+            raise ValueError("repair asks again where a verifier judges, and none does here")
 
     def environment(self) -> Env | None:
         """The environment that the tasks are played in; None for a question with one answer."""
         if self.env is not None:
-            return load_env(self.env.factory, self.env.options)
+            return self.env.load()
         return self.guess or self.maze
 
 
@@ -108,6 +167,9 @@ def tasks(
         spec = choice.arithmetic
         held_out = arithmetic("held_out", spec, limit=min(limit, spec.held_out)) if limit else []
         return arithmetic("train", spec), held_out
+    if choice.own is not None:
+        made, least = choice.own.made(), choice.own.held_out
+        return made[: len(made) - least], made[len(made) - least :][:limit]
     if choice.coq is not None:
         return _split(coq_exercises, choice.coq, limit if choice.coq.held_out else 0)
     if choice.coq_library is not None:

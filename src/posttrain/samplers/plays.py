@@ -17,6 +17,8 @@ class Plays(ABC):
     engine: Engine
     steps: int
     """Of the engine, so far."""
+    judged_s: float = 0.0
+    """Seconds that verifiers, environments and provers have taken, as far as a step waited for them."""
 
     @property
     @abstractmethod

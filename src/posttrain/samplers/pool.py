@@ -149,7 +149,8 @@ class SamplerPool:
         return sorted(self._left, key=lambda each: each.number)
 
     def work(self) -> list[Work]:
-        """What each worker has done, as last heard."""
+        """What each worker has done, as it says once a second."""
+        self._listen(0.0)
         return [worker.work for worker in self.workers]
 
     def close(self) -> None:

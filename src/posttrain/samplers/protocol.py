@@ -59,9 +59,25 @@ class Work:
 
     busy_s: float = 0.0
     """Seconds in which it had something to do."""
+    judge_s: float = 0.0
+    """Of these, those in which it waited for verifiers, environments and provers."""
+    take_s: float = 0.0
+    """Of these, those in which it read weights, loaded and proved them."""
     alive_s: float = 0.0
     bytes: int = 0
     """Messages between it and the learner, both ways, where they go over a network; weights aside."""
+
+    def since(self, before: "Work") -> dict[str, float]:
+        """The seconds of each kind that came after; of a worker that was started again, all of its own.
+
+        >>> Work(busy_s=3.0, judge_s=1.0, alive_s=7.0).since(Work(busy_s=1.0, alive_s=2.0))
+        {'sample': 1.0, 'judge': 1.0, 'weights': 0.0, 'wait': 3.0}
+        """
+        then = before if self.alive_s >= before.alive_s and self.busy_s >= before.busy_s else Work()
+        busy, judge = self.busy_s - then.busy_s, self.judge_s - then.judge_s
+        take, alive = self.take_s - then.take_s, self.alive_s - then.alive_s
+        sample = max(busy - judge - take, 0.0)
+        return {"sample": sample, "judge": judge, "weights": take, "wait": alive - busy}
 
 
 class Sampler(Protocol):

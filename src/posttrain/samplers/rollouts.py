@@ -9,6 +9,7 @@ turn's prompt is everything before it plus new tokens. Whatever an environment o
 does wrong ends that one episode with a verdict that has no score.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
@@ -84,7 +85,8 @@ class Rollouts(Plays):
         """Of the engine."""
 
     def close(self) -> None:
-        """Ends the worker processes."""
+        """Ends the worker processes, and what the engine has begun."""
+        self.engine.close()
         self.pool.close()
         if self.workers:
             self.workers.close()
@@ -131,14 +133,19 @@ class Rollouts(Plays):
 
     def step(self) -> list[tuple[int, list[Episode]]]:
         """The groups that are now complete, with their numbers, after one step of the engine."""
+        begin = time.monotonic()
         self._take_replies()
         if self.engine.busy:
             self.steps += 1
-            self.answered(self.engine.poll())
+            before = time.monotonic()
+            answers = self.engine.poll()
+            begin += time.monotonic() - before
+            self.answered(answers)
         idle = not self.engine.busy and not self._due and not self._finished
         self._take_verdicts(_POLL_S if idle else 0.0)
         while self.waits and self._judging:
             self._take_verdicts(_POLL_S)
+        self.judged_s += time.monotonic() - begin
         done, self._finished = self._finished, []
         return [(group, self._complete(group)) for group in done]
 

@@ -131,10 +131,10 @@ def _forced(
     ticket = engine.submit(Request(prompt=tuple(row[:-drawn]), sampling=sampling, forced=tuple(row[-drawn:])))
     others: list[tuple[int, Completion]] = []
     while True:
-        for found, answer in engine.poll():
-            if found == ticket:
-                return answer.logp_policy, others
-            others.append((found, answer))
+        others += engine.poll()
+        if mine := next((each for each in others if each[0] == ticket), None):
+            others.remove(mine)  # what ended in the same step stays
+            return mine[1].logp_policy, others
 
 
 # ---------------------------------------------------------------------- where they lie

@@ -1,12 +1,15 @@
 """Groups that are searches: a tree for each task, and of a tree that came to its end the moves to there.
 
 A group of more than one episode is what is learnt from: each episode is a state of the way that was found,
-and the move that was said in it. A group of one, as in an evaluation, is the whole: its response is the
-proof, or the answer. What a search takes for the end is judged by the task's verifier, as any answer is, so
-a prover that accepts too much is found out, and what it accepted is not imitated.
+and the move that was said in it; or one state, with the moves that were said in it. A group of one, as in
+an evaluation, is the whole: its response is the proof, or the answer. What a search takes for the end is
+judged by the task's verifier, as any answer is, so a prover that accepts too much is found out, and what it
+accepted is not imitated.
 """
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from posttrain.chat import Chat
@@ -15,8 +18,10 @@ from posttrain.samplers.live import Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.search.choice import SearchChoice
 from posttrain.search.drive import Searches, prompt_of
-from posttrain.search.protocol import Refused, State, Steps
-from posttrain.search.tree import Edge, Tree
+from posttrain.search.protocol import Move, Refused, State, Steps
+from posttrain.search.record import record
+from posttrain.search.tree import Node, Tree, spread
+from posttrain.search.values import value_prompt
 from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import TrainerState, Verifier
@@ -38,7 +43,7 @@ class Trees(Plays):
         choice: SearchChoice,
         sampling: Sampling,
         *,
-        verifier: Verifier,
+        verifier: Verifier | None,
         workers: int = 2,
         deadline_s: float = 10.0,
         memory_mb: int = 4096,
@@ -52,10 +57,6 @@ class Trees(Plays):
         self._groups: dict[int, tuple[Task, int]] = {}
         self._judging: dict[int, tuple[int, Tree]] = {}
         self._finished: list[tuple[int, list[Episode]]] = []
-        self.found: dict[int, Tree | Refused] = {}
-        """The trees of groups that are complete, for whoever takes them out."""
-        self.keeps = False
-        """Whether trees are kept there."""
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -82,7 +83,8 @@ class Trees(Plays):
             sampling = replace(sampling, temperature=self.sampling.temperature)
         sampling = replace(sampling, stop=(*sampling.stop, *self.searches.world.stop))
         choice = self.choice
-        number = self.searches.begin(task, choice.make(), choice.budget, sampling, f"{epoch}:{task.id}")
+        make = choice.make(size if size > 1 else 0)
+        number = self.searches.begin(task, make, choice.budget, sampling, f"{epoch}:{task.id}")
         self._groups[number] = (task, size)
         return number
 
@@ -90,13 +92,18 @@ class Trees(Plays):
         """The groups that are now complete, with their numbers, after one step of the engine."""
         for number, tree in self.searches.step():
             task, _ = self._groups[number]
-            if isinstance(tree, Tree) and tree.solved:
-                text = tree.solved.state.text
-                self._judging[self.pool.submit(self.verifier, task, text)] = (number, tree)
+            self.judged_s += tree.prover_s if isinstance(tree, Tree) else 0.0
+            end = tree.end if isinstance(tree, Tree) else None
+            if isinstance(tree, Tree) and end and end.verdict is None:
+                assert self.verifier is not None
+                self._judging[self.pool.submit(self.verifier, task, end.text)] = (number, tree)
             else:
-                self._over(number, tree, None)
+                self._over(number, tree, end.verdict if end else None)
         idle = not self.engine.busy and not self._finished
-        for ticket, verdict in self.pool.poll(_POLL_S if idle else 0.0):
+        begin = time.monotonic()
+        verdicts = self.pool.poll(_POLL_S if idle else 0.0)
+        self.judged_s += time.monotonic() - begin
+        for ticket, verdict in verdicts:
             number, tree = self._judging.pop(ticket)
             self._over(number, tree, verdict)
         done, self._finished = self._finished, []
@@ -125,7 +132,8 @@ class Trees(Plays):
         return dict.fromkeys(self._groups, ())
 
     def close(self) -> None:
-        """Ends verifiers and provers."""
+        """Ends verifiers, provers, and what the engine has begun."""
+        self.engine.close()
         self.pool.close()
         self.searches.world.close()
 
@@ -133,47 +141,90 @@ class Trees(Plays):
 
     def _over(self, number: int, tree: Tree | Refused, verdict: Verdict | None) -> None:
         task, size = self._groups.pop(number)
-        if self.keeps:
-            self.found[number] = tree
-        self._finished.append((number, self._episodes(task, size, tree, verdict)))
+        first, *others = self._episodes(task, size, tree, verdict)
+        first = replace(first, search=record(task, tree, self.choice))
+        self._finished.append((number, [first, *others]))
 
     def _episodes(
         self, task: Task, size: int, tree: Tree | Refused, verdict: Verdict | None
     ) -> list[Episode]:
         """The group of a task: one episode, or of a tree that came to its end at most `size` rows."""
+        root = State(task=task, shown=task.messages)
         if isinstance(tree, Refused):
             failed = Verdict(score=None, label=tree.label, reason=tree.reason)
-            return [self._episode(task, 0, None, failed, "")]
+            return [self._episode(root, None, failed)]
         if not tree.drawn:
             label = "bad_task" if tree.solved else "context"
             why = "nothing is left to say" if tree.solved else "there is no room for a move"
-            return [self._episode(task, 0, None, Verdict(score=None, label=label, reason=why), "")]
-        if verdict is None or tree.solved is None:
-            first = next(iter(tree.nodes[0].edges.values()), None)
-            unsolved = Verdict(score=0.0, label="unsolved", reason=_told(tree))
-            return [self._episode(task, 0, first, unsolved, "")]
-        verdict = replace(verdict, reason=f"{verdict.reason}; {_told(tree)}", progress=())
-        way = tree.path(tree.solved)
-        if size == 1 or verdict.failed:
-            return [self._episode(task, 0, way[0], verdict, tree.solved.state.text)]
-        rows = [way[n * len(way) // min(size, len(way))] for n in range(min(size, len(way)))]
-        return [self._episode(task, n, edge, verdict, edge.move.text) for n, edge in enumerate(rows)]
+            return [self._episode(root, None, Verdict(score=None, label=label, reason=why))]
+        learns = size > 1 and not (verdict and verdict.failed)
+        if learns and self.choice.learn == "moves":
+            rows = self._children(size, tree, verdict)
+        elif verdict is None or tree.end is None:
+            spoke = tree.nodes[tree.asked[0]]
+            move = next((each.move for each in spoke.edges.values()), None)
+            return [self._episode(spoke.state, move, _unsolved(tree), text="")]
+        else:
+            verdict = replace(verdict, reason=f"{verdict.reason}; {_told(tree)}", progress=())
+            way = tree.found
+            if not learns:
+                return [self._episode(way[0].source.state, way[0].move, verdict, text=tree.end.text)]
+            unsure = [edge for edge in way if edge.move.logp <= math.log(self.choice.surest)]
+            way = unsure or [min(way, key=lambda edge: edge.move.logp)]
+            rows = [self._episode(edge.source.state, edge.move, verdict) for edge in spread(way, size)]
+        if verdict and verdict.score:
+            lessons = tree.lessons[: size - len(rows)]
+            told = Verdict(score=1.0, label="value", reason="whether an end was found from here: 1 or 0")
+            rows += [self._episode(node.state, move, told, value_prompt) for node, move in lessons]
+        return [replace(row, sample=n) for n, row in enumerate(rows)]
 
-    def _episode(self, task: Task, sample: int, edge: Edge | None, verdict: Verdict, text: str) -> Episode:
-        """A state and the move that was said in it, worth what became of the tree."""
-        state = edge.source.state if edge else State(task=task, shown=task.messages)
+    def _children(self, size: int, tree: Tree, verdict: Verdict | None) -> list[Episode]:
+        """The moves that one state said when it was first asked, those behind which an end was found first.
+
+        The state is the one, of those from which an end was found, whose moves differ most in that; the first
+        that spoke if there is none.
+        """
+        ending = tree.ending() if verdict and verdict.score else set[int]()
+
+        def leads(node: Node, move: Move) -> bool:
+            target = node.edges[move.text].target
+            return target is not None and target.number in ending
+
+        def differ(node: Node) -> float:
+            led = [leads(node, move) for move in node.independent[:size]]
+            return sum(led) * (len(led) - sum(led)) / max(len(led), 1) ** 2
+
+        spoke = [tree.nodes[n] for n in tree.asked if tree.nodes[n].independent]
+        told = [node for node in spoke if node.number in ending]
+        node = max(sorted(told or spoke[:1], key=lambda node: node.number), key=differ)
+        rows = []
+        for move in sorted(node.independent[:size], key=lambda move: not leads(node, move)):
+            refused = node.edges[move.text].refused
+            came = Verdict(score=0.0, label=refused.label, reason=refused.reason) if refused else None
+            came = verdict if verdict and leads(node, move) else came or _unsolved(tree)
+            rows.append(self._episode(node.state, move, replace(came, progress=())))
+        return rows
+
+    def _episode(
+        self,
+        state: State,
+        move: Move | None,
+        verdict: Verdict,
+        shown: Callable[[Chat, State], list[int]] = prompt_of,
+        text: str | None = None,
+    ) -> Episode:
+        """A state as it is shown and the move that was said in it, worth what became of the tree."""
         try:
-            prompt = prompt_of(self.chat, state)
+            prompt = shown(self.chat, state)
         except UserError:  # of a task that nobody can be shown, which has been said
             prompt = []
-        move = edge.move if edge else None
         tokens, nothing = list(move.tokens) if move else [], [0.0] * len(prompt)
         score = [0.0] * len(tokens)
         if score:
             score[-1] = verdict.score or 0.0
         return Episode(
-            task=task,
-            sample=sample,
+            task=state.task,
+            sample=0,
             trajectory=Trajectory(
                 tokens=prompt + tokens,
                 sampled=[False] * len(prompt) + [True] * len(tokens),
@@ -183,9 +234,13 @@ class Trees(Plays):
                 reward=nothing + score,
             ),
             verdict=verdict,
-            response=text,
+            response=(move.text if move else "") if text is None else text,
             stop="eos" if move is None or move.ended else "length",
         )
+
+
+def _unsolved(tree: Tree) -> Verdict:
+    return Verdict(score=0.0, label="unsolved", reason=_told(tree))
 
 
 def _told(tree: Tree) -> str:

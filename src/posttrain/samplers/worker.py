@@ -50,7 +50,7 @@ class RolloutWorker:
         self._asked: list[GroupRequest] = []
         self._seen: dict[int, list[Episode]] = {}
         self._began = time.monotonic()
-        self._busy_s = 0.0
+        self._busy_s = self._take_s = 0.0
         self.log: list[Did] = []
         """With this, and what it was given, all that it drew can be drawn again."""
 
@@ -103,7 +103,12 @@ class RolloutWorker:
 
     def work(self) -> Work:
         """What it has done."""
-        return Work(busy_s=self._busy_s, alive_s=time.monotonic() - self._began)
+        return Work(
+            busy_s=self._busy_s,
+            judge_s=self.rollouts.judged_s,
+            take_s=self._take_s,
+            alive_s=time.monotonic() - self._began,
+        )
 
     def turn(self, *, swaps: bool = True) -> list[Finished]:
         """The groups that are complete after one more step; or none, after new weights were taken instead.
@@ -146,11 +151,13 @@ class RolloutWorker:
 
     def take(self, snapshot: Snapshot) -> None:
         """Draws from these weights from now on. What runs is put aside until the next step."""
+        begin = time.monotonic()
         keep = self.cache == "keep" and self.rollouts.engine.busy
         if not keep:
             self.rollouts.park()
         self.rollouts.answered(take(self.rollouts.engine, snapshot, keep=keep))
         self.live = snapshot.version
+        self._take_s += time.monotonic() - begin
         self._log("take", snapshot.version)
 
     def examine(self, requests: Sequence[GroupRequest]) -> None:

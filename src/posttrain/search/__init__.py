@@ -4,8 +4,12 @@ protocol.py    State, Move, Refused, the three questions that a search asks, and
 tree.py        what a search has found: nodes, moves, what they cost, the way to the end
 best_first.py  best_first, beam, best_of_n
 puct.py        PUCT with values, and with the reward for what is new
+gumbel.py      sequential halving over the moves of a state, then of the state behind the best
+hypertree.py   proofs of goals that can be proved apart: AND over parts, OR over moves
+values.py      values that the policy itself says of states, and what a tree teaches of them
+record.py      a search as plain data
 drive.py       many searches at once over one engine, without a barrier
-coq.py, lean.py, reasoning.py    where moves lead
+coq.py, lean.py, reasoning.py, turns.py    where moves lead: tactics, steps of an answer, turns
 lean_file.py   many theorems in one file of Lean, and what Lean says of each
-lean_move.py   what one move of a proof in Lean may be
+lean_move.py, coq_move.py    what one move of a proof may be
 """

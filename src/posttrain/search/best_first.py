@@ -14,6 +14,16 @@ from posttrain.search.protocol import Apply, Budget, Propose, State
 from posttrain.search.tree import Edge, Node, Search, Tree
 
 
+def unsaid(node: Node) -> float:
+    """How likely a state's next move can be."""
+    return min(node.unsaid, 1 / (node.asked + 1))
+
+
+def score(node: Node, alpha: float) -> float:
+    """Of what a state says next."""
+    return float((node.logp + log(unsaid(node))) / (node.depth + 1) ** alpha)
+
+
 def best_first(root: State, budget: Budget, *, width: int = 8, alpha: float = 0.5) -> Search:
     """Asks the best state for `width` moves, follows all of them, and goes on with what is then best.
 
@@ -28,15 +38,14 @@ def best_first(root: State, budget: Budget, *, width: int = 8, alpha: float = 0.
     def push(node: Node) -> None:
         nonlocal count
         if node.depth < budget.depth and not node.exhausted:
-            unsaid = min(node.unsaid, 1 / (node.asked + 1))
-            heappush(queue, (-(node.logp + log(unsaid)) / (node.depth + 1) ** alpha, count, node))
+            heappush(queue, (-score(node, alpha), count, node))
             count += 1
 
     push(tree.nodes[0])
     while queue and tree.room > 0:
         node = heappop(queue)[2]
         asked = min(width, tree.room)
-        [moves] = yield (Propose(node.state, node.asked, asked),)
+        [moves] = yield (node.propose(asked),)
         if edges := tree.said(node, moves, asked):
             [led] = yield (Apply(tuple((node.state, edge.move.text) for edge in edges)),)
             for edge, to in zip(edges, led, strict=True):
@@ -55,7 +64,7 @@ def beam(root: State, budget: Budget, *, width: int = 8, keep: int = 8, alpha: f
         share = min(width, tree.room // max(len(nodes), 1))
         if tree.solved or not nodes or not share:
             break
-        said = yield tuple(Propose(node.state, node.asked, share) for node in nodes)
+        said = yield tuple(node.propose(share) for node in nodes)
         edges = [
             edge for node, moves in zip(nodes, said, strict=True) for edge in tree.said(node, moves, share)
         ]

@@ -6,17 +6,23 @@ from typing import Literal
 
 from posttrain.search.best_first import beam, best_first, best_of_n
 from posttrain.search.drive import Make
+from posttrain.search.gumbel import gumbel
+from posttrain.search.hypertree import hypertree
 from posttrain.search.protocol import Budget
 from posttrain.search.puct import puct, rmax
+from posttrain.search.values import taught
+
+Strategy = Literal["best_first", "beam", "best_of_n", "puct", "rmax", "gumbel", "hypertree"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchChoice:
     """How moves are searched, of a proof, of an answer's steps: a tree for each task."""
 
-    strategy: Literal["best_first", "beam", "best_of_n", "puct", "rmax"] = "best_first"
+    strategy: Strategy = "best_first"
     """best_first: the likeliest move that was not followed (BFS-Prover); beam; best_of_n: plain sampling,
-    move by move; puct: AlphaZero's rule, without values by what is likely; rmax: what leads to new states."""
+    move by move; puct: AlphaZero's rule, by what is likely and by values; rmax: what leads to new states;
+    gumbel: halves a state's moves down to one, for few moves; hypertree: goals of a proof apart (HTPS)."""
     moves: int = 128
     """Moves that a search may draw, repeated ones included."""
     tokens: int = 0
@@ -24,13 +30,24 @@ class SearchChoice:
     depth: int = 32
     """Moves from the start to a state."""
     width: int = 8
-    """Moves that a state says at a time. With best_first, puct and rmax it may say more later."""
+    """Moves that a state says at a time; of gumbel those that are halved. With all but beam and best_of_n it
+    may say more later."""
     keep: int = 8
     """States that a beam keeps at each depth."""
     alpha: float = 0.5
     """A way of L moves has the score Σ log π / L^alpha."""
     c: float = 1.25
-    """How much puct goes by what is likely, against what it has found."""
+    """How much puct, and a hypertree with values, goes by what is likely, against what it has found."""
+    values: bool = False
+    """The policy is asked how likely a state is to end well, which puct, gumbel and hypertree go by, and
+    learns it from its trees with any strategy, in the rows that a proof leaves of rollout.group_size."""
+    learn: Literal["proof", "moves"] = "proof"
+    """proof: the moves of the way that was found, all worth the same. moves: those that one state said when
+    it was first asked, worth the verdict if a way to the end goes on from them and 0 otherwise; methods that
+    compare (GRPO, online DPO) learn from these. It is the state on the way whose moves differ most."""
+    surest: float = 1.0
+    """Moves of a proof that the policy says with more than this probability are not learnt; 1: all are.
+    Learning again what is known takes from the policy what else it might say, and so from the search."""
     timeout_s: int = 2
     """Seconds that one tactic may take in Coq; Lean counts what it does, and goes by no clock."""
     separator: str = "\n"
@@ -40,31 +57,47 @@ class SearchChoice:
         Budget(moves=self.moves, tokens=self.tokens, depth=self.depth)
         if min(self.width, self.keep, self.timeout_s) < 1:
             raise ValueError("width, keep and timeout_s must be 1 or more")
+        if not 0 < self.surest <= 1:
+            raise ValueError("surest must lie in (0, 1]")
         if min(self.alpha, self.c) < 0:
             raise ValueError("alpha and c must be 0 or more")
         if not self.separator:
             raise ValueError("separator must not be empty")
+        if self.learn == "moves" and (self.width < 2 or self.strategy == "gumbel"):
+            raise ValueError(
+                "learn = 'moves' compares moves that are asked for together: "
+                "width must be above 1, and gumbel asks for one at a time"
+            )
 
     @property
     def budget(self) -> Budget:
         """What a search may spend."""
         return Budget(moves=self.moves, tokens=self.tokens, depth=self.depth)
 
-    def make(self) -> Make:
-        """Begins a search from a root and a budget."""
+    def make(self, lessons: int = 0) -> Make:
+        """Begins a search from a root and a budget, which teaches the values of so many states at most."""
         width = self.width
         made: dict[str, Make] = {
             "best_first": partial(best_first, width=width, alpha=self.alpha),
             "beam": partial(beam, width=width, keep=self.keep, alpha=self.alpha),
             "best_of_n": partial(best_of_n, width=width),
-            "puct": partial(puct, width=width, c=self.c, values=False),
+            "puct": partial(puct, width=width, c=self.c, values=self.values),
             "rmax": partial(rmax, width=width),
+            "gumbel": partial(gumbel, width=width, values=self.values),
+            "hypertree": partial(hypertree, width=width, alpha=self.alpha, c=self.c, values=self.values),
         }
-        return made[self.strategy]
+        begin = made[self.strategy]
+        if not (self.values and lessons):
+            return begin
+        return lambda root, budget: taught(begin(root, budget), lessons)
 
     def unread(self) -> dict[str, str]:
         """Keys that nothing reads beside the others, each with the reason."""
-        read = {"alpha": ("best_first", "beam"), "keep": ("beam",), "c": ("puct",)}
+        read = {
+            "alpha": ("best_first", "beam", "hypertree"),
+            "keep": ("beam",),
+            "c": ("puct", "hypertree") if self.values else ("puct",),
+        }
         return {
             key: f"search.strategy is {self.strategy!r}"
             for key, by in read.items()

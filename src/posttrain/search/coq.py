@@ -4,6 +4,8 @@
     State.shown   the goals: the hypotheses of the first but for propositions and types, a line, what is to be
                   proved; then what is to be proved in those that wait
     State.key     all goals with all their hypotheses
+    State.parts   each goal alone, between braces; none where a goal has an existential variable, which a
+                  tactic for another may fill. In a part `2: ` means the second of its own goals
 
 A session of `coqtop` serves one theorem after the other. It goes back to the nearest state that both ways
 share and says the rest again, as Coq forgets what was left. A proof that is found is a candidate: what a
@@ -15,11 +17,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from posttrain.search.coq_move import allowed
 from posttrain.search.protocol import Refused, State
-from posttrain.types import RunError, Task, UserError
+from posttrain.types import Message, RunError, Task, UserError
 from posttrain.verifiers.proof import coq_check
 from posttrain.verifiers.proof.coq_check import Problem, error_in
-from posttrain.verifiers.proof.coq_screen import refusal
 from posttrain.verifiers.proof.coq_script import sentences
 from posttrain.verifiers.proof.coq_session import EndedError, Opening, Session
 from posttrain.verifiers.proof.coq_task import problem_of
@@ -35,8 +37,6 @@ _MOST_SESSIONS = 4
 _MOST_GOALS = 32
 _MOST_CHARACTERS = 20_000
 """Of the goals of a state; more is refused, as no policy could read it."""
-_SELECTOR = re.compile(r"(?:\d+(?:\s*[-,]\s*\d+)*|all|par|!)\s*:\s*")
-_TACTIC = re.compile(r"(?![A-Z])[\w(\[]")
 _SORT = re.compile(r"^[\w', ]+ : (?:Prop|Set|Type)$")
 _GOAL = re.compile(
     r"^(?:\d+ (?:focused )?goals?|goal \d+)(?: \(shelved: \d+\))?(?: \(ID \d+\))?(?: is:)?\n", re.MULTILINE
@@ -156,24 +156,38 @@ class CoqSteps:
     def _state(self, session: Session, state: State, move: str | None, shown: str) -> State | Refused:
         """What Coq shows after the move."""
         moves = (*state.moves, move) if move else state.moves
-        if shown.strip() == _PROVED:
-            text = "\n".join([*self._theorem(state.task)[1][1:], *moves])
+        text = "\n".join([*self._theorem(state.task)[1][1:], *moves])
+        shelved = _SHELVED.search(shown) is not None
+        inside = any(each.endswith("{") for each in moves)
+        if shown.strip() == _PROVED or (inside and _PART_PROVED in shown and not shelved):
             return State(task=state.task, moves=moves, key=_PROVED, done=True, text=text)
-        goals = _goals(shown)
-        if not goals or _SHELVED in shown:
+        goals = [] if inside and _PART_PROVED in shown else _goals(shown)
+        if not goals or "remaining goals are on the shelf" in shown:
             return Refused("shelved", "no goal is left in sight, and not all are proved")
         if len(goals) > _MOST_GOALS:
             return Refused("goals", f"it leaves {len(goals)} goals")
+        apart = False
         if len(goals) > 1:
-            others = session.say_all([f"Show {n}." for n in range(2, len(goals) + 1)])
+            asked = [f"Show {n}." for n in range(2, len(goals) + 1)]
+            *others, closed = session.say_all([*asked, f"Timeout {self.timeout_s} {_CLOSED}"])
             goals = [goals[0], *(goal for each in others for goal in _goals(each.output))]
+            apart = closed.accepted and not shelved
         key = "\n\n".join(goals)
         if len(key) > _MOST_CHARACTERS:
             return Refused("output", f"its goals take {len(key):,} characters")
-        waiting = [f"then: {goal.rpartition(_LINE)[2].strip()}" for goal in goals[1:]]
-        message = {"role": "user", "content": "\n".join([_short(goals[0]), *waiting])}
-        parts = tuple(goals) if len(goals) > 1 else ()
-        return State(task=state.task, moves=moves, shown=(message,), key=key, parts=parts)
+        parts = [
+            State(task=state.task, moves=(*moves, f"{n}: {{"), shown=_shown([goal]), key=goal)
+            for n, goal in enumerate(goals if apart else (), start=1)
+        ]
+        return State(
+            task=state.task,
+            moves=moves,
+            shown=_shown(goals),
+            key=key,
+            parts=tuple(parts),
+            around=("{", "}"),
+            text=text,
+        )
 
     def _theorem(self, task: Task) -> tuple[Problem, tuple[str, ...]]:
         """The problem of a task; its statement, and what it opens with."""
@@ -235,7 +249,17 @@ class CoqSteps:
 
 _LINE = "============================\n"
 _PROVED = "No more goals."
-_SHELVED = "remaining goals are on the shelf"
+_PART_PROVED = "This subproof is complete"
+_SHELVED = re.compile(r"\(shelved: \d+\)")
+_HAS = "match goal with |- ?a => has_evar a | _ : ?a |- _ => has_evar a | _ := ?a |- _ => has_evar a end"
+_CLOSED = f"all: assert_fails (idtac; {_HAS})."
+"""Accepted if no goal has an existential variable; those that are shown are not all, as some are implicit."""
+
+
+def _shown(goals: Sequence[str]) -> tuple[Message, ...]:
+    """The first of these goals, and what is to be proved in the others."""
+    waiting = [f"then: {goal.rpartition(_LINE)[2].strip()}" for goal in goals[1:]]
+    return ({"role": "user", "content": "\n".join([_short(goals[0]), *waiting])},)
 
 
 def _short(goal: str) -> str:
@@ -247,28 +271,6 @@ def _short(goal: str) -> str:
 def _shared(a: Sequence[str], b: Sequence[str]) -> int:
     """How many moves two ways begin with alike."""
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def allowed(said: str) -> str | Refused:
-    """The tactic that a move is; a class and a reason if it is none, or none that may be said.
-
-    >>> allowed("apply h3"), allowed("2: split.")
-    ('apply h3.', '2: split.')
-    >>> [allowed(each).label for each in ("Abort.", "admit.", "auto. auto.", "- auto", "")]
-    ['forbidden', 'forbidden', 'form', 'form', 'form']
-    """
-    text = said.strip()
-    text = text if text.endswith(".") else f"{text}."
-    found, wrong = sentences(text)
-    if wrong or len(found) != 1 or found[0].is_structure:
-        return Refused("form", wrong or "a move is one tactic")
-    code = found[0].code
-    bare = _SELECTOR.sub("", code, count=1)
-    if not _TACTIC.match(bare):
-        return Refused("forbidden" if bare[:1].isupper() else "form", "it is a command, and no tactic")
-    if unfit := refusal(found):
-        return Refused("forbidden", unfit.why)
-    return code if "(*" in text else text
 
 
 def _why(output: str) -> tuple[str, str]:

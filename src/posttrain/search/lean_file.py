@@ -33,6 +33,8 @@ FLAGS = (
 )
 """One theorem after the other, and a second thread that tells of each as soon as it is done; every error;
 goals that are printed whole."""
+OPEN, CLOSE = "focus (", ")"
+"""Lines around what is said of one goal alone; no move may be either, as their brackets do not match."""
 _KEPT = 300
 _NUMBER = re.compile(r"(?<![\w!?'])\?([mu])\.(\d+)")
 _HOLE = re.compile(r"(?<![\w!?'])\?\w")
@@ -41,7 +43,10 @@ _PLAIN = re.compile(r"^internal exception|^\(kernel\)")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A statement, as it follows a name, and the tactics that are said of it."""
+    """A statement, as it follows a name, and the tactics that are said of it.
+
+    One that ends in OPEN brings a goal into focus, in which all is said that follows.
+    """
 
     form: str
     moves: tuple[str, ...]
@@ -78,12 +83,15 @@ def written(header: Header, trials: Sequence[Trial], heartbeats: int) -> tuple[s
     for number, trial in enumerate(trials):
         begun = f"set_option maxHeartbeats {heartbeats * (len(trial.moves) + 1)} in\n"
         begun += f"theorem {NAME}_{number}{trial.form} :=\nby\n"
-        body = "".join(f"  ({move}\n  )\n" for move in trial.moves)
+        inside = [move.endswith(OPEN) for move in trial.moves]
+        lines = zip(trial.moves, inside, strict=True)
+        body = "".join(f"  {move}\n" if opens else f"  ({move}\n  )\n" for move, opens in lines)
         by = line + begun.count("\n") - 1
-        shown = by + 1 + 2 * len(trial.moves)
+        shown = by + 1 + body.count("\n")
         places.append(Place(line, by, shown, shown + 1))
-        parts.append(f"{begun}{body}  trace_state\n  set_option pp.all true in trace_state\n")
-        line = shown + 2
+        ends = f"  {CLOSE}\n" * sum(inside)
+        parts.append(f"{begun}{body}  trace_state\n  set_option pp.all true in trace_state\n{ends}")
+        line = shown + 2 + sum(inside)
     return "".join(parts), places
 
 

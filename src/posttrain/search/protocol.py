@@ -2,18 +2,18 @@
 
     Propose(state)       moves that the policy says in a state         answered by an engine
     Apply(state, move)   where a move leads, or why it leads nowhere   answered by Steps
-    Value(state)         how likely the state is to end well           answered by a critic or a constant
+    Value(state)         how likely the state is to end well           answered by the policy, when asked that
 
 A search is a generator that yields questions and is sent their answers, so it is pure: the same answers make
-the same tree, whatever runs beside it. What a state proposes is drawn by the state alone, so the answers are
-the same too, and a search that was cut short is made again by beginning it anew.
+the same tree, whatever runs beside it. What a state proposes hangs on it and on what it has said, so the
+answers are the same too, and a search that was cut short is made again by beginning it anew.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from posttrain.types import Message, Task
+from posttrain.types import Message, Task, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +31,19 @@ class State:
     """What it has said of its answer, behind which it goes on."""
     key: str = ""
     """Equal keys are one node: nothing that comes after may hang on anything else."""
-    parts: tuple[str, ...] = ()
-    """Goals that can be proved apart, each by its key; empty if there is one."""
+    parts: tuple["State", ...] = ()
+    """Goals that can be proved apart, each as a state of its own that shows nothing of the others; empty if
+    there is one, or if what is said of one may bear on another. A part that is done proves itself alone."""
+    around: tuple[str, str] = ("", "")
+    """What stands before and behind the proof of a part, where those of all parts stand in their order."""
     done: bool = False
     """Whether nothing is left to say. A verifier then judges the whole."""
     text: str = ""
-    """Then the answer, as the verifier reads it."""
+    """Then the answer, as the verifier reads it. A prover's states hold it as far as it has come."""
+    verdict: Verdict | None = None
+    """What an environment, which judges itself, has said of that end."""
+    held: Any = None
+    """What an environment holds there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +100,16 @@ class Steps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Moves in a state: those with the numbers first ... first + count - 1 of all that it may ever say."""
+    """Moves in a state: those with the numbers first ... first + count - 1 of all that it may ever say.
+
+    What it has said is not said again, where the engine can exclude it; moves that are asked for together
+    may be alike.
+    """
 
     state: State
     first: int
     count: int
+    said: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +126,16 @@ class Value:
     states: tuple[State, ...]
 
 
-Question = Propose | Apply | Value
-"""Answered by list[Move], list[State | Refused] and list[float]."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the policy should have said of these states' values, each by whether it ends well."""
+
+    states: tuple[State, ...]
+    ends: tuple[bool, ...]
+
+
+Question = Propose | Apply | Value | Target
+"""Answered by list[Move], list[State | Refused], list[float] and list[Move]."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from math import exp, inf, log, sqrt
 from typing import Any
 
-from posttrain.search.protocol import Apply, Budget, Propose, Question, State, Value
+from posttrain.search.protocol import Apply, Budget, Question, State, Value
 from posttrain.search.tree import Edge, Node, Search, Tree
 
 Score = Callable[[Node, Edge], float]
@@ -25,12 +25,17 @@ def puct(root: State, budget: Budget, *, width: int = 8, c: float = 1.25, values
     """
 
     def score(node: Node, edge: Edge) -> float:
-        most = max(each.move.logp for each in node.edges.values())  # moves may be too improbable for exp
-        mass = sum(exp(each.move.logp - most) for each in node.edges.values())
         mean = edge.total / edge.weight if edge.weight else node.value
-        return mean + c * exp(edge.move.logp - most) / mass * sqrt(node.visits) / (1 + edge.weight)
+        return mean + bonus(node, edge, c)
 
     return _walks(root, budget, score, width=width, values=values)
+
+
+def bonus(node: Node, edge: Edge, c: float) -> float:
+    """c P(s, a) √N(s) / (1 + N(s, a)): what a move is worth for being likely and seldom taken."""
+    most = max(each.move.logp for each in node.edges.values())  # moves may be too improbable for exp
+    mass = sum(exp(each.move.logp - most) for each in node.edges.values())
+    return c * exp(edge.move.logp - most) / mass * sqrt(node.visits) / (1 + edge.weight)
 
 
 def rmax(root: State, budget: Budget, *, width: int = 8, discount: float = 0.99) -> Search:
@@ -67,15 +72,11 @@ def _walks(
         [[to]] = yield (Apply(((last.source.state, last.move.text),)),)
         new = tree.led(last, to)
         if new and values:
-            [[new.value]] = yield (Value((new.state,)),)
+            [[new.value]] = [[1.0]] if new.state.done else (yield (Value((new.state,)),))
         if new and new.depth >= budget.depth:
             closed.add(new.number)
         worth = float(new is not None) if novelty else last.target.value if last.target else 0.0
-        for edge in way:
-            edge.visits += 1
-            edge.source.visits += 1
-            edge.weight = discount * edge.weight + 1
-            edge.total = discount * edge.total + worth
+        tree.came(way, worth, discount)
     return tree
 
 
@@ -91,7 +92,7 @@ def _walked(
         open_ = [each for each in node.edges.values() if not _leads_nowhere(each, closed)]
         if not node.exhausted and tree.room > 0 and (not open_ or node.asked**2 < width * node.visits):
             asked = min(width, tree.room)
-            [moves] = yield (Propose(node.state, node.asked, asked),)
+            [moves] = yield (node.propose(asked),)
             tree.said(node, moves, asked)
             continue
         if not open_:

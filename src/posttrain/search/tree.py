@@ -1,13 +1,14 @@
 """What a search has found: states as nodes, moves as edges, and what it cost."""
 
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import Any
+from typing import Any, TypeVar
 
-from posttrain.search.protocol import Budget, Move, Question, Refused, State
+from posttrain.search.protocol import Budget, Move, Propose, Question, Refused, State
 
+_T = TypeVar("_T")
 SAID = 1e-5
 """A state whose moves have all but so much of the probability has said all."""
 
@@ -21,6 +22,8 @@ class Edge:
     said: int = 1
     """How often it was drawn."""
     target: "Node | None" = None
+    taken: str = ""
+    """The move as Steps have taken it, if it leads somewhere."""
     refused: Refused | None = None
     visits: int = 0
     total: float = 0.0
@@ -46,17 +49,29 @@ class Node:
     depth: int = 0
     edges: dict[str, Edge] = field(default_factory=dict)
     """By what was said."""
+    drawn: dict[tuple[tuple[int, ...], str], Move] = field(default_factory=dict)
+    """The moves by their tokens and text, as one text may be said in several ways."""
     asked: int = 0
     """Moves drawn here, repeated ones included."""
+    independent: list[Move] = field(default_factory=list)
+    """Those of them that the policy drew before any was excluded: it draws each with its own probability."""
+    excluding: bool = False
     exhausted: bool = False
     """Whether it has said all that it can."""
     value: float = 0.0
     visits: int = 0
+    parts: list["Node"] = field(default_factory=list)
+    """Of a state that is taken apart, all of which have to end; it says nothing itself."""
 
     @property
     def unsaid(self) -> float:
         """The probability of all moves that have not been said here."""
-        return 1 - sum(exp(edge.move.logp) for edge in self.edges.values())
+        return 1 - sum(exp(move.logp) for move in self.drawn.values())
+
+    def propose(self, count: int) -> Propose:
+        """The question for so many more of its moves."""
+        self.excluding = bool(self.drawn)
+        return Propose(self.state, self.asked, count, tuple(self.drawn.values()))
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +80,8 @@ class Tree:
 
     root: State
     budget: Budget
+    apart: bool = False
+    """Whether the parts of states are nodes of their own."""
     nodes: list[Node] = field(default_factory=list)
     drawn: int = 0
     """Moves, repeated ones included."""
@@ -74,7 +91,20 @@ class Tree:
     """Moves that led to a node that was there."""
     refused: Counter[str] = field(default_factory=Counter)
     """Moves that led nowhere, by class."""
+    asked: list[int] = field(default_factory=list)
+    """The nodes that spoke, in this order, each by its number."""
+    model_s: float = 0.0
+    """Seconds that drawing its moves took, as whoever ran the search counts them."""
+    prover_s: float = 0.0
+    """Likewise of following them."""
     solved: Node | None = None
+    """The node that is done; the root, if what was found is made of parts."""
+    end: State | None = None
+    """Where what was found ends."""
+    found: list[Edge] = field(default_factory=list)
+    """Its moves, in their order."""
+    lessons: list[tuple[Node, Move]] = field(default_factory=list)
+    """States, each with what the policy should have said of its value."""
     by_key: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,17 +120,23 @@ class Tree:
             node.logp, node.depth = source.logp + parent.move.logp, source.depth + 1
         self.nodes.append(node)
         self.by_key[state.key] = node
-        if state.done and self.solved is None:
-            self.solved = node
+        if self.apart:
+            node.parts = [self.by_key.get(part.key) or self._add(part, parent) for part in state.parts]
+        elif state.done and self.solved is None:
+            self.solved, self.end, self.found = node, state, self.path(node)
         return node
 
     def said(self, node: Node, moves: list[Move], asked: int) -> list[Edge]:
         """The edges that are new, of the moves that were drawn in a node when it was asked for so many."""
         new = []
+        self.asked.append(node.number)
         node.asked += len(moves)
         self.drawn += len(moves)
+        if not node.excluding:
+            node.independent += moves
         for move in moves:
             self.tokens += len(move.tokens)
+            node.drawn.setdefault((move.tokens, move.text), move)
             if edge := node.edges.get(move.text):
                 edge.said += 1
             else:
@@ -117,11 +153,13 @@ class Tree:
         """The node to which a move led if that is new; None if it led nowhere, or to where one has been.
 
         A move back to a state from which one can come to where it was said leads nowhere: no shortest way
-        makes it, and what is left has no circles.
+        makes it, and what is left has no circles. Where states are taken apart, what leads back on one way
+        may be proved on another, and be needed beside it: only a move that changes nothing is refused.
         """
         self.applied += 1
+        edge.taken = to.moves[-1] if isinstance(to, State) else ""
         if isinstance(to, State) and (found := self.by_key.get(to.key)):
-            if self._comes_to(found, edge.source):
+            if found is edge.source or (not self.apart and self._comes_to(found, edge.source)):
                 to = Refused("repeated", "it leads back to where it came from")
             else:
                 self.merged += 1
@@ -147,6 +185,14 @@ class Tree:
                     ahead.append(edge.target)
         return False
 
+    def came(self, way: list[Edge], worth: float, discount: float = 1.0) -> None:
+        """Counts a walk along these moves, and what it was worth."""
+        for edge in way:
+            edge.visits += 1
+            edge.source.visits += 1
+            edge.weight = discount * edge.weight + 1
+            edge.total = discount * edge.total + worth
+
     @property
     def room(self) -> int:
         """Moves that may still be drawn."""
@@ -167,10 +213,45 @@ class Tree:
         """The moves from the root to a node, as it was first reached."""
         return [each.parent for each in self.way(node) if each.parent][::-1]
 
+    def ending(self) -> set[int]:
+        """The numbers of all nodes from which moves that were followed lead to the end, if one was found."""
+        if self.solved is None:
+            return set()
+        done = {node.number for node in self.nodes if node.state.done}
+        return self.leading(done if self.apart else {self.solved.number})
+
+    def leading(self, to: set[int]) -> set[int]:
+        """The numbers of all nodes that have a move to one of these, or to one that has, and so on.
+
+        What has parts leads there if all of them do: the least set of this kind, in which no circle holds
+        itself.
+        """
+        found, grows = set(to), True
+        while grows:
+            grows = False
+            for node in reversed(self.nodes):
+                if node.number not in found and (
+                    any(each.target and each.target.number in found for each in node.edges.values())
+                    or (node.parts and all(part.number in found for part in node.parts))
+                ):
+                    found.add(node.number)
+                    grows = True
+        return found
+
     @property
     def depth(self) -> int:
         """Of the deepest node."""
         return max(node.depth for node in self.nodes)
+
+
+def spread(given: Sequence[_T], most: int) -> list[_T]:
+    """So many of them at most, evenly over all.
+
+    >>> spread("abcdef", 3), spread("ab", 3)
+    (['a', 'c', 'e'], ['a', 'b'])
+    """
+    count = min(most, len(given))
+    return [given[n * len(given) // count] for n in range(count)]
 
 
 Search = Generator[tuple[Question, ...], list[Any], Tree]

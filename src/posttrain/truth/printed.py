@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from posttrain.methods.table import METHODS, line
-from posttrain.nearest import did_you_mean
+from posttrain.methods.table import METHODS, label, line
 from posttrain.truth.row import EXACT, Row
 from posttrain.truth.table import rows
 from posttrain.types import UserError
@@ -112,13 +111,8 @@ def command(method: str | None) -> None:
 
     Raises UserError for a method that is not in the table, or that does not sample from the policy.
     """
-    if method is not None:
-        if method not in METHODS:
-            near = did_you_mean(method, METHODS)
-            raise UserError(f"unknown method {method!r}", mend=near or f"one of {', '.join(METHODS)}")
-        if line(method).loop != "online":
-            online = ", ".join(name for name, found in METHODS.items() if found.loop == "online")
-            raise UserError(
-                f"{method} draws no samples, so it has no expectation over them", mend=f"one of {online}"
-            )
+    if method is not None and line(method).loop != "online":
+        online = ", ".join(name for name, found in METHODS.items() if found.loop == "online")
+        what = f"{label(method)} draws no samples, so it has no expectation over them"
+        raise UserError(what, mend=f"one of {online}")
     show(rows(method), Console())

@@ -6,18 +6,18 @@ one in REINFORCE, which is unbiased: the choices that bend it are the reason tha
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 
 from posttrain.math import kl, returns
+from posttrain.math.choice import name_of
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.build import build
 from posttrain.methods.preference import Preference
 from posttrain.methods.q_learning import SoftQ
-from posttrain.methods.table import LEARNED, METHODS, REINFORCE, line
+from posttrain.methods.table import LEARNED, METHODS, REINFORCE, label, line
 from posttrain.truth import exact, facts
 from posttrain.truth.row import EXACT, Gradient, Row, error, sine, verdict
 from posttrain.truth.world import World, short
@@ -62,6 +62,9 @@ BECAUSE: Mapping[str, str] = {
     "vtrace": "on fresh samples no weight is truncated, and the true V completes the return",
 }
 """Why a method that is not bent is not, by the name of its psi or credit."""
+
+OWN = "it is of no known family, whose choices could be tried one by one"
+"""What is said of a method that is not made of choices."""
 
 TOLD = "it is told which answer is better and not by how much"
 """Why a method that learns from pairs is biased."""
@@ -112,12 +115,14 @@ class _Blame:
         """Why the method is biased, or why it is not."""
         if isinstance(method, Preference):
             return TOLD
+        if not hasattr(method, "reduction"):
+            return OWN
         reasons = [REASONS.get(name, f"{name} weighs tokens otherwise") for name in self.choices(method)]
         if reasons:
             return "; ".join(dict.fromkeys(reasons))
         keys = ["psi", "credit"] if getattr(method, "returns", None) is not returns.to_go else ["returns"]
         keys = ["psi"] if isinstance(method, ActorCritic) else keys
-        name = next((_name(getattr(method, key)) for key in keys if hasattr(method, key)), "raw")
+        name = next((name_of(getattr(method, key)) for key in keys if hasattr(method, key)), "raw")
         return BECAUSE.get(name, f"{name} is a baseline that knows nothing of the token")
 
     def choices(self, method: Method) -> list[str]:
@@ -126,16 +131,16 @@ class _Blame:
         guilty = []
         for key in ("returns", "psi", "credit"):
             if key in made and self.bend(LEARNED if key == "psi" else REINFORCE, {key: made[key]}):
-                guilty.append(_name(made[key]))
-        guilty += [_name(made[key]) for key in ("keep",) if key in made]
+                guilty.append(name_of(made[key]))
+        guilty += [name_of(made[key]) for key in ("keep",) if key in made]
         paid: Choice = {key: made[key] for key in ("returns", "credit") if key in made}
         if self.turn(REINFORCE, paid) and not self.turn(REINFORCE, {"credit": made["credit"]}):
-            guilty.append(_name(made["returns"]))
+            guilty.append(name_of(made["returns"]))
         # What a ratio counts a token as depends on what the reduction divides by: they are tried together.
         shape: Choice = {key: made[key] for key in ("ratio", "reduction") if key in made}
         if self.bend(REINFORCE, shape):
             alone = {"reduction": shape["reduction"]}
-            guilty.append(_name(shape["reduction" if self.bend(REINFORCE, alone) else "ratio"]))
+            guilty.append(name_of(shape["reduction" if self.bend(REINFORCE, alone) else "ratio"]))
         return guilty
 
     def bend(self, host: Method, choice: Choice) -> bool:
@@ -154,19 +159,12 @@ class _Blame:
         return self._seen[key]
 
 
-def _name(chosen: Any) -> str:
-    while isinstance(chosen, partial):
-        chosen = chosen.func
-    return getattr(chosen, "__name__", str(chosen))
-
-
 def rows(method: str | None = None) -> list[Row]:
-    """The whole table, or the rows of one method.
+    """The whole table, or the rows of one method, which may be of a file of one's own.
 
     Raises UserError for an unknown method.
     """
-    if method is not None:
-        line(method)
-    online = [n for n, found in METHODS.items() if found.loop == "online" and method in (None, n)]
-    built = {name: build(name, {}, horizon=short().length) for name in online}
+    named = METHODS if method is None else {method: line(method)}
+    online = {name: found for name, found in named.items() if found.loop == "online"}
+    built = {label(name): build(found, {}, horizon=short().length) for name, found in online.items()}
     return [*measured(built), *([] if method else facts.everything())]

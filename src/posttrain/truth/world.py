@@ -139,16 +139,7 @@ class World:
         )
 
     def _trajectory(self, i: int) -> Trajectory:
-        start, n = len(self.prompt), len(self.answers[i])
-        zeros = [0.0] * (start + n)
-        return Trajectory(
-            tokens=self.prompt + self.answers[i],
-            sampled=[False] * start + [True] * n,
-            logp_gen=zeros,
-            logp_policy=zeros,
-            version=[0] * (start + n),
-            reward=zeros,
-        )
+        return Trajectory.given(self.prompt + self.answers[i], len(self.prompt))
 
     def column(self, values: Float[torch.Tensor, "N L"], group: Group) -> PerToken:
         """These numbers as a column of the group's batch."""

@@ -29,14 +29,15 @@ infinity, any other type) and wrong_length here; timeout and died from the pool.
 
 import math
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, TypeGuard
 
 from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
-from posttrain.usercode import asked, load_named, signature
+from posttrain.usercode import MEMORY, asked, load_named, refuse_memory, signature, signature_of
 from posttrain.verdict import number, sound
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 
@@ -62,7 +63,8 @@ class Function(Verifier):
     best: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        _parameters(self.function)
+        if not self.function.startswith(MEMORY):
+            _ = self._wanted
         if not self.name:
             object.__setattr__(self, "name", re.split("[:.]", self.function)[-1])
 
@@ -73,7 +75,16 @@ class Function(Verifier):
     @property
     def grouped(self) -> bool:
         """Whether it takes lists."""
-        return _parameters(self.function).lists
+        return self._wanted.lists
+
+    @property
+    def _wanted(self) -> "_Wanted":
+        refuse_memory(self.function, "give the function again, or put it into a file and name that")
+        return _parameters(self.function)
+
+    def require(self) -> None:
+        """UserError if the function is not here."""
+        _ = self._wanted
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """The function's value as a verdict; whatever the function raises."""
@@ -94,7 +105,7 @@ class Function(Verifier):
             given["completions"] = [[{"role": "assistant", "content": r}] for r in group.responses]
         if group.tokens is not None or not any(group.responses):
             given["completion_ids"] = [list(ids) for ids in group.tokens or [()] * size]
-        elif "completion_ids" in _parameters(self.function).required:
+        elif "completion_ids" in self._wanted.required:
             raise ValueError("completion_ids are known in training and evaluation only")
         returned = self._call({**given, "trainer_state": group.state})
         if not _is_sequence(returned):
@@ -105,8 +116,11 @@ class Function(Verifier):
         return [_SILENT if value is None else as_verdict(value) for value in returned]
 
     def _call(self, given: Mapping[str, Any]) -> object:
-        wanted = _parameters(self.function)
+        wanted = self._wanted
         named = {key: value for key, value in given.items() if wanted.everything or key in wanted.names}
+        return self._returned(named)
+
+    def _returned(self, named: Mapping[str, Any]) -> object:
         returned: object = load_named(self.function)(**named)
         return returned
 
@@ -120,7 +134,7 @@ class Function(Verifier):
 
     def check(self, task: Task) -> None:
         """UserError if the function needs a field that this task does not have."""
-        wanted = _parameters(self.function)
+        wanted = self._wanted
         known = set(task.fields) | set(_LISTS if wanted.lists else _SINGLE)
         for name in sorted(wanted.required - known):
             raise UserError(
@@ -130,6 +144,47 @@ class Function(Verifier):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Called(Function):
+    """A function, or an object that can be called, which a program holds: it is called in this process.
+
+    Nothing ends one that hangs. The traceback of the first failure is printed, as the cause alone tells a
+    program's author less than the line. A verifier is such an object too: it takes a task and a response.
+    """
+
+    call: Callable[..., Any] = field(repr=False)
+    trusted: ClassVar[bool] = True
+
+    @staticmethod
+    def of(call: Callable[..., Any], name: str = "") -> "Called":
+        """This function under this name, or its own."""
+        inner = getattr(call, "func", call)  # of a partial
+        own = getattr(inner, "__name__", "") or str(getattr(inner, "name", "")) or type(inner).__name__
+        name = name or (own if own.isidentifier() else "reward")
+        made = Called(function=f"{MEMORY}{name}", name=name, call=call)
+        made.require()
+        return made
+
+    def __reduce__(self) -> Any:
+        return Called.of, (self.call, self.name)
+
+    @property
+    def _wanted(self) -> "_Wanted":
+        name = self.function.removeprefix(MEMORY)
+        return _understood(name, signature_of(self.call))
+
+    def _returned(self, named: Mapping[str, Any]) -> object:
+        try:
+            return self.call(**named)
+        except Exception:
+            if id(self.call) not in _FAILED:
+                _FAILED.add(id(self.call))
+                traceback.print_exc()
+            raise
+
+
+_FAILED: set[int] = set()
+"""Functions whose first traceback was printed."""
 _SILENT = Verdict(score=None, label=NOT_APPLICABLE, reason="the function returned None")
 
 
@@ -198,7 +253,10 @@ class _Wanted:
 @lru_cache(maxsize=256)
 def _parameters(function: str) -> _Wanted:
     """What a function's parameters ask for; UserError if it cannot be called with a response."""
-    found = asked(signature, function, name=function)
+    return _understood(function, asked(signature, function, name=function))
+
+
+def _understood(function: str, found: Mapping[str, Any]) -> _Wanted:
     parameters = found["parameters"]
     if not found["callable"]:
         raise UserError(f"it is not a function but {found['type']}", where=function)

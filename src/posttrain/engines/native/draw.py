@@ -7,7 +7,8 @@ than the exponential race of torch.multinomial over a large vocabulary.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -22,6 +23,10 @@ BLOCK = 256
 
 CANDIDATES = 256
 """Most likely tokens that top-p looks at first: sorting a vocabulary takes longer than a decoding step."""
+
+
+ROUNDING = 1e-5
+"""What is left of a token's probability, as a share of it, that is taken for nothing."""
 
 
 def stream(seed: int, task: str, sample: int) -> int:
@@ -51,9 +56,13 @@ def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float6
 
 
 def draw(
-    logits: Float[torch.Tensor, "B V"], sampling: Sequence[Sampling], uniforms: Sequence[float]
+    logits: Float[torch.Tensor, "B V"],
+    sampling: Sequence[Sampling],
+    uniforms: Sequence[float],
+    excluded: Mapping[int, Mapping[int, float]] = MappingProxyType({}),
 ) -> tuple[list[int], list[float], list[float]]:
-    """(tokens, logp_gen, logp_policy), one of each a row.
+    """(tokens, logp_gen, logp_policy), one of each a row. excluded: by row and token, the share of the row's
+    probability that is not to be drawn.
 
     logp_policy is log softmax(logits / τ)[token]. logp_gen is that of the distribution drawn from:
     the same where nothing is filtered; after top-k, top-p and min-p renormalised; 0 for a greedy
@@ -65,6 +74,8 @@ def draw(
 
     >>> draw(torch.tensor([[0.0, 5.0]]), [Sampling(temperature=0.0)], [0.5])[0]
     [1]
+    >>> draw(torch.zeros(1, 2), [Sampling()], [0.5], {0: {1: 0.5}})[:2]
+    ([0], [0.0])
     """
     device = logits.device
     # Below float32's smallest normal number a temperature would become 0, and 0 / 0 not a number.
@@ -75,7 +86,8 @@ def draw(
 
     kinds = {id(s): s for s in sampling}.values()
     kept = keep(weight, sampling) if any(s.filtered for s in kinds) else weight
-    token = _invert(kept, u)
+    left = without(kept, excluded) if excluded else kept
+    token = _invert(left, u)
     greedy = None
     if any(s.greedy for s in kinds):
         greedy = _at([i for i, s in enumerate(sampling) if s.greedy], len(sampling), device)
@@ -84,6 +96,10 @@ def draw(
     picked = z.gather(-1, token[:, None])[:, 0]
     logp_policy = picked - weight.sum(-1).log()
     logp_gen = logp_policy.clone() if kept is weight else picked - kept.sum(-1).log()
+    if excluded:
+        rows = _at([*excluded], len(sampling), device)
+        drawn = left.gather(-1, token[:, None])[:, 0].log() - left.sum(-1).log()
+        logp_gen[rows] = drawn[rows]
     if greedy is not None:
         logp_gen[greedy] = 0.0
     # float64 holds each of them exactly.
@@ -120,6 +136,28 @@ def keep(weight: Float[torch.Tensor, "B V"], sampling: Sequence[Sampling]) -> Fl
     min_p = on_device([float(s.min_p) for s in sampling], weight.device).float()[:, None]
     floor = torch.maximum(floor, min_p * weight.amax(-1, keepdim=True))
     return weight.masked_fill(weight < floor, 0)
+
+
+def without(
+    weight: Float[torch.Tensor, "B V"], excluded: Mapping[int, Mapping[int, float]]
+) -> Float[torch.Tensor, "B V"]:
+    """The weights less the given shares of their row's total; a row of which nothing would be left is whole.
+
+    >>> without(torch.tensor([[2.0, 1.0, 1.0]]), {0: {0: 0.25, 2: 0.25}})
+    tensor([[1., 1., 0.]])
+    """
+    left = weight.clone()
+    for row, taken in excluded.items():
+        if not taken:
+            continue
+        tokens = on_device([*taken], weight.device)
+        shares = on_device([*taken.values()], weight.device)
+        before = weight[row, tokens].double()
+        after = before - shares * weight[row].sum(dtype=torch.float64)
+        left[row, tokens] = after.where(after > ROUNDING * before, 0.0).to(weight)
+        if not bool((left[row] > 0).any()):
+            left[row] = weight[row]
+    return left
 
 
 def _at(rows: list[int], of: int, device: torch.device) -> slice | Int[torch.Tensor, "N"]:

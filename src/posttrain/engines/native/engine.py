@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from posttrain.engines.native.draw import draw, uniforms
 from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
-from posttrain.engines.sequence import Sequence
+from posttrain.engines.sequence import Sequence, begun
 from posttrain.types import Completion, Request
 from posttrain.weights import Named
 
@@ -85,6 +85,8 @@ class NativeEngine:
         self._tickets = 0
         self._wanted: Counter[tuple[int, ...]] = Counter()
         self._first_logits: dict[tuple[int, ...], torch.Tensor] = {}
+        self._again: dict[tuple[int, ...], None] = {}
+        """Prompts that are kept though nobody waits for them; what was used last comes last."""
 
     @property
     def busy(self) -> bool:
@@ -97,18 +99,9 @@ class NativeEngine:
         Raises ValueError for an empty prompt, a token outside the vocabulary, or a prompt that leaves no
         room for the answer in the context or in the cache.
         """
-        if not request.prompt:
-            raise ValueError("an empty prompt has no token to continue from")
-        if not 0 <= min(request.prompt) <= max(request.prompt) < self.runner.vocabulary:
-            raise ValueError(f"the prompt has a token outside the vocabulary of {self.runner.vocabulary}")
-        self._tickets += 1
-        sequence = Sequence(self._tickets, request)
         bound = min(self.context, self.scheduler.cache_tokens)
-        if sequence.longest > bound:
-            raise ValueError(
-                f"a prompt of {len(request.prompt)} tokens and up to {request.sampling.max_new_tokens} "
-                f"new ones exceed the {bound} that fit"
-            )
+        sequence = begun(self._tickets + 1, request, self.runner.vocabulary, bound)
+        self._tickets += 1
         self.scheduler.waiting.append(sequence)
         self._wanted[sequence.prompt] += 1
         return sequence.ticket
@@ -142,6 +135,9 @@ class NativeEngine:
         """Drops what was kept for further turns of this episode; none may have been."""
         self.runner.cache.kept.pop(episode, None)
 
+    def close(self) -> None:
+        """Nothing: all of it is in this thread."""
+
     def score(self, tokens: list[int]) -> list[float]:
         """log π(token t | before t) for t ≥ 1 at temperature 1, through the weights that draw."""
         logps = self.runner.score(tuple(tokens)).float().log_softmax(-1)
@@ -162,6 +158,7 @@ class NativeEngine:
             done += self._extend(list(running), logits)
         if not self.busy:
             # Not even the last bits of an answer may hang on what was asked before: exact resume rests on it.
+            self._forget(list(self._again))
             self.runner.forget()
         return done
 
@@ -180,10 +177,17 @@ class NativeEngine:
             cache.place(sequence.prompt, row)
         logits = torch.stack([self._first_logits[s.prompt] for s in started])
         self._wanted.subtract(s.prompt for s in started)
-        over = [p for p in {s.prompt for s in started} if not self._wanted[p]]
+        again = {s.prompt: s.request.again for s in started}
+        over = [p for p in again if not self._wanted[p]]
         for prompt in over:
             del self._wanted[prompt]
-        self._forget(over)
+            self._again.pop(prompt, None)
+        self._forget([p for p in over if not again[p]])
+        self._again |= dict.fromkeys(p for p in over if again[p])
+        held = sum(map(len, cache.prompts))
+        while self._again and held > cache.tokens:
+            held -= len(oldest := next(iter(self._again)))
+            self._forget([oldest])
         self._forget(cache.excess())
         return self._extend(started, logits)
 
@@ -191,6 +195,7 @@ class NativeEngine:
         """Drops what was computed of these prompts; one that is asked for again runs again."""
         for prompt in prompts:
             del self._first_logits[prompt], self.runner.cache.prompts[prompt]
+            self._again.pop(prompt, None)
 
     def _extend(self, sequences: list[Sequence], logits: torch.Tensor) -> list[tuple[int, Completion]]:
         """Draws a token for each of these sequences; the answers that end with it leave their rows."""
@@ -199,13 +204,15 @@ class NativeEngine:
             logits,
             [s.request.sampling for s in sequences],
             uniforms([s.key for s in sequences], positions).tolist(),
+            {row: s.excluded for row, s in enumerate(sequences) if s.request.excluded},
         )
         done = []
         for row, sequence in enumerate(sequences):
             token, logp_gen, logp_policy = tokens[row], gen[row], policy[row]
             if sequence.request.forced:
                 token = sequence.request.forced[len(sequence.tokens)]
-                logp_gen = logp_policy = float(logits[row].float().log_softmax(-1)[token])
+                warm = logits[row].float() / (sequence.request.sampling.temperature or 1.0)
+                logp_gen = logp_policy = float(warm.log_softmax(-1)[token])
             sequence.append(token, logp_gen, logp_policy, self.version)
             ended = sequence.ended(self.decode, self.stop_tokens)
             if ended is not None:

@@ -15,25 +15,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from posttrain.engines.native.draw import stream
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.sequence import Sequence
+from posttrain.engines.vllm.asking import Expected, checked, wishes
 from posttrain.engines.vllm.start import started
-from posttrain.types import Completion, Request, RunError, Sampling
+from posttrain.types import Completion, Request, RunError
 from posttrain.weights import Named, combined, fingerprint
 
-LEAST_TEMPERATURE = 0.01
-"""vLLM takes it for any that is lower, but for 0."""
 _FORCING = 100.0
 """Added to a logit it makes that token the likeliest, and float32 still tells those beside it to 1e-5."""
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Passes where vLLM draws so and says how likely each token was; ValueError otherwise."""
-    if sampling.filtered:
-        raise ValueError("of a filtered draw vLLM does not say how likely the token was before the filters")
-    if 0 < sampling.temperature < LEAST_TEMPERATURE:
-        raise ValueError(f"vLLM draws at no temperature below {LEAST_TEMPERATURE} but 0")
 
 
 class VllmEngine:
@@ -60,8 +50,7 @@ class VllmEngine:
         self.context = min(context, config.cache_tokens)
         self.version = -1
         self._dtype = dtype
-        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self._names = _names(model)
+        self._expected = Expected(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self._vllm, self._llm = started(model.config, dtype, config, self.context)
         self._asked = 0
@@ -74,46 +63,23 @@ class VllmEngine:
         return bool(self._running or self._done)
 
     def submit(self, request: Request) -> int:
-        """A ticket for the answer.
-
-        Raises ValueError for an empty prompt, a token outside the vocabulary, a prompt that leaves no room
-        for the answer, and for what vLLM cannot draw.
-        """
-        check_sampling(request.sampling)
-        if not request.prompt:
-            raise ValueError("an empty prompt has no token to continue from")
-        if not 0 <= min(request.prompt) <= max(request.prompt) < self._vocabulary:
-            raise ValueError(f"the prompt has a token outside the vocabulary of {self._vocabulary}")
-        if len(set(request.forced)) > 1:
-            raise ValueError("vLLM can be told to draw one token again and again, and no other row")
-        sequence = Sequence(self._asked + 1, request)
-        if sequence.longest > self.context:
-            raise ValueError(
-                f"a prompt of {len(request.prompt)} tokens and up to {request.sampling.max_new_tokens} "
-                f"new ones exceed the {self.context} that fit"
-            )
+        """A ticket for the answer; ValueError for what it cannot be asked (see asking.checked)."""
+        sequence = checked(self._asked + 1, request, self._vocabulary, self.context)
         ticket = self._ask(sequence.prompt, **self._wishes(sequence))
         self._running[ticket] = sequence
         return ticket
 
     def _wishes(self, sequence: Sequence) -> dict[str, Any]:
-        request, drawn = sequence.request, len(sequence.tokens)
-        if request.forced:
-            return {
-                "max_tokens": len(request.forced),
-                "temperature": 0.0,
-                "logit_bias": {request.forced[0]: _FORCING},
-                "ignore_eos": True,
-                "logprobs": -1,
-                "flat_logprobs": True,
-            }
-        key = stream(request.seed, f"{request.position + drawn}\x00{request.task}", request.sample)
+        forced = sequence.request.forced
+        if not forced:
+            return wishes(sequence, self.stop_tokens)
         return {
-            "max_tokens": request.sampling.max_new_tokens - drawn,
-            "temperature": request.sampling.temperature,
-            "seed": key >> 1,  # of 63 bits
-            "stop_token_ids": sorted(self.stop_tokens),
-            "logprobs": 0,
+            "max_tokens": len(forced),
+            "temperature": 0.0,
+            "logit_bias": {forced[0]: _FORCING},
+            "ignore_eos": True,
+            "logprobs": -1,
+            "flat_logprobs": True,
         }
 
     def _ask(self, prompt: Listed[int], **wishes: Any) -> int:
@@ -144,6 +110,9 @@ class VllmEngine:
     def release(self, episode: str) -> None:
         """Nothing: vLLM keeps what it computed for as long as it has room."""
 
+    def close(self) -> None:
+        """Nothing: all of it is in this thread."""
+
     def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
         """The digest of the weights received (see engines.protocol); answers never go on over older ones.
 
@@ -151,26 +120,15 @@ class VllmEngine:
         """
         if self.busy:
             raise RuntimeError("answers are running over keys and values of the weights held: withdraw them")
-        missing, prints = set(self._shapes), list[str]()
+        prints = list[str]()
 
         def received() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in weights:
-                if name not in missing:
-                    raise KeyError(
-                        f"the weights handed over hold {name}, unknown to the sampler or given twice"
-                    )
-                if tensor.shape != self._shapes[name]:
-                    shape = tuple(self._shapes[name])
-                    raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
-                value = tensor.detach().to(self._dtype)
+            for name, value in self._expected.checked(weights, self._dtype):
                 prints.append(fingerprint(name, value))
-                missing.remove(name)
-                yield from ((each, value) for each in self._names[name])
+                yield from ((each, value) for each in self._expected.names[name])
 
         self.version = -1  # what has been half replaced is no version
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": received()})
-        if missing:
-            raise KeyError(f"the weights handed over lack {min(missing)}")
         # What prompts share with earlier ones was computed by the weights before.
         if not self._llm.reset_prefix_cache():
             raise RunError("vLLM did not let go of what the weights before have computed")
@@ -223,18 +181,6 @@ class VllmEngine:
             if ended := sequence.ended(self.decode, self.stop_tokens):
                 return ended
         return None
-
-
-def _names(model: PreTrainedModel) -> dict[str, list[str]]:
-    """Of each weight all names, its own first.
-
-    On a processor vLLM keeps a head that is tied to the embedding in an order of its own, which only a weight
-    of the head's name renews.
-    """
-    found: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        found.setdefault(id(parameter), []).append(name)
-    return {names[0]: names for names in found.values()}
 
 
 def _unforced(flat: Any, place: int, token: int) -> float:

@@ -1,11 +1,13 @@
 """The verifier `coq`: a proof of the task's statement, checked by Coq."""
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
 from posttrain.types import RunError, Task, UserError, Verdict
-from posttrain.verifiers.proof import coq_check
+from posttrain.verifiers.proof import coq_batch, coq_check
 from posttrain.verifiers.proof.coq_check import Outcome, Problem
 from posttrain.verifiers.proof.coq_screen import Refusal, refusal
 from posttrain.verifiers.proof.coq_script import Sentence, declares, sentences, submission
@@ -58,6 +60,9 @@ class Coq(Verifier):
     """Full names of the axioms that a proof may use, such as Coq.Logic.Classical_Prop.classic."""
     warm: int = 1
     """Processes kept waiting for each header; 0 starts one for each response."""
+    batch: int = 1
+    """Scripts of tactics that are checked together, which for short proofs takes little longer than one.
+    What each tactic adds is not measured then."""
     trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
@@ -70,6 +75,10 @@ class Coq(Verifier):
             raise ValueError(f"memory_mb must be at least 256, not {self.memory_mb}")
         if self.warm < 0:
             raise ValueError(f"warm must be 0 or more, not {self.warm}")
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, not {self.batch}")
+        if self.batch > 1 and self.partial:
+            raise ValueError("partial measures each proof alone, so batch must be 1")
         if any("." not in axiom for axiom in self.axioms):
             raise ValueError("axioms must be full names, such as Coq.Logic.Classical_Prop.classic")
 
@@ -82,6 +91,23 @@ class Coq(Verifier):
         except RunError as error:
             return Verdict(score=None, label="raised", reason=str(error))
         return Verdict(score=found.score, label=found.label, reason=found.reason, progress=found.progress)
+
+    def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
+        """The verdicts; scripts of tactics are checked together, and alone where that does not prove them."""
+        together: dict[str, dict[int, tuple[Problem, str]]] = {}
+        """By header, as what one makes of notations does not hold for another."""
+        for place, (task, response) in enumerate(pairs):
+            script = coq_batch.tactics(submission(response)[0])
+            with suppress(UserError):  # a bad task is called so where it is judged alone
+                problem = problem_of(task)
+                if script is not None and not problem.definitions:
+                    together.setdefault(problem.header, {})[place] = (problem, script)
+        proved: set[int] = set()
+        for proofs in together.values():
+            found = coq_batch.proved(self._box(), list(proofs.values()))
+            proved |= {place for place, well in zip(proofs, found, strict=True) if well}
+        good = Verdict(score=1.0, label="proved", reason="closed under the global context")
+        return [good if place in proved else self(*pair) for place, pair in enumerate(pairs)]
 
     def diagnose(self, task: Task, response: str) -> Diagnosis:
         """The verdict with its steps. Raises UserError for a bad task and RunError if Coq does not run."""

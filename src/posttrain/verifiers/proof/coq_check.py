@@ -23,8 +23,8 @@ from posttrain.types import RunError, UserError
 from posttrain.verifiers.sandbox import Box, Ran
 
 _NONCE = secrets.token_hex(8)
-_SPEC = f"Spec_{_NONCE}"
-_CLOSED = "Closed under the global context"
+SPEC = f"Spec_{_NONCE}"
+CLOSED = "Closed under the global context"
 _MOST_COMPILED = 256
 _compiled_before: dict[tuple[str | bytes, ...], bytes] = {}
 _FINDLIB = "/etc/ocamlfind.conf"
@@ -103,7 +103,7 @@ def spec(box: Box, problem: Problem) -> dict[str, bytes]:
     """The compiled statement and definitions, as files; UserError if they are not Coq."""
     files = given(box, problem)
     text = f"{problem.preamble}Definition spec : Type := {problem.statement}.\n"
-    return files | _ours(box, _SPEC, text, files, "statement")
+    return files | _ours(box, SPEC, text, files, "statement")
 
 
 def _ours(box: Box, stem: str, text: str, files: dict[str, bytes], what: str) -> dict[str, bytes]:
@@ -112,12 +112,12 @@ def _ours(box: Box, stem: str, text: str, files: dict[str, bytes], what: str) ->
     key: tuple[str | bytes, ...] = (stem, text, *files.values())
     if key in _compiled_before:
         return {f"{stem}.vo": _compiled_before[key]}
-    ran = _compiled(box, stem, text, files)
-    if ran.ended == "exit" and ran.status == 0 and f"{stem}.vo" in ran.collected:
+    ran = compiled(box, stem, text, files)
+    if files := made(ran, stem):
         if len(_compiled_before) >= _MOST_COMPILED:
             _compiled_before.clear()
-        _compiled_before[key] = ran.collected[f"{stem}.vo"]
-        return {f"{stem}.vo": _compiled_before[key]}
+        _compiled_before[key] = files[f"{stem}.vo"]
+        return files
     said = _error(ran)
     if not said:
         raise RunError(f"coqc fails in its box ({ran.ended}): {_last_words(ran)}")
@@ -128,34 +128,29 @@ def accepted(box: Box, problem: Problem, text: str, axioms: tuple[str, ...]) -> 
     """proved, or why not. UserError if the task is not Coq, RunError if the box does not work."""
     files = spec(box, problem)
     theirs = {name: content for name, content in files.items() if name == "Given.vo"}
-    ran = _compiled(box, "Submission", text, theirs)
-    if ran.ended != "exit" or ran.status != 0 or "Submission.vo" not in ran.collected:
+    ran = compiled(box, "Submission", text, theirs)
+    if not (submitted := made(ran, "Submission")):
         return _failure(box, ran, text)
-    files = files | {"Submission.vo": ran.collected["Submission.vo"]}
     check = (
-        f"Require {_SPEC}. Require Submission.\n"
-        f"Definition chk : {_SPEC}.spec := @Submission.{problem.name}.\nPrint Assumptions chk.\n"
+        f"Require {SPEC}. Require Submission.\n"
+        f"Definition chk : {SPEC}.spec := @Submission.{problem.name}.\nPrint Assumptions chk.\n"
     )
-    ran = _compiled(box, "Check", check, files)
-    if ran.ended != "exit" or ran.status != 0 or "Check.vo" not in ran.collected:
+    files |= submitted
+    ran = compiled(box, "Check", check, files)
+    if not (ours := made(ran, "Check")):
         failed = _failure(box, ran)
         return failed if failed.label == "timeout" else _unlike(problem, failed.reason)
-    files["Check.vo"] = ran.collected["Check.vo"]
-    own = [argument for name in files for argument in ("-norec", name.removesuffix(".vo"))]
-    argv = [programs().coqchk, "-silent", "-o", "-Q", ".", "", *own]
-    checked = box.run(argv, files=files)
-    if checked.ended != "exit" or checked.status != 0:
-        return _failure(box, checked)
-    printed = ran.stdout.decode("utf-8", "replace")
-    summary = (checked.stdout + checked.stderr).decode("utf-8", "replace")
-    return _assumed(printed, summary, axioms)
+    again = checked(box, files | ours)
+    if again.ended != "exit" or again.status != 0:
+        return _failure(box, again)
+    return assumed(ran.stdout.decode("utf-8", "replace"), printed(again), axioms)
 
 
 def _unlike(problem: Problem, said: str) -> Outcome:
     return Outcome("wrong_statement", f"{problem.name} is not a proof of the statement: {said}")
 
 
-def _assumed(printed: str, summary: str, axioms: tuple[str, ...]) -> Outcome:
+def assumed(printed: str, summary: str, axioms: tuple[str, ...]) -> Outcome:
     """proved, or what the proof or its file rests on, by `Print Assumptions` and by `coqchk -o`."""
     parts = _summary(summary)
     if "Set is predicative" not in summary or len(parts) < 4:
@@ -167,7 +162,7 @@ def _assumed(printed: str, summary: str, axioms: tuple[str, ...]) -> Outcome:
     own = [name for name in everywhere if name.startswith(("Submission.", "Check."))]
     if own:
         return Outcome("assumes", f"{own[0].removeprefix('Submission.')} is assumed, not proved")
-    if printed.strip() == _CLOSED:
+    if printed.strip() == CLOSED:
         return Outcome("proved", "closed under the global context")
     lines = printed.splitlines()
     used = [line.split()[0] for line in lines[1:] if line[:1].strip()]
@@ -192,11 +187,30 @@ def _summary(text: str) -> list[list[str]]:
     return lists
 
 
-def _compiled(box: Box, stem: str, text: str, files: dict[str, bytes]) -> Ran:
+def compiled(box: Box, stem: str, text: str, files: dict[str, bytes]) -> Ran:
+    """The compiler's run over a text of that file name, beside compiled files; it collects the .vo."""
     argv = command(programs().coqc, "-noglob", f"{stem}.v")
     return box.run(
         argv, files={**files, f"{stem}.v": text.encode("utf-8", "replace")}, collect=(f"{stem}.vo",)
     )
+
+
+def made(ran: Ran, stem: str) -> dict[str, bytes]:
+    """The compiled file that a run of the compiler leaves; nothing if it did not end well."""
+    name = f"{stem}.vo"
+    well = ran.ended == "exit" and ran.status == 0 and name in ran.collected
+    return {name: ran.collected[name]} if well else {}
+
+
+def checked(box: Box, files: dict[str, bytes]) -> Ran:
+    """The independent checker's run over these compiled files, and what it prints of their assumptions."""
+    own = [argument for name in files for argument in ("-norec", name.removesuffix(".vo"))]
+    return box.run([programs().coqchk, "-silent", "-o", "-Q", ".", "", *own], files=files)
+
+
+def printed(ran: Ran) -> str:
+    """All that a program has printed."""
+    return (ran.stdout + ran.stderr).decode("utf-8", "replace")
 
 
 def _failure(box: Box, ran: Ran, text: str = "") -> Outcome:
@@ -247,8 +261,8 @@ def error_in(said: str) -> str:
 
 def works(box: Box) -> None:
     """Nothing; RunError if not even a file that proves True comes through, so nobody's proof is to blame."""
-    ran = _compiled(box, "Works", "Lemma works : True. Proof. exact I. Qed.\n", {})
-    if ran.ended != "exit" or ran.status != 0 or "Works.vo" not in ran.collected:
+    ran = compiled(box, "Works", "Lemma works : True. Proof. exact I. Qed.\n", {})
+    if not made(ran, "Works"):
         raise RunError(
             f"coqc does not work in its box ({ran.ended}): {ran.stderr[-300:].decode('utf-8', 'replace')}"
         )

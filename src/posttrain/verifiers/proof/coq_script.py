@@ -14,6 +14,8 @@ _DECLARATION = (
     r"|Instance|Let)"
 )
 _PREFIX = re.compile(r"(?:#\[[^\]]*\]|Local|Global|Polymorphic|Monomorphic|Program|Time|Timeout\s+\d+)\s*")
+_SELECTOR = re.compile(r"(?:\d+(?:\s*[-,]\s*\d+)*|all|par|!)\s*:\s*")
+_TACTIC = re.compile(r"(?![A-Z])[\w(\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,24 @@ def declares(sentence: Sentence, name: str) -> bool:
     (True, False)
     """
     return re.match(rf"{_DECLARATION}\s+{re.escape(name)}(?![\w'])", unprefixed(sentence.code)) is not None
+
+
+def is_tactic(code: str) -> bool:
+    """Whether a sentence is a tactic, for some goals or the first, and no command.
+
+    >>> is_tactic("2: apply h."), is_tactic("(auto)."), is_tactic("Abort."), is_tactic("2: Show.")
+    (True, True, False, False)
+    """
+    return _TACTIC.match(unselected(code)) is not None
+
+
+def unselected(code: str) -> str:
+    """A sentence's code without the goals that it is for.
+
+    >>> unselected("all: auto."), unselected("2-3: Show.")
+    ('auto.', 'Show.')
+    """
+    return _SELECTOR.sub("", code, count=1)
 
 
 def unprefixed(code: str) -> str:

@@ -1,0 +1,90 @@
+"""What a program gives, as the plain tables of a recipe file."""
+
+import dataclasses
+import os
+import sys
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from posttrain.methods.table import Line, like, line
+from posttrain.reader import key_of
+from posttrain.runtime.choice import VERIFIERS, VerifierChoice
+from posttrain.types import UserError
+from posttrain.usercode import MEMORY
+from posttrain.verifiers.function import Called, Function
+
+
+def method_table(method: Any) -> tuple[dict[str, Any], Line | None]:
+    """The table [method] of a name, a dictionary, or a method itself, which is then given too."""
+    if isinstance(method, str):
+        return {"name": method}, None
+    if isinstance(method, Mapping):
+        return table_of("method", method), None
+    held = line(method)
+    return {"name": f"{MEMORY}{like(held)}"}, held
+
+
+def rewards_of(reward: Any) -> list[tuple[Any, float | None]]:
+    """Each reward with its weight, or None where it has none."""
+    if reward is None:
+        return []
+    given = [reward] if not isinstance(reward, list | tuple) or _weighted(reward) else list(reward)
+    return [(each[0], each[1]) if _weighted(each) else (each, None) for each in given]
+
+
+def _weighted(each: Any) -> bool:
+    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], int | float)
+
+
+def kinds_of_verifiers() -> dict[type, str]:
+    """Which verifier of a recipe a class is the configuration of."""
+    hints = typing.get_type_hints(VerifierChoice)
+    named = {cls: name for name in VERIFIERS for cls in typing.get_args(hints[name]) if isinstance(cls, type)}
+    return {cls: name for cls, name in named.items() if cls not in (Function, type(None))}
+
+
+def table_of(key: str, given: Any) -> dict[str, Any]:
+    """A dictionary, or a configuration's fields that are not at their defaults, as plain data."""
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        blank = {
+            f.name: f.default_factory() for f in dataclasses.fields(given) if callable(f.default_factory)
+        }
+        given = {
+            key_of(f.name): getattr(given, f.name)
+            for f in dataclasses.fields(given)
+            if getattr(given, f.name) != blank.get(f.name, f.default)
+        }
+    if not isinstance(given, Mapping):
+        raise UserError(f"{given!r} is no table", where=key_of(key), mend=f"write {key}={{...}}")
+    return {str(name): plain_of(value) for name, value in given.items() if value is not None}
+
+
+def plain_of(value: Any) -> Any:
+    """A value as TOML can have it, as far as it can."""
+    if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return table_of("", value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain_of(each) for each in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "item") and not isinstance(value, str):  # of numpy or torch
+        return value.item()
+    return value
+
+
+def names_memory(tables: Mapping[str, Any], key: str) -> bool:
+    """Whether a key of the tables still names what a program holds."""
+    here: Any = tables
+    for part in key.split("."):
+        here = here.get(part) if isinstance(here, Mapping) else None
+    return MEMORY in repr(here)
+
+
+def place_of(called: Called) -> str:
+    """The "file.py:NAME" of a function that is named in an imported file; else nothing."""
+    module = sys.modules.get(getattr(called.call, "__module__", ""))
+    name, file = getattr(called.call, "__qualname__", ""), getattr(module, "__file__", None)
+    if module is None or module.__name__ == "__main__" or not file:
+        return ""
+    return f"{file}:{name}" if getattr(module, name, None) is called.call else ""

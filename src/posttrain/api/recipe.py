@@ -1,0 +1,279 @@
+"""A recipe in a program: the tables of a recipe file, and beside them what the program holds itself.
+
+What can be written down is a table from the start, and is read as strictly as a file. Records, functions, an
+environment or a loaded model stay objects; in the tables their names begin with "memory:".
+"""
+
+import copy
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain import config
+from posttrain.api.given import (
+    kinds_of_verifiers,
+    method_table,
+    names_memory,
+    place_of,
+    plain_of,
+    rewards_of,
+    table_of,
+)
+from posttrain.data import Data, Held
+from posttrain.learner.pretrained import resolve
+from posttrain.methods.table import Line
+from posttrain.reader import key_of
+from posttrain.runtime.recipe import Recipe as Settings
+from posttrain.runtime.task_choice import HeldEnv
+from posttrain.toml import dump
+from posttrain.types import Method, UserError
+from posttrain.usercode import MEMORY
+from posttrain.verifiers.function import Called
+
+DATA = ("task.data", "task.held_out")
+HOW_TO_SAVE = {
+    "model.path": "save it, model.save_pretrained(DIR) and tokenizer.save_pretrained(DIR), and give DIR",
+    "task.data": "save them, as by datasets' data.to_json(FILE), and give FILE",
+    "task.held_out": "save them, as by datasets' data.to_json(FILE), and give FILE",
+    "method.name": "put it into a file and name it as 'file.py:NAME'",
+    "task.env": "put its class into a file and give 'file.py:CLASS'",
+    "verifier.function": "put it into a file and give 'file.py:NAME'",
+}
+
+
+class Recipe:
+    """A whole run: model, method, data, who judges, and any table of a recipe file as a keyword.
+
+    model: a path, a Hub id, a run, or (model, tokenizer) as transformers loaded them, which are copied.
+    method: a name of `posttrain methods`, a dictionary of it with options over its defaults, or a method
+        itself, as posttrain.method makes it.
+    data, held_out: a file, a Hub id, a `datasets.Dataset`, dictionaries, or tasks; or the table [task.data].
+    reward: a function (docs/verifiers.md), a verifier's name or object, the run of a reward model, or a list
+        of these, each alone or as (reward, weight).
+    env: an object with `start` and `reply`, or 'file.py:FACTORY'.
+    updates, seed, lr: run.updates, run.seed and optim.lr.
+    tables: as optim={"lr": 1e-5} or sampling=posttrain.Sampling(max_new_tokens=64); async_ for [async].
+
+    Raises UserError, with the key, for whatever cannot be used as it stands.
+    """
+
+    tables: dict[str, Any]
+    """What was given, as a recipe file would have it."""
+    held: dict[str, Any]
+    """What of it only this program holds, by key."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        method: str | Mapping[str, Any] | Line | Method = "grpo",
+        data: Any = None,
+        held_out: Any = None,
+        reward: Any = None,
+        env: Any = None,
+        updates: int | None = None,
+        seed: int | None = None,
+        lr: float | None = None,
+        **tables: Any,
+    ) -> None:
+        self.held = {}
+        own = {key_of(name): table_of(name, table) for name, table in tables.items()}
+        named, line = method_table(method)
+        if line is not None:
+            self.held["method.name"] = line
+        self.tables = {"model": self._model(model), "method": named, "task": {}, **own}
+        for key, given in zip(DATA, (data, held_out), strict=True):
+            if given is not None:
+                self._put(key, self._data(key, given))
+        if env is not None:
+            self._put("task.env", self._env(env))
+        for each in rewards_of(reward):
+            self._reward(*each)
+        for key, value in (("run.updates", updates), ("run.seed", seed), ("optim.lr", lr)):
+            if value is not None:
+                self._put(key, value)
+        self._read()
+
+    @classmethod
+    def _of(cls, tables: dict[str, Any], held: Mapping[str, Any]) -> "Recipe":
+        made = cls.__new__(cls)
+        made.tables, made.held = tables, dict(held)
+        made._read()
+        return made
+
+    @staticmethod
+    def read(path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
+        """That of a file, with "section.key=value" on top; UserError, with file and line, for a mistake."""
+        return Recipe._of(config.read(Path(path), overrides).tables, {})
+
+    def write(self, path: str | Path) -> None:
+        """Writes it as TOML, from which `read` makes the same.
+
+        A function of an imported file is named. UserError for what only this program holds, and how to save
+        that.
+        """
+        tables, left = copy.deepcopy(self.tables), []
+        for key, held in self.held.items():
+            for name, each in held.items() if key == "verifier.function" else [("", held)]:
+                place = place_of(each) if key == "verifier.function" else ""
+                if place:
+                    entry = next(e for e in tables["verifier"]["function"] if e.get("name") == name)
+                    entry["function"] = place
+                else:
+                    left.append(f"{key}{f' {name}' if name else ''}: {HOW_TO_SAVE[key]}")
+        if left:
+            raise UserError(f"only this program holds {'; '.join(left)}", where=str(path))
+        Path(path).write_text(dump(tables), encoding="utf-8")
+
+    def replace(self, **keys: Any) -> "Recipe":
+        """The recipe with other values: replace(**{"optim.lr": 1e-5}); None takes a key out."""
+        tables = copy.deepcopy(self.tables)
+        for key, value in keys.items():
+            config.put(tables, key, plain_of(value), key)
+        gone = {key for key in self.held if not names_memory(tables, key)}
+        return Recipe._of(tables, {k: v for k, v in self.held.items() if k not in gone})
+
+    def with_held_out(self, data: Any) -> "Recipe":
+        """The recipe with other tasks to be evaluated on."""
+        made = Recipe._of(copy.deepcopy(self.tables), self.held)
+        if made.settings.task.data is None:  # held-out records stand beside others
+            made.tables["task"] = {}
+            made._put("task.data", made._data("task.data", data))
+        made._put("task.held_out", made._data("task.held_out", data))
+        made._read()
+        return made
+
+    def with_model(self, path: str) -> "Recipe":
+        """The recipe with the model at this path."""
+        tables = {**self.tables, "model": {**self.tables["model"], "path": path}}
+        return Recipe._of(tables, {key: each for key, each in self.held.items() if key != "model.path"})
+
+    @property
+    def settings(self) -> Settings:
+        """Every key with its value, defaults included."""
+        return self.found.recipe
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recipe) and (self.tables, self.held) == (other.tables, other.held)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<Recipe {self.tables['method'].get('name')} of {self.tables['model'].get('path')}>"
+
+    # ------------------------------------------------------------------ from objects to tables
+
+    def _read(self) -> None:
+        """The settings, with what is held in its places."""
+        found = config.from_tables(copy.deepcopy(self.tables))
+        self.plain: Settings = found.recipe
+        """The same without what only the program holds, as a file of it is read."""
+        task, verifier = found.recipe.task, found.recipe.verifier
+        for key in DATA:
+            if held := self.held.get(key):
+                name = key.partition(".")[2]
+                said = {f.name: getattr(getattr(task, name), f.name) for f in dataclasses.fields(Data)}
+                task = dataclasses.replace(task, **{name: dataclasses.replace(held, **said)})
+        if "task.env" in self.held:
+            factory = found.recipe.task.env.factory if found.recipe.task.env else ""
+            task = dataclasses.replace(task, env=HeldEnv(factory=factory, env=self.held["task.env"]))
+        if functions := self.held.get("verifier.function"):
+            made = tuple(functions.get(each.name, each) for each in verifier.function)
+            verifier = dataclasses.replace(verifier, function=made)
+        recipe = dataclasses.replace(found.recipe, task=task, verifier=verifier)
+        if "method.name" in self.held:
+            recipe = dataclasses.replace(recipe, method={"name": self.held["method.name"]})
+        here = self.held.keys() & {"method.name", "task.env", "verifier.function"}
+        if here and recipe.async_.where in ("process", "ray"):
+            what = "samplers in other processes cannot be given functions or objects of this one"
+            mend = "leave async_ out, or name it 'file.py:NAME'"
+            raise UserError(what, where="async.place", mend=mend)
+        self.found = dataclasses.replace(found, recipe=recipe)
+
+    def _put(self, key: str, value: Any) -> None:
+        table, _, name = key.partition(".")
+        here = self.tables.setdefault(table, {})
+        here[name] = here[name] | value if isinstance(here.get(name), dict) else value
+
+    def _model(self, given: Any) -> dict[str, Any]:
+        if isinstance(given, Mapping):
+            beside = table_of("model", {k: v for k, v in given.items() if k != "path"})
+            return self._model(given.get("path", "")) | beside
+        if isinstance(given, str | os.PathLike):
+            return {"path": os.fspath(given)}
+        pair = given if isinstance(given, tuple) else (given, None)
+        if len(pair) != 2 or not hasattr(pair[0], "save_pretrained") or hasattr(pair[0], "peft_config"):
+            what = f"a {type(pair[0]).__name__} is no model that could be trained"
+            raise UserError(what, where="model", mend="give a path, a Hub id, a run, or (model, tokenizer)")
+        if pair[1] is None:
+            raise UserError("the model has no tokenizer beside it", where="model", mend="(model, tokenizer)")
+        self.held["model.path"] = pair
+        dtype = str(next(pair[0].parameters()).dtype).removeprefix("torch.")
+        own = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
+        return {"path": f"{MEMORY}{type(pair[0]).__name__}", **own}
+
+    def _data(self, key: str, given: Any) -> dict[str, Any]:
+        if isinstance(given, str | os.PathLike):
+            return {"path": os.fspath(given)}
+        if isinstance(given, Mapping) and any(hasattr(v, "column_names") for v in given.values()):
+            mend = f"take one of {', '.join(map(repr, given))}"
+            raise UserError("it has splits", where=key.partition(".")[2], mend=mend)
+        if isinstance(given, Mapping) or (dataclasses.is_dataclass(given) and not isinstance(given, type)):
+            return table_of(key, given)
+        if hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas'
+            given = given.to_dict("records")
+        if not isinstance(given, Iterable):
+            what = f"a {type(given).__name__} holds no records"
+            raise UserError(what, where=key.partition(".")[2], mend="give a path, or dictionaries")
+        held = self.held[key] = Held.of(given)
+        return {"path": held.path}
+
+    def _env(self, given: Any) -> dict[str, Any]:
+        if isinstance(given, str):
+            return {"factory": given}
+        if isinstance(given, Mapping):
+            return table_of("task.env", given)
+        self.held["task.env"] = given
+        return {"factory": f"{MEMORY}{type(given).__name__}"}
+
+    def _reward(self, given: Any, weight: float | None) -> None:
+        """Puts one reward into the table of verifiers."""
+        verifier, kinds = self.tables.setdefault("verifier", {}), kinds_of_verifiers()
+        name = ""
+        if isinstance(given, Mapping):
+            verifier |= table_of("verifier", given)
+        elif isinstance(given, str) and ":" not in given:
+            name = given
+            verifier.setdefault(given, {})  # the reader knows which there are
+        elif isinstance(given, os.PathLike):
+            name = "model"
+            paths = verifier.setdefault("model", {}).setdefault("paths", [])
+            paths.append(str(resolve(os.fspath(given))))
+        elif type(given) in kinds:
+            name = getattr(given, "name", kinds[type(given)])
+            verifier[kinds[type(given)]] = table_of("verifier", given)
+        elif isinstance(given, str) or callable(given):
+            name = self._function(given)
+        else:
+            what = f"a {type(given).__name__} judges nothing"
+            raise UserError(what, where="reward", mend="give a function, a verifier's name, or a run")
+        if weight is not None:
+            if not name:
+                raise UserError("a table has weights of its own", where="reward", mend="{'weights': ...}")
+            verifier.setdefault("weights", {})[name] = float(weight)
+
+    def _function(self, given: str | Callable[..., Any]) -> str:
+        """The name under which the function's score is recorded; another one's of that name gets a number."""
+        entries = self.tables["verifier"].setdefault("function", [])
+        names = {entry["name"] for entry in entries}
+        called = None if isinstance(given, str) else Called.of(given)
+        own = called.name if called else re.split("[:.]", str(given))[-1]
+        name = next(n for k in range(1, 100) if (n := own if k == 1 else f"{own}_{k}") not in names)
+        if called:
+            called = Called.of(called.call, name)
+            self.held.setdefault("verifier.function", {})[name] = called
+        entries.append({"function": called.function if called else given, "name": name})
+        return name

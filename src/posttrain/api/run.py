@@ -1,0 +1,115 @@
+"""A run that was made, finished or not: its metrics, its rollouts, its report, and its model to ask."""
+
+import html
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from posttrain.answering import answers, evaluated
+from posttrain.api.recipe import Recipe
+from posttrain.api.words import python_words
+from posttrain.learner.pretrained import silent
+from posttrain.nearest import did_you_mean
+from posttrain.report import write
+from posttrain.report.record import json_lines
+from posttrain.runtime.tables import Metrics
+from posttrain.target import check_run, newest_of, trained
+from posttrain.track import METRICS
+from posttrain.types import Message, Sampling, UserError
+
+
+class Run(os.PathLike[str]):
+    """A run directory. Given as `model=`, or as `reward=` of a reward model, it is its newest checkpoint.
+
+    It holds no weights: each question loads the newest checkpoint, and lets it go.
+    """
+
+    path: Path
+    """The run directory (docs/reports.md)."""
+    recipe: Recipe
+    """What was asked."""
+
+    def __init__(self, path: str | os.PathLike[str], recipe: Recipe | None = None) -> None:
+        """recipe: that of the program which made the run, with what it held; else it is read."""
+        self.path = Path(path)
+        check_run(self.path)
+        self.recipe = recipe or Recipe.read(self.path / "config.toml")
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path}{f': {self.stopped}' if self.stopped else ''}>"
+
+    @property
+    def stopped(self) -> str | None:
+        """What ended the run before its last update; None if nothing did, or it is going on."""
+        file = self.path / "stopped.txt"
+        return file.read_text(encoding="utf-8").strip() if file.exists() else None
+
+    @property
+    def model(self) -> Path:
+        """The newest checkpoint's model, or adapter, as from_pretrained loads it; UserError without one."""
+        return newest_of(self.path)
+
+    @property
+    def metrics(self) -> Metrics:
+        """The lines of metrics, one an update (docs/metrics.md); metrics["reward/mean"] is that of each."""
+        return Metrics(json_lines(self.path / METRICS)[0])
+
+    def sample(
+        self, prompt: str | Sequence[Message], n: int = 1, *, seed: int = 0, **sampling: Any
+    ) -> list[str]:
+        """n answers of the newest checkpoint to a question or a conversation.
+
+        sampling: temperature, max_new_tokens and so on, in place of the recipe's.
+        """
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        known = {f.name: getattr(self.recipe.settings.sampling, f.name) for f in fields(Sampling)}
+        for name in sampling.keys() - known.keys():
+            near = did_you_mean(name, known) or f"there are {', '.join(known)}"
+            raise UserError(f"unknown keyword {name!r}", where="sample", mend=near)
+        with python_words():
+            try:
+                how = Sampling(**known | sampling)
+            except ValueError as error:
+                raise UserError(str(error), where="sample") from None
+            recipe, adapter = trained(self.recipe.settings, self.path)
+            return [answer.text for answer in answers(recipe, adapter, messages, n, how, seed, silent)]
+
+    def evaluate(self, data: Any = None, limit: int | None = None) -> dict[str, float]:
+        """Accuracy, reward and length of the newest checkpoint on held-out tasks, of a method that samples.
+
+        data: other tasks, of any kind that a recipe takes. UserError where nobody here can judge them, as of
+        a run whose reward was a function of another program.
+        """
+        asked = self.recipe
+        with python_words():
+            if data is not None:
+                asked = asked.with_held_out(data)
+            if limit is not None:
+                asked = asked.replace(**{"eval.limit": limit})
+            return evaluated(*trained(asked.settings, self.path), silent)
+
+    def episodes(self, update: int | None = None) -> list[dict[str, Any]]:
+        """The rollouts that were kept of an update, or of the last: lines of samples/ (docs/reports.md)."""
+        files = {int(file.stem): file for file in (self.path / "samples").glob("[0-9]*.jsonl")}
+        if not files or (update is not None and update not in files):
+            has = f"updates {min(files)} to {max(files)}" if files else "no samples"
+            raise UserError(f"it has {has}", where=f"{self.path}, update {update}")
+        return json_lines(files[max(files) if update is None else update])[0]
+
+    def report(self) -> Path:
+        """Writes report.html, one page that works offline; in a notebook the run itself shows it."""
+        return write(self.path)
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.report().read_text(encoding="utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" width="100%" height="800" style="border:0"></iframe>'
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """An earlier run, finished or not; UserError if there is none."""
+    return Run(path)

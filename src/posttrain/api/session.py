@@ -1,0 +1,214 @@
+"""Training from Python: a session of a recipe, and the whole of it in one call."""
+
+import copy
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from posttrain import config
+from posttrain.answering import evaluated
+from posttrain.api.recipe import Recipe
+from posttrain.api.run import Run
+from posttrain.api.words import python_words
+from posttrain.learner.pretrained import save_pretrained, silent
+from posttrain.methods.table import Line
+from posttrain.report import write
+from posttrain.runtime import local, process, session
+from posttrain.runtime.journal import Show, stop_recorded
+from posttrain.runtime.rundir import RunDir
+from posttrain.show import view
+from posttrain.training import check_alone, claimed_directory, opened, otherwise, prepared
+from posttrain.types import Method, UserError
+
+Shown = Literal["auto", "table", "lines", "none"]
+Directory = str | os.PathLike[str]
+
+
+class Session(session.Session):
+    """One run, stepped by a program; use it in a `with`, or close it.
+
+        with posttrain.Session(model, method="grpo", data=data, reward=reward, updates=100) as s:
+            while not s.done:
+                groups = s.sample()
+                s.update(groups)
+                s.publish()
+
+    `step` does what is due of an update, `run` all that is left. See runtime/session.py for what each verb
+    asks of the others.
+    """
+
+    def __init__(
+        self,
+        recipe: Any,
+        *,
+        dir: Directory | None = None,  # noqa: A002 - what it is called everywhere
+        resume: bool = False,
+        callbacks: object = (),
+        show: Shown = "none",
+        **asked: Any,
+    ) -> None:
+        """recipe: a Recipe, the path of one, or a model, and then `asked` as Recipe takes it.
+
+        dir: where everything is left, by default runs/METHOD-001, -002 ... resume: go on from its newest
+        checkpoint. Raises UserError, with the key, before anything is trained.
+        """
+        self.recipe, told = _recipe_of(recipe, asked), _callbacks(callbacks)
+        check_alone()
+        if resume and dir is None:
+            raise UserError("which run?", where="resume", mend="name its directory: dir=...")
+        with python_words(), ExitStack() as stack:
+            name = str(self.recipe.tables["method"].get("name"))
+            path = claimed_directory(name.rpartition(":")[2]) if dir is None else Path(dir)
+            directory = opened(self.recipe.found, path, resume)
+            stack.callback(directory.close)
+            found = self.recipe.found
+            try:
+                found = self._found(directory, resume)
+                stack.enter_context(process.as_before())
+                if found.recipe.run.threads:
+                    torch.set_num_threads(found.recipe.run.threads)
+                found, chosen = prepared(found, directory, title=name, resume=resume, say=silent)
+                shown: Show = stack.enter_context(view(show, found.recipe.run.updates))
+                parts = local.parts_of(
+                    chosen, directory, resume=resume, config=found.tables, show=shown, say=silent
+                )
+            except (UserError, KeyboardInterrupt) as error:
+                if not resume:
+                    directory.discard()
+                raise found.locate(error) if isinstance(error, UserError) else error from None
+            stack.push(parts.closing)
+            super().__init__(replace(parts, closing=stack.pop_all()), told)
+
+    def run(self) -> Run:
+        """Steps until all is done, and writes the report: what `posttrain train` does.
+
+        Raises RunError for what ends a run; it says what is kept, and the directory has a report of it.
+        """
+        directory = self.run_dir
+        with python_words():
+            try:
+                with stop_recorded(directory.path, directory.own):
+                    self.finish()
+            except BaseException:
+                with suppress(Exception):  # on a full disk the first error is the one to tell
+                    write(directory.path)
+                raise
+            if self.stopped:
+                (directory.path / "stopped.txt").write_text(f"{self.stopped}\n", encoding="utf-8")
+            write(directory.path)
+        return Run(directory.path, self.recipe)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        gc.collect()  # models have cycles in them
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _found(self, directory: RunDir, resume: bool) -> config.Read:
+        """The recipe, with a model of the program's own as this directory keeps it.
+
+        UserError if a run is resumed with a recipe that would not have made it.
+        """
+        before = config.read(directory.path / "config.toml") if resume else None
+        if "model.path" in self.recipe.held:
+            start = before.tables["model"]["path"] if before else str(_kept(self.recipe, directory))
+            self.recipe = self.recipe.with_model(start)
+        if before and (name := otherwise(self.recipe.plain, before.recipe, longer=True)):
+            raise UserError(
+                f"{name} is not what the run was started with",
+                where=name,
+                mend=f"resume with what {directory.path / 'config.toml'} says, or start another run",
+            )
+        return self.recipe.found
+
+
+def train(
+    model: Any,
+    *,
+    method: str | Mapping[str, Any] | Line | Method = "grpo",
+    data: Any = None,
+    held_out: Any = None,
+    reward: Any = None,
+    env: Any = None,
+    updates: int | None = None,
+    seed: int | None = None,
+    lr: float | None = None,
+    dir: Directory | None = None,  # noqa: A002
+    resume: bool = False,
+    callbacks: object = (),
+    show: Shown = "auto",
+    **tables: Any,
+) -> Run:
+    """Trains a model to the end of a recipe, and returns the run.
+
+        run = posttrain.train("HuggingFaceTB/SmolLM2-135M-Instruct", data=data, reward=function, updates=100)
+
+    The keywords are those of Recipe and of Session; callbacks are one Callback or several. show: "table" in a
+    notebook, "lines" for logs, "none"; "auto" takes what the place can show. Raises UserError, with the key,
+    before anything is trained, and RunError for what ends a run, which says what is kept.
+    """
+    asked = {"method": method, "data": data, "held_out": held_out, "reward": reward, "env": env}
+    asked |= {"updates": updates, "seed": seed, "lr": lr, **tables}
+    recipe = Recipe(model, **asked)
+    with Session(recipe, dir=dir, resume=resume, callbacks=callbacks, show=show) as open_session:
+        return open_session.run()
+
+
+def evaluate(
+    model: Any, *, data: Any, reward: Any = None, env: Any = None, **tables: Any
+) -> dict[str, float]:
+    """Accuracy, reward and length of a model's answers to these tasks, one each; nothing is trained.
+
+    At eval.temperature, 0 if it is not given, and of eval.limit tasks, by default the first 200.
+    """
+    with python_words():
+        recipe = Recipe(model, data=data, held_out=data, reward=reward, env=env, **tables)
+        if "model.path" in recipe.held:
+            raise UserError(
+                "a loaded model is copied into a run", where="model", mend="save it, and give its path"
+            )
+        return evaluated(recipe.settings, None, silent)
+
+
+def _recipe_of(recipe: Any, asked: Mapping[str, Any]) -> Recipe:
+    if isinstance(recipe, Recipe):
+        if asked:
+            what = f"{', '.join(asked)} beside a recipe"
+            raise UserError(what, where="recipe", mend="use recipe.replace, or give all to posttrain.Recipe")
+        return recipe
+    if isinstance(recipe, str | Path) and str(recipe).endswith(".toml") and not asked:
+        return Recipe.read(recipe)
+    return Recipe(recipe, **asked)
+
+
+def _callbacks(given: object) -> Sequence[object]:
+    """Several callbacks, or one; UserError for what would never be called."""
+    several = given if isinstance(given, list | tuple) else [given]
+    for each in several:
+        if not any(callable(getattr(each, f.name, None)) for f in fields(session.Callback)):
+            mend = "posttrain.Callback(on_update=...), or an object with one of its functions"
+            raise UserError(f"a {type(each).__name__} is no callback", where="callbacks", mend=mend)
+    return several
+
+
+def _kept(recipe: Recipe, directory: RunDir) -> Path:
+    """Where the program's model is now saved; the model itself is left as it is."""
+    model, tokenizer = recipe.held["model.path"]
+    own = {name: getattr(model, name) for name in ("config", "generation_config") if hasattr(model, name)}
+    try:
+        for name, each in own.items():  # transformers writes into them as it saves
+            setattr(model, name, copy.deepcopy(each))
+        save_pretrained(model, tokenizer, directory.start)
+    finally:
+        for name, each in own.items():
+            setattr(model, name, each)
+    return directory.start

@@ -1,0 +1,48 @@
+"""What is said to who types commands, as it is said to who writes Python."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from posttrain.types import RunError, UserError
+
+PAIRS = (
+    (r"--resume --run-dir (\S+)", r"dir='\1', resume=True"),
+    (r"another --run-dir", "another dir"),
+    (r"in --run-dir", "in dir"),
+    (r"--run-dir", "dir"),
+    (r"leave --resume out", "leave resume out"),
+    (r"--resume", "resume=True"),
+    (r"--set ", ""),
+    (r"--model \S+", "the model"),
+    (r"with --model", "with the model"),
+    (r"add for example \[verifier\.number\]", "give reward=, as a function or 'number'"),
+    (r"leave \[verifier\] out", "leave reward out"),
+    (r"give task\.data", "give data="),
+    (r"give task\.held_out", "give held_out="),
+)
+
+
+def in_python(text: str) -> str:
+    """The text with keywords in place of options.
+
+    >>> in_python("step_000002 is kept, go on with --resume --run-dir runs/a")
+    "step_000002 is kept, go on with dir='runs/a', resume=True"
+    """
+    for pattern, keyword in PAIRS:
+        text = re.sub(pattern, keyword, text)
+    return text
+
+
+@contextmanager
+def python_words() -> Iterator[None]:
+    """Within it what is raised speaks of keywords."""
+    try:
+        yield
+    except UserError as error:
+        where, mend = in_python(error.where), in_python(error.mend)
+        raise UserError(in_python(error.what), where=where, mend=mend) from error.__cause__
+    except RunError as error:
+        raise RunError(in_python(str(error))) from error.__cause__
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(in_python(str(error))) from None

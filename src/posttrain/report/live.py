@@ -1,0 +1,150 @@
+"""The report of a run while it goes on, for this machine alone: a page that asks for new metrics.
+
+    /              the report as it is now
+    /news?from=N   what was written after the first N bytes of metrics.jsonl, and the headline of now
+
+Nothing is written, nothing else is served, and whoever asks under another name than this machine's own is
+refused: a page of some other site could otherwise have its name point here and read along.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from posttrain.errors import UserError
+from posttrain.report.glossary import words
+from posttrain.report.headline import headline
+from posttrain.report.page import alarms, page
+from posttrain.report.record import file_text, read
+from posttrain.report.rollouts import pack_file
+from posttrain.report.verdicts import classes
+
+HOST = "127.0.0.1"
+OWN_NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+METRICS = "metrics.jsonl"
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the report of one run until it is closed; `address` is where."""
+
+    daemon_threads = True
+
+    def __init__(self, run_dir: Path, port: int, running: Callable[[Path], bool]) -> None:
+        """Opens the port, or a free one for 0; `running` says whether a process still writes to the run.
+
+        Raises UserError for what is no run, and for a port that cannot be had.
+        """
+        read(run_dir)
+        self.run_dir, self.running = run_dir, running
+        try:
+            super().__init__((HOST, port), _Answer)
+        except (OSError, OverflowError) as error:
+            what = getattr(error, "strerror", "") or "there is no such port"
+            raise UserError(
+                f"cannot be had: {what}", where=f"--port {port}", mend="name another, or none"
+            ) from None
+
+    @property
+    def address(self) -> str:
+        """What a browser is given."""
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that went away is nobody's mistake."""
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Server
+    server_version, sys_version = "posttrain", ""
+
+    def do_GET(self) -> None:
+        """Answers with the page, with news, or not at all."""
+        asked = urlsplit(self.path)
+        if not OWN_NAMES.fullmatch(self.headers.get("Host", "")):
+            self._say(403, "text/plain", "this page is for this machine alone")
+            return
+        try:
+            if asked.path == "/":
+                offset = _whole(self.server.run_dir)
+                self._say(200, "text/html", page(read(self.server.run_dir), live=offset))
+            elif asked.path == "/news":
+                told = news(self.server.run_dir, int(parse_qs(asked.query).get("from", ["0"])[0]))
+                told["running"] = self.server.running(self.server.run_dir)
+                self._say(200, "application/json", json.dumps(told))
+            else:
+                self._say(404, "text/plain", "there is nothing else here")
+        except ValueError:
+            self._say(400, "text/plain", "from is a number of bytes")
+        except UserError as error:  # the directory is gone
+            self._say(410, "text/plain", str(error))
+
+    def _say(self, code: int, kind: str, text: str) -> None:
+        content = text.encode("utf-8", "replace")
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words: Any) -> None:
+        """Says nothing: a line for each request would bury the address."""
+
+
+def news(run_dir: Path, offset: int) -> dict[str, Any]:
+    """The lines of metrics.jsonl from this byte on, and what the page says anew if there are any.
+
+    `next` is where the following ones begin. `again` says that the file is another one than it was, as after
+    a resume that took lines back. Raises ValueError for an offset below 0.
+    """
+    if offset < 0:
+        raise ValueError("an offset is 0 or more")
+    try:
+        with (run_dir / METRICS).open("rb") as file:
+            file.seek(max(0, offset - 1))
+            content = file.read()
+    except FileNotFoundError:
+        content = b""
+    if offset and not content.startswith(b"\n"):
+        return {"again": True}
+    fresh = content[bool(offset) : content.rfind(b"\n") + 1]
+    told: dict[str, Any] = {"next": offset + len(fresh), "lines": _objects(fresh)}
+    told["stopped"] = file_text(run_dir / "stopped.txt")[0].strip()
+    if told["lines"]:
+        record = read(run_dir)
+        newest = [pack_file(file)[0] for file in record.samples[-1:]]
+        told |= {
+            "headline": asdict(headline(record)),
+            "alarms": alarms(record.metrics, newest),
+            "classes": classes(record.metrics),
+            "words": words(record.metrics.series),
+            "rollouts": len(record.samples),
+        }
+    return told
+
+
+def _whole(run_dir: Path) -> int:
+    """Bytes of the whole lines of metrics.jsonl."""
+    try:
+        return (run_dir / METRICS).read_bytes().rfind(b"\n") + 1
+    except FileNotFoundError:
+        return 0
+
+
+def _objects(content: bytes) -> list[dict[str, Any]]:
+    found = []
+    for line in content.splitlines():
+        try:
+            # A number that is none is null in a line; what else Python reads, no browser does.
+            row = json.loads(line, parse_constant=lambda name: None)
+        except (ValueError, RecursionError):
+            continue
+        found += [row] if isinstance(row, dict) else []
+    return found

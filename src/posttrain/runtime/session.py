@@ -1,0 +1,370 @@
+"""A session: one run, stepped by the command line's loop or by a program of the user's.
+
+    sample     the next groups: episodes with their verdicts, or rows of the data
+    update     the learner moves; or forward_backward and optim_step, its halves
+    publish    the sampler takes the new weights, and proves that it has them
+    evaluate   held-out tasks or rows
+    save       a checkpoint; the line of the update is written before it
+
+`step` is these in order, and `finish` is steps until the last. Everything that decides what happens next
+is in the learner, the journal's progress and what samplers have in hand. So a run that is killed and resumed
+from a checkpoint makes the very numbers of one that was not, wherever these hang on no clock.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from posttrain.learner.learner import Learner, Loss, Losses, Update
+from posttrain.report.record import json_lines
+from posttrain.runtime.loop import Loop
+from posttrain.runtime.rundir import RunDir, kept
+from posttrain.runtime.tables import Groups, Metrics
+from posttrain.track import METRICS
+from posttrain.types import Batch, RunError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callback:
+    """What a program is told while a run goes on; each function may be left out.
+
+    One that returns False stops the run: it ends after the update, saved, as if it had no more to make. Any
+    object with some of these functions is a callback too.
+    """
+
+    on_update: Callable[["Session", Mapping[str, float]], object] | None = None
+    """(session, the update's line of metrics)"""
+    on_evaluate: Callable[["Session", Mapping[str, float]], object] | None = None
+    """(session, metrics of what is held out)"""
+    on_save: Callable[["Session", Path], object] | None = None
+    """(session, the checkpoint)"""
+    on_end: Callable[["Session", BaseException | None], object] | None = None
+    """(session, what ended it before its time, or None); what it returns is not looked at."""
+
+
+def _never() -> bool:
+    return False
+
+
+def _due(every: int, update: int) -> bool:
+    return bool(every) and update % every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a session is made of; made by runtime.local."""
+
+    loop: Loop
+    run_dir: RunDir
+    checkpoint: Callable[[Mapping[str, Any]], Path]
+    """Writes one, with what is under way; where it lies."""
+    save_every: int = 0
+    evaluate_every: int = 0
+    closing: ExitStack = field(default_factory=ExitStack)
+    """What ends with the session."""
+
+
+class Session:
+    """One run, step by step; use it in a `with`, or close it, so that what it holds is given back.
+
+    `update` needs what `sample` gave, or a batch of one's own, and the next `sample` needs `publish`.
+    Sampling again without an update goes on to the next tasks or rows. One line of metrics is written for
+    each update, when the next one begins, by `save`, or at the end; so evaluate before you save.
+    """
+
+    def __init__(self, parts: Parts, callbacks: Sequence[object] = ()) -> None:
+        self._parts: Parts | None = parts
+        self.run_dir, self._callbacks = parts.run_dir, callbacks
+        self._stop_asked: Callable[[], bool] = _never
+        self._begun = self._ended = False
+        self._logged = parts.loop.journal.progress.update > 0
+        """Whether the line of the newest update is written."""
+        self._sampled = False
+        """Whether an update has begun that nothing was trained on yet."""
+        self._unpublished = False
+        self._gradients = False
+        self._made: tuple[object, Batch] | None = None
+        """The groups that were made a batch of last."""
+        self._cut = ""
+        """What was under way when something ended it in the middle."""
+        self.stopped: str | None = None
+        """Who ended the run before its last update, if a callback did."""
+        self.evaluated: dict[str, float] = {}
+        """The metrics of the last evaluation."""
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def learner(self) -> Learner:
+        """The model, its method and its optimiser; RunError once the session is closed."""
+        return self._open.learner
+
+    @property
+    def metrics(self) -> Metrics:
+        """The lines of metrics so far, and that of the update under way."""
+        lines = json_lines(self.run_dir.path / METRICS)[0]
+        noted = self._parts.loop.journal.noted if self._parts else {}
+        now = [{"update": self.update_count, **noted}] if noted else []
+        return Metrics(lines + now)
+
+    @property
+    def update_count(self) -> int:
+        """Updates begun, this one included."""
+        return self._open.journal.progress.update
+
+    @property
+    def done(self) -> bool:
+        """Whether all updates are made, or a callback has stopped the run."""
+        return self.stopped is not None or (self.update_count >= self._open.updates and not self._sampled)
+
+    @property
+    def _open(self) -> Loop:
+        return self._held.loop
+
+    @property
+    def _held(self) -> Parts:
+        if self._parts is None:
+            raise RunError("the session is closed; open another one with resume=True to go on")
+        return self._parts
+
+    # ------------------------------------------------------------------ the verbs
+
+    def sample(self) -> Groups:
+        """The next groups: episodes with verdicts, selected as the recipe says; offline the next rows.
+
+        Empty where selection keeps none: then this update trains nothing. RunError if weights that have moved
+        were not published, and for whatever ends sampling.
+        """
+        loop = self._ready()
+        self._refuse_gradients()
+        if self._unpublished:
+            self._refuse("the weights have moved since the sampler took them", "call publish() first")
+        if self._sampled:
+            loop.abandon()
+            loop.journal.noted.clear()
+        self._flush()
+        with self._whole("sample()"):
+            groups = loop.sample()
+        self._sampled, self._made, self._logged = bool(groups), None, False
+        return groups
+
+    def batch(self, groups: Sequence[Sequence[Any]]) -> Batch:
+        """These groups as the columns that the method will see; episodes without a verdict are left out."""
+        self._made = (groups, self._ready().batch(groups))
+        return self._made[1]
+
+    def update(self, given: Sequence[Sequence[Any]] | Batch) -> Update:
+        """One update of the learner: epochs × minibatches optimiser steps on groups, or on a batch.
+
+        Raises RunError when a loss or gradient is not finite, and ValueError when no token is trained.
+        """
+        loop = self._ready()
+        self._refuse_gradients()
+        batch = given if isinstance(given, Batch) else self._batch_of(given)
+        self._flush_own()
+        with self._whole("update()"):
+            loop.feed()
+            with loop.journal.timed("train"):
+                update = loop.learner.update(batch)
+            loop.trained(update)
+        loop.journal.noted |= update.metrics
+        self._sampled, self._unpublished = False, loop.publishes
+        return update
+
+    def forward_backward(self, given: Sequence[Sequence[Any]] | Batch, loss: Loss | None = None) -> Losses:
+        """Adds the gradient of the method's loss, or of this one, and moves nothing (see Learner)."""
+        loop = self._ready()
+        batch = given if isinstance(given, Batch) else self._batch_of(given)
+        self._flush_own()
+        with loop.journal.timed("train"):
+            found = loop.learner.forward_backward(batch, loss)
+        loop.journal.noted |= found.metrics
+        self._gradients = True
+        return found
+
+    def optim_step(self) -> dict[str, float]:
+        """One optimiser step on all gradients added so far: its rate, and their norm before clipping."""
+        loop = self._ready()
+        if not self._gradients:
+            self._refuse("there are no gradients", "call forward_backward() first")
+        with self._whole("optim_step()"):
+            metrics = loop.learner.optim_step()
+            loop.trained(None)
+        loop.journal.noted |= metrics
+        self._sampled, self._unpublished, self._gradients = False, loop.publishes, False
+        return metrics
+
+    def publish(self) -> None:
+        """Gives the sampler the weights; RunError unless it can prove that it has them."""
+        loop = self._ready()
+        self._refuse_gradients()
+        with self._whole("publish()"):
+            loop.publish()
+        self._unpublished, self._made = False, None
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the held-out tasks or rows; empty if there are none."""
+        loop = self._ready()
+        if not loop.held_out:
+            return {}
+        self.evaluated = loop.evaluate()
+        if not self._logged:
+            loop.journal.noted |= self.evaluated
+        self._tell("on_evaluate", self.evaluated)
+        return self.evaluated
+
+    def save(self) -> Path:
+        """Writes a checkpoint, from which the same recipe goes on; where it lies."""
+        loop = self._ready()
+        if self._sampled or self._unpublished or self._gradients:
+            self._refuse("an update is under way", "save after update() and publish()")
+        self._flush()
+        with loop.journal.timed("checkpoint"):
+            path = self._held.checkpoint(loop.flight())
+        self._tell("on_save", path)
+        return path
+
+    # ------------------------------------------------------------------ all of them
+
+    def step(self) -> dict[str, float]:
+        """One update, with an evaluation and a checkpoint where they are due; its line of metrics.
+
+        Before the first update the held-out tasks are evaluated.
+        """
+        loop = self._ready()
+        progress = loop.journal.progress
+        if progress.update == 0 and loop.held_out and not self.evaluated:
+            self.evaluate()
+            line = self._log()
+            if self.stopped:
+                self.save()
+                return line
+        groups = self.sample()
+        if groups:
+            self.update(groups)
+            self.publish()
+        update, final = progress.update, progress.update >= loop.updates
+        if final or _due(self._held.evaluate_every, update):
+            self.evaluate()
+        line = self._log()
+        stops = any(loop.ranks.gather(self._stop_asked())) or self.stopped is not None
+        if final or stops or _due(self._held.save_every, update):
+            self.save()
+        if stops and not final and self.stopped is None:
+            raise RunError(
+                f"stopped on request after update {update} of {loop.updates}; "
+                "all of it is saved, go on with --resume"
+            )
+        return line
+
+    def finish(self, stop_asked: Callable[[], bool] = _never) -> dict[str, float]:
+        """Steps until all is done; the metrics of the last evaluation.
+
+        Raises RunError after saving when `stop_asked` says so, and at the end of a run that trained nothing.
+        """
+        self._stop_asked = stop_asked
+        try:
+            self._ready()
+            while not self.done:
+                self.step()
+            if self.stopped is None:
+                self._open.check_end()
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end(None)
+        return self.evaluated
+
+    def close(self) -> None:
+        """Gives back what the session holds: model, sampler, worker processes, files."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._parts is None:
+            return
+        closing = self._parts.closing
+        try:
+            if not self._cut and error is None:
+                self._flush()
+            self._end(error)
+        finally:
+            self._parts = self._made = None
+            closing.__exit__(kind, error, trace)
+
+    # ------------------------------------------------------------------ between them
+
+    def _ready(self) -> Loop:
+        """The loop, begun; RunError if it cannot go on."""
+        loop = self._open
+        if self._cut:
+            raise RunError(f"{self._cut} was cut off in the middle; {kept(self.run_dir.path)}")
+        if not self._begun:
+            with self._whole("the start"):
+                loop.begin()
+            self._begun = True
+        return loop
+
+    @contextmanager
+    def _whole(self, what: str) -> Iterator[None]:
+        """Remembers if what is inside was cut off, as by Ctrl-C: nothing could be relied on after it."""
+        self._cut = what
+        try:
+            yield
+        except Exception:
+            if what == "update()":  # nothing of a step that failed is left
+                self._cut = ""
+                self._open.learner.forget_gradients()
+            raise
+        self._cut = ""
+
+    def _refuse(self, what: str, mend: str) -> None:
+        raise RunError(f"{what}: {mend}")
+
+    def _refuse_gradients(self) -> None:
+        if self._gradients:
+            self._refuse("gradients were added and no step was made of them", "call optim_step() first")
+
+    def _batch_of(self, groups: Sequence[Sequence[Any]]) -> Batch:
+        made = self._made
+        return made[1] if made is not None and made[0] is groups else self.batch(groups)
+
+    def _flush_own(self) -> None:
+        """Begins an update of rows that were not sampled here, if none has begun."""
+        if not self._sampled and not self._gradients and not self._unpublished:
+            self._flush()
+            self._open.journal.progress.update += 1
+            self._sampled, self._logged = True, False
+
+    def _flush(self) -> None:
+        """Writes the line of an update that is over."""
+        if self._open.journal.noted and not self._sampled:
+            self._log()
+
+    def _log(self) -> dict[str, float]:
+        loop = self._open
+        metrics, loop.journal.noted = loop.line(loop.journal.noted), {}
+        line = loop.journal.log(loop.learner.step_count, loop.learner.update_count, metrics)
+        self._logged = True
+        if line["update"]:
+            self._tell("on_update", line)
+        return line
+
+    def _tell(self, name: str, news: object) -> None:
+        for each in self._callbacks:
+            function = getattr(each, name, None)
+            stops = function is not None and function(self, news) is False and name != "on_end"
+            if stops and self.stopped is None and self.update_count < self._open.updates:
+                self.stopped = f"{name} of a callback stopped the run after update {self.update_count}"
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self._tell("on_end", error)

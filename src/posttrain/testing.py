@@ -1,0 +1,278 @@
+"""Checks for methods of one's own: what every method promises, tried on a synthetic update.
+
+    posttrain.testing.check_method(posttrain.method("grpo", credit=quantile))
+
+`update` and `gradients` are what it is made of: rows of three tasks with holes in their masks, and all that a
+learner does with a method. Everything is computed in float64, without a model.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from posttrain.math import reduce
+from posttrain.math.choice import takes
+from posttrain.methods.build import build
+from posttrain.methods.table import Line, Named, label, line
+from posttrain.types import PROBE, Batch, Method, Outputs, PerToken
+from posttrain.usercode import cause
+
+HORIZON = 16
+
+
+class Gradients(NamedTuple):
+    """Σ weight · loss over a step, and its gradient by each token's log π, entropy and value."""
+
+    total: torch.Tensor
+    logp: torch.Tensor
+    entropy: torch.Tensor
+    value: torch.Tensor
+
+
+def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batch, Outputs]:
+    """Rows of three tasks, K answers each, and what a model says of them.
+
+    Group numbers are far apart and rows of a group do not lie together; masks have holes; row 0 is full.
+    Rows 4 and 9 are probes, which methods without probes cannot tell from the others. `spread` is how far the
+    policy has moved from its anchor.
+    """
+    g = torch.Generator().manual_seed(seed)
+    group = torch.tensor([40, -2, 7]).repeat(K)[torch.randperm(3 * K, generator=g)]
+    B = len(group)
+    mask = torch.rand(B, T, generator=g) < 0.6
+    mask[:, 0], mask[:, 1], mask[0, 1:] = False, True, True
+
+    def normal() -> torch.Tensor:
+        return torch.randn(B, T, generator=g, dtype=torch.float64)
+
+    logp = -normal().abs() - 0.1
+    version = torch.zeros(B, T, dtype=torch.long)
+    version[[4, 9]] = PROBE
+    batch = Batch(
+        tokens=torch.randint(50, (B, T), generator=g),
+        mask=mask,
+        length=torch.full((B,), T),
+        group=group,
+        reward=(torch.rand(B, T, generator=g) < 0.4).double() * mask,
+        logp_gen=logp + 0.2 * normal(),
+        logp_policy=logp,
+        version=version,
+        logp_old=logp + spread * normal(),
+        logp_ref=logp + 0.5 * normal(),
+        value=normal(),
+    )
+    assert batch.value is not None
+    moved = batch.value + 0.3 * normal()
+    return batch, Outputs(logp=logp, entropy=normal().abs(), value=moved)
+
+
+def gradients(
+    method: Method,
+    batch: Batch,
+    out: Outputs,
+    parts: Sequence[Sequence[int]] | None = None,
+    spoil: float | None = None,
+) -> Gradients:
+    """All that a learner does with a method: prepare the update, weigh the step, cut it into parts, add up.
+
+    spoil: what then stands in the advantages and targets of tokens that are not trained.
+    """
+    batch = method.prepare(replace(batch, carry={**method.start, **batch.carry}))
+    if spoil is not None:
+        made: dict[str, Any] = {"advantage": batch.advantage, "target": batch.target}
+        known: dict[str, Any] = {
+            k: torch.where(batch.mask, v, spoil) for k, v in made.items() if v is not None
+        }
+        batch = replace(batch, **known)
+    weight = method.weight(batch)
+    assert out.value is not None
+    leaves = [x.clone().requires_grad_() for x in (out.logp, out.entropy, out.value)]
+    total = torch.zeros((), dtype=out.logp.dtype)
+    for part in parts or [list(range(len(batch)))]:
+        rows = torch.tensor(part)
+        piece = batch.rows(rows)
+        logp, entropy, value = (x[rows] for x in leaves)
+        loss = method.loss(Outputs(logp=logp, entropy=entropy, value=value), piece)
+        summed = reduce.weighted_sum(loss, weight[rows], piece.mask)
+        if summed.requires_grad:
+            summed.backward()  # type: ignore[no-untyped-call]
+        total += summed.detach()
+    return Gradients(total, *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves))
+
+
+def changed(x: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A batch or outputs with every float column changed."""
+    found = {f.name: getattr(x, f.name) for f in fields(x)}
+    columns = {k: v for k, v in found.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    return replace(x, **{k: change(v) for k, v in columns.items()})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What check_method found."""
+
+    method: str
+    kept: tuple[str, ...]
+    """The promises that hold."""
+    broken: tuple[tuple[str, str], ...] = ()
+    """(promise, what was seen instead) of each that does not."""
+
+    def __str__(self) -> str:
+        told = [f"  broken: {promise}: {seen}" for promise, seen in self.broken]
+        return "\n".join([f"{self.method} keeps {len(self.kept)} promises", *told])
+
+
+def check_method(
+    method: Named, *, gradient: Callable[..., PerToken] | None = None, seed: int = 0, raises: bool = True
+) -> Report:
+    """Checks the promises of a method on synthetic updates, without a model, in less than a second.
+
+    It is finite; no masked token has a gradient, and what stands there changes no bit; no split of a step
+    and no order of its rows matters; a step makes answers of reward 1 likelier than those of reward 0; with
+    as many answers to a task as it says that it needs, it learns. gradient(log_ratio, advantage) is the c of
+    its surrogate, ∇loss = -c ∇log π; or gradient(batch, out) the ∂L/∂log π of each token of a step,
+    from the batch as `prepare` left it. It is compared with what autograd finds.
+
+    With `raises` an AssertionError names the first promise that is broken. Raises UserError for no method.
+
+    >>> print(check_method("grpo"))
+    grpo keeps 7 promises
+    """
+    found, made = line(method), build(method, {}, horizon=HORIZON)
+    checks: dict[str, Callable[[Line, Method, int], str]] = {
+        "finite": _finite,
+        "split invariance": _split,
+        "no gradient where nothing is trained": _masked,
+        "what is masked changes no bit": _garbage,
+        "the order of rows": _order,
+        "right answers become likelier": _better,
+        "the least group": _least,
+    }
+    if gradient:
+        checks["the gradient that is given"] = lambda line, made, seed: _given(gradient, made, seed)
+    seen = {promise: _seen(check, found, made, seed) for promise, check in checks.items()}
+    broken = tuple((promise, what) for promise, what in seen.items() if what)
+    if broken and raises:
+        promise, what = broken[0]
+        raise AssertionError(f"{label(method)} breaks a promise: {promise}: {what} (seed {seed})")
+    return Report(label(method), tuple(promise for promise, what in seen.items() if not what), broken)
+
+
+def _seen(check: Callable[[Line, Method, int], str], found: Line, made: Method, seed: int) -> str:
+    try:
+        return check(found, made, seed)
+    except Exception as error:
+        return f"it raises {cause(error)}"
+
+
+def _finite(found: Line, method: Method, seed: int) -> str:
+    got = gradients(method, *update(seed))
+    if not all(bool(x.isfinite().all()) for x in got):
+        return "a loss or gradient is infinite or not a number"
+    return "" if any(x.any() for x in got[1:]) else "no token has a gradient: nothing is learnt"
+
+
+def _masked(found: Line, method: Method, seed: int) -> str:
+    batch, out = update(seed)
+    read = any(bool(x[~batch.mask].any()) for x in gradients(method, batch, out)[1:])
+    return "a token that the policy did not choose has one: mask with posttrain.math.masked.fill" * read
+
+
+def _garbage(found: Line, method: Method, seed: int) -> str:
+    batch, out = update(seed)
+    runs = []
+    for filler in (0.0, math.nan):
+        bad, said = (changed(x, _outside(batch.mask, filler)) for x in (batch, out))
+        runs.append(gradients(method, bad, said, spoil=filler))
+    same = all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    return "" if same else "prompts and padding are read: mask with posttrain.math.masked.fill"
+
+
+def _outside(mask: torch.Tensor, filler: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda column: torch.where(mask, column, filler)
+
+
+def _split(found: Line, method: Method, seed: int) -> str:
+    batch, out = update(seed)
+    units = [[i] for i in range(len(batch))]
+    if method.unit == "group":
+        units = [(batch.group == g).nonzero().flatten().tolist() for g in set(batch.group.tolist())]
+    whole, cut = gradients(method, batch, out), gradients(method, batch, out, units)
+    what = "cut into microbatches a step has another gradient"
+    mend = "a loss may not divide or look at other rows; prepare and weight may"
+    return "" if _close(whole, cut) else f"{what}: {mend}"
+
+
+def _order(found: Line, method: Method, seed: int) -> str:
+    batch, out = update(seed)
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
+    straight = gradients(method, batch, out)
+    moved = gradients(method, batch.rows(order), changed(out, lambda v: v[order]))
+    same = _close(moved, Gradients(straight.total, *(x[order] for x in straight[1:])))
+    return "" if same else "in another order rows have other gradients"
+
+
+def _better(found: Line, method: Method, seed: int) -> str:
+    if found.learns in ("text", "answers", "steps") and found.loop == "offline":
+        return ""  # it learns what it is given, whatever that is worth
+    batch, out, right = _judged(seed)
+    step = gradients(method, batch, out)
+    moved = -(step.value if "head" in method.needs else step.logp).sum(-1)
+    up, down = float(moved[right].mean()), float(moved[~right].mean())
+    return "" if up > down else f"a step adds {up:.3g} to a right answer and {down:.3g} to a wrong one"
+
+
+def _least(found: Line, method: Method, seed: int) -> str:
+    batch, out, _ = _judged(seed)
+    least, B = method.least_group, len(batch)
+    if found.loop == "offline" or least > B:
+        return ""
+    # As many answers to a task as it asks for, all of another worth.
+    worth = torch.linspace(1, 2, B, dtype=torch.float64)[:, None]
+    rows = torch.arange(B - B % least)
+    alone = replace(batch, group=torch.arange(B) // least, reward=_last(batch) * worth).rows(rows)
+    got = gradients(method, alone, changed(out, lambda v: v[rows]))
+    if all(bool(x.isfinite().all()) for x in got) and any(x.any() for x in got[1:]):
+        return ""
+    few = "one answer" if least == 1 else f"{least} answers"
+    return f"with {few} to a task nothing is learnt: say so with @posttrain.choice(compares='group')"
+
+
+def _given(gradient: Callable[..., PerToken], method: Method, seed: int) -> str:
+    batch, out = update(seed)
+    if takes(gradient, "batch"):
+        ready = method.prepare(replace(batch, carry=dict(method.start)))
+        wanted, got = gradient(ready, out), gradients(method, batch, out).logp
+    else:
+        log_ratio = torch.linspace(-1, 1, batch.mask.numel(), dtype=torch.float64).view(batch.mask.shape)
+        A, x = out.logp - out.logp.mean(), log_ratio.clone().requires_grad_()
+        loss: torch.Tensor = vars(method)["surrogate"](x, A)
+        [slope] = torch.autograd.grad(loss.sum(), x)
+        wanted, got = gradient(log_ratio, A), -slope
+    off = float((wanted - got)[batch.mask].abs().max())
+    return "" if off < 1e-9 else f"autograd finds another one, by up to {off:.3g}"
+
+
+def _judged(seed: int) -> tuple[Batch, Outputs, torch.Tensor]:
+    """A fresh update in which every other answer to a task is right; and which ones are."""
+    batch, out = update(seed)
+    right = torch.zeros(len(batch), dtype=torch.bool)
+    for g in set(batch.group.tolist()):
+        right[(batch.group == g).nonzero().flatten()[::2]] = True
+    logp, half = out.logp, torch.full_like(out.logp, 0.5)
+    drawn: dict[str, Any] = dict.fromkeys(("logp_gen", "logp_policy", "logp_old", "logp_ref"), logp)
+    reward = _last(batch) * right[:, None]
+    batch = replace(batch, **drawn, reward=reward, value=half, version=torch.zeros_like(batch.version))
+    return batch, replace(out, value=half), right
+
+
+def _last(batch: Batch) -> torch.Tensor:
+    """1 at the last trained token of each row."""
+    return ((batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True)) & batch.mask).double()
+
+
+def _close(a: Gradients, b: Gradients) -> bool:
+    return all(torch.allclose(x, y, rtol=1e-9, atol=1e-12) for x, y in zip(a, b, strict=True))

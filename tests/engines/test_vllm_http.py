@@ -1,0 +1,576 @@
+"""A vLLM server over HTTP: the engine against a small server that speaks as vLLM's does.
+
+It is a real server in another thread, with a model of transformers whose weights it replaces, and draws of
+its own. What vLLM's own server does is in test_vllm_server.py, which needs vLLM.
+"""
+
+import copy
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from posttrain.engines.vllm import remote
+from posttrain.engines.vllm.opening import ServedConfig
+from posttrain.engines.vllm.remote import ServerEngine
+from posttrain.samplers.snapshots import Direct, Snapshot, take
+from posttrain.types import Request, RunError, Sampling
+from posttrain.weights import digest
+
+HANGS, DIES, STOPS = "hangs", "dies", "stops"
+"""What a path may do: say nothing, break off before an answer, break off within one."""
+INSPECTION = (
+    "LlamaForCausalLM()( (embed_tokens): VocabParallelEmbedding(num_embeddings={0}, embedding_dim={1}, "
+    "org_vocab_size={0}) (layers): ModuleList()( (0-{3}): {2} x LlamaDecoderLayer()("
+)
+
+
+class StandIn(ThreadingHTTPServer):
+    """The server; `with` starts and ends it."""
+
+    daemon_threads = True
+
+    def __init__(self, model: PreTrainedModel, *, longest: int = 512, raw: bool = False, dev: bool = True):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.model, self.longest, self.raw, self.dev = model, longest, raw, dev
+        self.faults: dict[str, Any] = {}
+        """Of a path: what it does, or (status, body), or a list of those, one a call, None for none."""
+        self.calls: list[str] = []
+        self.closed = Counter[str]()
+        """Answers that nobody read to their end."""
+        self.over = threading.Event()
+        self.pause_s = 0.0
+        """Between two tokens."""
+        self.kept: set[str] = set()
+        """Weights that it does not replace."""
+        self.resets = True
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> "StandIn":
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that the other side has closed is no news."""
+
+    def fault(self, path: str) -> Any:
+        found = self.faults.get(path)
+        return (found.pop(0) if found else None) if isinstance(found, list) else found
+
+    def reload(self, place: str) -> None:
+        """As vLLM does: every tensor of the folder's files, by name."""
+        held = dict(self.model.named_parameters(remove_duplicate=False))
+        for file in sorted(Path(place).glob("*.safetensors")):
+            for name, tensor in load_file(file).items():
+                if name not in self.kept:
+                    held[name].data.copy_(tensor)
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        return self.model(torch.tensor([tokens])).logits[0].float()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    server: StandIn
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+    def answer(self, said: Any, status: int = 200) -> None:
+        body = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def respond(self) -> None:
+        path = self.path.partition("?")[0]
+        length = int(self.headers.get("Content-Length", 0))
+        asked = json.loads(self.rfile.read(length)) if length else {}
+        self.server.calls.append(path)
+        fault = self.server.fault(path)
+        if fault == HANGS:
+            self.server.over.wait()
+        if fault in (HANGS, DIES):
+            self.close_connection = True
+            return
+        if isinstance(fault, tuple):
+            self.answer(fault[1], fault[0])
+            return
+        getattr(self, path.strip("/").replace("/", "_"), self.nothing)(asked, fault == STOPS)
+
+    do_GET = do_POST = respond  # noqa: N815
+
+    def nothing(self, *_: Any) -> None:
+        self.answer({"detail": "Not Found"}, 404)
+
+    def v1_models(self, *_: Any) -> None:
+        self.answer({"data": [{"id": "policy", "max_model_len": self.server.longest}]})
+
+    def is_paused(self, *_: Any) -> None:
+        self.answer({"is_paused": False}) if self.server.dev else self.nothing()
+
+    def pause(self, *_: Any) -> None:
+        self.answer({"status": "paused"})
+
+    def resume(self, *_: Any) -> None:
+        self.answer({"status": "resumed"})
+
+    def reset_prefix_cache(self, *_: Any) -> None:
+        self.answer({"success": self.server.resets})
+
+    def collective_rpc(self, asked: dict[str, Any], _: bool) -> None:
+        if asked["method"] == "reload_weights":
+            self.server.reload(asked["kwargs"]["weights_path"])
+            self.answer({"results": [None]})
+            return
+        assert asked["method"] == "get_model_inspection"
+        config = self.server.model.config
+        sizes = config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_hidden_layers - 1
+        self.answer({"results": [INSPECTION.format(*sizes)]})
+
+    def v1_completions(self, asked: dict[str, Any], stops: bool) -> None:
+        prompt, choice = list(asked["prompt"]), dict[str, Any]()
+        if "prompt_logprobs" in asked:
+            logps = self.server.logits(prompt).log_softmax(-1)
+            found = [{str(t): {"logprob": float(logps[n, t])}} for n, t in enumerate(prompt[1:])]
+            choice["prompt_logprobs"] = [None, *found]
+        draws = self.drawn(prompt, asked)
+        if not asked.get("stream"):
+            tokens, logps = zip(*draws, strict=True)
+            choice |= {"token_ids": tokens, "logprobs": {"token_logprobs": logps}, "finish_reason": "length"}
+            self.answer({"choices": [choice]})
+            return
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for token, logp in draws:
+                if self.server.over.wait(self.server.pause_s):
+                    return
+                self.tell({"choices": [{"token_ids": [token], "logprobs": {"token_logprobs": [logp]}}]})
+                if stops:
+                    return
+            self.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            self.server.closed["answers"] += 1
+
+    def tell(self, said: Any) -> None:
+        self.wfile.write(f"data: {json.dumps(said)}\n\n".encode())
+        self.wfile.flush()
+        time.sleep(0)
+
+    def drawn(self, tokens: list[int], asked: dict[str, Any]) -> Any:
+        """(token, what is said of how likely it was) one after the other, as vLLM's sampler finds them."""
+        dice = torch.Generator().manual_seed(asked.get("seed", 0))
+        bias = asked.get("logit_bias", {})
+        for _ in range(asked["max_tokens"]):
+            logits = self.server.logits(tokens)[-1]
+            raw = logits.log_softmax(-1)
+            for token, more in bias.items():
+                logits[int(token)] += more
+            processed = (logits / (asked["temperature"] or 1.0)).log_softmax(-1)
+            greedy = asked["temperature"] == 0
+            token = int(processed.argmax() if greedy else processed.exp().multinomial(1, generator=dice))
+            tokens = [*tokens, token]
+            yield token, float((raw if self.server.raw else processed)[token])
+            if token in asked.get("stop_token_ids", ()):
+                return
+
+
+STOP = 299
+CLOSE = 1e-4
+"""Nats between a whole row computed at once and the same row one token longer each time, in float32."""
+
+
+@pytest.fixture
+def models(lab) -> list[PreTrainedModel]:
+    """Two policies of one shape; the server holds a third."""
+    return [copy.deepcopy(lab.tiny("llama", seed=seed)) for seed in (1, 2)]
+
+
+@pytest.fixture
+def serve(lab) -> Iterator[Callable[..., StandIn]]:
+    """serve(raw=..., ...) -> a server over a model of its own, ended with the test."""
+    with ExitStack() as stack:
+        yield lambda **how: stack.enter_context(StandIn(copy.deepcopy(lab.tiny("llama")), **how))
+
+
+@pytest.fixture
+def connect(lab, models) -> Iterator[Callable[..., ServerEngine]]:
+    """connect(server, ...) -> an engine that has been given the first policy's weights, as version 1."""
+    made = []
+
+    def make(server: StandIn, load: bool = True, **config: Any) -> ServerEngine:
+        engine = ServerEngine(
+            models[0],
+            dtype=torch.float32,
+            decode=lab.spell,
+            stop_tokens=[STOP],
+            config=ServedConfig(**{"url": server.url, "rows": 8, "cache_tokens": 512} | config),
+            context=512,
+        )
+        made.append(engine)
+        if load:
+            engine.load(models[0].named_parameters(), 1)
+        return engine
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def asked(lab, seed: int = 0, **sampling: object) -> Request:
+    wishes = {"max_new_tokens": 8} | sampling
+    return Request(prompt=lab.prompt_of(6, 1, 299), sampling=Sampling(**wishes), seed=seed, task="t")
+
+
+def heard(engine: ServerEngine) -> None:
+    """Polls until something is wrong."""
+    while True:
+        engine.poll()
+
+
+def logps(lab, model: PreTrainedModel, tokens: list[int], temperature: float = 1.0) -> list[float]:
+    found = (lab.full_logits(model, tokens) / temperature).log_softmax(-1)
+    return [float(found[t - 1, tokens[t]]) for t in range(1, len(tokens))]
+
+
+def snapshot(lab, model: PreTrainedModel) -> Snapshot:
+    """These weights as the learner publishes them."""
+    row = [*lab.prompt_of(8, 3), *[9] * 4]
+    return Snapshot(
+        version=2,
+        run="",
+        place=Direct(model.named_parameters),
+        canary=tuple(row),
+        logps=tuple(logps(lab, model, row)),
+        tolerance=0.01,
+    )
+
+
+# ---------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize(
+    ("raw", "temperature"), [(False, 1.0), (False, 0.7), (False, 0.0), (True, 1.0), (True, 0.0)]
+)
+def test_each_token_says_how_likely_it_was(lab, models, serve, connect, raw, temperature) -> None:
+    engine = connect(serve(raw=raw))
+    requests = [asked(lab, seed, temperature=temperature) for seed in range(3)]
+    for request, answer in zip(requests, lab.answers(engine, requests), strict=True):
+        truth = logps(lab, models[0], [*request.prompt, *answer.tokens], temperature or 1.0)[5:]
+        assert answer.logp_policy == pytest.approx(truth, abs=CLOSE)
+        assert answer.logp_gen == (answer.logp_policy if temperature else [0.0] * len(truth))
+        assert answer.version == [1] * len(answer.tokens)
+        assert answer.stop == ("eos" if answer.tokens[-1] == STOP else "length")
+
+
+def test_the_same_request_leads_to_the_same_answer_and_no_other_does(lab, serve, connect) -> None:
+    engine = connect(serve())
+    changes = ({}, {"seed": 4}, {"task": "u"}, {"sample": 1}, {"position": 7}, {})
+    answers = lab.answers(engine, [replace(asked(lab, 3), **each) for each in changes])
+    assert answers[0].tokens == answers[-1].tokens
+    assert len({tuple(each.tokens) for each in answers}) == 5
+
+
+def test_an_answer_ends_with_a_stop_token_a_stop_string_or_its_length(lab, serve, connect) -> None:
+    engine = connect(serve())
+    [whole] = lab.answers(engine, [asked(lab, 8)])
+    place = next(n for n in range(3, 8) if whole.tokens[n] not in whole.tokens[:n])
+    stop = lab.spell(whole.tokens[: place + 1])[-6:-1]
+    [cut] = lab.answers(engine, [asked(lab, 8, stop=(stop,))])
+    assert (cut.stop, cut.tokens) == ("stop", whole.tokens[: place + 1])
+    assert cut.text == lab.spell(cut.tokens)[:-1]
+    engine.stop_tokens = frozenset([whole.tokens[place]])
+    [ended] = lab.answers(engine, [asked(lab, 8)])
+    assert (ended.stop, ended.tokens) == ("eos", whole.tokens[: place + 1])
+
+
+def test_what_is_withdrawn_is_given_up_by_the_server_and_goes_on_under_other_weights(
+    lab, models, serve, connect
+) -> None:
+    server = serve()
+    engine = connect(server, rows=3)
+    server.pause_s = 0.02
+    requests = [asked(lab, seed, max_new_tokens=200) for seed in range(4)]  # of which three run at once
+    tickets = [engine.submit(request) for request in requests]
+    while min(len(rest.begun.tokens) if rest.begun else 0 for _, rest in engine.unanswered()[:3]) < 2:
+        assert engine.poll() == []
+    with pytest.raises(RuntimeError, match="withdraw"):
+        engine.load(models[1].named_parameters(), 2)
+    left = dict(engine.withdraw())
+    assert not engine.busy
+    assert list(left) == tickets
+    assert left[tickets[3]].begun is None
+    assert engine.load(models[1].named_parameters(), 2) == digest(models[1].named_parameters())
+    server.pause_s = 0.0
+    rest = [replace(each, sampling=Sampling(max_new_tokens=20)) for each in left.values()]
+    for request, answer in zip(rest, lab.answers(engine, rest), strict=True):
+        n = len(request.begun.tokens) if request.begun else 0
+        truth = logps(lab, models[1], [*request.prompt, *answer.tokens])[5 + n :]
+        assert answer.version == [1] * n + [2] * (len(answer.tokens) - n)
+        assert answer.logp_policy[n:] == pytest.approx(truth, abs=CLOSE)
+    assert server.closed["answers"] == 3
+
+
+# ---------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_hand_over_is_proven_and_a_weight_that_stays_is_found(lab, models, serve, connect, raw) -> None:
+    server = serve(raw=raw)
+    engine = connect(server)
+    server.calls.clear()
+    take(engine, snapshot(lab, models[1]))
+    assert engine.version == 2
+    assert server.calls[:4] == ["/pause", "/collective_rpc", "/reset_prefix_cache", "/resume"]
+    server.kept = {"model.layers.1.mlp.down_proj.weight"}
+    with pytest.raises(RunError, match="on the canary"):
+        take(engine, snapshot(lab, models[0]))
+
+
+def test_the_digest_is_of_what_lay_where_the_server_read(lab, models, serve, connect, monkeypatch) -> None:
+    server = serve()
+    engine = connect(server)
+
+    def spoil(place: str) -> None:
+        file = next(Path(place).iterdir())
+        named = load_file(file)
+        named["model.norm.weight"][0] += 1e-3
+        save_file(named, file)
+
+    monkeypatch.setattr(server, "reload", spoil)
+    with pytest.raises(RunError, match="other weights than the learner sent"):
+        take(engine, snapshot(lab, models[1]))
+
+
+@pytest.mark.parametrize("fault", ["lacks", "hold model.nobody", "shape"])
+def test_weights_that_are_not_its_own_are_not_sent(lab, models, serve, connect, fault) -> None:
+    server = serve()
+    engine = connect(server)
+    whole = list(models[1].named_parameters())
+    weights = {
+        "lacks": whole[:-1],
+        "hold model.nobody": [*whole, ("model.nobody", whole[0][1])],
+        "shape": [(whole[0][0], whole[0][1][1:]), *whole[1:]],
+    }[fault]
+    server.calls.clear()
+    with pytest.raises((KeyError, ValueError), match=fault.replace("lacks", "lack")):
+        engine.load(weights, 2)
+    assert server.calls == []
+    with pytest.raises(RuntimeError, match="no weights"):
+        engine.submit(asked(lab))
+
+
+def test_a_large_model_goes_in_several_files(lab, models, serve, connect, monkeypatch) -> None:
+    server = serve()
+    engine = connect(server)
+    monkeypatch.setattr(remote, "_FILE", 20_000)
+    files: list[int] = []
+    reload = server.reload
+    monkeypatch.setattr(server, "reload", lambda place: (files.append(len(os.listdir(place))), reload(place)))
+    take(engine, snapshot(lab, models[1]))
+    assert files[0] > 2
+
+
+# ---------------------------------------------------------------------- faults of a server
+
+
+@pytest.mark.parametrize(
+    ("path", "fault", "said"),
+    [
+        ("/collective_rpc", DIES, "went away at /collective_rpc"),
+        ("/collective_rpc", HANGS, "has not answered /collective_rpc within 0.3 s"),
+        ("/collective_rpc", (500, {"error": {"message": "no file"}}), "with status 500: no file"),
+        ("/reset_prefix_cache", (200, {"success": False}), "did not let go"),
+        ("/pause", (200, "not json"), "with what is no JSON"),
+    ],
+)
+def test_weights_that_a_server_does_not_take_leave_none(
+    lab, models, serve, connect, path, fault, said
+) -> None:
+    server = serve()
+    engine = connect(server, deadline_s=0.3)
+    server.faults[path] = fault
+    with pytest.raises(RunError, match=said) as error:
+        take(engine, snapshot(lab, models[1]))
+    assert server.url in str(error.value)
+    assert "\n" not in str(error.value)
+    with pytest.raises(RuntimeError, match="no weights"):
+        engine.submit(asked(lab))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (DIES, "ended an answer: .*disconnected"),
+        (STOPS, "ended an answer in its middle"),
+        (HANGS, "has said nothing for 0.3 s, while 1 answers are owed"),
+        ((400, {"error": {"message": "too long"}}), "with status 400: too long"),
+        ((503, {"error": {"message": "busy"}}), "with status 503: busy .* tries"),
+    ],
+)
+def test_an_answer_that_a_server_does_not_give_ends_the_run(lab, serve, connect, fault, said) -> None:
+    server = serve()
+    engine = connect(server, deadline_s=0.3)
+    server.faults["/v1/completions"] = fault
+    engine.submit(asked(lab))
+    with pytest.raises(RunError, match=said) as error:
+        heard(engine)
+    assert server.url in str(error.value)
+
+
+def test_what_has_not_begun_is_asked_again_and_what_has_is_not(lab, serve, connect) -> None:
+    server = serve()
+    engine = connect(server)
+    [expected] = lab.answers(engine, [asked(lab)])
+    server.calls.clear()
+    server.faults["/v1/completions"] = [(503, ""), (429, "")]
+    assert lab.answers(engine, [asked(lab)]) == [expected]
+    assert server.calls == ["/v1/completions"] * 3
+    server.calls.clear()
+    server.faults["/v1/completions"] = [STOPS]
+    engine.submit(asked(lab))
+    with pytest.raises(RunError, match="in its middle"):
+        heard(engine)
+    assert server.calls == ["/v1/completions"]
+
+
+def test_a_server_that_goes_away_is_named(lab, serve, connect) -> None:
+    server = serve()
+    engine = connect(server, deadline_s=0.3)
+    server.__exit__()
+    engine.submit(asked(lab))
+    with pytest.raises(RunError, match="is not there"):
+        heard(engine)
+
+
+@pytest.mark.parametrize(
+    ("how", "faults", "said"),
+    [
+        ({"dev": False}, {}, "does not let its weights be replaced: start it as VLLM_SERVER_DEV_MODE=1"),
+        ({"longest": 256}, {}, "--max-model-len 512, or set engine.cache_tokens to 256"),
+        ({}, {"/v1/models": (200, {"data": []})}, "is it one of vLLM"),
+        ({}, {"/v1/models": (401, {"error": "no key"})}, "with status 401: no key"),
+        ({}, {"/collective_rpc": (200, {"results": ["3: 2 x", "org_vocab_size=1"]})}, ""),
+        (
+            {},
+            {"/collective_rpc": (200, {"results": ["(0-8): 9 x LlamaDecoderLayer()("]})},
+            "another model: layers: 9, where the recipe's has 3",
+        ),
+    ],
+)
+def test_a_server_that_cannot_serve_is_refused_in_a_line(serve, connect, how, faults, said) -> None:
+    server = serve(**how)
+    server.faults |= faults
+    if not said:  # what a model prints need not be understood
+        connect(server, load=False)
+        return
+    with pytest.raises(RunError, match=said):
+        connect(server, load=False)
+
+
+def test_what_it_cannot_draw_is_refused(lab, serve, connect) -> None:
+    engine = connect(serve(raw=True))
+    faults = {
+        "empty": replace(asked(lab), prompt=()),
+        "vocabulary": replace(asked(lab), prompt=(300,)),
+        "exceed": asked(lab, max_new_tokens=512),
+        "filtered": asked(lab, top_k=5),
+        "processed_logprobs": asked(lab, temperature=0.7),
+        "again and again": replace(asked(lab), forced=(1, 2)),
+    }
+    for said, request in faults.items():
+        with pytest.raises(ValueError, match=said):
+            engine.submit(request)
+    assert not engine.busy
+
+
+# ---------------------------------------------------------------------- runs
+
+
+@pytest.fixture
+def served(online, tiny) -> Iterator[tuple[StandIn, dict[str, Any]]]:
+    """A server over the recipe's model, and the recipe that names it."""
+    tables = online | {
+        "method": {"name": "grpo", "entropy_bonus": 0.01},  # so that there is a gradient whatever is said
+        "run": {"updates": 2, "threads": 1},
+        "checkpoint": {"every": 0},
+    }
+    with StandIn(AutoModelForCausalLM.from_pretrained(tiny).float().eval()) as server:
+        yield server, tables | {"engine": {"name": "vllm", "url": server.url, "rows": 8, "cache_tokens": 512}}
+
+
+def test_a_run_of_grpo_samples_with_it(run_cli, write, served, tmp_path) -> None:
+    _, tables = served
+    said = run_cli("train", write(tables), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 0, said.err
+    written = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    updates = [line for line in map(json.loads, written) if line["update"] > 0]
+    assert [line["version"] for line in updates] == [1, 2]
+    assert all(line["grad_norm"] > 0 for line in updates)
+    assert all(abs(line["kl/mismatch"]) < CLOSE for line in updates)
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        (
+            {"engine": {"url": "http://127.0.0.1:9"}},
+            "engine.url: the vLLM server at http://127.0.0.1:9 ",
+        ),
+        ({"engine": {"url": "127.0.0.1:9"}}, "url must begin with http"),
+        ({"engine": {"name": "native"}}, "set name = 'vllm'"),
+        ({"engine": {"cuda_graphs": False}}, "engine.cuda_graphs: is never read"),
+        ({"async": {"samplers": 2}}, "async.samplers: one sampler drives a server"),
+        ({"sampling": {"top_p": 0.9}}, "sampling.top_p: of a filtered draw"),
+    ],
+)
+def test_what_a_recipe_asks_of_a_server_in_vain_is_refused(run_cli, write, served, over, said) -> None:
+    _, tables = served
+    found = run_cli("validate", write(tables, over))
+    assert found.code == 2
+    assert said in found.err
+    assert found.err.count("\n") == 1
+
+
+def test_a_server_that_tells_raw_log_probabilities_serves_temperature_1_alone(run_cli, write, served) -> None:
+    server, tables = served
+    server.raw = True
+    assert run_cli("validate", write(tables)).code == 0
+    found = run_cli("validate", write(tables, {"sampling": {"temperature": 0.8}}))
+    assert (found.code, "--logprobs-mode processed_logprobs" in found.err) == (2, True)
+
+
+def test_a_server_that_dies_in_a_run_ends_it_with_a_line(run_cli, write, served, tmp_path) -> None:
+    server, tables = served
+    server.faults["/v1/completions"] = [None] * 40 + [DIES] * 200
+    said = run_cli("train", write(tables), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 1
+    assert f"the vLLM server at {server.url}" in said.err
+    assert "Traceback" not in said.err

@@ -1,0 +1,189 @@
+"""`posttrain watch`: a run's page follows it, and answers nobody else and nothing else."""
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.report.live import Server
+from posttrain.runtime.rundir import in_use
+from posttrain.types import UserError
+
+PATIENCE_S = 120.0
+
+
+@contextmanager
+def served(run: Path, running: Callable[[Path], bool] = in_use) -> Iterator[int]:
+    """The port at which a run is served."""
+    with Server(run, 0, running) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def asked(port: int, path: str, method: str = "GET", host: str | None = None) -> tuple[int, str]:
+    """The status and the text of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, headers={"Host": host} if host is not None else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def news(port: int, offset: int) -> dict[str, Any]:
+    status, text = asked(port, f"/news?from={offset}")
+    assert status == 200, text
+    return dict(json.loads(text))
+
+
+def tree(root: Path) -> dict[str, tuple[int, int]]:
+    files = (f for f in root.rglob("*") if f.is_file())
+    return {str(f.relative_to(root)): ((s := f.stat()).st_size, s.st_mtime_ns) for f in files}
+
+
+def test_the_points_of_a_run_arrive_while_it_goes_on(tmp_path: Path, tiny: Path, online, write) -> None:
+    over = {"model": {"path": str(tiny)}, "checkpoint": {"every": 0}}
+    run, words = tmp_path / "run", [sys.executable, "-m", "posttrain", "train", str(write(online, over))]
+    with subprocess.Popen([*words, "--run-dir", str(run), "--quiet"], stdout=subprocess.DEVNULL) as training:
+        end = time.monotonic() + PATIENCE_S
+        while not (run / "config.toml").exists():
+            assert time.monotonic() < end
+            assert training.poll() is None
+            time.sleep(0.01)
+        with served(run) as port:
+            offset, updates, running = 0, [], True
+            while running:
+                assert time.monotonic() < end
+                told = news(port, offset)
+                running = told["running"]
+                offset = told["next"]
+                updates += [line["update"] for line in told["lines"]]
+                if told["lines"]:
+                    assert told["headline"]["tiles"]
+                time.sleep(0.01)
+            updates += [line["update"] for line in news(port, offset)["lines"]]
+    assert training.returncode == 0
+    assert updates == [0, 1, 2, 3, 4], "each line once, in order"
+
+
+def test_the_command_says_where_and_ctrl_c_ends_it_well(short: Path) -> None:
+    before = tree(short)
+    words = [sys.executable, "-m", "posttrain", "watch", str(short)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        first = watching.stdout.readline()
+        found = re.match(r"http://127\.0\.0\.1:(\d+)/ shows ", first)
+        assert found, first
+        status, text = asked(int(found[1]), "/")
+        assert status == 200
+        assert "connect-src 'self'" in text
+        watching.send_signal(signal.SIGINT)
+        out, err = watching.communicate(timeout=PATIENCE_S)
+    assert (watching.returncode, err) == (0, "")
+    assert out == f"no longer watching {short}\n"
+    assert tree(short) == before, "nothing was written"
+
+
+def test_only_this_machine_is_answered_and_only_with_the_page(short: Path) -> None:
+    with served(short) as port:
+        for host in ("127.0.0.1", f"127.0.0.1:{port}", "localhost:1", "[::1]:80", "LOCALHOST"):
+            assert asked(port, "/news?from=0", host=host)[0] == 200, host
+        for host in (
+            "example.org",
+            "127.0.0.1.example.org",
+            f"localhost.:{port}",
+            "",
+            "10.0.0.1",
+            "127.0.0.1:x",
+        ):
+            for path in ("/", "/news?from=0"):
+                assert asked(port, path, host=host)[0] == 403, host
+        for path in (
+            "/metrics.jsonl",
+            "/../config.toml",
+            "//config.toml",
+            "/news/",
+            "/report.html",
+            "/%2e%2e/",
+        ):
+            assert asked(port, path)[0] == 404, path
+        for path in ("/news?from=x", "/news?from=-1", "/news?from=1e3"):
+            assert asked(port, path)[0] == 400, path
+        for method in ("POST", "PUT", "DELETE"):
+            assert asked(port, "/", method)[0] == 501
+
+
+def test_half_a_line_waits_and_a_file_that_was_cut_begins_again(short: Path) -> None:
+    metrics = short / "metrics.jsonl"
+    with served(short) as port:
+        told = news(port, 0)
+        assert [line["update"] for line in told["lines"]] == list(range(7))
+        offset = told["next"]
+        assert offset == metrics.stat().st_size
+        assert news(port, offset)["lines"] == []
+        with metrics.open("a") as file:
+            file.write('{"update": 7, "reward/mean": N')
+        assert news(port, offset)["next"] == offset
+        with metrics.open("a") as file:
+            file.write('aN, "kl/ref": 0.75}\n')
+        told = news(port, offset)
+        assert told["lines"] == [{"update": 7, "reward/mean": None, "kl/ref": 0.75}]
+        assert "KL blow-up" in {alarm["name"] for alarm in told["alarms"]}
+        (short / "stopped.txt").write_text("the verifier died\n")
+        assert news(port, told["next"])["stopped"] == "the verifier died"
+        metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:3]))
+        assert news(port, told["next"]) == {"again": True, "running": False}
+
+
+def test_what_cannot_be_watched_is_a_mistake(
+    short: Path, tmp_path: Path, run_cli: Callable[..., Any]
+) -> None:
+    (tmp_path / "pipe").mkdir()
+    (tmp_path / "pipe" / "stages.json").write_text("{}")
+    for where, what in ((tmp_path / "none", "no such"), (tmp_path / "pipe", "is a pipeline")):
+        said = run_cli("watch", where)
+        assert (said.code, len(said.err.splitlines())) == (2, 1)
+        assert what in said.err
+    with served(short) as port, pytest.raises(UserError, match=f"--port {port}: cannot be had"):
+        Server(short, port, in_use)
+
+
+def test_the_page_draws_what_arrives(short: Path, tmp_path: Path, chromium: Callable[..., str]) -> None:
+    """Each question for news brings the next line, as a run would."""
+    came = []
+
+    def goes_on(run: Path) -> bool:
+        came.append(7 + len(came))
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(
+                json.dumps({"update": came[-1], "reward/mean": 0.5, "kl/ref": 0.75, "new": 1.0}) + "\n"
+            )
+        return True
+
+    with served(short, goes_on) as port:
+        dom = chromium(tmp_path / "profile", "--dump-dom", f"http://127.0.0.1:{port}/")
+    root = re.search(r"<html[^>]*>", dom)
+    assert root
+    told = {name: unescape(value) for name, value in re.findall(r'data-([\w-]+)="([^"]*)"', root[0])}
+    assert "error" not in told, told["error"]
+    assert int(told["updates"]) >= 7
+    assert "Live · update" in dom
+    assert "KL blow-up" in dom, "headline and alarms are those of now"
+    assert len(re.findall("<h2>Curves</h2>", dom)) == 1

@@ -1,0 +1,433 @@
+"""posttrain from Python: whole programs on a tiny model, and what they must leave as it was."""
+
+import gc
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from functools import partial
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import posttrain
+from posttrain import Callback, Recipe, Sampling, Start, Task, Turn, UserError, Verdict
+from posttrain.show import Table
+from posttrain.verifiers.answers import Number
+
+SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
+SMALL = {"sampling": {"max_new_tokens": 3}, "rollout": {"groups": 3, "group_size": 4, "workers": 1}}
+EXACT = {"dtype": "float32", "device": "cpu"}
+
+
+def digits(completions, **columns):
+    """The share of digits, as TRL calls it."""
+    return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
+
+
+def has_digit(response: str) -> float:
+    """As posttrain calls it."""
+    return float(any(c.isdigit() for c in response))
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """Runs are left in the test's own directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def model(tiny):
+    """The tiny model, computing in float32."""
+    return {"path": str(tiny), **EXACT}
+
+
+# ---------------------------------------------------------------------- programs
+
+
+def test_grpo_with_a_function_and_a_dataset(model):
+    threads = torch.get_num_threads()
+    run = posttrain.train(
+        model,
+        method="grpo",
+        data=datasets.Dataset.from_list(SUMS),
+        reward=digits,
+        updates=12,
+        lr=0.01,
+        sampling={"max_new_tokens": 4},
+        rollout={"groups": 4, "group_size": 8},
+    )
+    rewards = run.metrics["reward/mean"]
+    assert len(rewards) == 12
+    assert sum(rewards[-3:]) / 3 > 0.2 + sum(rewards[:3]) / 3
+    answers = run.sample("1+2=", n=2, max_new_tokens=5)
+    assert len(answers) == 2
+    assert answers != run.sample("1+2=", n=2, max_new_tokens=5, seed=1)
+    assert run.path == Path("runs/grpo-001")
+    assert list(run.metrics.to_pandas()["reward/mean"]) == rewards
+    assert len(run.episodes()) == len(run.episodes(1)) == 32
+    assert run.evaluate(data=SUMS[:4])["eval/accuracy"] >= 0
+    page = run._repr_html_()
+    assert page.startswith("<iframe srcdoc=")
+    assert run.report().stat().st_size > 1000
+    assert posttrain.load("runs/grpo-001").metrics == run.metrics
+    assert torch.get_num_threads() == threads
+
+
+def test_sft_then_dpo_then_a_reward_model_that_pays_ppo(model):
+    chats = [{"messages": [turn("user", r["prompt"]), turn("assistant", r["answer"])]} for r in SUMS]
+    pairs = [
+        {"prompt": r["prompt"], "chosen": r["answer"], "rejected": str(int(r["answer"]) + 1)} for r in SUMS
+    ]
+    sft = posttrain.train(model, method="sft", data=chats, updates=20, lr=0.01, batch={"batch_size": 8})
+    losses = sft.metrics["loss"]
+    assert losses[-1] < losses[0] / 2
+    dpo = posttrain.train(
+        {"path": sft, **EXACT}, method="dpo", data=pairs, updates=8, lr=1e-3, batch={"batch_size": 8}
+    )
+    assert dpo.metrics["rewards/accuracy"][-1] > 0.5
+    assert posttrain.load(dpo.path).recipe.settings.model.path == str(sft.model)
+    judge = posttrain.train(
+        {"path": sft, **EXACT}, method="reward", data=pairs, updates=2, lr=1e-3, batch={"batch_size": 8}
+    )
+    ppo = posttrain.train(
+        {"path": sft, **EXACT},
+        method="ppo",
+        data=SUMS,
+        reward=judge,
+        updates=2,
+        lr=1e-4,
+        critic={"lr": 1e-3},
+        verifier={"model": {"device": "cpu"}},
+        **SMALL,
+    )
+    assert len(ppo.metrics["value/explained"]) == 2
+    assert ppo.recipe.settings.verifier.model.paths == (str(judge.model),)
+
+
+class HigherLower:
+    """A game of three turns."""
+
+    trusted, max_turns = True, 3
+
+    def start(self, task):
+        return Start(state=(int(task.answer), 1), messages=task.messages)
+
+    def reply(self, state, response):
+        secret, turn = state
+        said = "".join(c for c in response if c.isdigit())
+        if said == str(secret) or turn == self.max_turns:
+            score = float(said == str(secret))
+            return Turn(
+                state=state, done=True, verdict=Verdict(score=score, label="right" if score else "wrong")
+            )
+        hint = "higher" if said and int(said) < secret else "lower"
+        return Turn(state=(secret, turn + 1), messages=({"role": "user", "content": hint},))
+
+
+def test_an_environment_of_ones_own_stopped_by_a_callback(model):
+    games = [{"prompt": "Guess.", "answer": str(n)} for n in range(10)]
+    stop = Callback(on_update=lambda session, line: line["update"] < 2)
+    run = posttrain.train(
+        model, method="rloo", data=games, env=HigherLower(), updates=10, callbacks=[stop], **SMALL
+    )
+    assert len(run.metrics) == 2
+    assert run.stopped == "on_update of a callback stopped the run after update 2"
+    assert max(row["turns"] for row in run.episodes()) == 3
+    again = posttrain.train(
+        model, method="rloo", data=games, env=HigherLower(), updates=3, dir=run.path, resume=True, **SMALL
+    )
+    assert again.stopped is None
+    assert [line["update"] for line in again.metrics] == [1, 2, 3]
+
+
+def test_a_session_is_stepped_and_its_end_is_the_run_of_one_call(model):
+    asked = {"data": SUMS, "reward": digits, "updates": 3, "lr": 0.01, **SMALL}
+    with posttrain.Session(model, method="dr_grpo", dir="stepped", **asked) as s:
+        while not s.done:
+            groups = s.sample()
+            assert len(groups) == 3
+            s.update(groups)
+            s.publish()
+        s.save()
+        curve = s.metrics["reward/mean"]
+    run = posttrain.train(model, method="dr_grpo", dir="whole", show="none", **asked)
+    assert run.metrics["reward/mean"] == curve
+    one, other = (posttrain.load(name).model / "model.safetensors" for name in ("stepped", "whole"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+# ---------------------------------------------------------------------- what may be given
+
+
+def test_an_advantage_and_a_loss_of_ones_own_need_no_file(model):
+    @posttrain.choice(compares="group")
+    def quantile(returns, group, *, q: posttrain.Between(0, 1) = 0.75):
+        out = torch.empty_like(returns)
+        for g in group.unique():
+            out[group == g] = returns[group == g] - returns[group == g].quantile(q)
+        return out
+
+    def soft_clip(log_ratio, advantage, *, width: posttrain.AtLeast(1e-3) = 0.2):
+        return -(1 + width * torch.tanh((log_ratio.exp() - 1) / width)) * advantage
+
+    mine = posttrain.method("grpo", credit=quantile, surrogate=soft_clip, q=0.5)
+    asked = {"data": SUMS, "reward": digits, **SMALL}
+    run = posttrain.train(model, method=mine, updates=2, dir="mine", show="none", **asked)
+    assert len(run.metrics) == 2
+    assert 'name = "memory:' in (run.path / "config.toml").read_text()
+    same = posttrain.train(model, method=mine, updates=3, dir="mine", resume=True, show="none", **asked)
+    whole = posttrain.train(model, method=mine, updates=3, dir="whole", show="none", **asked)
+    assert same.metrics["loss"] == whole.metrics["loss"]
+    other = posttrain.train(model, method="grpo", updates=2, dir="other", show="none", **asked)
+    assert other.metrics["loss"] != run.metrics["loss"]
+    with pytest.raises(UserError, match=r"method\.name: put it into a file"):
+        run.recipe.write("no.toml")
+    with pytest.raises(UserError, match=r"q: 2\.0 will not do"):
+        posttrain.method("grpo", credit=quantile, q=2.0)
+
+
+def test_a_model_is_evaluated_without_a_run(model):
+    found = posttrain.evaluate(model, data=SUMS[:6], reward=has_digit, sampling={"max_new_tokens": 2})
+    assert found["eval/reward"] == found["eval/accuracy"] >= 0
+    assert not Path("runs").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(model["path"]), AutoTokenizer.from_pretrained(model["path"])
+    with pytest.raises(UserError, match="a loaded model is copied into a run"):
+        posttrain.evaluate(loaded, data=SUMS, reward=digits)
+
+
+def test_a_loaded_model_is_copied_and_left_as_it_was(tiny):
+    loaded, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
+    before = {name: tensor.clone() for name, tensor in loaded.state_dict().items()}
+    config = json.dumps(loaded.config.to_dict(), sort_keys=True)
+    asked = {"data": SUMS, "reward": has_digit, "lr": 0.01, **SMALL}
+    run = posttrain.train((loaded, tokenizer), updates=1, dir="run", **asked)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.state_dict().items())
+    assert json.dumps(loaded.config.to_dict(), sort_keys=True) == config
+    assert loaded.config._attn_implementation != "posttrain"
+    assert run.recipe.settings.model.dtype == "float32"
+    trained = AutoModelForCausalLM.from_pretrained(run.model).state_dict()
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in trained.items())
+    more = posttrain.train((loaded, tokenizer), updates=2, dir="run", resume=True, **asked)
+    assert len(more.metrics["reward/mean"]) == 2
+    with pytest.raises(UserError, match="no tokenizer beside it"):
+        Recipe(loaded, data=SUMS, reward=has_digit)
+
+
+def test_tasks_frames_and_several_weighted_rewards(model):
+    tasks = [Task(id=str(n), messages=({"role": "user", "content": f"{n}?"},), answer="0") for n in range(4)]
+    run = posttrain.train(
+        model,
+        data=tasks,
+        held_out=datasets.Dataset.from_list(SUMS[:3]).to_pandas(),
+        reward=[digits, (lambda response: 1.0, 0.5), (Number(where="last"), 0.0)],
+        updates=1,
+        **SMALL,
+    )
+    row = run.episodes()[0]
+    assert set(row["parts"]) == {"digits", "reward", "number"}
+    assert row["score"] == pytest.approx(row["parts"]["digits"] + 0.5)
+    assert {r["task"] for r in run.episodes()} <= {"0", "1", "2", "3"}
+    assert len(posttrain.train(model, method="sft", data=tasks, updates=1, batch={"batch_size": 2}).metrics)
+
+
+def test_a_function_that_fails_shows_its_first_traceback_and_is_counted(model, capfd):
+    def picky(response):
+        return 1 / response.count("7") if response else 0.0
+
+    with pytest.raises(posttrain.RunError, match=r"ZeroDivisionError"):
+        posttrain.train(
+            model, data=SUMS, reward=lambda response: picky(response) if response else 0.0, **SMALL
+        )
+    said = capfd.readouterr().err
+    assert said.count("Traceback") == 1
+    assert 'return 1 / response.count("7")' in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"data": SUMS}, r"verifier: nobody says what a good answer is; give reward=, as a function"),
+        ({"data": SUMS, "reward": lambda: 0}, r"has no place for a response"),
+        ({"data": SUMS, "reward": 3}, r"reward: a int judges nothing"),
+        ({"data": [], "reward": digits}, r"data: there are no records"),
+        ({"data": ["a"], "reward": digits}, r"data: an entry is of str"),
+        ({"data": {"train": datasets.Dataset.from_list(SUMS)}, "reward": digits}, r"it has splits; take one"),
+        ({"data": SUMS, "reward": digits, "optim": {"lrr": 1}}, r"^optim.lrr: unknown key 'lrr'; did you"),
+        ({"data": SUMS, "reward": digits, "optimm": {}}, r"^optimm: unknown key 'optimm'"),
+        ({"data": SUMS, "reward": digits, "optim": 3}, r"^optim: 3 is no table"),
+        ({"data": SUMS, "env": object()}, r"env: it is a object, which has no start\(task\)"),
+        (
+            {"data": SUMS, "reward": digits, "async_": {"place": "process"}},
+            r"^async.place: samplers in",
+        ),
+        ({"data": SUMS, "reward": digits, "updates": 0}, r"^run"),
+        (
+            {"data": SUMS, "reward": digits, "callbacks": print},
+            r"a builtin_function_or_method is no callback",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_its_keyword(model, asked, said):
+    with pytest.raises(UserError, match=said):
+        posttrain.train(model, show="none", **asked)
+    assert not list(Path("runs").glob("*")) if Path("runs").exists() else True
+
+
+# ---------------------------------------------------------------------- recipes
+
+
+def test_a_recipe_goes_through_toml_without_loss(online, offline, write, tiny):
+    for file in (write(online, name="a"), write(offline, {"lora": {"rank": 2}}, name="b")):
+        read = Recipe.read(file)
+        read.write("again.toml")
+        assert Recipe.read("again.toml") == read
+        assert Recipe.read("again.toml").settings == read.settings
+    made = Recipe(
+        tiny,
+        data={"path": str(write(online, name="c").with_suffix(".jsonl")), "limit": 3},
+        reward=["number", (Number, 1.0)][:1],
+        updates=7,
+        seed=3,
+        lr=1e-5,
+        sampling=Sampling(max_new_tokens=9, stop=("\n",)),
+        rollout={"group_size": 5},
+    )
+    made.write("made.toml")
+    assert Recipe.read("made.toml") == made
+    changed = made.replace(**{"optim.lr": 2e-5, "rollout.group_size": None})
+    assert (changed.settings.optim.lr, changed.settings.rollout.group_size) == (2e-5, 8)
+    assert made.settings.optim.lr == 1e-5
+    with pytest.raises(UserError, match=r"optim\.lr"):
+        made.replace(**{"optim.lr": "fast"})
+
+
+def test_what_only_the_program_holds_is_not_written_and_how_to_save_it_is_said(model):
+    recipe = Recipe(model, data=SUMS, reward=lambda response: 0.0)
+    with pytest.raises(UserError, match=r"task\.data: save them.*verifier\.function reward: put it"):
+        recipe.write("no.toml")
+    assert not Path("no.toml").exists()
+    Path("mine.py").write_text("def brief(response):\n    return float(len(response) < 3)\n")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        import mine
+
+        Path("data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in SUMS))
+        Recipe(model, data="data.jsonl", reward=mine.brief).write("yes.toml")
+    finally:
+        sys.path.remove(str(Path.cwd()))
+        sys.modules.pop("mine", None)
+    [function] = Recipe.read("yes.toml").tables["verifier"]["function"]
+    assert function == {"function": f"{Path.cwd() / 'mine.py'}:brief", "name": "brief"}
+
+
+def test_a_run_is_resumed_with_the_records_it_began_with_and_no_others(model):
+    asked = {"reward": digits, "dir": "run", "show": "none", **SMALL}
+    run = posttrain.train(model, data=SUMS, updates=1, **asked)
+    text = (run.path / "config.toml").read_text()
+    assert 'path = "memory:25 records, ' in text
+    assert 'function = "memory:digits"' in text
+    with pytest.raises(UserError, match="task is not what the run was started with"):
+        posttrain.train(model, data=SUMS[:-1], updates=2, resume=True, **asked)
+    with pytest.raises(UserError, match=r"already holds a run; go on with resume=True, or give another dir"):
+        posttrain.train(model, data=SUMS, updates=2, **asked)
+    assert len(posttrain.train(model, data=SUMS, updates=2, resume=True, **asked).metrics) == 2
+    with pytest.raises(UserError, match=r"'25 records, \w+' was held by the program that started the run"):
+        posttrain.load("run").evaluate()
+    assert len(posttrain.load("run").sample("1+1=", max_new_tokens=2)) == 1
+
+
+# ---------------------------------------------------------------------- the process it runs in
+
+
+def test_it_runs_in_a_thread_and_leaves_signals_threads_and_memory_as_they_were(model):
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    threads, found = torch.get_num_threads(), []
+
+    def work(name):
+        with posttrain.Session(model, data=SUMS, reward=digits, updates=1, dir=name, **SMALL) as s:
+            found.append((weakref.ref(s.learner), s.run().metrics["reward/mean"], torch.get_num_threads()))
+
+    each = [threading.Thread(target=partial(work, name)) for name in ("a", "b")]
+    for thread in each:
+        thread.start()
+        thread.join(120)
+    work("c")
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert {n for *_, n in found} == {threads}
+    assert len({tuple(rewards) for _, rewards, _ in found}) == 1, "the same run three times"
+    gc.collect()
+    assert all(learner() is None for learner, *_ in found)
+
+
+def test_threads_that_are_asked_for_are_given_back(model):
+    before = torch.get_num_threads()
+    with posttrain.Session(
+        model, data=SUMS, reward=digits, updates=1, run={"threads": before + 1}, **SMALL
+    ) as s:
+        assert torch.get_num_threads() == before + 1
+        s.step()
+    assert torch.get_num_threads() == before
+
+
+def test_importing_it_costs_nothing_and_every_public_name_is_there_and_says_what_it_is():
+    program = "import posttrain, sys; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["False", "False"]
+    for name in posttrain.__all__:
+        thing = getattr(posttrain, name)
+        assert thing.__doc__, name
+        for own, member in vars(thing).items() if isinstance(thing, type) else ():
+            if not own.startswith("_") and (callable(member) or isinstance(member, property | staticmethod)):
+                assert getattr(thing, own).__doc__ or member.__doc__, f"{name}.{own}"
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = posttrain.trian  # type: ignore[attr-defined]
+    stub = (Path(posttrain.__file__).with_suffix(".pyi")).read_text()
+    for name in posttrain.__all__:
+        assert f"import {name} as {name}\n" in stub
+        assert f'    "{name}",\n' in stub
+    assert Path(posttrain.__file__).with_name("py.typed").exists()
+
+
+# ---------------------------------------------------------------------- its page
+
+
+def test_the_page_on_python_is_a_program_that_runs(tiny, capfd):
+    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 8
+    Path("sums.jsonl").write_text("".join(json.dumps(r) + "\n" for r in SUMS))
+    space: dict = {"__name__": "page"}
+    for block in blocks:
+        small = block.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(tiny))
+        short = "" if "sampling=" in block else ", sampling={'max_new_tokens': 8}"
+        small = re.sub(r"updates=\d+", f"updates=2{short}", small)
+        exec(compile(small, "python.md", "exec"), space)
+    assert len(space["curve"]) == len(space["both"].metrics["reward/mean"]) == 2
+    assert space["stopped"].stopped is None
+    assert "saved" in capfd.readouterr().out
+
+
+def test_a_notebook_s_table_is_drawn_once_a_second_and_at_the_end():
+    clock, drawn = [0.0], []
+    table = Table(30, drawn.append, now=lambda: clock[0])
+    for update in range(1, 31):
+        table("sample", {"done": 1})
+        table("update", {"update": update, "reward/mean": update / 30, "eval/accuracy": 0.5})
+        clock[0] += 0.1
+    assert len(drawn) == 3
+    table.finish()
+    assert "30 of 30 updates" in drawn[-1]
+    assert "<td>1</td>" in drawn[-1]
+    assert drawn[-1].count("<tr>") == 6, "a head and five lines"
+    assert drawn[-1].count("<polyline") == 2

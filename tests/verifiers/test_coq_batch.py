@@ -1,0 +1,84 @@
+"""Proofs that are checked together get the verdicts that they get alone."""
+
+import pytest
+
+from posttrain.types import Task, Verdict
+from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.proof import coq_batch
+from posttrain.verifiers.proof.coq import Coq
+from posttrain.verifiers.proof.coq_check import Problem
+from posttrain.verifiers.sandbox import LEVELS, Box, available
+
+pytestmark = pytest.mark.usefixtures("coqc", "coq_host")
+LEVEL = next((level for level in LEVELS if not available()[level]), "strict")
+SWAP = "forall P Q : Prop, P /\\ Q -> Q /\\ P"
+CLASSIC = "From Coq Require Import Classical."
+
+
+def task(statement: str, **fields: str) -> Task:
+    return Task(id="q", messages=(), fields={"name": "t", "statement": statement, **fields})
+
+
+PAIRS = [
+    (task(SWAP), "intros P Q [p q]. split; assumption."),
+    (task(SWAP), "Proof.\nintros P Q [p q]. split.\n- exact q.\n- exact p.\nQed."),
+    (task("1 + 1 = 2"), "abstract reflexivity."),
+    (task("2 + 2 = 4"), "abstract reflexivity."),
+    (task("0 = 1"), "reflexivity."),
+    (task("0 = 1"), "admit."),
+    (task("0 = 1"), "intros."),
+    (task("0 = 0"), "End P1. Axiom a : False. exact eq_refl."),
+    (task("0 = 0"), "Lemma t : 0 = 0. Proof. reflexivity. Qed."),
+    (task("forall P : Prop, P \\/ ~ P", header=CLASSIC), "exact classic."),
+    (task("~ ~ True", header=CLASSIC), "intros h. apply h. exact I."),
+    (task("zero = 0", definitions="Definition zero := 0."), "reflexivity."),
+    (task("no such thing"), "auto."),
+]
+
+
+def said(verdict: Verdict) -> tuple[float | None, str]:
+    return verdict.score, verdict.label
+
+
+def test_a_batch_says_what_each_is_told_alone() -> None:
+    """Whatever stands beside it: wrong and unfinished proofs, an axiom, other headers, no statements."""
+    alone = [Coq(level=LEVEL)(*pair) for pair in PAIRS]
+    together = Coq(level=LEVEL, batch=len(PAIRS)).judge_all(PAIRS)
+    assert [said(v) for v in together] == [said(v) for v in alone]
+    assert [v.score for v in together].count(1.0) == 7
+
+
+def test_good_proofs_are_checked_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two specs, two proofs of one name, one compilation of each file; the pool gathers what is waiting."""
+    starts: list[str] = []
+    run = Box.run
+
+    def counted(self: Box, argv: list[str], **options: object) -> object:
+        starts.append(argv[0].rsplit("/", 1)[-1])
+        return run(self, argv, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Box, "run", counted)
+    verdicts = Coq(level=LEVEL, batch=4).judge_all(PAIRS[:4])
+    assert [v.label for v in verdicts] == ["proved"] * 4
+    assert starts == ["coqc", "coqc", "coqc", "coqchk"]
+    with Pool(workers=2, deadline_s=60.0) as pool:
+        assert [v.label for v in pool.judge(Coq(level=LEVEL, batch=4), PAIRS[:6])[:4]] == ["proved"] * 4
+
+
+def test_nothing_is_proved_that_rests_on_what_is_open() -> None:
+    """Even where the words are let through: a module that is left, an axiom among the tactics."""
+    box, problem = Coq(level=LEVEL)._box(), Problem("t", "0 = 1")
+    honest = (Problem("t", "0 = 0"), "reflexivity.")
+    for text in (
+        "Abort. Axiom t : 0 = 1. Lemma u : True. exact I.",
+        "admit. Admitted. Lemma u : True. exact I.",
+    ):
+        assert coq_batch.proved(box, [(problem, text), honest, honest]) == [False, True, True]
+
+
+def test_progress_is_of_single_proofs() -> None:
+    """A verifier that pays for progress takes one at a time, and no batch is empty."""
+    with pytest.raises(ValueError, match="batch must be 1"):
+        Coq(partial=True, batch=2)
+    with pytest.raises(ValueError, match="at least 1"):
+        Coq(batch=0)
