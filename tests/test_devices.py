@@ -5,8 +5,6 @@ plain run bit for bit. What is not tested is what only the real thing has: its k
 """
 
 import copy
-import json
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -32,6 +30,7 @@ from posttrain.learner.reference import Reference
 from posttrain.math import tokens
 from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
 from posttrain.runtime.handover import hand_over
+from posttrain.testing import repeatable
 from posttrain.types import Batch, Method, Request, Sampling, Trajectory
 from posttrain.weights import digest, finite
 
@@ -451,8 +450,6 @@ def test_a_fingerprint_is_the_same_on_every_device(
     assert finite(Remote(x))
 
 
-TIMES = re.compile("speed|time|seconds|memory")
-"""Metrics in which two runs may differ."""
 RECIPES: dict[str, dict[str, Any]] = {
     "grpo": {"method": {"name": "grpo", "kl_in_loss": 0.05}, "model": {"dtype": "bfloat16"}},
     "ppo": {"method": {"name": "ppo"}},
@@ -478,9 +475,7 @@ def test_a_run_on_another_device_trains_and_resumes_alike(
             said = run_cli("train", recipe, "--run-dir", run, "--quiet", *options)
             assert said.code == 0, said.err
             kept = {f.relative_to(last): load_file(f) for f in sorted(last.rglob("*.safetensors"))}
-            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            timeless = [{k: v for k, v in line.items() if not TIMES.search(k)} for line in lines]
-            found.setdefault(device, []).append((timeless, kept))
+            found.setdefault(device, []).append((repeatable(run / "metrics.jsonl"), kept))
             shutil.rmtree(last)
     assert len(found["cpu"][0][0]) >= 2
     for metrics, kept in found["cuda"]:

@@ -6,9 +6,12 @@
 learner does with a method. Everything is computed in float64, without a model.
 """
 
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +24,14 @@ from posttrain.types import PROBE, Batch, Method, Outputs, PerToken
 from posttrain.usercode import cause
 
 HORIZON = 16
+_OF_THE_MACHINE = re.compile("(time|speed|ranks|samplers)/|seconds|.*memory")
+"""Metrics that a clock or a meter gives."""
+
+
+def repeatable(metrics: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl without what a clock measured: two runs of one recipe have the same."""
+    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
+    return [{k: v for k, v in line.items() if not _OF_THE_MACHINE.match(k)} for line in lines]
 
 
 class Gradients(NamedTuple):

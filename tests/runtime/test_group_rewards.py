@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from posttrain import config
+from posttrain.testing import repeatable
 
 REWARDS = """
 def others(prompts, completions, completion_ids, trainer_state, **columns):
@@ -54,9 +55,7 @@ def rows_of(run: Path) -> dict[str, list[dict]]:
 
 
 def numbers(run: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    clock = ("time/", "speed/", "seconds", "samplers/")
-    return [{k: v for k, v in x.items() if not k.startswith(clock)} for x in lines]
+    return repeatable(run / "metrics.jsonl")
 
 
 def check(rows: list[dict], step: int, epoch: float) -> None:

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.methods.table import METHODS
+from posttrain.testing import repeatable
 
 ONLINE = [name for name, line in METHODS.items() if line.loop == "online"]
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -18,8 +19,7 @@ def lines(run: Path) -> list[dict]:
 
 
 def without_clock(run: Path) -> list[dict]:
-    clock = ("time/", "speed/", "seconds", "samplers/")
-    return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines(run)]
+    return repeatable(run / "metrics.jsonl")
 
 
 LONGER = {"run": {"updates": 25}}

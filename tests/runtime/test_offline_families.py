@@ -26,6 +26,7 @@ from posttrain.methods.table import METHODS
 from posttrain.runtime import local
 from posttrain.runtime.critics import critic_of
 from posttrain.runtime.policy import weights_of
+from posttrain.testing import repeatable
 from posttrain.verifiers.model.scorer import Scorer
 
 LEARNT, HELD_OUT = "abcdefgh", "ijkl"
@@ -103,8 +104,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 def numbers(run: Path) -> list[dict[str, Any]]:
     """The lines without what a clock says."""
-    clock = ("time/", "speed/", "seconds")
-    return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in lines(run)]
+    return repeatable(run / "metrics.jsonl")
 
 
 def ended(run: Path) -> Path:

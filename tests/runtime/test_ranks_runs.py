@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 from posttrain import cli
+from posttrain.testing import repeatable
 from posttrain.toml import dump
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 ENV = os.environ | {"OMP_NUM_THREADS": "1"}
-NOT_COMPARED = ("time/", "speed/", "seconds", "ranks/", "samplers/")
 Tables = dict[str, Any]
 
 
@@ -106,8 +106,7 @@ def gap(a: Path, b: Path) -> float:
 
 
 def lines(run: Path) -> list[Mapping[str, float]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(NOT_COMPARED)} for row in rows]
+    return repeatable(run / "metrics.jsonl")
 
 
 def said(run: Path) -> list[tuple[Any, ...]]:

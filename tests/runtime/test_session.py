@@ -1,6 +1,5 @@
 """A session that a program steps makes the run of the command line, and refuses what would be wrong."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from posttrain.learner.pretrained import silent
 from posttrain.runtime import local
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.session import Callback, Session
+from posttrain.testing import repeatable
 from posttrain.training import prepared
 from posttrain.types import RunError
-
-CLOCK = ("time/", "speed/", "seconds", "samplers/")
 
 
 def nothing(phase: str, numbers: object) -> None:
@@ -34,8 +32,7 @@ def opened(recipe: Path, run: Path, *callbacks: object, resume: bool = False) ->
 
 
 def lines(run: Path) -> list[dict]:
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in row.items() if not k.startswith(CLOCK)} for row in rows]
+    return repeatable(run / "metrics.jsonl")
 
 
 def end_of(run: Path) -> dict[str, torch.Tensor]:

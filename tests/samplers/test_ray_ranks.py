@@ -16,12 +16,12 @@ from posttrain import cli
 from posttrain.runtime import central, online
 from posttrain.samplers.cluster import Cluster
 from posttrain.samplers.ray import RayChannel
+from posttrain.testing import repeatable
 from posttrain.toml import dump
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray has an environment with it")
 
 WAIT_S = 200
-OF_THE_CLOCK = ("time/", "speed/", "seconds", "ranks/", "samplers/")
 DESIGNS = {
     "references": ["--set", "async.place=ray", "--set", "async.samplers=2"],
     "through": ["--set", "async.place=ray", "--set", "async.samplers=2", "--set", "train.data=through"],
@@ -72,7 +72,7 @@ def lines(path: Path) -> list[dict]:
 
 
 def without_clock(path: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if not k.startswith(OF_THE_CLOCK)} for line in lines(path)]
+    return repeatable(path / "metrics.jsonl")
 
 
 def weights(path: Path) -> dict:
