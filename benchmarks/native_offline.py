@@ -40,11 +40,12 @@ from posttrain.data import Data
 from posttrain.errors import RunError
 from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
-from posttrain.runtime.local import Plan, plan, train
+from posttrain.runtime.local import Plan, parts_of, plan
 from posttrain.runtime.offline import Dataset
 from posttrain.runtime.process import settle
 from posttrain.runtime.recipe import Checkpoints, Model, Recipe, Run, TaskChoice
 from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.session import Session
 from posttrain.runtime.stream import Stream
 
 RATES = {"sft": 2e-5, "dpo": 1e-6}
@@ -76,7 +77,8 @@ def main() -> None:
         groups = taken(chosen, drawn, order)
         meter = Meter(resident_mib(), options.steps, groups, batch_size(options))
         with contextlib.suppress(MeasuredError):
-            train(chosen, RunDir(run_dir, resume=False), resume=False, config={}, show=meter, say=print)
+            directory, how = RunDir(run_dir, resume=False), {"resume": False, "config": {}}
+            Session(parts_of(chosen, directory, show=meter, say=print, **how)).finish()
     timed = meter.steps[WARM_UP:]
     seconds = sum(s["seconds"] for s in timed)
     # In SFT there is no reference, and nothing is added.

@@ -1,6 +1,7 @@
 """layers: who may import whom, how long things may be, and that what is public says what it is."""
 
 import ast
+import importlib
 import re
 import shutil
 import subprocess
@@ -135,6 +136,18 @@ def test_the_page_on_architecture_shows_the_same_layers() -> None:
     [layers] = [c["layers"] for c in CONTRACTS["contracts"] if c["type"] == "layers"]
     shown = "\n".join(layer.replace("posttrain.", "") for layer in layers)
     assert f"```text\n{shown}\n```" in PAGE
+
+
+@pytest.mark.parametrize(
+    "file", sorted(p for d in ("benchmarks", "recipes", "scripts") for p in (ROOT / d).rglob("*.py")), ids=str
+)
+def test_programs_import_what_is_there(file: Path) -> None:
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("posttrain"):
+            module = importlib.import_module(str(node.module))
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")
 
 
 def promised_importers() -> dict[str, set[str]]:
