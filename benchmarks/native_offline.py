@@ -41,11 +41,11 @@ from posttrain.errors import RunError
 from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
 from posttrain.runtime.local import Plan, parts_of, plan
-from posttrain.runtime.offline import Dataset
 from posttrain.runtime.process import settle
 from posttrain.runtime.recipe import Checkpoints, Model, Recipe, Run, TaskChoice
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.session import Session
+from posttrain.runtime.settings import Dataset
 from posttrain.runtime.stream import Stream
 
 RATES = {"sft": 2e-5, "dpo": 1e-6}

@@ -30,10 +30,11 @@ from posttrain.learner.learner import Learner, Update
 from posttrain.runtime.asynchrony import Asynchrony
 from posttrain.runtime.handover import Publisher
 from posttrain.runtime.journal import Journal, Progress
-from posttrain.runtime.online import Evaluation, OnlineRun, Rollout
+from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.session import Parts, Session
+from posttrain.runtime.settings import Evaluation, Rollout
 from posttrain.runtime.stream import Stream, dice
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.remote import ProcessChannel

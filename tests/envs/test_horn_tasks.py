@@ -9,7 +9,8 @@ import pytest
 
 from posttrain.envs.tasks.chaining import Theorem, form, height, least, script
 from posttrain.envs.tasks.horn import Horn, horn, theorem
-from posttrain.runtime.curriculum import Curriculum, supply
+from posttrain.runtime.curriculum import supply
+from posttrain.runtime.settings import Curriculum
 from posttrain.runtime.task_choice import TaskChoice, tasks
 from posttrain.types import UserError
 

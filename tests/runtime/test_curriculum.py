@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from posttrain.runtime.band import Band
 from posttrain.runtime.bandit import Bandit
-from posttrain.runtime.curriculum import READ_BY, Curriculum, Supply, supply
+from posttrain.runtime.curriculum import Supply, supply
 from posttrain.runtime.difficulty import bucketed, difficulty
+from posttrain.runtime.settings import READ_BY, Curriculum
 from posttrain.runtime.stream import Stream
 from posttrain.types import Task, UserError
 

@@ -28,7 +28,6 @@ from posttrain.methods.build import build
 from posttrain.runtime.error_rate import WINDOW, ErrorRate
 from posttrain.runtime.journal import Journal, Progress, stop_requested
 from posttrain.runtime.metrics import evaluation_metrics, is_right, rollout_metrics
-from posttrain.runtime.online import Evaluation
 from posttrain.runtime.plan import (
     MOST_ELSEWHERE,
     MOST_MICROBATCH,
@@ -41,7 +40,8 @@ from posttrain.runtime.plan import (
 )
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.select import SELECT, WHY_NOT, accepted, every, selection, varied
+from posttrain.runtime.select import SELECTIONS, WHY_NOT, accepted, every, selection, varied
+from posttrain.runtime.settings import SELECT, Evaluation
 from posttrain.runtime.stream import Stream
 from posttrain.types import Batch, Episode, RunError, Task, Trajectory, UserError, Verdict
 
@@ -119,7 +119,7 @@ def test_selection():
     few, failing = [episode(0.0), episode(0.5)], [failed]
     assert [selection("accepted", least)(few) for least in (0.5, 0.6)] == [True, False]
     assert not selection("accepted", -1.0)(failing), "a failure is no answer"
-    assert all(selection(name, 9.0) is SELECT[name] for name in ("all", "varied"))
+    assert all(selection(name, 9.0) is SELECTIONS[name] for name in ("all", "varied"))
 
 
 WAYS = [[0.1] * 15, [1.5], [0.7, 0.8], [1 / 7, 1 / 3 - 1 / 7, 0.9 - 1 / 3, 1.5 - 0.9]]

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from posttrain.samplers.worker import Cache, Swap
+Swap = Literal["between", "within"]
+Cache = Literal["recompute", "keep"]
 
 
 @dataclass(frozen=True, kw_only=True)

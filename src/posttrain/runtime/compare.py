@@ -29,10 +29,10 @@ from posttrain.math import masked
 from posttrain.runtime import local
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.choice import VerifierChoice
-from posttrain.runtime.online import Evaluation, Rollout
 from posttrain.runtime.policy import Policy, Say, surroundings, weights_of
 from posttrain.runtime.recipe import EngineChoice, Model, Recipe, Run
 from posttrain.runtime.sampling import engine_of, rollouts_of
+from posttrain.runtime.settings import Evaluation, Rollout
 from posttrain.runtime.task_choice import TaskChoice
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 

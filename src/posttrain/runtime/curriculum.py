@@ -10,60 +10,14 @@ What is taken depends on the seed, the number taken before and what came of thos
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from posttrain.runtime.band import Band
 from posttrain.runtime.bandit import Bandit
 from posttrain.runtime.difficulty import bucketed, difficulty
+from posttrain.runtime.settings import Curriculum
 from posttrain.runtime.stream import Rates, Stream
 from posttrain.types import Task
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curriculum:
-    """Which task is asked next."""
-
-    kind: Literal["none", "order", "band", "bandit"] = "none"
-    """none: in random order. order: easiest first. band: those that are sometimes solved. bandit: from the
-    bucket that teaches most."""
-    field: str = "difficulty"
-    """The field of a task that order and bandit go by."""
-    low: float = 0.1
-    """The lowest success rate within the band."""
-    high: float = 0.8
-    """The highest success rate within the band."""
-    keep: float = 0.0
-    """How much of a task's earlier success rate stays in it when it is asked again; 0 forgets it."""
-    explore: float = 0.2
-    """Share of the tasks that are taken from all alike; with a bandit also how fast it learns."""
-    buckets: int = 4
-    """How many buckets, of about as many tasks each; a field of no more values makes a bucket of each."""
-    share: float = 0.005
-    """What every bucket is given of the others' weight with each group, so that none is ever given up."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low <= self.high <= 1:
-            raise ValueError(f"low and high must lie in [0, 1] in this order, not {self.low} and {self.high}")
-        if not 0 <= self.keep < 1:
-            raise ValueError(f"keep must lie in [0, 1), not {self.keep}")
-        if not 0 <= self.explore <= 1:
-            raise ValueError(f"explore must lie in [0, 1], not {self.explore}")
-        if self.kind == "bandit" and not self.explore:
-            raise ValueError("explore must be above 0 for a bandit, which would never learn")
-        if self.buckets < 2:
-            raise ValueError(f"buckets must be 2 or more, not {self.buckets}")
-        if not 0 <= self.share <= 0.1:
-            raise ValueError(f"share must lie in [0, 0.1], not {self.share}")
-
-
-READ_BY: Mapping[str, tuple[str, ...]] = {
-    "none": (),
-    "order": ("field",),
-    "band": ("low", "high", "keep", "explore"),
-    "bandit": ("field", "explore", "buckets", "share"),
-}
-"""The keys besides its own that each kind reads."""
 
 
 class Supply(Protocol):

@@ -23,30 +23,10 @@ from posttrain.runtime.journal import Journal
 from posttrain.runtime.judged import agreement
 from posttrain.runtime.rows import Group, numbered, with_probes
 from posttrain.runtime.scored import Scored
+from posttrain.runtime.settings import Dataset
 from posttrain.runtime.stream import Stream
 from posttrain.runtime.tables import Groups
 from posttrain.types import PROBE, Batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """What one update of the offline loop is made of."""
-
-    batch_size: int = 32
-    """Conversations, rankings or answers in an update."""
-    max_length: int = 0
-    """Tokens after which a conversation is cut; 0: the model's context. Answers that are compared or judged
-    are not cut but left out, with the others to the same question; of judged steps those beyond."""
-    separator: str = "\n\n"
-    """What stands behind each step of an answer, for methods that learn steps."""
-
-    def __post_init__(self) -> None:
-        if self.max_length < 0:
-            raise ValueError(f"max_length must be 0 (the model's context) or more, not {self.max_length}")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, not {self.batch_size}")
-        if not self.separator:
-            raise ValueError("separator must not be empty")
 
 
 @dataclass

@@ -30,71 +30,13 @@ from posttrain.runtime.metrics import evaluation_metrics, lag_metrics, rollout_m
 from posttrain.runtime.replay import Replay
 from posttrain.runtime.rundir import RunDir
 from posttrain.runtime.schedule import Recorded, Recorder
-from posttrain.runtime.select import SELECT, WHY_NOT, selection
+from posttrain.runtime.select import WHY_NOT, selection
+from posttrain.runtime.settings import Evaluation, Rollout
 from posttrain.runtime.source import GroupSource
 from posttrain.runtime.tables import Groups
 from posttrain.samplers.protocol import Finished, GroupRequest, Sampler
 from posttrain.types import Batch, Episode, Played, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState, Verifier
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """What one update is made of, and how its episodes are run and judged."""
-
-    groups: int = 8
-    """Tasks an update learns from."""
-    group_size: int = 8
-    """Episodes of each task (K, or G)."""
-    select: str = "all"
-    """all; varied: only groups whose rewards differ; accepted: only those with an answer worth imitating; or
-    "file.py:function" of yours, from a group's episodes to whether to keep it. New tasks are drawn for groups
-    that are dropped."""
-    max_rounds: int = 4
-    """How often new tasks are drawn before an update goes on with the groups it has."""
-    replay: int = 0
-    """Groups of earlier updates that each update is trained on again, besides its own."""
-    replay_lag: int = 4
-    """Updates after which a group is not drawn again."""
-    workers: int = 2
-    """Processes for verifiers and environments that are not ours."""
-    deadline_s: float = 10.0
-    """Seconds after which a verifier or an environment is killed; the episode is then masked."""
-    memory_mb: int = 4096
-    """What one such process may take; a judge or reward model of billions of parameters needs more."""
-    max_error_rate: float = 0.2
-    """The run stops when more than this share of the last 512 episodes could not be judged."""
-
-    def __post_init__(self) -> None:
-        if self.replay < 0:
-            raise ValueError(f"replay must be 0 (none) or more, not {self.replay}")
-        for name in ("groups", "group_size", "max_rounds", "replay_lag", "workers", "memory_mb"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
-        if self.select not in SELECT and ":" not in self.select:
-            raise ValueError(f"select must be one of {', '.join(SELECT)}, or your own, not {self.select!r}")
-        if self.deadline_s <= 0:
-            raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
-        if not 0 <= self.max_error_rate <= 1:
-            raise ValueError(f"max_error_rate must lie in [0, 1], not {self.max_error_rate}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Held-out tasks, answered before, during and after training."""
-
-    every: int = 0
-    """Updates between evaluations; 0: only before the first and after the last."""
-    limit: int = 200
-    """Tasks; 0 leaves evaluation out."""
-    temperature: float = 0.0
-    """0 takes the most likely token."""
-    right: float = 1.0
-    """An answer whose verdict is neither "right" nor "wrong" counts as right from this reward on."""
-
-    def __post_init__(self) -> None:
-        if min(self.every, self.limit, self.temperature) < 0:
-            raise ValueError("every, limit and temperature must be 0 or more")
 
 
 @dataclass

@@ -24,9 +24,7 @@ from posttrain.learner.trust_region import Trust
 from posttrain.loading import Dtype, settled
 from posttrain.runtime.asynchrony import Asynchrony
 from posttrain.runtime.choice import VerifierChoice
-from posttrain.runtime.curriculum import READ_BY, Curriculum
-from posttrain.runtime.offline import Dataset
-from posttrain.runtime.online import Evaluation, Rollout
+from posttrain.runtime.settings import READ_BY, Curriculum, Dataset, Evaluation, Rollout
 from posttrain.runtime.task_choice import TaskChoice
 from posttrain.search.choice import SearchChoice
 from posttrain.types import Sampling, UserError

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from posttrain.math.choice import misfit
+from posttrain.runtime.settings import SELECT
 from posttrain.types import Played, UserError, worth
 from posttrain.usercode import load_edited
 
@@ -28,7 +29,7 @@ def accepted(group: Sequence[Played], least: float = 1.0) -> bool:
     return any(e.reward >= worth([least]) for e in group if not e.verdict.failed)
 
 
-SELECT: Mapping[str, Select] = {"all": every, "varied": varied, "accepted": accepted}
+SELECTIONS: Mapping[str, Select] = dict(zip(SELECT, (every, varied, accepted), strict=True))
 
 WHY_NOT: Mapping[str, str] = {
     "all": "every group is kept that has enough verdicts",
@@ -48,4 +49,4 @@ def selection(name: str, accept: float) -> Select:
         if wrong := misfit(found, every):
             raise UserError(f"{name} selects nothing: {wrong}", where="rollout.select")
         return found
-    return partial(accepted, least=accept) if name == "accepted" else SELECT[name]
+    return partial(accepted, least=accept) if name == "accepted" else SELECTIONS[name]

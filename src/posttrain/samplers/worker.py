@@ -12,8 +12,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
+from posttrain.runtime.asynchrony import Cache, Swap
 from posttrain.samplers.plays import Plays
 from posttrain.samplers.protocol import Finished, GroupRequest, Work
 from posttrain.samplers.snapshots import Snapshot, take
@@ -21,8 +21,6 @@ from posttrain.types import Episode, RunError
 
 Did = tuple[str | int, ...]
 """What a worker did before a step of its engine: ("open", 12, 3, 4) is groups 3 and 4 before the 13th."""
-Swap = Literal["between", "within"]
-Cache = Literal["recompute", "keep"]
 
 
 class RolloutWorker:
