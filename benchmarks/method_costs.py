@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from prompts import peak_resident_mib, resident_mib, restart_peak
 
+from posttrain.base.process import settle
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
-from posttrain.learner.pretrained import load_model
 from posttrain.learner.trust_region import Trust
 from posttrain.methods.build import build
 from posttrain.methods.table import METHODS
+from posttrain.models.pretrained import load_model
 from posttrain.runtime.plan import Shape, estimate
-from posttrain.runtime.process import settle
 from posttrain.types import Batch, Trajectory
 
 GROUPS, SAMPLES, PROMPT = 8, 8, 46

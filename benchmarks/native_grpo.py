@@ -21,14 +21,14 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 import torch
 from prompts import addition_tasks, chat, peak_resident_mib, resident_mib, restart_peak, reward
 
-from posttrain.chat import Chat
+from posttrain.base.process import settle
 from posttrain.engines.native.engine import NativeEngine
+from posttrain.envs.chat import Chat
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
-from posttrain.learner.pretrained import load_model, load_tokenizer
 from posttrain.methods.build import build
-from posttrain.runtime.handover import hand_over
-from posttrain.runtime.process import settle
+from posttrain.models.pretrained import load_model, load_tokenizer
+from posttrain.runtime.weight_sync import hand_over
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
 PROMPTS, SAMPLES, NEW = 8, 8, 32

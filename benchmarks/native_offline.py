@@ -36,17 +36,17 @@ from offline_data import (
 )
 from prompts import resident_mib, restart_peak
 
+from posttrain.base.process import settle
 from posttrain.data import Data
 from posttrain.errors import RunError
 from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
-from posttrain.runtime.local import Plan, parts_of, plan
-from posttrain.runtime.process import settle
-from posttrain.runtime.recipe import Checkpoints, Model, Recipe, Run, TaskChoice
-from posttrain.runtime.rundir import RunDir
+from posttrain.recipe.recipe import Checkpoints, Model, Recipe, Run, TaskChoice
+from posttrain.recipe.settings import Dataset
+from posttrain.runtime.build import Plan, parts_of, plan
+from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.session import Session
-from posttrain.runtime.settings import Dataset
-from posttrain.runtime.stream import Stream
+from posttrain.runtime.tasks.stream import Stream
 
 RATES = {"sft": 2e-5, "dpo": 1e-6}
 Rows = list[tuple[list[int], list[bool]]]

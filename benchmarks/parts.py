@@ -16,17 +16,17 @@ from pathlib import Path
 
 from posttrain.envs.tasks.propositional import Propositional, propositional
 from posttrain.report import write
-from posttrain.search.best_first import best_first, best_of_n
 from posttrain.search.choice import SearchChoice
-from posttrain.search.coq import CoqSteps
-from posttrain.search.gumbel import gumbel
-from posttrain.search.hypertree import hypertree
+from posttrain.search.moves.coq import CoqSteps
 from posttrain.search.protocol import Apply, Budget, Move, Propose, State
-from posttrain.search.puct import puct
 from posttrain.search.record import record
+from posttrain.search.strategies.best_first import best_first, best_of_n
+from posttrain.search.strategies.gumbel import gumbel
+from posttrain.search.strategies.hypertree import hypertree
+from posttrain.search.strategies.puct import puct
 from posttrain.search.tree import Search, Tree
 from posttrain.types import Task
-from posttrain.verifiers.proof.coq import Coq
+from posttrain.verifiers.proof.coq.verifier import Coq
 
 SEARCHES = {
     "hypertree": hypertree,

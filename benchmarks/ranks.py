@@ -23,15 +23,15 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 # isort: on
 import torch
 
-from posttrain.learner.checkpoint import write_tensors
+from posttrain.base.process import settle
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
-from posttrain.learner.pretrained import load_model
 from posttrain.learner.process_ranks import joined
 from posttrain.learner.ranks import Parallel
 from posttrain.learner.shards import local, whole
 from posttrain.methods.build import build
-from posttrain.runtime.process import settle
+from posttrain.models.checkpoint import write_tensors
+from posttrain.models.pretrained import load_model
 from posttrain.types import Batch, Trajectory
 
 MODES = {

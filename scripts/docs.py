@@ -28,6 +28,7 @@ from typing import Any
 import typer.main
 
 import posttrain
+from posttrain.base.reader import key_of
 from posttrain.cli import app
 from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
 from posttrain.math.choice import function_of
@@ -39,12 +40,11 @@ from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
-from posttrain.reader import key_of
+from posttrain.recipe.recipe import OFFLINE_ONLY, ONLINE_ONLY, WHERE_NEEDED, Recipe
 from posttrain.report import glossary
 from posttrain.report.alarms import RULES
-from posttrain.runtime.recipe import OFFLINE_ONLY, ONLINE_ONLY, WHERE_NEEDED, Recipe
-from posttrain.truth import printed
-from posttrain.truth.table import rows as everything
+from posttrain.study.truth import printed
+from posttrain.study.truth.table import rows as everything
 from posttrain.types import Method
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,9 +16,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posttrain import cli
-from posttrain.learner.pretrained import save_pretrained
-from posttrain.loading import quiet
-from posttrain.toml import dump
+from posttrain.base.toml import dump
+from posttrain.models.loading import quiet
+from posttrain.models.pretrained import save_pretrained
 
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no clock")  # a test may take as long as the machine needs

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
 from posttrain import Callback, Recipe, Sampling, Start, Task, Turn, UserError, Verdict
-from posttrain.show import Table
+from posttrain.report.terminal import Table
 from posttrain.verifiers.answers import Number
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]

@@ -34,8 +34,8 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-from posttrain import attention
-from posttrain.attention import (
+from posttrain.models import attention
+from posttrain.models.attention import (
     NAME,
     Bands,
     causal_attention,

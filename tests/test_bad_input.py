@@ -19,10 +19,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from posttrain.base.nearest import ELSEWHERE
 from posttrain.methods.build import readable
 from posttrain.methods.table import METHODS
-from posttrain.nearest import ELSEWHERE
-from posttrain.runtime.recipe import Recipe
+from posttrain.recipe.recipe import Recipe
 
 Tables = dict[str, Any]
 Fragments = tuple[str, ...]

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from posttrain.learner.pretrained import save_pretrained
-from posttrain.loading import quiet
+from posttrain.models.loading import quiet
+from posttrain.models.pretrained import save_pretrained
 
 Tables = dict[str, Any]
 Records = list[dict[str, Any]]

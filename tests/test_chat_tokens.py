@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from posttrain import plain
-from posttrain.chat import Chat
+from posttrain.base import plain
+from posttrain.envs.chat import Chat
 from posttrain.types import UserError
 
 CHATML = (

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from posttrain import show
 from posttrain.methods.table import METHODS
+from posttrain.report import terminal
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def test_talking_it_shows_the_plan_every_update_and_where_it_lies(run_cli, onlin
 
 def test_the_terminal_tells_an_alarm_when_it_comes_and_once():
     console = Console(file=io.StringIO(), width=200)
-    with show.Terminal(console, 3) as terminal:
+    with terminal.Terminal(console, 3) as shown_on:
         for update, kl in ((1, 0.1), (2, 0.75), (3, 0.8)):
-            terminal("update", {"update": update, "kl/ref": kl})
+            shown_on("update", {"update": update, "kl/ref": kl})
     said = [line.strip() for line in console.file.getvalue().splitlines()]
     told = [line for line in said if line.startswith(("update  ", "alarm"))]
     assert told == [
@@ -321,43 +321,44 @@ def test_help_names_every_command(run_cli):
 
 
 def test_the_sparkline_is_between_the_least_and_the_greatest():
-    assert show.sparkline([]) == ""
-    assert show.sparkline([3.0]) == "▁"
-    assert show.sparkline([0.0, 1.0, 0.0]) == "▁█▁"
-    assert show.sparkline([-1.0, 0.0, 1.0]) == "▁▄█"
-    assert show.sparkline([float(i) for i in range(100)], width=4) == "▁▃▅█"
+    assert terminal.sparkline([]) == ""
+    assert terminal.sparkline([3.0]) == "▁"
+    assert terminal.sparkline([0.0, 1.0, 0.0]) == "▁█▁"
+    assert terminal.sparkline([-1.0, 0.0, 1.0]) == "▁▄█"
+    assert terminal.sparkline([float(i) for i in range(100)], width=4) == "▁▃▅█"
 
 
 def test_the_line_of_an_update_shows_what_there_is():
     assert (
-        show.line({"update": 3, "loss": -0.25, "entropy": 1.5}) == "update    3  loss -0.2500  entropy 1.50"
+        terminal.line({"update": 3, "loss": -0.25, "entropy": 1.5})
+        == "update    3  loss -0.2500  entropy 1.50"
     )
-    assert "held-out accuracy 87.5%" in show.line({"update": 3, "eval/accuracy": 0.875})
-    assert show.line({"update": 0}).strip() == "update    0"
+    assert "held-out accuracy 87.5%" in terminal.line({"update": 3, "eval/accuracy": 0.875})
+    assert terminal.line({"update": 0}).strip() == "update    0"
     # What a reward model says is neither right nor wrong.
     graded = {"update": 3, "accuracy": 0.0, "eval/accuracy": 0.0, "eval/reward": -1.5}
     for share in ("verdict/scored", "eval/scored"):
-        assert show.line(graded | {share: 1.0}) == "update    3  held-out reward -1.500"
-    assert show.summary({"loss": 1.0, "reward/mean": 0.5}) == "reward 0.500"
+        assert terminal.line(graded | {share: 1.0}) == "update    3  held-out reward -1.500"
+    assert terminal.summary({"loss": 1.0, "reward/mean": 0.5}) == "reward 0.500"
 
 
 def test_json_has_null_for_what_is_no_number(capsys):
-    show.as_json("sample", {"done": 1})
-    show.as_json("update", {"a": math.nan, "b": math.inf, "c": 1.5})
+    terminal.as_json("sample", {"done": 1})
+    terminal.as_json("update", {"a": math.nan, "b": math.inf, "c": 1.5})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": None, "c": 1.5}
 
 
 def test_the_terminal_follows_a_run(tmp_path):
     with Path(tmp_path / "out").open("w") as file:
         console = Console(file=file, force_terminal=True, width=200)
-        with show.Terminal(console, 3) as terminal:
+        with terminal.Terminal(console, 3) as shown_on:
             for update in range(4):
-                terminal("sample", {"done": 1, "total": 3})
-                terminal.progress.refresh()
-                terminal("train", {})
-                terminal("update", {"update": update, "reward/mean": update / 3, "time/total": 1.0})
-                terminal.progress.refresh()
-        assert terminal.rewards == [0.0, 1 / 3, 2 / 3, 1.0]
+                shown_on("sample", {"done": 1, "total": 3})
+                shown_on.progress.refresh()
+                shown_on("train", {})
+                shown_on("update", {"update": update, "reward/mean": update / 3, "time/total": 1.0})
+                shown_on.progress.refresh()
+        assert shown_on.rewards == [0.0, 1 / 3, 2 / 3, 1.0]
     shown = (tmp_path / "out").read_text()
     assert "sampling" in shown
     assert "▁▃▅█" in shown

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import posttrain
+from posttrain.base.reader import key_of
 from posttrain.methods.build import CHOICES, readable
 from posttrain.methods.table import METHODS
-from posttrain.reader import key_of
-from posttrain.runtime.recipe import Recipe
+from posttrain.recipe.recipe import Recipe
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "coming-from.md").read_text(encoding="utf-8")
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain import config
+from posttrain.base.nearest import ELSEWHERE
+from posttrain.base.toml import dump
 from posttrain.methods.build import choices, readable
 from posttrain.methods.table import METHODS
-from posttrain.nearest import ELSEWHERE
+from posttrain.recipe import config
+from posttrain.recipe.recipe import Recipe, unread
 from posttrain.runtime.ask import ask
-from posttrain.runtime.recipe import Recipe, unread
-from posttrain.toml import dump
 from posttrain.types import UserError
 
 EVERY = sorted((Path(__file__).parents[1] / "recipes").rglob("*.toml"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from posttrain.data.corpus import Corpus, Text, bits_per_byte, load_corpus
 from posttrain.data.documents import Held, documents
-from posttrain.runtime.stream import Stream
+from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import RunError, UserError
 
 EOS = 0

@@ -29,10 +29,10 @@ from posttrain.learner.optim import Optim
 from posttrain.learner.reference import Reference
 from posttrain.math import tokens
 from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
-from posttrain.runtime.handover import hand_over
+from posttrain.models.fingerprint import digest, finite
+from posttrain.runtime.weight_sync import hand_over
 from posttrain.testing import repeatable
 from posttrain.types import Batch, Method, Request, Sampling, Trajectory
-from posttrain.weights import digest, finite
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 
@@ -198,7 +198,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gpu]]:
     monkeypatch.setattr(nn.Module, "to", moved)
     monkeypatch.setattr("posttrain.engines.native.runner.CudaGraphs", Graphs)
     # Key heads are repeated on a GPU alone, and a sum over others in another order has other last bits.
-    monkeypatch.setattr("posttrain.attention._repeats", lambda query, mask: False)
+    monkeypatch.setattr("posttrain.models.attention._repeats", lambda query, mask: False)
     with Gpu():
         yield Gpu
 
@@ -444,7 +444,7 @@ def test_weights_are_handed_over_on_a_gpu_and_from_one_device_to_another(gpu) ->
 def test_a_fingerprint_is_the_same_on_every_device(
     gpu, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, n: int
 ) -> None:
-    monkeypatch.setattr("posttrain.weights._ROWS", 3)
+    monkeypatch.setattr("posttrain.models.fingerprint._ROWS", 3)
     x = torch.randn(n, generator=torch.manual_seed(n)).to(dtype)
     assert digest([("x", Remote(x))]) == digest([("x", x)])
     assert finite(Remote(x))
@@ -462,7 +462,7 @@ def test_a_run_on_another_device_trains_and_resumes_alike(
 ) -> None:
     """From the recipe to the last checkpoint: the same metrics, and the same weights bit for bit."""
     monkeypatch.setattr("posttrain.runtime.policy.usable_device", lambda device, _: torch.device(device))
-    monkeypatch.setattr("posttrain.runtime.local.free_memory", lambda device: 1 << 34)
+    monkeypatch.setattr("posttrain.runtime.build.free_memory", lambda device: 1 << 34)
     monkeypatch.setattr("posttrain.engines.native.runner._can_pack", lambda device, dtype: False)
     found: dict[str, list[Any]] = {}
     for device in ("cpu", "cuda"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.usercode import load_named
+from posttrain.base.usercode import load_named
 
 SERVER = Path(__file__).parent / "verifiers" / "openai_server.py"
 serving, Likely = (load_named(f"{SERVER}:{name}") for name in ("serving", "Likely"))

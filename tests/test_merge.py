@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from posttrain.target import target_of
+from posttrain.recipe.target import target_of
 
 
 def test_the_merged_model_is_what_the_run_sampled_from(run_cli, offline, write, tmp_path):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import posttrain
-from posttrain import config
+from posttrain.base.usercode import load_edited, with_neighbours
 from posttrain.methods.table import line
-from posttrain.usercode import load_edited, with_neighbours
+from posttrain.recipe import config
 
 MINE = '''
 from dataclasses import replace

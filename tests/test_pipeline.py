@@ -18,17 +18,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from posttrain import cli, loading
-from posttrain.learner import checkpoint
+from posttrain import cli
+from posttrain.base.toml import dump
+from posttrain.base.usercode import load_named
+from posttrain.evaluation.compare import Compare
+from posttrain.evaluation.standings import wilson
 from posttrain.learner.lora import saved_factors
+from posttrain.models import checkpoint, loading
 from posttrain.pipeline import file, record
 from posttrain.pipeline.check import comparison
-from posttrain.runtime import saving
-from posttrain.runtime.compare import Compare
-from posttrain.runtime.standings import wilson
-from posttrain.toml import dump
+from posttrain.runtime.record import saving
 from posttrain.types import Task, UserError
-from posttrain.usercode import load_named
 from posttrain.verifiers.model.verifier import RewardModel
 
 SUMS = {"low": 2, "high": 4, "held_out": 3, "template": "{a}+{b}="}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from posttrain import clean as cleaning
-from posttrain.runtime.rundir import claim
+from posttrain.commands import clean as cleaning
+from posttrain.runtime.record.rundir import claim
 
 Tree = dict[str, int]
 

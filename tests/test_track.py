@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from posttrain import track
-from posttrain.track import Run, Track, open_tracker, truncate_after
+from posttrain.runtime.record import track
+from posttrain.runtime.record.track import Run, Track, open_tracker, truncate_after
 from posttrain.types import RunError, UserError
 
 CONFIG = {"optimiser": {"lr": 2e-5}, "method": "grpo"}
@@ -111,7 +111,7 @@ def test_truncation_says_what_is_left_and_leaves_a_whole_file_alone(tmp_path: Pa
 def test_every_line_survives_a_kill(tmp_path: Path) -> None:
     program = (
         "import os, signal, pathlib\n"
-        "from posttrain.track import open_tracker\n"
+        "from posttrain.runtime.record.track import open_tracker\n"
         f"t = open_tracker(pathlib.Path({str(tmp_path)!r}), [], project='p', name='n', config={{}})\n"
         "for u in range(7): t.log(u, dict(update=u, version=u, seconds=0.0, tokens=0))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -134,7 +134,7 @@ def test_a_full_disk_stops_the_run_with_its_name(tmp_path: Path) -> None:
 def test_a_line_that_is_only_half_written_stops_the_run_and_goes_at_the_resume(tmp_path: Path) -> None:
     program = (
         "import pathlib, resource, signal\n"
-        "from posttrain.track import open_tracker\n"
+        "from posttrain.runtime.record.track import open_tracker\n"
         "from posttrain.types import RunError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"t = open_tracker(pathlib.Path({str(tmp_path)!r}), [], project='p', name='n', config={{}})\n"
@@ -258,7 +258,7 @@ def test_a_service_that_hangs_costs_nothing_while_the_run_goes_on_and_a_bounded_
 
 def test_a_service_that_hangs_does_not_keep_the_process_from_ending(tmp_path: Path) -> None:
     program = (
-        "import time; from posttrain import track\n"
+        "import time; from posttrain.runtime.record import track\n"
         "track.CLOSE_SECONDS = 0.1\n"
         "track.SERVICES['tensorboard'] = lambda run: time.sleep(3600)\n"
         "t = opened('tensorboard'); t.log(0, line(0)); t.close()"
@@ -330,14 +330,14 @@ def test_tensorboard_reads_back_what_was_logged_and_a_resume_hides_the_rest(tmp_
 def alone(program: str, tmp_path: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs it in a process of its own, in which these services may leave threads and exit hooks."""
     start = (
-        "import pathlib; from posttrain.track import open_tracker\n"
+        "import pathlib; from posttrain.runtime.record.track import open_tracker\n"
         "def opened(sink, **named):\n"
         f"    return open_tracker(pathlib.Path({str(tmp_path / 'run')!r}), [sink], project='p', name='n',\n"
         f"                        config={CONFIG!r}, **named)\n"
         "def line(u, **m): return dict(update=u, version=u, seconds=0.0, tokens=0, **m)\n"
     )
     home = {
-        "PYTHONPATH": str(Path(track.__file__).parents[1]),
+        "PYTHONPATH": str(Path(track.__file__).parents[3]),
         "HOME": str(tmp_path / "home"),
         "WANDB_API_KEY": "",
         "MLFLOW_TRACKING_URI": "",

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain import usercode
-from posttrain.nearest import did_you_mean
+from posttrain.base import usercode
+from posttrain.base.nearest import did_you_mean
+from posttrain.base.usercode import asked, cause, load_named, signature
 from posttrain.types import UserError
-from posttrain.usercode import asked, cause, load_named, signature
 
 
 def test_a_file_is_loaded_once_and_finds_its_neighbours(tmp_path):

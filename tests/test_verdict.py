@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from posttrain.base.verdict import sound
 from posttrain.envs.protocol import Turn, guarded_reply
 from posttrain.types import Task, Verdict
-from posttrain.verdict import sound
 from posttrain.verifiers.function import as_verdict
-from posttrain.verifiers.pool import judged
 from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.workers.pool import judged
 
 
 class Odd(str):

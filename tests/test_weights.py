@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain import weights
-from posttrain.weights import combined, digest, fingerprint, finite
+from posttrain.models import fingerprint as module
+from posttrain.models.fingerprint import combined, digest, fingerprint, finite
 
 
 def named(seed: int = 0) -> list[tuple[str, torch.Tensor]]:
@@ -116,10 +116,10 @@ def test_every_bit_counts_wherever_a_tensor_begins_and_ends(dtype: torch.dtype) 
 def test_a_processor_and_a_gpu_find_the_same() -> None:
     """Their sums are made by other kernels, in other pieces: learner and sampler may be on either."""
     words = torch.randint(-(2**63), 2**63 - 1, (40, 1024), generator=torch.manual_seed(1))
-    weight = weights._odd(1024, words.device)
-    assert weights._row_sums(words).equal((words * weight).sum(1))
+    weight = module._odd(1024, words.device)
+    assert module._row_sums(words).equal((words * weight).sum(1))
     by_hand = [sum(int(w) * int(o) for w, o in zip(row, weight, strict=True)) for row in words[:3]]
-    assert [s % 2**64 for s in weights._row_sums(words[:3]).tolist()] == [s % 2**64 for s in by_hand]
+    assert [s % 2**64 for s in module._row_sums(words[:3]).tolist()] == [s % 2**64 for s in by_hand]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -16,20 +16,20 @@ from pathlib import Path
 
 import torch
 
-from posttrain import config
+from posttrain.base.process import settle
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.learner.pretrained import silent
-from posttrain.runtime.handover import TOLERANCE
+from posttrain.models.fingerprint import digest
+from posttrain.models.pretrained import silent
+from posttrain.recipe import config
+from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.policy import bounded, surroundings, weights_of
-from posttrain.runtime.process import settle
-from posttrain.runtime.recipe import Recipe
 from posttrain.runtime.sampling import Made, engine_of
+from posttrain.runtime.weight_sync import TOLERANCE
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import GroupRequest
 from posttrain.samplers.remote import ProcessChannel
 from posttrain.samplers.snapshots import Arenas, Snapshot, incarnation, take
 from posttrain.types import Sampling, Task
-from posttrain.weights import digest
 
 DEMO = Path(__file__).parents[2] / "recipes" / "arithmetic_grpo.toml"
 ROW = tuple(range(1, 13))

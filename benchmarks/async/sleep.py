@@ -25,26 +25,26 @@ from typing import Any, cast
 
 import torch
 
-from posttrain.chat import Chat
+from posttrain.envs.chat import Chat
 from posttrain.learner.learner import Learner, Update
-from posttrain.runtime.asynchrony import Asynchrony
-from posttrain.runtime.handover import Publisher
-from posttrain.runtime.journal import Journal, Progress
+from posttrain.models.fingerprint import Named, digest
+from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.recipe.settings import Evaluation, Rollout
 from posttrain.runtime.online import OnlineRun
-from posttrain.runtime.replay import Replay
-from posttrain.runtime.rundir import RunDir
+from posttrain.runtime.record.journal import Journal, Progress
+from posttrain.runtime.record.rundir import RunDir
+from posttrain.runtime.record.track import Track
 from posttrain.runtime.session import Parts, Session
-from posttrain.runtime.settings import Evaluation, Rollout
-from posttrain.runtime.stream import Stream, dice
+from posttrain.runtime.tasks.replay import Replay
+from posttrain.runtime.tasks.stream import Stream, dice
+from posttrain.runtime.weight_sync import Publisher
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.remote import ProcessChannel
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import Arenas
 from posttrain.samplers.worker import RolloutWorker
-from posttrain.track import Track
 from posttrain.types import Batch, Completion, Request, Sampling, Task
 from posttrain.verifiers.answers import Number
-from posttrain.weights import Named, digest
 
 A, B, PREFILL, LOAD = 4.3e-3, 42e-6, 1e-5, 0.02
 """Seconds of a step, of each row in it, of each token that is run again after a swap, of taking weights."""

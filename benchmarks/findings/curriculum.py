@@ -22,8 +22,8 @@ from process_outcome import GROUPS, LONGEST, SIZE, Policy, chains, collected, sp
 from torch.nn.functional import one_hot
 
 from posttrain.methods.build import build
-from posttrain.runtime.curriculum import supply
-from posttrain.runtime.settings import Curriculum
+from posttrain.recipe.settings import Curriculum
+from posttrain.runtime.tasks.curriculum import supply
 from posttrain.types import Task
 
 UPDATES, EVERY, EACH, HELD_OUT = 200, 5, 40, 100

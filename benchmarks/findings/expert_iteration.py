@@ -22,11 +22,12 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from posttrain import config, training
+from posttrain.api import training
+from posttrain.base.process import settle
 from posttrain.envs.tasks.arithmetic import Arithmetic
-from posttrain.runtime.choice import VerifierChoice
-from posttrain.runtime.compare import Compare, answers
-from posttrain.runtime.process import settle
+from posttrain.evaluation.compare import Compare, answers
+from posttrain.recipe import config
+from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling
 from posttrain.verifiers.answers import Number
 

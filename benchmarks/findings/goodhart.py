@@ -43,9 +43,9 @@ from tiny import (
 )
 from transformers import LlamaForCausalLM
 
+from posttrain.base.process import settle
 from posttrain.methods.build import build
-from posttrain.runtime.judged import correlation
-from posttrain.runtime.process import settle
+from posttrain.runtime.record.agreement import correlation
 from posttrain.runtime.rows import marked
 from posttrain.types import Batch
 

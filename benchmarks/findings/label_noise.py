@@ -30,8 +30,8 @@ from tiny import (
     reference_of,
 )
 
+from posttrain.base.process import settle
 from posttrain.methods.build import build
-from posttrain.runtime.process import settle
 
 PAIRS, EPOCHS, PAIRS_A_STEP, FRESH, LR = 256, 64, 64, 4096, 5e-3
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4)

@@ -23,10 +23,11 @@ from typing import Any
 
 from lora_rank import PIPELINE, made, newest
 
-from posttrain import config, training
+from posttrain.api import training
+from posttrain.base.process import settle
 from posttrain.methods import table as methods
 from posttrain.methods.policy_gradient import PolicyGradient
-from posttrain.runtime.process import settle
+from posttrain.recipe import config
 from posttrain.types import Batch, Outputs, PerToken
 
 LAGS = {"0": 0, "1": 1, "2": 2, "4": 4, "8": 8, "16": 16, "inf": 1000}

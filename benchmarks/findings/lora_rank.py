@@ -26,14 +26,15 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from posttrain import config, training
+from posttrain.api import training
+from posttrain.api.merge import write_merged
+from posttrain.base.process import settle
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
-from posttrain.learner import checkpoint
-from posttrain.merge import write_merged
-from posttrain.runtime.changes import compare, summary
-from posttrain.runtime.choice import VerifierChoice
-from posttrain.runtime.compare import Compare, answers
-from posttrain.runtime.process import settle
+from posttrain.evaluation.changes import compare, summary
+from posttrain.evaluation.compare import Compare, answers
+from posttrain.models import checkpoint
+from posttrain.recipe import config
+from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling
 from posttrain.verifiers.answers import Number
 

@@ -9,7 +9,7 @@
 from pathlib import Path
 
 import posttrain
-from posttrain.learner.scratch import Size, learn_tokenizer, write_new
+from posttrain.models.scratch import Size, learn_tokenizer, write_new
 
 tokenizer = learn_tokenizer(["0 1 2 3 4 5 6 7 8 9 + ="], 264)
 print(

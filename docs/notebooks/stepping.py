@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import posttrain
-from posttrain.learner.scratch import Size, learn_tokenizer, write_new
+from posttrain.models.scratch import Size, learn_tokenizer, write_new
 
 write_new(
     Path("model"),

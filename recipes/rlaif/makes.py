@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import read_verifier
+from posttrain.recipe.config import read_verifier
 from posttrain.data import Data, load_tasks, read_records
-from posttrain.runtime.writers import NativeWriter
+from posttrain.recipe.writers import NativeWriter
 from posttrain.types import UserError
 from posttrain.verifiers.judge.judge import Judge, Judging
 from posttrain.verifiers.judge.preferences import write_preferences

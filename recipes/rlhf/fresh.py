@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data import Data, load_rankings, load_tasks
-from posttrain.runtime.writers import NativeWriter
+from posttrain.recipe.writers import NativeWriter
 from posttrain.types import Message, Task
 from posttrain.verifiers.model.verifier import RewardModel
 

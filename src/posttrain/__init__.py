@@ -18,7 +18,7 @@ _WHERE = {
     "posttrain.api.run": ("Run", "load"),
     "posttrain.api.recipe": ("Recipe",),
     "posttrain.runtime.session": ("Callback",),
-    "posttrain.runtime.tables": ("Groups", "Metrics"),
+    "posttrain.runtime.record.tables": ("Groups", "Metrics"),
     "posttrain.errors": ("RunError", "UserError"),
     "posttrain.types": ("Batch", "Episode", "Method", "Outputs", "Sampling", "Task", "Trajectory", "Verdict"),
     "posttrain.math.choice": ("AtLeast", "Between", "choice"),

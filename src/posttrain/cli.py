@@ -21,88 +21,91 @@ from posttrain import __main__
 from posttrain.errors import RunError, UserError
 
 COMMANDS = {
-    "new": ("new:new", "Makes a small Llama with random weights, and a tokenizer learnt from text."),
+    "new": ("api.new:new", "Makes a small Llama with random weights, and a tokenizer learnt from text."),
     "pipeline": (
         "pipeline.command:pipeline",
         "Runs stages that each name a recipe and take what earlier ones made; leaves one pipeline.html.",
     ),
-    "verify": ("verify:verify", "Judges responses as a training run would, without a model."),
+    "verify": ("commands.verify:verify", "Judges responses as a training run would, without a model."),
     "revise": (
-        "feedback:revise",
+        "commands.feedback:revise",
         "Has a model answer prompts, criticise its answers by the constitution, and revise them.",
     ),
     "prefer": (
-        "feedback:prefer",
+        "commands.feedback:prefer",
         "Has a model say which of two answers is better, in both orders, and writes its preferences.",
     ),
     "steps": (
-        "steps:steps",
+        "commands.steps:steps",
         "Labels each step of a policy's answers by how often the policy, going on from there, ends right.",
     ),
     "search": (
-        "prove:search",
+        "commands.prove:search",
         "Searches tasks with a policy, and prints answers or proofs with their trees.",
     ),
     "score": (
-        "score:score",
+        "commands.score:score",
         "Scores answers by a policy's implicit reward β log π/π_ref, and compares it with a reward model's.",
     ),
     "inspect": (
-        "inspection:inspect",
+        "commands.inspection:inspect",
         "Measures what training did to each matrix: how far it moved, and in how many directions.",
     ),
     "merge": (
-        "merge:merge",
+        "api.merge:merge",
         "Merges the adapter of a run into its model, which other recipes and transformers can load.",
     ),
     "replay": (
-        "replay:replay",
+        "commands.replay:replay",
         "Makes an asynchronous run again, in one thread, and compares weights and samples bit for bit.",
     ),
     "methods": (
-        "listing:methods",
+        "commands.listing:methods",
         "Prints the table of methods: what each chooses, and where it comes from.",
     ),
     "doctor": (
-        "listing:doctor",
+        "commands.listing:doctor",
         "Says what this machine has, what is missing for which feature, and how to get it.",
     ),
-    "train": ("commands:train", "Runs a recipe to its end, and leaves report.html in the run directory."),
+    "train": (
+        "commands.train:train",
+        "Runs a recipe to its end, and leaves report.html in the run directory.",
+    ),
     "validate": (
-        "commands:validate",
+        "commands.train:validate",
         "Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.",
     ),
     "eval": (
-        "commands:evaluate",
+        "commands.train:evaluate",
         "Answers the held-out tasks and prints accuracy, reward and length; of a method that samples.",
     ),
-    "sample": ("commands:sample", "Draws answers to one prompt."),
+    "sample": ("commands.train:sample", "Draws answers to one prompt."),
     "report": (
-        "commands:report",
+        "commands.train:report",
         "Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.",
     ),
     "runs": (
-        "runs:runs",
+        "commands.runs:runs",
         "Lists runs and pipelines: method, updates, state, best evaluation, when, and size on the disk.",
     ),
     "watch": (
-        "runs:watch",
+        "commands.runs:watch",
         "Serves the report of a run on this machine, which follows the run while it goes on, until Ctrl-C.",
     ),
     "clean": (
-        "clean:clean",
+        "commands.clean:clean",
         "Removes what runs can do without, after it has said what, and asked.",
     ),
     "truth": (
-        "commands:truth",
+        "commands.train:truth",
         "Compares the exact expectation of each estimator with what it estimates, by enumeration.",
     ),
     "classic": (
-        "commands:classic",
+        "commands.train:classic",
         "Runs a small example of classical reinforcement learning, and compares it with the exact optimum.",
     ),
     "pull": (
-        "commands:pull",
+        "commands.train:pull",
         "Fetches a model, converts it once if it must be, and prints the directory that holds it.",
     ),
 }

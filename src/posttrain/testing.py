@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from posttrain.base.usercode import cause
 from posttrain.math import reduce
 from posttrain.math.choice import takes
 from posttrain.methods.build import build
 from posttrain.methods.table import Line, Named, label, line
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken
-from posttrain.usercode import cause
 
 HORIZON = 16
 _OF_THE_MACHINE = re.compile("(time|speed|ranks|samplers)/|seconds|.*memory")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posttrain.classic.bandits import (
+from posttrain.study.classic.bandits import (
     Bernoulli,
     EpsilonGreedy,
     Gaussian,
@@ -21,7 +21,7 @@ from posttrain.classic.bandits import (
     regret,
     ucb_bound,
 )
-from posttrain.classic.mdp import softmax
+from posttrain.study.classic.mdp import softmax
 
 ARMS = Bernoulli((0.1, 0.3, 0.5, 0.8))
 STRATEGIES = {

@@ -1,12 +1,12 @@
-"""python -m posttrain.classic: every example agrees with the optimum, and mistakes are one line."""
+"""python -m posttrain.study.classic: every example agrees with the optimum, and mistakes are one line."""
 
 import sys
 from importlib.abc import MetaPathFinder
 
 import pytest
 
-from posttrain.classic import examples
-from posttrain.classic.__main__ import NAMES, main
+from posttrain.study.classic import examples
+from posttrain.study.classic.__main__ import NAMES, main
 
 
 def test_every_example_runs_prints_its_table_and_is_drawn(tmp_path, capsys):
@@ -70,7 +70,7 @@ def test_a_missing_library_is_named_with_its_extra(library, words, monkeypatch, 
 
     for name in list(sys.modules):
         if name.partition(".")[0] == library or (
-            name.startswith("posttrain.classic.") and "main" not in name
+            name.startswith("posttrain.study.classic.") and "main" not in name
         ):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Gone(), *sys.meta_path])

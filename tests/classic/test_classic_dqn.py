@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.classic import mdp as exact
-from posttrain.classic.dqn import (
+from posttrain.study.classic import mdp as exact
+from posttrain.study.classic.dqn import (
     Copy,
     Polyak,
     Replay,
@@ -21,10 +21,10 @@ from posttrain.classic.dqn import (
     train,
     update,
 )
-from posttrain.classic.environment import MdpEnv
-from posttrain.classic.maze import NAME, maze
-from posttrain.classic.planner import certainty_error, learned_model
-from posttrain.classic.simulate import experience
+from posttrain.study.classic.environment import MdpEnv
+from posttrain.study.classic.maze import NAME, maze
+from posttrain.study.classic.planner import certainty_error, learned_model
+from posttrain.study.classic.simulate import experience
 from posttrain.types import UserError
 
 

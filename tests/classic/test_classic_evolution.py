@@ -7,17 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from posttrain.classic import mdp as exact
-from posttrain.classic.evolution import (
-    Settings,
-    antithetic_gradient,
-    evolve,
-    gradient,
-    ranks,
-    unshaped,
-)
-from posttrain.classic.maze import maze
-from posttrain.classic.simulate import mean_return
+from posttrain.study.classic import mdp as exact
+from posttrain.study.classic.evolution import Settings, antithetic_gradient, evolve, gradient, ranks, unshaped
+from posttrain.study.classic.maze import maze
+from posttrain.study.classic.simulate import mean_return
 
 
 def test_on_a_quadratic_the_expectation_is_its_gradient_exactly():

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from posttrain.classic import mdp as exact
-from posttrain.classic.environment import MdpEnv
-from posttrain.classic.maze import HORIZON, LAYOUT, MOVES, NAME, MazeEnv, maze
 from posttrain.envs.maze import MOVES as WORDS
 from posttrain.envs.maze import TWO_BY_THREE, Maze, layout_tasks
+from posttrain.study.classic import mdp as exact
+from posttrain.study.classic.environment import MdpEnv
+from posttrain.study.classic.maze import HORIZON, LAYOUT, MOVES, NAME, MazeEnv, maze
 
 
 def test_the_values_of_the_maze():
@@ -32,7 +32,7 @@ def test_gymnasium_finds_nothing_wrong_with_the_environments():
 
 
 def test_the_module_and_name_are_enough_to_make_it():
-    env = gymnasium.make(f"posttrain.classic.maze:{NAME}")
+    env = gymnasium.make(f"posttrain.study.classic.maze:{NAME}")
     assert isinstance(env.unwrapped, MazeEnv)
     env.reset(seed=0)
     # Against a wall for ever: time runs out, which is no terminal state.

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.classic import mdp as exact
-from posttrain.classic.mdp import Mdp
-from posttrain.classic.simulate import Simulator, experience, mean_return
+from posttrain.study.classic import mdp as exact
+from posttrain.study.classic.mdp import Mdp
+from posttrain.study.classic.simulate import Simulator, experience, mean_return
 
 problems = st.builds(
     exact.random_mdp,

@@ -3,15 +3,10 @@
 import numpy as np
 import pytest
 
-from posttrain.classic import mdp as exact
-from posttrain.classic.maze import HORIZON, maze
-from posttrain.classic.planner import (
-    certainty_error,
-    imagined_returns,
-    learned_model,
-    planned_action,
-)
-from posttrain.classic.simulate import Experience, experience
+from posttrain.study.classic import mdp as exact
+from posttrain.study.classic.maze import HORIZON, maze
+from posttrain.study.classic.planner import certainty_error, imagined_returns, learned_model, planned_action
+from posttrain.study.classic.simulate import Experience, experience
 
 
 def random_steps(mdp: exact.Mdp, steps: int, seed: int) -> Experience:

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from posttrain.classic import mdp as exact
-from posttrain.classic.maze import maze
-from posttrain.classic.mdp import Array, Mdp
-from posttrain.classic.tabular import (
+from posttrain.study.classic import mdp as exact
+from posttrain.study.classic.maze import maze
+from posttrain.study.classic.mdp import Array, Mdp
+from posttrain.study.classic.tabular import (
     Learning,
     constant,
     decaying,

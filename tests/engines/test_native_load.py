@@ -9,9 +9,9 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from posttrain.engines.native.runner import PackedLinear, _can_pack
+from posttrain.models.fingerprint import digest
 from posttrain.samplers.snapshots import Direct, Snapshot, take
 from posttrain.types import Request, Sampling
-from posttrain.weights import digest
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.vllm.engine import VllmEngine
+from posttrain.models.fingerprint import digest
 from posttrain.samplers.snapshots import Direct, Snapshot, take
 from posttrain.types import Completion, Request, RunError, Sampling
-from posttrain.weights import digest
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed: make test-vllm"

@@ -25,9 +25,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from posttrain.engines.vllm import remote
 from posttrain.engines.vllm.opening import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
+from posttrain.models.fingerprint import digest
 from posttrain.samplers.snapshots import Direct, Snapshot, take
 from posttrain.types import Request, RunError, Sampling
-from posttrain.weights import digest
 
 HANGS, DIES, STOPS = "hangs", "dies", "stops"
 """What a path may do: say nothing, break off before an answer, break off within one."""

@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.engines.vllm.opening import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
+from posttrain.models.fingerprint import digest
 from posttrain.samplers.snapshots import Direct, Snapshot, take
 from posttrain.types import Completion, Request, RunError, Sampling
-from posttrain.weights import digest
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed: make test-vllm"

@@ -9,9 +9,9 @@ import pytest
 
 from posttrain.envs.tasks.chaining import Theorem, form, height, least, script
 from posttrain.envs.tasks.horn import Horn, horn, theorem
-from posttrain.runtime.curriculum import supply
-from posttrain.runtime.settings import Curriculum
-from posttrain.runtime.task_choice import TaskChoice, tasks
+from posttrain.recipe.settings import Curriculum
+from posttrain.recipe.tasks import TaskChoice, tasks
+from posttrain.runtime.tasks.curriculum import supply
 from posttrain.types import UserError
 
 

@@ -8,7 +8,7 @@ import pytest
 from posttrain.envs.tasks import intuitionistic
 from posttrain.envs.tasks.intuitionistic import FALSE, Formula, Prover, by_introductions, implies
 from posttrain.envs.tasks.propositional import Propositional, form, propositional, tautology, theorem
-from posttrain.runtime.task_choice import TaskChoice, tasks
+from posttrain.recipe.tasks import TaskChoice, tasks
 from posttrain.types import UserError
 
 A, B, C = map(Formula, "ABC")

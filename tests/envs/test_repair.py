@@ -7,11 +7,11 @@ import pytest
 
 from posttrain.envs.repair import Attempt, Repair, Repairing
 from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
+from posttrain.search.moves.turns import EnvSteps
 from posttrain.search.protocol import Refused
-from posttrain.search.turns import EnvSteps
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Number
-from posttrain.verifiers.proof.coq import Coq
+from posttrain.verifiers.proof.coq.verifier import Coq
 
 TASK = Task(id="sum", messages=({"role": "user", "content": "3 + 4?"},), answer="7")
 

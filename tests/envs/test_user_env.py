@@ -7,7 +7,7 @@ import pytest
 from posttrain.envs.protocol import Start, Turn, broken_turn, guarded_reply, guarded_start
 from posttrain.envs.user import load_env
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.workers import Failed, Returned, Workers
+from posttrain.verifiers.workers.workers import Failed, Returned, Workers
 
 MODULE = """
 import os, time

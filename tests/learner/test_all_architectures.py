@@ -18,10 +18,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from posttrain.attention import use_layouts
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.learner.forward import Net, forward
-from posttrain.loading import quiet
+from posttrain.models.attention import use_layouts
+from posttrain.models.loading import quiet
 from posttrain.types import Batch, Request, Sampling
 
 WINDOW = {"sliding_window": 4}

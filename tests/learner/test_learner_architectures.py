@@ -37,9 +37,9 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from posttrain.attention import context_of, hidden_states, use_layouts
 from posttrain.learner import pack
 from posttrain.learner.forward import Net, compute_again, forward
+from posttrain.models.attention import context_of, hidden_states, use_layouts
 from posttrain.types import Batch, RunError
 
 SHAPE: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.learner.checkpoint import (
+from posttrain.models.checkpoint import (
     MANIFEST,
     STATE,
     damage,

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.learner.checkpoint import read_tensors, write_tensors
 from posttrain.learner.critic import Critic, CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import MasterWeights, Optim
 from posttrain.learner.reference import Follower, Reference
-from posttrain.learner.rounding import spread
 from posttrain.methods.table import A2C, GRPO, LEARNED, PPO, PPO_PENALTY, RLOO
+from posttrain.models.checkpoint import read_tensors, write_tensors
+from posttrain.models.rounding import spread
 from posttrain.types import Batch
 
 Make = Callable[..., Any]

@@ -13,19 +13,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from posttrain.chat import Chat
 from posttrain.data import Ranking, Stepped
-from posttrain.learner import heads
+from posttrain.envs.chat import Chat
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.ensemble import bootstraps
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
-from posttrain.learner.pretrained import load_config, load_model
-from posttrain.loading import quiet
 from posttrain.methods.build import build
 from posttrain.methods.table import METHODS
-from posttrain.runtime import saving
-from posttrain.runtime.recipe import Checkpoints
+from posttrain.models import heads
+from posttrain.models.loading import quiet
+from posttrain.models.pretrained import load_config, load_model
+from posttrain.recipe.recipe import Checkpoints
+from posttrain.runtime.record import saving
 from posttrain.runtime.rows import Shaper, numbered
 from posttrain.types import Batch, Task, Trajectory, UserError
 from posttrain.verifiers.model.verifier import RewardModel

@@ -22,18 +22,18 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from posttrain.chat import Chat
 from posttrain.data import Ranking, Stepped
-from posttrain.learner import heads
+from posttrain.envs.chat import Chat
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
-from posttrain.learner.pretrained import load_config, load_model
-from posttrain.loading import quiet
 from posttrain.methods.table import PPO, PROCESS_REWARD, REWARD
-from posttrain.runtime import saving
-from posttrain.runtime.recipe import Checkpoints
+from posttrain.models import heads
+from posttrain.models.loading import quiet
+from posttrain.models.pretrained import load_config, load_model
+from posttrain.recipe.recipe import Checkpoints
+from posttrain.runtime.record import saving
 from posttrain.runtime.rows import Group, Shaper, numbered
 from posttrain.types import Batch, Message, Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel

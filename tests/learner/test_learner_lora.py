@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from posttrain.attention import use_layouts
 from posttrain.learner.forward import Net, forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import (
@@ -34,6 +33,7 @@ from posttrain.learner.lora import (
 from posttrain.learner.optim import Optim
 from posttrain.methods.build import build
 from posttrain.methods.table import GRPO, SFT
+from posttrain.models.attention import use_layouts
 from posttrain.types import Batch, Method, UserError
 
 Make = Callable[..., Any]

@@ -14,9 +14,9 @@ from posttrain.learner.forward import Net, forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import MasterWeights, Optim, adamw, learning_rate
 from posttrain.learner.pack import microbatches
-from posttrain.learner.rounding import spread
 from posttrain.math import reduce
 from posttrain.methods.table import REINFORCE, SFT
+from posttrain.models.rounding import spread
 from posttrain.types import Batch, RunError
 
 Make = Callable[..., Any]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from posttrain.learner.optim import MasterWeights, Optim, adamw
-from posttrain.learner.rounding import spread
+from posttrain.models.rounding import spread
 
 SIZE = 200_000
 

@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.learner import forward as passing
 from posttrain.learner import learner as learners
-from posttrain.learner.checkpoint import read_tensors, write_tensors
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
 from posttrain.methods.table import GRPO, RLOO, SFT
+from posttrain.models.checkpoint import read_tensors, write_tensors
 from posttrain.types import Batch
 
 Make = Callable[..., Any]

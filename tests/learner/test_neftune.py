@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from posttrain.attention import use_layouts
 from posttrain.learner.lora import Lora, add_adapter, base
 from posttrain.learner.neftune import Noise, drawn, noisy, of_step
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
+from posttrain.models.attention import use_layouts
 from posttrain.types import Batch, Trajectory
 
 Make = Callable[..., Any]

@@ -33,9 +33,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from posttrain.chat import Chat
-from posttrain.learner import pretrained
-from posttrain.learner.pretrained import (
+from posttrain.envs.chat import Chat
+from posttrain.models import pretrained
+from posttrain.models.loading import quiet
+from posttrain.models.pretrained import (
     check_weights,
     load_config,
     load_model,
@@ -46,7 +47,6 @@ from posttrain.learner.pretrained import (
     stop_ids,
     tokenizer_notes,
 )
-from posttrain.loading import quiet
 from posttrain.types import RunError, UserError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -434,7 +434,7 @@ def test_a_path_that_leads_nowhere_says_so_with_the_nearest_name(
 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     program = (
-        "from posttrain.learner.pretrained import resolve\n"
+        "from posttrain.models.pretrained import resolve\n"
         "from posttrain.types import RunError\n"
         "try:\n    resolve('org/name')\n"
         "except RunError as error:\n    print(error)\n"

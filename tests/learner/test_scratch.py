@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from posttrain.chat import Chat
 from posttrain.data.corpus import Corpus, Text, bits_per_byte
 from posttrain.data.documents import Held
-from posttrain.learner import pretrained, scratch
+from posttrain.envs.chat import Chat
 from posttrain.learner.learner import Learner
 from posttrain.learner.optim import Optim
 from posttrain.methods.table import METHODS
+from posttrain.models import pretrained, scratch
+from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.policy import NO_TASK, surroundings
-from posttrain.runtime.recipe import Model, Recipe
 from posttrain.types import Batch
 
 WORDS = ["the cat and the other cat sat on the mat, then 12 more cats came; that is 13 cats."] * 3

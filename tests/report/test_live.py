@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from posttrain.report.live import Server
-from posttrain.runtime.rundir import in_use
+from posttrain.runtime.record.rundir import in_use
 from posttrain.types import UserError
 
 PATIENCE_S = 120.0

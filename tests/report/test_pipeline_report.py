@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from posttrain.data import Data
+from posttrain.evaluation.compare import Answer, Compare
+from posttrain.evaluation.standings import standings
 from posttrain.report.pipeline import headline, summary, write
-from posttrain.runtime.compare import Answer, Compare
-from posttrain.runtime.standings import standings
 from posttrain.types import UserError
 
 EVIL = "</script><img src=x onerror=alert(1)>\u202e{{x}}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain import cli
-from posttrain.learner import checkpoint
+from posttrain.models import checkpoint
 
 WRITES = os.O_WRONLY | os.O_RDWR
 

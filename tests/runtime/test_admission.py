@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from posttrain.runtime.admission import Admission
+from posttrain.runtime.tasks.admission import Admission
 
 
 class Training(RuleBasedStateMachine):

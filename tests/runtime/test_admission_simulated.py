@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from posttrain.runtime.asynchrony import Asynchrony
-from posttrain.runtime.journal import Journal, Progress
+from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.runtime.record.journal import Journal, Progress
 from posttrain.runtime.source import GroupSource
-from posttrain.runtime.stream import Stream
+from posttrain.runtime.tasks.stream import Stream
 from posttrain.samplers.protocol import Finished, GroupRequest
 from posttrain.types import Sampling, Task
 from posttrain.verifiers.protocol import TrainerState

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from posttrain.learner.learner import Learner
-from posttrain.runtime import saving
+from posttrain.runtime.record import saving
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.rollouts import Rollouts
 

@@ -7,10 +7,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from posttrain.envs.tasks.arithmetic import Arithmetic
-from posttrain.learner.pretrained import silent
-from posttrain.runtime.choice import VerifierChoice
-from posttrain.runtime.compare import Compare, compared
-from posttrain.runtime.standings import standings
+from posttrain.evaluation.compare import Compare, compared
+from posttrain.evaluation.standings import standings
+from posttrain.models.pretrained import silent
+from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling
 from posttrain.verifiers.answers import Number
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.runtime.band import Band
-from posttrain.runtime.bandit import Bandit
-from posttrain.runtime.curriculum import Supply, supply
-from posttrain.runtime.difficulty import bucketed, difficulty
-from posttrain.runtime.settings import READ_BY, Curriculum
-from posttrain.runtime.stream import Stream
+from posttrain.recipe.settings import READ_BY, Curriculum
+from posttrain.runtime.tasks.band import Band
+from posttrain.runtime.tasks.bandit import Bandit
+from posttrain.runtime.tasks.curriculum import Supply, supply
+from posttrain.runtime.tasks.difficulty import bucketed, difficulty
+from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import Task, UserError
 
 KINDS = ("none", "order", "band", "bandit")

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from posttrain import config
-from posttrain.runtime import local, saving
-from posttrain.runtime.saving import Disk
+from posttrain.recipe import config
+from posttrain.runtime import build
+from posttrain.runtime.record import saving
+from posttrain.runtime.record.saving import Disk
 
 
 def tensor_bytes(folder: Path) -> int:
@@ -33,7 +34,7 @@ def test_a_checkpoint_is_as_large_as_was_said(run_cli, online, able, write, tmp_
     learnt = {"model": {"path": str(able)}, "task": {"arithmetic": {"low": 2, "high": 4, "held_out": 2}}}
     short = {"run": {"updates": 3}, "eval": {"limit": 0}, "checkpoint": {"every": 0}}
     recipe = write(config.read(write(online, learnt | short)).tables, VARIANTS[variant])
-    said = local.plan(config.read(recipe).recipe, lambda text: None).disk
+    said = build.plan(config.read(recipe).recipe, lambda text: None).disk
     assert run_cli("train", recipe, "--run-dir", tmp_path / "run", "--quiet").code == 0
     folder = tmp_path / "run" / "checkpoints" / "step_000003"
     resume = tensor_bytes(folder / "resume")
@@ -50,7 +51,7 @@ def test_so_is_that_of_a_reward_model(run_cli, offline, write, tmp_path, rank):
     data.write_text('{"prompt": "1?", "chosen": "7", "rejected": "3"}\n' * 8)
     over = {"method": {"name": "reward"}, "task": {"arithmetic": None, "data": {"path": str(data)}}}
     recipe = write(offline, over | {"lora": {"rank": rank}, "run": {"updates": 1}, "eval": {"limit": 0}})
-    said = local.plan(config.read(recipe).recipe, lambda text: None).disk
+    said = build.plan(config.read(recipe).recipe, lambda text: None).disk
     assert run_cli("train", recipe, "--run-dir", tmp_path / "run", "--quiet").code == 0
     folder = tmp_path / "run" / "checkpoints" / "step_000001"
     written = tensor_bytes(folder)
@@ -79,7 +80,7 @@ def test_a_run_that_cannot_save_does_not_begin(run_cli, online, write, tmp_path,
     said = run_cli("validate", recipe)
     assert said.code == 0
     assert "a checkpoint" in said.err
-    need = local.plan(config.read(recipe).recipe, lambda text: None).disk
+    need = build.plan(config.read(recipe).recipe, lambda text: None).disk
     for free, code, note in ((need.weights + need.resume, 0, True), (10**12, 0, False), (0, 2, False)):
         monkeypatch.setattr(
             saving.shutil, "disk_usage", lambda _, n=free: shutil._ntuple_diskusage(10**12, 0, n)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from posttrain import config
+from posttrain.recipe import config
 from posttrain.testing import repeatable
 
 REWARDS = """

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posttrain.runtime.hacking import agreement, auditors_of, hacking_metrics, within_groups
-from posttrain.runtime.journal import stop_recorded
+from posttrain.runtime.record.hacking import agreement, auditors_of, hacking_metrics, within_groups
+from posttrain.runtime.record.journal import stop_recorded
 from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.answers import Number
 from posttrain.verifiers.combine.combined import Combined, Part

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain import config
 from posttrain.engines.native.cache import TokenLayout
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.lora import base
-from posttrain.runtime import local
-from posttrain.runtime.handover import hand_over
+from posttrain.recipe import config
+from posttrain.runtime import build
 from posttrain.runtime.sampling import engine_of
+from posttrain.runtime.weight_sync import hand_over
 from posttrain.types import Request, RunError, Sampling
 
 CANARY = list(range(5, 29))
@@ -125,8 +125,8 @@ def sides(online, write, make_model):
     def make(over: dict[str, Any], *, tied: bool = False):
         torch.manual_seed(3)
         tables = {"model": {"path": str(model_dir(make_model, tied))}} | over
-        chosen = local.plan(config.read(write(online, tables)).recipe, print)
-        learner = local.learner_of(chosen, {})
+        chosen = build.plan(config.read(write(online, tables)).recipe, print)
+        learner = build.learner_of(chosen, {})
         engine = engine_of(chosen.asked.recipe, chosen.policy)
         with torch.no_grad():
             for name, master in zip(learner.masters.names, learner.masters.masters, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from posttrain.runtime.judged import BINS, agreement, calibration_error, correlation
+from posttrain.runtime.record.agreement import BINS, agreement, calibration_error, correlation
 from posttrain.runtime.rows import marked
 from posttrain.types import Batch, PerToken
 

@@ -19,11 +19,11 @@ from transformers import (
     AutoTokenizer,
 )
 
-from posttrain import config
-from posttrain.learner import pretrained
-from posttrain.loading import quiet
 from posttrain.methods.table import METHODS
-from posttrain.runtime import local
+from posttrain.models import pretrained
+from posttrain.models.loading import quiet
+from posttrain.recipe import config
+from posttrain.runtime import build
 from posttrain.runtime.critics import critic_of
 from posttrain.runtime.policy import weights_of
 from posttrain.testing import repeatable
@@ -421,7 +421,7 @@ def test_a_critic_of_a_recipe_begins_with_the_head_of_its_reward_model(
     judge = ended(train(run_cli, family("reward"), tmp_path / "judge")) / "model"
     over = {"method": {"name": "ppo"}, "critic": {"kind": "own", "path": str(judge)}, "run": {"updates": 1}}
     recipe = write(online, over, "ppo")
-    chosen = local.plan(config.read(recipe).recipe, lambda text: None)
+    chosen = build.plan(config.read(recipe).recipe, lambda text: None)
     critic = critic_of(chosen.asked, chosen.policy, weights_of(chosen.asked.recipe, chosen.policy))
     held = load_file(judge / "model.safetensors")
     assert torch.equal(critic.head.weight, held["score.weight"])

@@ -19,15 +19,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.envs.guess import Guess, guess_tasks
-from posttrain.learner import checkpoint
 from posttrain.learner.forward import _kept
 from posttrain.learner.lora import Lora, parameters
-from posttrain.learner.pretrained import parameter_count
 from posttrain.math import tokens
 from posttrain.methods.build import build
-from posttrain.runtime.error_rate import WINDOW, ErrorRate
-from posttrain.runtime.journal import Journal, Progress, stop_requested
-from posttrain.runtime.metrics import evaluation_metrics, is_right, rollout_metrics
+from posttrain.models import checkpoint
+from posttrain.models.pretrained import parameter_count
+from posttrain.recipe.settings import SELECT, Evaluation
 from posttrain.runtime.plan import (
     MOST_ELSEWHERE,
     MOST_MICROBATCH,
@@ -38,11 +36,13 @@ from posttrain.runtime.plan import (
     mask_bytes,
     microbatch,
 )
-from posttrain.runtime.replay import Replay
-from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.select import SELECTIONS, WHY_NOT, accepted, every, selection, varied
-from posttrain.runtime.settings import SELECT, Evaluation
-from posttrain.runtime.stream import Stream
+from posttrain.runtime.record.error_rate import WINDOW, ErrorRate
+from posttrain.runtime.record.journal import Journal, Progress, stop_requested
+from posttrain.runtime.record.metrics import evaluation_metrics, is_right, rollout_metrics
+from posttrain.runtime.record.rundir import RunDir
+from posttrain.runtime.tasks.replay import Replay
+from posttrain.runtime.tasks.select import SELECTIONS, WHY_NOT, accepted, every, selection, varied
+from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import Batch, Episode, RunError, Task, Trajectory, UserError, Verdict
 
 

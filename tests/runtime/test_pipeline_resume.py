@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.toml import dump
+from posttrain.base.toml import dump
 
 KILLS = 4
 SUMS = {"low": 2, "high": 4, "held_out": 3, "template": "{a}+{b}="}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posttrain.runtime import process
+from posttrain.base import process
 
 
 @pytest.fixture

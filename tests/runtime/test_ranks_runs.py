@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from posttrain import cli
+from posttrain.base.toml import dump
 from posttrain.testing import repeatable
-from posttrain.toml import dump
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.runtime import samples
-from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.samples import drawn
+from posttrain.runtime.record import samples
+from posttrain.runtime.record.rundir import RunDir
+from posttrain.runtime.record.samples import drawn
 from posttrain.types import Episode, RunError, Task, Trajectory, Verdict
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from posttrain import config, loading
-from posttrain.learner import checkpoint
-from posttrain.runtime import recipe as runtime_recipe
+from posttrain.models import checkpoint, loading
+from posttrain.recipe import config
+from posttrain.recipe import recipe as runtime_recipe
 from posttrain.testing import repeatable
 
 UPDATES = 5

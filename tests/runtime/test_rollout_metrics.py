@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain.runtime.metrics import pass_at_powers, rollout_metrics, success_rate
+from posttrain.runtime.record.metrics import pass_at_powers, rollout_metrics, success_rate
 from posttrain.types import Episode, Task, Trajectory, Verdict
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain import config
 from posttrain.envs.protocol import Start, Turn
-from posttrain.runtime import local
-from posttrain.runtime.handover import Publisher
+from posttrain.recipe import config
+from posttrain.runtime import build
 from posttrain.runtime.sampling import Made, engine_of, sampler_of
+from posttrain.runtime.weight_sync import Publisher
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import GroupRequest
 from posttrain.samplers.remote import ProcessChannel
@@ -30,9 +30,9 @@ class Set:
     """A learner that publishes to samplers in processes, with nobody who trains."""
 
     def __init__(self, recipe: Path, logs: Path) -> None:
-        self.chosen = local.plan(config.read(recipe).recipe, print)
+        self.chosen = build.plan(config.read(recipe).recipe, print)
         self.asked, self.recipe, self.logs = self.chosen.asked, self.chosen.asked.recipe, logs
-        self.learner = local.learner_of(self.chosen, {})
+        self.learner = build.learner_of(self.chosen, {})
         self.store = Arenas()
         canary = self.chosen.policy.chat.render(self.asked.train[0].messages)[-8:]
         self.publisher = Publisher(self.learner, canary, self.store)

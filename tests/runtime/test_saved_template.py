@@ -9,11 +9,11 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from posttrain.chat import Chat
 from posttrain.data import Ranking
-from posttrain.learner.pretrained import silent
+from posttrain.envs.chat import Chat
+from posttrain.models.pretrained import silent
+from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.policy import NO_TASK, surroundings
-from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rows import Shaper
 from posttrain.types import Message
 from posttrain.verifiers.model.scorer import Scorer

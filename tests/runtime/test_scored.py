@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from posttrain.runtime.reference import AT_ONCE, scored
 from posttrain.runtime.rows import Group, numbered, row
-from posttrain.runtime.scored import AT_ONCE, scored
 from posttrain.types import Batch, PerToken
 
 
@@ -59,7 +59,7 @@ def test_what_was_scored_before_a_kill_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int
 ) -> None:
     """Answers that hang on what else is asked for at once come out as if there had been no kill."""
-    monkeypatch.setattr("posttrain.runtime.scored.KEEP_S", 0.0)
+    monkeypatch.setattr("posttrain.runtime.reference.KEEP_S", 0.0)
     groups = [pair(n % 100, *range(n % 7)) for n in range(3 * AT_ONCE + 5)]
     groups[40:40] = [PAIRS[0]] * 3
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from posttrain import config
-from posttrain.learner.pretrained import silent
-from posttrain.runtime import local
-from posttrain.runtime.rundir import RunDir
+from posttrain.api.training import prepared
+from posttrain.models.pretrained import silent
+from posttrain.recipe import config
+from posttrain.runtime import build
+from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.session import Callback, Session
 from posttrain.testing import repeatable
-from posttrain.training import prepared
 from posttrain.types import RunError
 
 
@@ -26,7 +26,7 @@ def opened(recipe: Path, run: Path, *callbacks: object, resume: bool = False) ->
     directory = RunDir(run, resume=resume)
     found, chosen = prepared(config.read(recipe), directory, title="test", resume=resume, say=silent)
     how = {"resume": resume, "config": found.tables, "show": nothing, "say": silent}
-    session = Session(local.parts_of(chosen, directory, **how), callbacks)
+    session = Session(build.parts_of(chosen, directory, **how), callbacks)
     session._held.closing.callback(directory.close)
     return session
 

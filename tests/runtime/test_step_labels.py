@@ -12,15 +12,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from posttrain.data import Data, Stepped, load_steps
+from posttrain.evaluation.step_labels import Labelling, _drawn, hard, prefixes, soft, split_steps, step_labels
+from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.policy import NO_TASK, Policy, surroundings
-from posttrain.runtime.recipe import Model, Recipe
 from posttrain.runtime.rows import Shaper
 from posttrain.runtime.sampling import engine_of
-from posttrain.runtime.step_labels import Labelling, _drawn, hard, prefixes, soft, split_steps, step_labels
 from posttrain.types import Sampling, Task
 from posttrain.verifiers.answers import Exact
-from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.structure.patterns import Regex
+from posttrain.verifiers.workers.pool import Pool
 
 TASK = Task(id="t", messages=({"role": "user", "content": "say"},), answer="a;b")
 ROLLOUTS = 400

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posttrain import config
+from posttrain.recipe import config
 from posttrain.runtime.ask import ask
 from posttrain.samplers.live import Live
 from posttrain.types import Completion, Sampling, Task, Trajectory

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from posttrain import doctor
+from posttrain.commands import doctor
 from posttrain.samplers.cluster import Cluster
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import GroupRequest

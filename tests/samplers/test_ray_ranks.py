@@ -13,11 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 from posttrain import cli
-from posttrain.runtime import central, online
+from posttrain.base.toml import dump
+from posttrain.runtime import online
+from posttrain.runtime.ranks import central
 from posttrain.samplers.cluster import Cluster
 from posttrain.samplers.ray import RayChannel
 from posttrain.testing import repeatable
-from posttrain.toml import dump
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-ray has an environment with it")
 

@@ -5,12 +5,12 @@ from math import log
 
 import pytest
 
-from posttrain.search.coq import CoqSteps
-from posttrain.search.hypertree import hypertree
+from posttrain.search.moves.coq import CoqSteps
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State
+from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.tree import Tree
 from posttrain.types import Task, UserError
-from posttrain.verifiers.proof.coq import Coq
+from posttrain.verifiers.proof.coq.verifier import Coq
 
 AND = "forall A B : Prop, A /\\ B -> B /\\ A"
 

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from posttrain import config
-from posttrain.learner.pretrained import silent
+from posttrain.models.pretrained import silent
+from posttrain.recipe import config
 from posttrain.runtime.policy import surroundings
 from posttrain.runtime.sampling import engine_of
 from posttrain.samplers.trees import Trees
-from posttrain.search.best_first import best_first, best_of_n
 from posttrain.search.choice import SearchChoice
 from posttrain.search.drive import Searches, prompt_of
-from posttrain.search.gumbel import gumbel
-from posttrain.search.hypertree import hypertree
 from posttrain.search.protocol import Budget, Refused, State
-from posttrain.search.puct import puct
 from posttrain.search.record import record
+from posttrain.search.strategies.best_first import best_first, best_of_n
+from posttrain.search.strategies.gumbel import gumbel
+from posttrain.search.strategies.hypertree import hypertree
+from posttrain.search.strategies.puct import puct
 from posttrain.search.tree import Tree
 from posttrain.search.values import SAID, taught, value_prompt
 from posttrain.types import Sampling, Task, Verdict

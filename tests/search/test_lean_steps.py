@@ -4,16 +4,15 @@ import pickle
 
 import pytest
 
-from posttrain.search.hypertree import hypertree
-from posttrain.search.lean import LeanSteps
-from posttrain.search.lean_file import FLAGS, Trial, told, written
-from posttrain.search.lean_move import forbidden
+from posttrain.search.moves.lean import LeanSteps
+from posttrain.search.moves.lean_file import FLAGS, Trial, told, written
+from posttrain.search.moves.lean_move import forbidden
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State
+from posttrain.search.strategies.hypertree import hypertree
 from posttrain.types import Task, UserError
-from posttrain.verifiers.proof import lean_judge, lean_source
-from posttrain.verifiers.proof.lean import Lean
-from posttrain.verifiers.proof.lean_source import Header
-from posttrain.verifiers.proof.lean_toolchain import Message
+from posttrain.verifiers.proof.lean.source import Header
+from posttrain.verifiers.proof.lean.toolchain import Message
+from posttrain.verifiers.proof.lean.verifier import Lean, judge, source
 
 LEAN = Lean(toolchain="wheel", budget=20.0)
 STEPS = LeanSteps(lean=LEAN)
@@ -319,13 +318,11 @@ def test_a_task_that_cannot_be_begun_says_why():
 
 
 def test_another_lean_is_told_of_at_the_start(monkeypatch):
-    lean_judge.tactics.cache_clear()
-    monkeypatch.setattr(
-        lean_judge, "TACTICS_TEXT", lean_source.TACTICS_TEXT.replace("def cases :", "def casen :")
-    )
+    judge.tactics.cache_clear()
+    monkeypatch.setattr(lean_judge, "TACTICS_TEXT", source.TACTICS_TEXT.replace("def cases :", "def casen :"))
     with pytest.raises(UserError, match=r"does not know the tactics.*posttrain\[lean\]"):
         STEPS.begin([task("True")])
-    lean_judge.tactics.cache_clear()
+    judge.tactics.cache_clear()
 
 
 def test_options_that_mean_nothing_are_refused():

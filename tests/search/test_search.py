@@ -8,11 +8,11 @@ from math import exp, log, prod
 
 import pytest
 
-from posttrain.search.best_first import beam, best_first, best_of_n
-from posttrain.search.gumbel import gumbel, perturbed
-from posttrain.search.hypertree import hypertree
 from posttrain.search.protocol import Apply, Budget, Move, Propose, Refused, State, Value
-from posttrain.search.puct import puct, rmax
+from posttrain.search.strategies.best_first import beam, best_first, best_of_n
+from posttrain.search.strategies.gumbel import gumbel, perturbed
+from posttrain.search.strategies.hypertree import hypertree
+from posttrain.search.strategies.puct import puct, rmax
 from posttrain.search.tree import Tree
 from posttrain.types import Task
 

@@ -9,10 +9,10 @@ import pytest
 from posttrain.envs.guess import Guess, guess_tasks
 from posttrain.envs.maze import Maze, layout_tasks, maze_tasks
 from posttrain.envs.user import load_env
-from posttrain.search.best_first import best_first
+from posttrain.search.moves.turns import EnvSteps, _plain
 from posttrain.search.protocol import Apply, Budget, Move, Propose, Refused, State
-from posttrain.search.puct import puct, rmax
-from posttrain.search.turns import EnvSteps, _plain
+from posttrain.search.strategies.best_first import best_first
+from posttrain.search.strategies.puct import puct, rmax
 
 UNBOUNDED = Budget(moves=1_000_000, depth=100)
 

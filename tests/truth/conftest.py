@@ -1,4 +1,4 @@
-"""The worlds of posttrain.truth, made once, and the gradient with which the learner itself would move."""
+"""The worlds of study/truth, made once, and the gradient with which the learner itself would move."""
 
 import copy
 from collections.abc import Callable
@@ -8,8 +8,8 @@ import torch
 
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
-from posttrain.truth import Row, rows, world
-from posttrain.truth.world import World
+from posttrain.study.truth import Row, rows, world
+from posttrain.study.truth.world import World
 from posttrain.types import Batch, Method
 
 Taken = Callable[[World, Method], tuple[Callable[[Batch], torch.Tensor], torch.Tensor | None]]

@@ -9,9 +9,9 @@ import torch
 
 from posttrain.math import advantages, kl, reduce, returns, surrogate, value
 from posttrain.methods.table import GRPO, LEARNED, REINFORCE, RLOO
-from posttrain.truth import exact
-from posttrain.truth.row import error, sine
-from posttrain.truth.world import World
+from posttrain.study.truth import exact
+from posttrain.study.truth.row import error, sine
+from posttrain.study.truth.world import World
 
 EXACT = 1e-10
 ONE_GROUP = torch.zeros(4, dtype=torch.long)

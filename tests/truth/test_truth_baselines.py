@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from posttrain.truth import Row, baselines, exact, trust
-from posttrain.truth.row import error
-from posttrain.truth.world import World
+from posttrain.study.truth import Row, baselines, exact, trust
+from posttrain.study.truth.row import error
+from posttrain.study.truth.world import World
 
 EXACT = 1e-10
 

@@ -10,9 +10,9 @@ import torch
 from posttrain.math import advantages, corrections, ratios, reduce, surrogate
 from posttrain.methods.build import build
 from posttrain.methods.table import DR_GRPO, GRPO, METHODS, REINFORCE, RLOO
-from posttrain.truth import exact
-from posttrain.truth.row import error, sine
-from posttrain.truth.world import World
+from posttrain.study.truth import exact
+from posttrain.study.truth.row import error, sine
+from posttrain.study.truth.world import World
 from posttrain.types import Method
 
 HORIZON = 5

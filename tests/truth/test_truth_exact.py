@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from posttrain.truth import exact
-from posttrain.truth.row import error
-from posttrain.truth.world import World
+from posttrain.study.truth import exact
+from posttrain.study.truth.row import error
+from posttrain.study.truth.world import World
 
 EXACT = 1e-10
 BETA = 0.3

@@ -9,12 +9,12 @@ import torch
 from posttrain.math import reduce, selection
 from posttrain.methods.imitation import ExpertIteration
 from posttrain.methods.table import EXPERT
-from posttrain.truth import Row, exact, rewards
-from posttrain.truth.answers import group_chances
-from posttrain.truth.imitation import SIZE, iterated
-from posttrain.truth.preferences import lowest
-from posttrain.truth.soft import Free
-from posttrain.truth.world import World
+from posttrain.study.truth import Row, exact, rewards
+from posttrain.study.truth.answers import group_chances
+from posttrain.study.truth.imitation import SIZE, iterated
+from posttrain.study.truth.preferences import lowest
+from posttrain.study.truth.soft import Free
+from posttrain.study.truth.world import World
 from posttrain.types import Outputs
 
 COUNTED = replace(EXPERT, repeats=selection.counted)

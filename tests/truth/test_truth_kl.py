@@ -8,9 +8,9 @@ import torch
 
 from posttrain.math import kl
 from posttrain.methods.table import REINFORCE, RLOO
-from posttrain.truth import exact
-from posttrain.truth.row import error
-from posttrain.truth.world import World
+from posttrain.study.truth import exact
+from posttrain.study.truth.row import error
+from posttrain.study.truth.world import World
 
 EXACT = 1e-10
 BETA = 0.25

@@ -11,8 +11,8 @@ import torch
 from posttrain.math import preference
 from posttrain.methods.preference import Preference
 from posttrain.methods.table import CDPO, DPO, F_DPO, IPO, METHODS, RDPO, SLIC
-from posttrain.truth import Row, exact, preferences, rewards
-from posttrain.truth.preferences import (
+from posttrain.study.truth import Row, exact, preferences, rewards
+from posttrain.study.truth.preferences import (
     apart,
     bradley_terry,
     by_order,
@@ -27,10 +27,10 @@ from posttrain.truth.preferences import (
     ordered,
     with_answers,
 )
-from posttrain.truth.row import error, sine
-from posttrain.truth.soft import Free
-from posttrain.truth.table import target
-from posttrain.truth.world import World
+from posttrain.study.truth.row import error, sine
+from posttrain.study.truth.soft import Free
+from posttrain.study.truth.table import target
+from posttrain.study.truth.world import World
 
 EXACT = 1e-10
 BETA = 0.4

@@ -7,9 +7,9 @@ import torch
 
 from posttrain.math import reduce
 from posttrain.methods.q_learning import SoftQ
-from posttrain.truth import Row, exact, soft
-from posttrain.truth.row import error
-from posttrain.truth.world import World
+from posttrain.study.truth import Row, exact, soft
+from posttrain.study.truth.row import error
+from posttrain.study.truth.world import World
 
 EXACT = 1e-10
 BETA = 0.4

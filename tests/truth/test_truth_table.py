@@ -8,16 +8,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from posttrain import truth
 from posttrain.math import advantages
 from posttrain.methods.build import CHOICES, build
 from posttrain.methods.table import METHODS, REINFORCE
-from posttrain.truth import Row, exact, facts
-from posttrain.truth.elsewhere import moved
-from posttrain.truth.printed import MEANING, number, sections
-from posttrain.truth.row import EXACT
-from posttrain.truth.table import BECAUSE, REASONS, SECTION, target
-from posttrain.truth.world import World
+from posttrain.study import truth
+from posttrain.study.truth import Row, exact, facts
+from posttrain.study.truth.elsewhere import moved
+from posttrain.study.truth.printed import MEANING, number, sections
+from posttrain.study.truth.row import EXACT
+from posttrain.study.truth.table import BECAUSE, REASONS, SECTION, target
+from posttrain.study.truth.world import World
 from posttrain.types import UserError
 
 ONLINE = [name for name, line in METHODS.items() if line.loop == "online"]

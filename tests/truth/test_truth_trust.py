@@ -9,10 +9,10 @@ import torch
 from posttrain.learner.trust_region import Trust
 from posttrain.math import surrogate
 from posttrain.methods.table import LEARNED, TRPO
-from posttrain.truth import Row, exact, soft, trust
-from posttrain.truth.elsewhere import drawing, moved
-from posttrain.truth.row import error, sine
-from posttrain.truth.world import World
+from posttrain.study.truth import Row, exact, soft, trust
+from posttrain.study.truth.elsewhere import drawing, moved
+from posttrain.study.truth.row import error, sine
+from posttrain.study.truth.world import World
 
 EXACT = 1e-10
 

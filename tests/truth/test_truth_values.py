@@ -9,9 +9,9 @@ import torch
 
 from posttrain.math import returns
 from posttrain.methods.table import IMPALA, LEARNED, TO_GO
-from posttrain.truth import Row, exact, values
-from posttrain.truth.row import error, verdict
-from posttrain.truth.world import World
+from posttrain.study.truth import Row, exact, values
+from posttrain.study.truth.row import error, verdict
+from posttrain.study.truth.world import World
 
 EXACT = 1e-10
 CAPS = (0.7, 1.0, 2.0, math.inf)

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from posttrain.types import UserError
-from posttrain.verifiers.proof.coq_session import end_waiting
-from posttrain.verifiers.proof.lean import Lean
+from posttrain.verifiers.proof.coq.session import end_waiting
+from posttrain.verifiers.proof.lean.verifier import Lean
 
 
 @pytest.fixture(scope="session")

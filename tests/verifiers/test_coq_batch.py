@@ -3,11 +3,10 @@
 import pytest
 
 from posttrain.types import Task, Verdict
-from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.proof import coq_batch
-from posttrain.verifiers.proof.coq import Coq
-from posttrain.verifiers.proof.coq_check import Problem
+from posttrain.verifiers.proof.coq.check import Problem
+from posttrain.verifiers.proof.coq.verifier import Coq, batch
 from posttrain.verifiers.sandbox import LEVELS, Box, available
+from posttrain.verifiers.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("coqc", "coq_host")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")
@@ -73,7 +72,7 @@ def test_nothing_is_proved_that_rests_on_what_is_open() -> None:
         "Abort. Axiom t : 0 = 1. Lemma u : True. exact I.",
         "admit. Admitted. Lemma u : True. exact I.",
     ):
-        assert coq_batch.proved(box, [(problem, text), honest, honest]) == [False, True, True]
+        assert batch.proved(box, [(problem, text), honest, honest]) == [False, True, True]
 
 
 def test_progress_is_of_single_proofs() -> None:

@@ -3,11 +3,10 @@
 import pytest
 
 from posttrain.types import Task
-from posttrain.verifiers.proof import coq_check
-from posttrain.verifiers.proof.coq import Coq
-from posttrain.verifiers.proof.coq_check import Problem
-from posttrain.verifiers.proof.coq_screen import refusal
-from posttrain.verifiers.proof.coq_script import sentences
+from posttrain.verifiers.proof.coq.check import Problem
+from posttrain.verifiers.proof.coq.screen import refusal
+from posttrain.verifiers.proof.coq.script import sentences
+from posttrain.verifiers.proof.coq.verifier import Coq, check
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 
 pytestmark = pytest.mark.usefixtures("coqc", "coq_host")
@@ -200,9 +199,9 @@ NAMED = {name: cheat for name, cheat in CHEATS.items() if refusal(sentences(chea
 @pytest.mark.parametrize(("statement", "response", "label"), NAMED.values(), ids=NAMED)
 def test_no_cheat_needs_its_words_to_be_refused(statement, response, label):
     problem = Problem("t", statement)
-    box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=coq_check.programs().readable)
+    box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=check.programs().readable)
     text = response if " t " in response else f"Theorem t : {statement}.\n{response}\nQed."
-    outcome = coq_check.accepted(box, problem, text, ())
+    outcome = check.accepted(box, problem, text, ())
     assert outcome.label != "proved"
     if label == "assumes":
         assert outcome.label == "assumes"
@@ -213,9 +212,9 @@ def test_no_cheat_needs_its_words_to_be_refused(statement, response, label):
 def test_the_kernels_own_checks_name_what_they_did_not_check():
     names = [name for name in CHEATS if name.startswith(("no guard", "no positivity", "no universes"))]
     assert len(names) == 4
-    box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=coq_check.programs().readable)
+    box = Box(level=LEVEL, limits=Limits(wall_s=20, memory_mb=2048), readable=check.programs().readable)
     for name in names:
-        assert coq_check.accepted(box, Problem("t", FALSE), CHEATS[name][1], ()).label == "forbidden", name
+        assert check.accepted(box, Problem("t", FALSE), CHEATS[name][1], ()).label == "forbidden", name
 
 
 @pytest.mark.parametrize(

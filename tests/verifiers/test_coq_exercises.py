@@ -10,11 +10,10 @@ import pytest
 from posttrain.envs.tasks import coq_exercises as module
 from posttrain.envs.tasks.coq_exercises import HARDEST, CoqExercises, coq_exercises
 from posttrain.types import UserError
-from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.proof import coq_check
-from posttrain.verifiers.proof.coq import Coq
+from posttrain.verifiers.proof.coq.verifier import Coq, check
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 from posttrain.verifiers.self_test import self_test
+from posttrain.verifiers.workers.pool import Pool
 
 needs_coq = pytest.mark.usefixtures("coqc")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")
@@ -38,12 +37,12 @@ def test_every_stored_script_proves_its_statement():
         files[task.fields.get("header", "")][task.fields.get("definitions", "")] += [
             f"Theorem {name} : {statement}.\n{gold}\nQed.\nPrint Assumptions {name}."
         ]
-    box = Box(level=LEVEL, limits=Limits(wall_s=60, memory_mb=2048), readable=coq_check.programs().readable)
+    box = Box(level=LEVEL, limits=Limits(wall_s=60, memory_mb=2048), readable=check.programs().readable)
     for header, modules in files.items():
         text = header
         for number, (definitions, theorems) in enumerate(modules.items()):
             text += "\n".join([f"\nModule M{number}.", definitions, *theorems, f"End M{number}."])
-        argv = coq_check.command(coq_check.programs().coqc, "-noglob", "Golds.v")
+        argv = check.command(check.programs().coqc, "-noglob", "Golds.v")
         ran = box.run(argv, files={"Golds.v": text.encode()})
         assert ran.status == 0, ran.stderr.decode()
         closed = ["Closed under the global context"] * sum(map(len, modules.values()))

@@ -5,9 +5,8 @@ import shutil
 import pytest
 
 from posttrain.types import Task, UserError
-from posttrain.verifiers.proof import coq_check, coq_session
-from posttrain.verifiers.proof.coq import Coq
-from posttrain.verifiers.proof.coq_session import end_waiting
+from posttrain.verifiers.proof.coq.session import end_waiting
+from posttrain.verifiers.proof.coq.verifier import Coq, check, session
 from posttrain.verifiers.sandbox import LEVELS, available
 
 pytestmark = pytest.mark.usefixtures("coq_host")
@@ -223,7 +222,7 @@ def test_no_submission_meets_what_another_left(warm):
 @needs_coq
 def test_a_process_serves_once_and_another_waits():
     coq, served = Coq(level=LEVEL, warm=1), []
-    original = coq_session.taken
+    original = session.taken
 
     def noted(opening, keep):
         session = original(opening, keep)
@@ -232,12 +231,12 @@ def test_a_process_serves_once_and_another_waits():
 
     end_waiting()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("posttrain.verifiers.proof.coq.taken", noted)
+        patch.setattr("posttrain.verifiers.proof.coq.verifier.taken", noted)
         for _ in range(3):
             coq(task(ZERO), "foo.")
     assert len({process.pid for process in served}) == 3
     assert all(process.poll() is not None for process in served)
-    assert len([s for waiting in coq_session._waiting.values() for s in waiting]) == 1
+    assert len([s for waiting in session._waiting.values() for s in waiting]) == 1
     end_waiting()
 
 
@@ -245,10 +244,10 @@ def test_a_process_serves_once_and_another_waits():
 def test_a_waiting_process_that_was_killed_is_replaced():
     coq = Coq(level=LEVEL)
     coq(task(ZERO), "foo.")
-    for waiting in coq_session._waiting.values():
-        for session in waiting:
-            session._live.process.kill()
-            session._live.process.wait()
+    for waiting in session._waiting.values():
+        for each in waiting:
+            each._live.process.kill()
+            each._live.process.wait()
     assert coq(task(ZERO), "auto.").label == "proved"
 
 
@@ -312,16 +311,16 @@ def test_options_that_make_no_sense_are_refused():
 
 def test_without_coq_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    coq_check.programs.cache_clear()
+    check.programs.cache_clear()
     with pytest.raises(UserError, match="apt-get install --no-install-recommends coq"):
         Coq(level="rlimits").require()
-    coq_check.programs.cache_clear()
+    check.programs.cache_clear()
 
 
 @needs_coq
 def test_a_box_that_does_not_work_is_not_the_responses_fault(monkeypatch):
-    coq_check.programs()
-    broken = coq_check.Programs("/bin/false", "/bin/false", "/bin/false", ())
+    check.programs()
+    broken = check.Programs("/bin/false", "/bin/false", "/bin/false", ())
     end_waiting()
     monkeypatch.setattr(coq_check, "programs", lambda: broken)
     verdict = Coq(level=LEVEL, budget=2.0)(task("1 = 1 + 0"), "auto.")

@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from posttrain.runtime.task_choice import TaskChoice, tasks
+from posttrain.recipe.tasks import TaskChoice, tasks
 from posttrain.types import UserError
-from posttrain.verifiers.proof import coq_library as module
-from posttrain.verifiers.proof.coq import Coq
-from posttrain.verifiers.proof.coq_library import CoqLibrary, coq_library, library, proofs, statements
+from posttrain.verifiers.proof.coq import library as module
+from posttrain.verifiers.proof.coq.library import CoqLibrary, coq_library, library, proofs, statements
+from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, available
 
 pytestmark = pytest.mark.usefixtures("coqc")

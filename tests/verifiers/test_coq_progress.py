@@ -5,9 +5,9 @@ import random
 import pytest
 
 from posttrain.types import Task
-from posttrain.verifiers.proof.coq import Coq
-from posttrain.verifiers.proof.coq_progress import MOST, WORST, potential
-from posttrain.verifiers.proof.coq_session import end_waiting
+from posttrain.verifiers.proof.coq.progress import MOST, WORST, potential
+from posttrain.verifiers.proof.coq.session import end_waiting
+from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, available
 
 needs_coq = pytest.mark.usefixtures("coqc")

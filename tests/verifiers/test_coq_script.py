@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from posttrain.verifiers.proof.coq_screen import refusal
-from posttrain.verifiers.proof.coq_script import declares, sentences, submission
+from posttrain.verifiers.proof.coq.screen import refusal
+from posttrain.verifiers.proof.coq.script import declares, sentences, submission
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from posttrain import config
 from posttrain.data import Data, load_tasks
-from posttrain.runtime.hacking import hacking_metrics
+from posttrain.recipe import config
+from posttrain.runtime.record.hacking import hacking_metrics
 from posttrain.types import Episode, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function
-from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, TrainerState
+from posttrain.verifiers.workers.pool import Pool
 
 ASKED = Task(
     id="q1",
@@ -36,7 +36,7 @@ def told(user):
         text = "import json\ntold = {}\n" + f"def f({parameters}):\n    told.update({{{names}}})\n"
         verifier = Function(function=user(text + f"    return [1.0] * {len(group.responses)}"))
         assert [v.score for v in verifier.judge_group(group)] == [1.0] * len(group.responses)
-        from posttrain.usercode import load_named
+        from posttrain.base.usercode import load_named
 
         return load_named(verifier.function.replace(":f", ":told"))
 

@@ -9,8 +9,8 @@ import torch
 
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.function import Function, as_verdict
-from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.self_test import self_test
+from posttrain.verifiers.workers.pool import Pool
 
 QUESTION = Task(
     id="q1",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.base.usercode import load_named
 from posttrain.types import UserError
-from posttrain.usercode import load_named
 from posttrain.verifiers.judge import endpoint as endpoint_module
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.rate import turn

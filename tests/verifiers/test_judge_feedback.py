@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from posttrain.base.usercode import load_named
 from posttrain.types import UserError
-from posttrain.usercode import load_named
 from posttrain.verifiers.judge.constitution import Constitution, Principle, read_constitution
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import Judging

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from posttrain import reader
-from posttrain.runtime import writers
-from posttrain.runtime.writers import JudgeChoice, NativeWriter
+from posttrain.base import reader
+from posttrain.recipe import writers
+from posttrain.recipe.writers import JudgeChoice, NativeWriter
 from posttrain.types import Task, UserError
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import Judge
 from posttrain.verifiers.judge.rubric import Rubric, read_rubric
-from posttrain.verifiers.pool import Pool
+from posttrain.verifiers.workers.pool import Pool
 
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 PAIR = Rubric(kind="pairwise", prompt="{question}{first}{second}")

@@ -6,9 +6,8 @@ import psutil
 import pytest
 
 from posttrain.types import Task
-from posttrain.verifiers.proof import lean_judge, lean_source
-from posttrain.verifiers.proof.lean import Lean
-from posttrain.verifiers.proof.lean_toolchain import Message, Outcome, toolchain
+from posttrain.verifiers.proof.lean.toolchain import Message, Outcome, toolchain
+from posttrain.verifiers.proof.lean.verifier import Lean, judge
 
 LOGIC = Path(__file__).with_name("lean_logic.lean").read_text(encoding="utf-8")
 LEAN = Lean(toolchain="wheel", budget=20.0)
@@ -296,18 +295,18 @@ def test_only_the_replay_finds_what_the_kernel_was_not_shown(monkeypatch):
     statement, response, _ = CHEATS["unsafe without a check"]
     monkeypatch.setattr(lean_source, "foul", lambda text: ("", "", -1))
     assert "replayed" in LEAN(task(statement), response).reason
-    monkeypatch.setattr(lean_judge.Means, "replays", lambda means, modules: True)
+    monkeypatch.setattr(judge.Means, "replays", lambda means, modules: True)
     assert LEAN(task(statement), response).label == "proved", "so the test above could fail"
 
 
 def test_only_the_guard_keeps_literals_from_proving_everything(monkeypatch):
     statement, response, _ = CHEATS["a type String without values"]
     monkeypatch.setattr(lean_judge, "RESERVED", ("Nat.add",))
-    lean_judge.header_modules.cache_clear()
-    lean_judge.prepared.cache_clear()
+    judge.header_modules.cache_clear()
+    judge.prepared.cache_clear()
     assert LEAN(task(statement), response).label == "proved", "so the case above could fail"
-    lean_judge.header_modules.cache_clear()
-    lean_judge.prepared.cache_clear()
+    judge.header_modules.cache_clear()
+    judge.prepared.cache_clear()
 
 
 def test_what_takes_too_long_is_a_timeout_of_its_own():
@@ -329,9 +328,9 @@ def test_a_reduction_without_end_is_ended():
 def ours(*messages, ended="done"):
     """The verdict where Lean says this to our question, which has seven lines."""
     question = "prelude\n\n\n\n#print _root_.t\ntheorem ours : type_of% @s := @_root_.t\n#print axioms ours"
-    means = lean_judge.Means(toolchain("wheel", ""), "strict", 512, 1.0)
+    means = judge.Means(toolchain("wheel", ""), "strict", 512, 1.0)
     found = Outcome(tuple(Message(*message) for message in messages), b"", ended)
-    return lean_judge._answered(found, means, question, "t", frozenset({"propext", "Quot.sound"})).label
+    return judge._answered(found, means, question, "t", frozenset({"propext", "Quot.sound"})).label
 
 
 KIND = ("information", 5, 0, "theorem t : True := True.intro")

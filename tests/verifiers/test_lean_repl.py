@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from posttrain.types import Task
-from posttrain.verifiers.proof import lean_repl
-from posttrain.verifiers.proof.lean import Lean
-from posttrain.verifiers.proof.lean_toolchain import toolchain
+from posttrain.verifiers.proof.lean.toolchain import toolchain
+from posttrain.verifiers.proof.lean.verifier import Lean, repl
 from posttrain.verifiers.sandbox import Box, Limits
 
 SCRIPTED = Path(__file__).with_name("lean_scripted.py")
@@ -33,7 +32,7 @@ def scripted():
         toolchain.cache_clear()
         yield f"python3 {program} repl"
     toolchain.cache_clear()
-    lean_repl.end_all()
+    repl.end_all()
     shutil.rmtree(root)
 
 
@@ -155,14 +154,14 @@ def test_what_one_submission_declares_is_gone_for_the_next(lean):
     """The REPL itself would know it, in the environment that came of the first."""
     made = f"theorem leaked : {STATEMENT} := by\n  intro n\n  constructor\n  rfl\n  trivial"
     lean(task(), made.replace("leaked", "t"))
-    repl = next(iter(lean_repl._warm.values()))
-    known = repl.ask({"cmd": made, "env": repl.header}, 5.0)["env"]
+    warm = next(iter(repl._warm.values()))
+    known = warm.ask({"cmd": made, "env": warm.header}, 5.0)["env"]
     use = {"cmd": f"theorem u : {STATEMENT} := by\n  exact leaked"}
-    assert not lean_repl.complaint(repl.ask({**use, "env": known}, 5.0))
-    assert lean_repl.complaint(repl.ask({**use, "env": repl.header}, 5.0))
+    assert not repl.complaint(warm.ask({**use, "env": known}, 5.0))
+    assert repl.complaint(warm.ask({**use, "env": warm.header}, 5.0))
     first = lean(task(), "exact leaked")
     assert first.label == "error"
-    assert next(iter(lean_repl._warm.values())) is repl, "the process is the same"
+    assert next(iter(repl._warm.values())) is warm, "the process is the same"
 
 
 def test_verdicts_do_not_depend_on_what_came_before(lean):
@@ -178,7 +177,7 @@ def test_verdicts_do_not_depend_on_what_came_before(lean):
 def test_a_tactic_without_end_is_a_timeout_and_the_process_is_replaced(lean):
     quick = Lean(toolchain="system", repl=lean.repl, budget=4.0, memory_mb=512)
     assert quick(task(), PROOF).label == "proved"
-    before = next(reversed(lean_repl._warm.values()))
+    before = next(reversed(repl._warm.values()))
     verdict = quick(task(), "intro n\nhang")
     assert (verdict.label, verdict.score) == ("timeout", 0.0)
     assert before._live.process.poll() is not None
@@ -208,12 +207,12 @@ def test_the_repl_alone_accepts_nothing(lean):
 def test_a_header_is_loaded_once_and_few_processes_are_kept(scripted):
     command = tuple(scripted.split())
     box = Box(limits=Limits(memory_mb=512), readable=(str(Path(command[1]).parent),))
-    kept = [lean_repl.warm(box, command, f"open Nat{number}", 20.0) for number in (0, 1, 2, 2, 1, 3, 4)]
+    kept = [repl.warm(box, command, f"open Nat{number}", 20.0) for number in (0, 1, 2, 2, 1, 3, 4)]
     assert kept[2] is kept[3]
     assert kept[1] is kept[4]
-    assert len(lean_repl._warm) == 4
+    assert len(repl._warm) == 4
     assert kept[0]._live.process.poll() is not None, "the one used longest ago made room"
-    lean_repl.end_all()
+    repl.end_all()
     assert all(repl._live.process.poll() is not None for repl in kept)
 
 
@@ -224,6 +223,6 @@ def test_a_header_that_does_not_compile_is_the_tasks_fault(lean):
 
 
 def test_code_that_runs_never_reaches_the_repl(lean):
-    before = sum(repl.asked for repl in lean_repl._warm.values())
+    before = sum(repl.asked for repl in repl._warm.values())
     assert lean(task(), "run_tac pure ()").label == "forbidden"
-    assert sum(repl.asked for repl in lean_repl._warm.values()) == before
+    assert sum(repl.asked for repl in repl._warm.values()) == before

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from posttrain.verifiers.proof.lean_script import script, tactics
-from posttrain.verifiers.proof.lean_source import (
+from posttrain.verifiers.proof.lean.script import script, tactics
+from posttrain.verifiers.proof.lean.source import (
     Code,
     Header,
     command,

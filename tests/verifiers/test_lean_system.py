@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.types import Task, UserError
-from posttrain.verifiers.proof.lean import Lean
+from posttrain.verifiers.proof.lean.verifier import Lean
 
 LEAN = Lean(toolchain="system", budget=120.0)
 STATEMENT = "∀ n : Nat, 0 + n = n"

@@ -3,8 +3,8 @@
 import pytest
 
 from posttrain.types import Task, UserError
-from posttrain.verifiers.proof.lean import Lean
-from posttrain.verifiers.proof.lean_source import Header, kind
+from posttrain.verifiers.proof.lean.source import Header, kind
+from posttrain.verifiers.proof.lean.verifier import Lean
 
 LEAN = Lean(toolchain="wheel", budget=20.0)
 pytestmark = pytest.mark.usefixtures("lean_wheel")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from posttrain.types import Task
 from posttrain.verifiers import math as math_package
 from posttrain.verifiers.math import Math
-from posttrain.verifiers.math.limits import OutOfTime, limited
+from posttrain.verifiers.math.reading.limits import OutOfTime, limited
 
 MILLION = 10**6
 LABELS = {"right", "wrong", "no_answer", "unreadable", "too_hard"}
@@ -192,7 +192,7 @@ def test_nothing_is_ever_evaluated_as_python(tmp_path: object) -> None:
 
 
 def test_sympy_is_imported_only_where_it_judges() -> None:
-    for path in Path(math_package.__file__).parent.glob("*.py"):
+    for path in Path(math_package.__file__).parent.rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

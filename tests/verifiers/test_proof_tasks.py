@@ -8,11 +8,10 @@ import pytest
 from posttrain.envs.tasks.horn import Horn, horn
 from posttrain.envs.tasks.intuitionistic import FALSE, Formula, Prover
 from posttrain.envs.tasks.propositional import Propositional, propositional
-from posttrain.verifiers.pool import Pool
-from posttrain.verifiers.proof import coq_check
-from posttrain.verifiers.proof.coq import Coq
+from posttrain.verifiers.proof.coq.verifier import Coq, check
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 from posttrain.verifiers.self_test import self_test
+from posttrain.verifiers.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("coqc")
 LEVEL = next((level for level in LEVELS if not available()[level]), "strict")
@@ -25,8 +24,8 @@ each = pytest.mark.parametrize("tasks", [HORN, FORMULAS], ids=["horn", "proposit
 
 def _ran(text: str) -> list[str]:
     """What Coq prints for a file."""
-    box = Box(level=LEVEL, limits=Limits(wall_s=60, memory_mb=2048), readable=coq_check.programs().readable)
-    ran = box.run(coq_check.command(coq_check.programs().coqc, "File.v"), files={"File.v": text.encode()})
+    box = Box(level=LEVEL, limits=Limits(wall_s=60, memory_mb=2048), readable=check.programs().readable)
+    ran = box.run(check.command(check.programs().coqc, "File.v"), files={"File.v": text.encode()})
     assert ran.status == 0, ran.stderr.decode()
     return ran.stdout.decode().splitlines()
 

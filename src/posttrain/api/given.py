@@ -7,11 +7,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from posttrain.base.reader import key_of
+from posttrain.base.usercode import MEMORY
 from posttrain.methods.table import Line, like, line
-from posttrain.reader import key_of
-from posttrain.runtime.choice import VERIFIERS, VerifierChoice
+from posttrain.recipe.verifier import VERIFIERS, VerifierChoice
 from posttrain.types import UserError
-from posttrain.usercode import MEMORY
 from posttrain.verifiers.function import Called, Function
 
 

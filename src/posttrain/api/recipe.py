@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain import config
 from posttrain.api.given import (
     kinds_of_verifiers,
     method_table,
@@ -22,15 +21,16 @@ from posttrain.api.given import (
     rewards_of,
     table_of,
 )
+from posttrain.base.reader import key_of
+from posttrain.base.toml import dump
+from posttrain.base.usercode import MEMORY
 from posttrain.data import Data, Held
-from posttrain.learner.pretrained import resolve
 from posttrain.methods.table import Line
-from posttrain.reader import key_of
-from posttrain.runtime.recipe import Recipe as Settings
-from posttrain.runtime.task_choice import HeldEnv
-from posttrain.toml import dump
+from posttrain.models.pretrained import resolve
+from posttrain.recipe import config
+from posttrain.recipe.recipe import Recipe as Settings
+from posttrain.recipe.tasks import HeldEnv
 from posttrain.types import Method, UserError
-from posttrain.usercode import MEMORY
 from posttrain.verifiers.function import Called
 
 DATA = ("task.data", "task.held_out")

@@ -7,16 +7,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from posttrain.answering import answers, evaluated
+from posttrain.api.answering import answers, evaluated
 from posttrain.api.recipe import Recipe
 from posttrain.api.words import python_words
-from posttrain.learner.pretrained import silent
-from posttrain.nearest import did_you_mean
+from posttrain.base.nearest import did_you_mean
+from posttrain.models.pretrained import silent
+from posttrain.recipe.target import check_run, newest_of, trained
 from posttrain.report import write
 from posttrain.report.record import json_lines
-from posttrain.runtime.tables import Metrics
-from posttrain.target import check_run, newest_of, trained
-from posttrain.track import METRICS
+from posttrain.runtime.record.tables import Metrics
+from posttrain.runtime.record.track import METRICS
 from posttrain.types import Message, Sampling, UserError
 
 

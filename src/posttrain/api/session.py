@@ -12,19 +12,20 @@ from typing import Any, Literal
 
 import torch
 
-from posttrain import config
-from posttrain.answering import evaluated
+from posttrain.api.answering import evaluated
 from posttrain.api.recipe import Recipe
 from posttrain.api.run import Run
+from posttrain.api.training import check_alone, claimed_directory, opened, otherwise, prepared
 from posttrain.api.words import python_words
-from posttrain.learner.pretrained import save_pretrained, silent
+from posttrain.base import process
 from posttrain.methods.table import Line
+from posttrain.models.pretrained import save_pretrained, silent
+from posttrain.recipe import config
 from posttrain.report import write
-from posttrain.runtime import local, process, session
-from posttrain.runtime.journal import Show, stop_recorded
-from posttrain.runtime.rundir import RunDir
-from posttrain.show import view
-from posttrain.training import check_alone, claimed_directory, opened, otherwise, prepared
+from posttrain.report.terminal import view
+from posttrain.runtime import build, session
+from posttrain.runtime.record.journal import Show, stop_recorded
+from posttrain.runtime.record.rundir import RunDir
 from posttrain.types import Method, UserError
 
 Shown = Literal["auto", "table", "lines", "none"]
@@ -76,7 +77,7 @@ class Session(session.Session):
                     torch.set_num_threads(found.recipe.run.threads)
                 found, chosen = prepared(found, directory, title=name, resume=resume, say=silent)
                 shown: Show = stack.enter_context(view(show, found.recipe.run.updates))
-                parts = local.parts_of(
+                parts = build.parts_of(
                     chosen, directory, resume=resume, config=found.tables, show=shown, say=silent
                 )
             except (UserError, KeyboardInterrupt) as error:

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from posttrain.base.nearest import did_you_mean
 from posttrain.data.records import (
     _JSON_SPACE,
     MOST_LINE,
@@ -21,7 +22,6 @@ from posttrain.data.records import (
     check_regular,
     read_records,
 )
-from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
 
 SEPARATOR = b"<|endoftext|>"

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from posttrain.base.nearest import did_you_mean
 from posttrain.data.records import Record
-from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
 
 PROMPTS = ("messages", "prompt", "question", "problem", "instruction", "conversations")

@@ -9,12 +9,12 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+from posttrain.base.nearest import did_you_mean
+from posttrain.base.usercode import MEMORY, refuse_memory
 from posttrain.data.fields import NAMES, PROMPTS, Fields
 from posttrain.data.records import Record, of_columns, read_records
 from posttrain.data.template import placeholders
-from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError
-from posttrain.usercode import MEMORY, refuse_memory
 
 Say = Callable[[str], None]
 """Takes one line for the user."""

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.base.nearest import did_you_mean
 from posttrain.data.fields import WORKED, Fields
 from posttrain.data.gather import Data, Form, Held, Say, gather, silent
 from posttrain.data.shapes import shaped
-from posttrain.nearest import did_you_mean
 from posttrain.types import Message, Task
 
 

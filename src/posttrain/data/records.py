@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from posttrain.base.nearest import did_you_mean
+from posttrain.base.usercode import cause
 from posttrain.data.separated import separated
-from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
-from posttrain.usercode import cause
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".csv", ".tsv", ".txt")

@@ -20,10 +20,10 @@ system_prompt.
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.base.nearest import did_you_mean
 from posttrain.data.fields import PAIR, PROMPTS, WORKED, Fields
 from posttrain.data.pairs import is_pair, paired
 from posttrain.data.turns import asked, said, with_system
-from posttrain.nearest import did_you_mean
 from posttrain.types import Message, UserError
 
 _GOLD = "####"

@@ -2,8 +2,8 @@
 
 import string
 
+from posttrain.base.nearest import did_you_mean
 from posttrain.data.records import Record
-from posttrain.nearest import did_you_mean
 from posttrain.types import UserError
 
 

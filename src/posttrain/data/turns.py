@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
+from posttrain.base.nearest import did_you_mean
 from posttrain.data.fields import SYSTEM, Fields, kind
 from posttrain.data.template import filled
-from posttrain.nearest import did_you_mean
 from posttrain.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
+from posttrain.models.fingerprint import Named
 from posttrain.types import Completion, Request
-from posttrain.weights import Named
 
 
 class Engine(Protocol):

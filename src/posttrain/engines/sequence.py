@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
+from posttrain.base.spelling import REPLACEMENT
 from posttrain.engines.native.draw import stream
-from posttrain.spelling import REPLACEMENT
 from posttrain.types import Completion, Request
 
 CHARACTER = 4

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from posttrain.base.usercode import cause
+from posttrain.base.verdict import number, sound
 from posttrain.types import Message, Task, Verdict
-from posttrain.usercode import cause
-from posttrain.verdict import number, sound
 
 _ROLE = re.compile(r"[A-Za-z][\w-]{0,63}")
 """A template writes it between its marks, where anything else could make one."""

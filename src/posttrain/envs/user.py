@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from posttrain.base.nearest import did_you_mean
+from posttrain.base.usercode import asked, cause, load_named, refuse_memory
 from posttrain.envs.protocol import Env, Start, Turn
-from posttrain.nearest import did_you_mean
 from posttrain.types import Task, UserError
-from posttrain.usercode import asked, cause, load_named, refuse_memory
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.attention import use_layouts
 from posttrain.learner.pack import Pack, trained_states
+from posttrain.models.attention import use_layouts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import (
 )
 from transformers import PreTrainedModel
 
-from posttrain.attention import output_head
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.math import tokens
 from posttrain.math.everywhere import HERE, Everywhere
+from posttrain.models.attention import output_head
 from posttrain.types import Batch, Outputs, PerToken, RunError, Trajectory
 
 Recompute = Literal["none", "selective", "full"]

@@ -19,7 +19,6 @@ from jaxtyping import Bool, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.attention import use_layouts
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.deal import imbalance
 from posttrain.learner.ensemble import each_head
@@ -33,8 +32,9 @@ from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local
 from posttrain.learner.trust_region import Region, Trust, flat, natural_step
 from posttrain.math import diagnose, kl, masked, reduce
+from posttrain.models.attention import use_layouts
+from posttrain.models.fingerprint import digest
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
-from posttrain.weights import digest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from posttrain.learner.rounding import spread
+from posttrain.base.nearest import did_you_mean
 from posttrain.learner.shards import whole
-from posttrain.nearest import did_you_mean
+from posttrain.models.rounding import spread
 from posttrain.types import UserError
 
 ADAPTER = "default"

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.learner.rounding import spread
 from posttrain.learner.shards import as_held, local
+from posttrain.models.rounding import spread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.attention import (
+from posttrain.models.attention import (
     WORTH,
     Bands,
     Heads,

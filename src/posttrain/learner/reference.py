@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from posttrain.learner.rounding import spread
 from posttrain.learner.shards import as_held, whole
+from posttrain.models.rounding import spread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,11 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from posttrain.attention import output_head
 from posttrain.learner.forward import column
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.math import kl, reduce, trust
+from posttrain.models.attention import output_head
 from posttrain.types import Batch, Method, Outputs
 
 Vector = Float[torch.Tensor, "P"]

@@ -11,6 +11,9 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from posttrain.base.nearest import did_you_mean, elsewhere
+from posttrain.base.reader import Where, parsed
+from posttrain.base.usercode import load_edited, refuse_memory
 from posttrain.math import (
     advantages,
     control,
@@ -29,10 +32,7 @@ from posttrain.math.choice import as_choice, function_of, misfit, name_of, needs
 from posttrain.methods.actor_critic import ActorCritic
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import Line, Named, label, line
-from posttrain.nearest import did_you_mean, elsewhere
-from posttrain.reader import Where, parsed
 from posttrain.types import Method, UserError
-from posttrain.usercode import load_edited, refuse_memory
 
 Functions = Mapping[str, Callable[..., Any]]
 

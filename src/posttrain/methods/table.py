@@ -9,6 +9,8 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any
 
+from posttrain.base.nearest import did_you_mean
+from posttrain.base.usercode import MEMORY, file_of, load_edited
 from posttrain.math import (
     advantages,
     control,
@@ -29,9 +31,7 @@ from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
 from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
-from posttrain.nearest import did_you_mean
 from posttrain.types import Method, UserError
-from posttrain.usercode import MEMORY, file_of, load_edited
 
 GRPO = PolicyGradient(advantages.normalised, ratios.by_token, surrogate.clipped, reduce.per_sequence)
 REINFORCE = replace(GRPO, credit=advantages.raw, surrogate=surrogate.score, reduction=reduce.per_row)

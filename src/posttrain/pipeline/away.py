@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.base.usercode import cause, load_named
 from posttrain.errors import UserError
-from posttrain.usercode import cause, load_named
 
 
 def bind(name: str, said: str, options: Mapping[str, Any]) -> None:

@@ -9,20 +9,20 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from posttrain import config
-from posttrain.learner.checkpoint import weights_alone
-from posttrain.learner.pretrained import resolve, silent
+from posttrain.evaluation.compare import Compare
+from posttrain.models.checkpoint import weights_alone
+from posttrain.models.pretrained import resolve, silent
 from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, filled, flat, taken
 from posttrain.pipeline.kinds import check_function, words_of
 from posttrain.pipeline.record import Place, check_named, check_unchanged, placed, reading
-from posttrain.runtime import local
+from posttrain.recipe import config
+from posttrain.recipe.recipe import Model, Recipe
+from posttrain.recipe.verifier import VerifierChoice
+from posttrain.runtime import build
 from posttrain.runtime.ask import ask
-from posttrain.runtime.choice import VerifierChoice
-from posttrain.runtime.compare import Compare
 from posttrain.runtime.plan import gib
 from posttrain.runtime.policy import Say
-from posttrain.runtime.recipe import Model, Recipe
-from posttrain.runtime.saving import Disk, room
+from posttrain.runtime.record.saving import Disk, room
 from posttrain.types import UserError
 from posttrain.verifiers.combine.penalties import Repetition
 
@@ -104,7 +104,7 @@ def _check_recipe(
             ask(recipe)
             return []
         resolve(recipe.model.path, say=say)
-        disk = local.plan(recipe, silent, place.directory).disk  # what else it finds is said in its turn
+        disk = build.plan(recipe, silent, place.directory).disk  # what else it finds is said in its turn
     except UserError as error:
         raise placed(pipeline, stage, found.locate(error)) from None
     models[stage.name] = recipe.model
@@ -180,7 +180,7 @@ def _check_compare(
         each = [(filled(path, known), _template(path, compare.chat_template, models)) for path in given]
         for model, template in dict.fromkeys(each):
             resolve(model, say=say)
-            local.plan(replace(compare, chat_template=template).recipe(model), silent)
+            build.plan(replace(compare, chat_template=template).recipe(model), silent)
         if not given:
             ask(compare.recipe("unknown"))
     except UserError as error:

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from posttrain.learner.pretrained import silent
-from posttrain.nearest import did_you_mean
+from posttrain.api.training import claimed_directory, free_directory, say
+from posttrain.base.nearest import did_you_mean
+from posttrain.models.pretrained import silent
 from posttrain.pipeline import file, stages
 from posttrain.pipeline.check import check, tell
 from posttrain.pipeline.record import held, places
-from posttrain.show import out
-from posttrain.training import claimed_directory, free_directory, say
+from posttrain.report.terminal import out
 from posttrain.types import UserError
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from posttrain import config
-from posttrain.nearest import did_you_mean
-from posttrain.runtime.compare import Compare
+from posttrain.base.nearest import did_you_mean
+from posttrain.evaluation.compare import Compare
+from posttrain.recipe import config
 from posttrain.types import UserError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import typer
 
-from posttrain.new import new
+from posttrain.api.new import new
+from posttrain.base.usercode import asked
 from posttrain.pipeline.away import bind, call
 from posttrain.pipeline.file import Pipeline, Stage, filled
 from posttrain.types import UserError
-from posttrain.usercode import asked
 
 _app = typer.Typer(add_completion=False)
 _app.command()(new)

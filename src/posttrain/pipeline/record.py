@@ -16,12 +16,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from posttrain import config
-from posttrain.learner import checkpoint
-from posttrain.merge import write_merged
+from posttrain.api.merge import write_merged
+from posttrain.api.training import as_begun, otherwise, with_copies
+from posttrain.base.toml import dump, inline
+from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, flat, taken
-from posttrain.toml import dump, inline
-from posttrain.training import as_begun, otherwise, with_copies
+from posttrain.recipe import config
 from posttrain.types import UserError
 
 LOCK = ".lock"

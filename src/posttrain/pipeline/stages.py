@@ -17,17 +17,17 @@ from typing import Any
 
 from rich.progress import Progress
 
-from posttrain import show
+from posttrain.api.training import train
+from posttrain.base import process
+from posttrain.base.toml import dump
+from posttrain.evaluation.compare import Compare, compared
+from posttrain.evaluation.standings import standings
 from posttrain.pipeline.check import check, comparison, located, tell
 from posttrain.pipeline.file import COMPARE, Pipeline
 from posttrain.pipeline.kinds import make_data, make_model
 from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, put, reading, thinned
+from posttrain.report import terminal
 from posttrain.report.pipeline import write
-from posttrain.runtime import process
-from posttrain.runtime.compare import Compare, compared
-from posttrain.runtime.standings import standings
-from posttrain.toml import dump
-from posttrain.training import train
 from posttrain.types import UserError
 
 RESULT = "compare.json"
@@ -52,7 +52,7 @@ class News:
     def shown(self, name: str) -> Callable[[str, Mapping[str, float]], None] | None:
         """Who is shown the updates of a run; None for the terminal."""
         if not self.as_json:
-            return show.quiet if self.quiet else None
+            return terminal.quiet if self.quiet else None
 
         def update(phase: str, numbers: Mapping[str, float]) -> None:
             if phase == "update":
@@ -160,7 +160,9 @@ def _compare(pipeline: Pipeline, root: Path, made: Mapping[str, str], news: News
     news.stage(COMPARE, "begins", ", ".join(compare.stages))
     process.settle()
     silent = news.quiet or news.as_json
-    with Progress(console=show.err, disable=silent or not show.err.is_terminal, transient=True) as bar:
+    with Progress(
+        console=terminal.err, disable=silent or not terminal.err.is_terminal, transient=True
+    ) as bar:
         line = bar.add_task("", total=None)
 
         def seen(name: str, done: int, total: int) -> None:

@@ -111,7 +111,7 @@ def _share(metrics: Metrics, held: list[Step]) -> list[str]:
 
 def part(name: str) -> str:
     """A file of the page."""
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def block(name: str, content: str) -> str:

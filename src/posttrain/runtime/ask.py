@@ -9,14 +9,14 @@ from posttrain.data import Ranking, load_conversations, load_labelled, load_rank
 from posttrain.envs.protocol import Env
 from posttrain.methods.build import build
 from posttrain.methods.table import Line, label, line
-from posttrain.runtime.curriculum import supply
-from posttrain.runtime.recipe import Recipe
-from posttrain.runtime.select import selection
-from posttrain.runtime.task_choice import tasks
+from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.tasks import tasks
+from posttrain.runtime.tasks.curriculum import supply
+from posttrain.runtime.tasks.select import selection
 from posttrain.types import Method, Task, UserError
-from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.self_test import self_test
+from posttrain.verifiers.workers.pool import Pool
 
 
 @dataclass(frozen=True)

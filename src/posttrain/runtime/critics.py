@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from posttrain.learner import heads, pretrained
 from posttrain.learner.critic import CriticModel
+from posttrain.models import heads, pretrained
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.plan import Shape
 from posttrain.runtime.policy import Policy, weights_of, with_layouts

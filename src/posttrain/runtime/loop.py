@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import Ranks
-from posttrain.runtime.journal import Journal
-from posttrain.runtime.tables import Groups
+from posttrain.runtime.record.journal import Journal
+from posttrain.runtime.record.tables import Groups
 from posttrain.types import Batch
 
 

@@ -19,13 +19,13 @@ from posttrain.data.corpus import bits_per_byte
 from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.math import masked
-from posttrain.runtime.journal import Journal
-from posttrain.runtime.judged import agreement
+from posttrain.recipe.settings import Dataset
+from posttrain.runtime.record.agreement import agreement
+from posttrain.runtime.record.journal import Journal
+from posttrain.runtime.record.tables import Groups
+from posttrain.runtime.reference import Scored
 from posttrain.runtime.rows import Group, numbered, with_probes
-from posttrain.runtime.scored import Scored
-from posttrain.runtime.settings import Dataset
-from posttrain.runtime.stream import Stream
-from posttrain.runtime.tables import Groups
+from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import PROBE, Batch
 
 

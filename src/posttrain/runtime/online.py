@@ -18,22 +18,22 @@ import torch
 
 from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.runtime import samples
-from posttrain.runtime.asynchrony import Asynchrony
-from posttrain.runtime.central import CentralSource
-from posttrain.runtime.curriculum import Supply
-from posttrain.runtime.error_rate import ErrorRate
-from posttrain.runtime.hacking import auditors_of, hacking_metrics
-from posttrain.runtime.handover import Publisher
-from posttrain.runtime.journal import Journal, Progress
-from posttrain.runtime.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
-from posttrain.runtime.replay import Replay
-from posttrain.runtime.rundir import RunDir
-from posttrain.runtime.schedule import Recorded, Recorder
-from posttrain.runtime.select import WHY_NOT, selection
-from posttrain.runtime.settings import Evaluation, Rollout
+from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.recipe.settings import Evaluation, Rollout
+from posttrain.runtime.ranks.central import CentralSource
+from posttrain.runtime.record import samples
+from posttrain.runtime.record.error_rate import ErrorRate
+from posttrain.runtime.record.hacking import auditors_of, hacking_metrics
+from posttrain.runtime.record.journal import Journal, Progress
+from posttrain.runtime.record.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
+from posttrain.runtime.record.rundir import RunDir
+from posttrain.runtime.record.schedule import Recorded, Recorder
+from posttrain.runtime.record.tables import Groups
 from posttrain.runtime.source import GroupSource
-from posttrain.runtime.tables import Groups
+from posttrain.runtime.tasks.curriculum import Supply
+from posttrain.runtime.tasks.replay import Replay
+from posttrain.runtime.tasks.select import WHY_NOT, selection
+from posttrain.runtime.weight_sync import Publisher
 from posttrain.samplers.protocol import Finished, GroupRequest, Sampler
 from posttrain.types import Batch, Episode, Played, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState, Verifier

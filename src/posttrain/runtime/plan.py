@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from posttrain.attention import BLOCK
+from posttrain.base.process import memory_left
 from posttrain.learner.forward import Recompute
 from posttrain.learner.pack import WHOLE_FAMILY
 from posttrain.math.tokens import chunk_bytes
-from posttrain.runtime.process import memory_left
+from posttrain.models.attention import BLOCK
 from posttrain.types import UserError
 
 GIB = 1 << 30

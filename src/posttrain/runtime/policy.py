@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from posttrain import plain
-from posttrain.attention import context_of, use_layouts
-from posttrain.chat import Chat
+from posttrain.base import plain
+from posttrain.envs.chat import Chat
 from posttrain.envs.tasks.arithmetic import Arithmetic
-from posttrain.learner import pretrained
-from posttrain.loading import usable_device
 from posttrain.methods.table import line
-from posttrain.runtime.recipe import Recipe
-from posttrain.runtime.task_choice import TaskChoice
+from posttrain.models import pretrained
+from posttrain.models.attention import context_of, use_layouts
+from posttrain.models.loading import usable_device
+from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.tasks import TaskChoice
 from posttrain.types import UserError
 
 NO_TASK = TaskChoice(arithmetic=Arithmetic())

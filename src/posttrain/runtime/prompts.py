@@ -11,7 +11,7 @@ from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy
 from posttrain.types import Message, Task, UserError
-from posttrain.verifiers.workers import Failed, Workers
+from posttrain.verifiers.workers.workers import Failed, Workers
 
 _MARKER = 'posttrain says "marker"\nin two lines'
 """What a template must show of a reply as it stands."""

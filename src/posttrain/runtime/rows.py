@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, overload
 
-from posttrain.chat import Chat
 from posttrain.data import Ranking, Stepped
+from posttrain.data.corpus import Corpus, Text, load_corpus
+from posttrain.envs.chat import Chat
+from posttrain.runtime.ask import Asked
+from posttrain.runtime.policy import Policy, Say
 from posttrain.types import PROBE, Trajectory, UserError
 
 Group = tuple[Trajectory, ...]
-Say = Callable[[str], None]
 NOBODY = 0
 """The token behind the end of a row that a head reads. It is never fed, so any will do."""
 
@@ -190,3 +192,29 @@ def numbered(groups: Iterable[Group]) -> tuple[list[Trajectory], list[int]]:
     """The rows of the groups, and for each the number of its group."""
     pairs = [(each, number) for number, group in enumerate(groups) for each in group]
     return [each for each, _ in pairs], [number for _, number in pairs]
+
+
+def groups_of(asked: Asked, policy: Policy, say: Say) -> tuple[Sequence[Group], Sequence[Group], int]:
+    """What an offline method trains and is evaluated on, and the tokens of the longest group."""
+    batch, learns = asked.recipe.batch, asked.line.learns
+    bound = min(batch.max_length or policy.context, policy.context)
+    if learns == "text":
+        found = [_corpus(text, policy, bound, say) for text in (*asked.train, *asked.held_out)]
+        return Singles(found[0]), Singles(found[1]) if len(found) > 1 else [], found[0].longest
+    shaper = Shaper(policy.chat, bound, "head" in asked.method.needs, batch.separator)
+    groups = shaper.groups(asked.train, learns, say)
+    longest = max(sum(len(row.tokens) for row in group) for group in groups)
+    return groups, shaper.groups(asked.held_out, learns, say), longest
+
+
+def _corpus(text: Text, policy: Policy, bound: int, say: Say) -> Corpus:
+    eos = policy.tokenizer.eos_token_id
+    if eos is None:
+        raise UserError("the tokenizer has no end token, which parts documents", where="model.path")
+    return load_corpus(text, encode=policy.chat.spell, eos=eos, max_length=bound, say=say)
+
+
+def bytes_of(groups: Sequence[Group], limit: int) -> float:
+    """Bytes of the text that the first rows predict; 0 where they are no text."""
+    corpus = groups.rows if isinstance(groups, Singles) else None
+    return corpus.utf8_bytes(range(min(limit, len(corpus)))) if isinstance(corpus, Corpus) else 0.0

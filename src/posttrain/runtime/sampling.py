@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from posttrain.base import process
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
@@ -17,17 +18,16 @@ from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.engines.vllm.start import require
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
-from posttrain.learner.pretrained import silent, skeleton
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.loading import usable_device
 from posttrain.methods.table import label
-from posttrain.runtime import process
+from posttrain.models.loading import usable_device
+from posttrain.models.pretrained import silent, skeleton
+from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.ask import Asked
-from posttrain.runtime.asynchrony import Asynchrony
-from posttrain.runtime.metrics import told_right
 from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
-from posttrain.runtime.recipe import Recipe
-from posttrain.runtime.schedule import Recorded, Recorder
+from posttrain.runtime.record.metrics import told_right
+from posttrain.runtime.record.schedule import Recorded, Recorder
 from posttrain.samplers.cluster import SPARE, Cluster, check_ray
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.plays import Plays
@@ -41,14 +41,14 @@ from posttrain.samplers.snapshots import Arenas, Nowhere, Store
 from posttrain.samplers.trees import Trees
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.search.choice import SearchChoice
-from posttrain.search.coq import CoqSteps
-from posttrain.search.lean import LeanSteps
+from posttrain.search.moves.coq import CoqSteps
+from posttrain.search.moves.lean import LeanSteps
+from posttrain.search.moves.reasoning import ReasoningSteps
+from posttrain.search.moves.turns import EnvSteps
 from posttrain.search.protocol import Steps
-from posttrain.search.reasoning import ReasoningSteps
-from posttrain.search.turns import EnvSteps
 from posttrain.types import RunError, UserError, Verdict
-from posttrain.verifiers.proof.coq import Coq
-from posttrain.verifiers.proof.lean import Lean
+from posttrain.verifiers.proof.coq.verifier import Coq
+from posttrain.verifiers.proof.lean.verifier import Lean
 from posttrain.verifiers.protocol import Verifier
 
 

@@ -21,9 +21,9 @@ from typing import Any, Self
 from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.report.record import json_lines
 from posttrain.runtime.loop import Loop
-from posttrain.runtime.rundir import RunDir, kept
-from posttrain.runtime.tables import Groups, Metrics
-from posttrain.track import METRICS
+from posttrain.runtime.record.rundir import RunDir, kept
+from posttrain.runtime.record.tables import Groups, Metrics
+from posttrain.runtime.record.track import METRICS
 from posttrain.types import Batch, RunError
 
 

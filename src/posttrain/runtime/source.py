@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.runtime.admission import Admission
-from posttrain.runtime.asynchrony import Asynchrony
-from posttrain.runtime.curriculum import Supply
-from posttrain.runtime.journal import Journal
-from posttrain.runtime.schedule import Recorded, Recorder
+from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.runtime.record.journal import Journal
+from posttrain.runtime.record.schedule import Recorded, Recorder
+from posttrain.runtime.tasks.admission import Admission
+from posttrain.runtime.tasks.curriculum import Supply
 from posttrain.samplers.protocol import Finished, GroupRequest, Sampler, Work
 from posttrain.types import Played, Sampling
 from posttrain.verifiers.protocol import TrainerState

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from posttrain.base.usercode import cause
+from posttrain.models.fingerprint import Named
 from posttrain.samplers.cluster import NAMESPACE, Cluster
 from posttrain.samplers.protocol import Finished
 from posttrain.samplers.remote import BEAT_S, END_S, Make, Message, serve
 from posttrain.samplers.snapshots import Index, indexed, views, written
 from posttrain.types import Episode, RunError
-from posttrain.usercode import cause
-from posttrain.weights import Named
 
 VERSIONS = 3
 """How many versions a store of our own has room for; of more Ray moves some to the disk."""

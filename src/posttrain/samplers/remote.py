@@ -26,9 +26,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from posttrain.base.usercode import cause
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.types import RunError
-from posttrain.usercode import cause
 
 BEAT_S = 1.0
 """Between two signs of life."""

@@ -15,15 +15,15 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any
 
-from posttrain.chat import Chat
 from posttrain.engines.protocol import Engine
+from posttrain.envs.chat import Chat
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
 from posttrain.samplers.live import Live, Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.types import Completion, Episode, Request, Sampling, Task, UserError, Verdict
-from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import Group, TrainerState, Verifier
-from posttrain.verifiers.workers import Failed, Workers
+from posttrain.verifiers.workers.pool import Pool
+from posttrain.verifiers.workers.workers import Failed, Workers
 
 _POLL_S = 0.05
 REPLY_STEPS = 16

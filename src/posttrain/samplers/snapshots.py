@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 
 from posttrain.engines.protocol import Engine
+from posttrain.models.fingerprint import Named, combined, digest, fingerprint
 from posttrain.types import Completion, Request, RunError, Sampling
-from posttrain.weights import Named, combined, digest, fingerprint
 
 CANARY = 8
 """Tokens of a prompt that a hand-over reads: both sides compute each of them at every hand-over."""

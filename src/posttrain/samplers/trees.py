@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from posttrain.chat import Chat
 from posttrain.engines.protocol import Engine
+from posttrain.envs.chat import Chat
 from posttrain.samplers.live import Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.search.choice import SearchChoice
@@ -23,8 +23,8 @@ from posttrain.search.record import record
 from posttrain.search.tree import Node, Tree, spread
 from posttrain.search.values import value_prompt
 from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, UserError, Verdict
-from posttrain.verifiers.pool import Pool
 from posttrain.verifiers.protocol import TrainerState, Verifier
+from posttrain.verifiers.workers.pool import Pool
 
 _POLL_S = 0.05
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from posttrain.runtime.asynchrony import Cache, Swap
+from posttrain.recipe.asynchrony import Cache, Swap
 from posttrain.samplers.plays import Plays
 from posttrain.samplers.protocol import Finished, GroupRequest, Work
 from posttrain.samplers.snapshots import Snapshot, take

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from posttrain.search.best_first import beam, best_first, best_of_n
 from posttrain.search.drive import Make
-from posttrain.search.gumbel import gumbel
-from posttrain.search.hypertree import hypertree
 from posttrain.search.protocol import Budget
-from posttrain.search.puct import puct, rmax
+from posttrain.search.strategies.best_first import beam, best_first, best_of_n
+from posttrain.search.strategies.gumbel import gumbel
+from posttrain.search.strategies.hypertree import hypertree
+from posttrain.search.strategies.puct import puct, rmax
 from posttrain.search.values import taught
 
 Strategy = Literal["best_first", "beam", "best_of_n", "puct", "rmax", "gumbel", "hypertree"]

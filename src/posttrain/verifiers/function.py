@@ -35,10 +35,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, TypeGuard
 
-from posttrain.nearest import did_you_mean
+from posttrain.base.nearest import did_you_mean
+from posttrain.base.usercode import MEMORY, asked, load_named, refuse_memory, signature, signature_of
+from posttrain.base.verdict import number, sound
 from posttrain.types import Task, UserError, Verdict
-from posttrain.usercode import MEMORY, asked, load_named, refuse_memory, signature, signature_of
-from posttrain.verdict import number, sound
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from posttrain.nearest import did_you_mean
+from posttrain.base.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
 
 NOT_APPLICABLE = "not_applicable"

@@ -7,7 +7,7 @@ Rows × columns never exceeds the bound given: few long sequences or many short 
 
 import torch
 
-from posttrain.attention import Bands, Heads, additive, causal_attention, masked_attention
+from posttrain.models.attention import Bands, Heads, additive, causal_attention, masked_attention
 
 Prompt = tuple[int, ...]
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]

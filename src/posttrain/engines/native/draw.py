@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from posttrain.loading import on_device
+from posttrain.models.loading import on_device
 from posttrain.types import RunError, Sampling
 
 BLOCK = 256

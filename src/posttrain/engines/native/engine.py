@@ -22,8 +22,8 @@ from posttrain.engines.native.draw import draw, uniforms
 from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
 from posttrain.engines.sequence import Sequence, begun
+from posttrain.models.fingerprint import Named
 from posttrain.types import Completion, Request
-from posttrain.weights import Named
 
 MOST_ROWS = 1 << 17
 """As many as the cache has tokens by default: more could not hold one each."""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 
 from posttrain.engines.native.cache import Cache
-from posttrain.loading import on_device
+from posttrain.models.loading import on_device
 
 COLUMNS = 256
 """Columns are rounded up to a multiple of this: attention over them is cheap beside the weights. Beyond 4096

@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, TokenLayout
 from posttrain.engines.native.recorded import CudaGraphs, Recorded
-from posttrain.loading import on_device
-from posttrain.weights import Named, combined, fingerprint
+from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
+from posttrain.models.fingerprint import Named, combined, fingerprint
+from posttrain.models.loading import on_device
 
 PASS = 8192
 """Prompt tokens that run together: enough to fill a machine, and the activations stay small."""

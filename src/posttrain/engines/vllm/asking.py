@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from posttrain.engines.native.draw import stream
 from posttrain.engines.sequence import Sequence, begun
+from posttrain.models.fingerprint import Named
 from posttrain.types import Request, Sampling
-from posttrain.weights import Named
 
 LEAST_TEMPERATURE = 0.01
 """vLLM takes it for any that is lower, but for 0."""

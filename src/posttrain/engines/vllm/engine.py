@@ -19,8 +19,8 @@ from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.sequence import Sequence
 from posttrain.engines.vllm.asking import Expected, checked, wishes
 from posttrain.engines.vllm.start import started
+from posttrain.models.fingerprint import Named, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
-from posttrain.weights import Named, combined, fingerprint
 
 _FORCING = 100.0
 """Added to a logit it makes that token the likeliest, and float32 still tells those beside it to 1e-5."""

@@ -33,8 +33,8 @@ from posttrain.engines.vllm.opening import (
     opened,
 )
 from posttrain.engines.vllm.server import Streams
+from posttrain.models.fingerprint import Named, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
-from posttrain.weights import Named, combined, fingerprint
 
 _TICK_S = 0.05
 """How long a poll waits for news."""

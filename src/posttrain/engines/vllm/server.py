@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx
 
+from posttrain.base.usercode import cause
 from posttrain.types import RunError
-from posttrain.usercode import cause
 
 CONNECT_S = 10.0
 """In which a server takes a connection."""

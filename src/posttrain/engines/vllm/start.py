@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from posttrain.base.usercode import cause
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.types import RunError, UserError
-from posttrain.usercode import cause
 
 _ENVIRONMENT = {  # unless the user has said otherwise
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the process has the threads that it was given

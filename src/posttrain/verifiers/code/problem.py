@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from posttrain.nearest import did_you_mean
+from posttrain.base.nearest import did_you_mean
 from posttrain.types import Task, UserError
 from posttrain.verifiers.code.compare import Compare
 

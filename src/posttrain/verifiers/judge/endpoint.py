@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import httpx
 
+from posttrain.base.usercode import cause
 from posttrain.types import UserError
-from posttrain.usercode import cause
 from posttrain.verifiers.judge import usage
 from posttrain.verifiers.judge.rate import turn
 from posttrain.verifiers.judge.writer import Conversation, Written

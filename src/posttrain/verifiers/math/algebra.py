@@ -9,7 +9,7 @@ from math import comb
 from typing import Any
 
 from posttrain.verifiers.math.exact import exact
-from posttrain.verifiers.math.tree import Call, Expr, Number, Symbol, TooHardError, symbols, word_set
+from posttrain.verifiers.math.reading.tree import Call, Expr, Number, Symbol, TooHardError, symbols, word_set
 
 MOST_TERMS = 1500
 MOST_EXPONENT = 60

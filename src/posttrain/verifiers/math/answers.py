@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from posttrain.verifiers.math.forms import (
+from posttrain.verifiers.math.identity import Finding, compare, proportional
+from posttrain.verifiers.math.quantities import same_quantity
+from posttrain.verifiers.math.reading.forms import (
     as_tuple,
     assigned,
     elements,
@@ -14,11 +16,9 @@ from posttrain.verifiers.math.forms import (
     settled,
     spread,
 )
-from posttrain.verifiers.math.identity import Finding, compare, proportional
-from posttrain.verifiers.math.quantities import same_quantity
-from posttrain.verifiers.math.reader import interval
-from posttrain.verifiers.math.spans import merged
-from posttrain.verifiers.math.tree import (
+from posttrain.verifiers.math.reading.reader import interval
+from posttrain.verifiers.math.reading.spans import merged
+from posttrain.verifiers.math.reading.tree import (
     Answer,
     Expr,
     Many,

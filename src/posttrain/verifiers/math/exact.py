@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from posttrain.verifiers.math.tree import Call, Expr, Number, TooHardError
+from posttrain.verifiers.math.reading.tree import Call, Expr, Number, TooHardError
 
 MOST_BITS = 12_000
 MOST_FACTORIAL = 1000

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 from posttrain.verifiers.math.algebra import rational_identity, simplifies_to_zero
 from posttrain.verifiers.math.exact import UndefinedError, exact
-from posttrain.verifiers.math.parser import UNKNOWN_BASE
-from posttrain.verifiers.math.tree import Expr, TooHardError, contains, symbols
+from posttrain.verifiers.math.reading.parser import UNKNOWN_BASE
+from posttrain.verifiers.math.reading.tree import Expr, TooHardError, contains, symbols
 from posttrain.verifiers.math.values import (
     MOST_WIDTH,
     Complex,

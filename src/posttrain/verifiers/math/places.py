@@ -4,11 +4,11 @@ import re
 from collections import deque
 from typing import Literal
 
-from posttrain.verifiers.math.cursor import CONSTANTS, FUNCTIONS, pieces
-from posttrain.verifiers.math.lexer import CLOSERS, JOINING, OPENERS, Token
+from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS, pieces
+from posttrain.verifiers.math.reading.lexer import CLOSERS, JOINING, OPENERS, Token
+from posttrain.verifiers.math.reading.tree import UnreadableError, word_set
+from posttrain.verifiers.math.reading.units import unit_named
 from posttrain.verifiers.math.scalars import LARGE
-from posttrain.verifiers.math.tree import UnreadableError, word_set
-from posttrain.verifiers.math.units import unit_named
 from posttrain.verifiers.regions import after, boxed, tagged
 
 Where = Literal["auto", "boxed", "after", "tag", "last"]

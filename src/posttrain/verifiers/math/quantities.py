@@ -4,8 +4,8 @@ from fractions import Fraction
 from typing import Protocol
 
 from posttrain.verifiers.math.identity import Finding, compare
+from posttrain.verifiers.math.reading.tree import Call, Expr, Number, Scalar, mul, symbols
 from posttrain.verifiers.math.scalars import as_quantity
-from posttrain.verifiers.math.tree import Call, Expr, Number, Scalar, mul, symbols
 
 
 class Equality(Protocol):

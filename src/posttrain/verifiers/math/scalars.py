@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from posttrain.verifiers.math.exact import UndefinedError, exact
-from posttrain.verifiers.math.lexer import CURRENCIES, Token
-from posttrain.verifiers.math.parser import Parser
-from posttrain.verifiers.math.tree import (
+from posttrain.verifiers.math.reading.lexer import CURRENCIES, Token
+from posttrain.verifiers.math.reading.parser import Parser
+from posttrain.verifiers.math.reading.tree import (
     Call,
     Expr,
     Number,
@@ -20,7 +20,7 @@ from posttrain.verifiers.math.tree import (
     symbols,
     word_set,
 )
-from posttrain.verifiers.math.units import read_unit, unit_named
+from posttrain.verifiers.math.reading.units import read_unit, unit_named
 
 MOST_LABEL_WORDS = 6
 MOST_UNIT_TOKENS = 16
@@ -36,7 +36,7 @@ _NOT_LABELS = word_set(
 def scalar(tokens: Sequence[Token], *, units: bool = True) -> Scalar:
     """A value with its unit or label; raises UnreadableError or TooHardError.
 
-    >>> from posttrain.verifiers.math.lexer import tokens
+    >>> from posttrain.verifiers.math.reading.lexer import tokens
     >>> scalar(tokens("18 eggs a day")).label, scalar(tokens("5 km")).unit.factor
     (('eggs', 'a', 'day'), Fraction(1000, 1))
     """

@@ -15,7 +15,7 @@ from typing import Any
 import mpmath  # type: ignore[import-untyped]
 
 from posttrain.verifiers.math.exact import UndefinedError, exact
-from posttrain.verifiers.math.tree import (
+from posttrain.verifiers.math.reading.tree import (
     INFINITY,
     Call,
     Constant,

@@ -7,12 +7,8 @@ from typing import ClassVar, Literal, cast, get_args
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.math import algebra
 from posttrain.verifiers.math.answers import Rules, same
-from posttrain.verifiers.math.cursor import CONSTANTS, FUNCTIONS
 from posttrain.verifiers.math.exact import UndefinedError
-from posttrain.verifiers.math.forms import settled
 from posttrain.verifiers.math.identity import Finding
-from posttrain.verifiers.math.lexer import GREEK, MOST_CHARACTERS, Token, plain, tokens, unbold
-from posttrain.verifiers.math.limits import OutOfTime, limited
 from posttrain.verifiers.math.places import (
     Where,
     behind_lead,
@@ -22,10 +18,22 @@ from posttrain.verifiers.math.places import (
     part_of,
     ratios,
 )
-from posttrain.verifiers.math.reader import read
-from posttrain.verifiers.math.tree import Answer, Choice, Many, Relation, TooHardError, UnreadableError, Words
+from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS
+from posttrain.verifiers.math.reading.forms import settled
+from posttrain.verifiers.math.reading.lexer import GREEK, MOST_CHARACTERS, Token, plain, tokens, unbold
+from posttrain.verifiers.math.reading.limits import OutOfTime, limited
+from posttrain.verifiers.math.reading.reader import read
+from posttrain.verifiers.math.reading.tree import (
+    Answer,
+    Choice,
+    Many,
+    Relation,
+    TooHardError,
+    UnreadableError,
+    Words,
+)
+from posttrain.verifiers.math.reading.words import choice, is_option, is_text, phrase, words
 from posttrain.verifiers.math.variants import near_misses, placed
-from posttrain.verifiers.math.words import choice, is_option, is_text, phrase, words
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 
 AnswerType = Literal[

@@ -20,13 +20,13 @@ from transformers import (
     AutoTokenizer,
 )
 
-from posttrain.attention import context_of
-from posttrain.chat import Chat
-from posttrain.loading import Dtype, quiet, score_heads, settled, usable_device
+from posttrain.base.usercode import cause
+from posttrain.envs.chat import Chat
+from posttrain.models.attention import context_of
+from posttrain.models.fingerprint import finite
+from posttrain.models.loading import Dtype, quiet, score_heads, settled, usable_device
 from posttrain.types import Message, UserError
-from posttrain.usercode import cause
 from posttrain.verifiers.model.scores import Step
-from posttrain.weights import finite
 
 Kind = Literal["outcome", "process"]
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]

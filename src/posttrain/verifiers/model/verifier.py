@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from filelock import FileLock, Timeout
 
-from posttrain.loading import Dtype, score_heads, settled
+from posttrain.models.loading import Dtype, score_heads, settled
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.model.scorer import Kind, Row, Scorer, check_config, directory
 from posttrain.verifiers.model.scores import (

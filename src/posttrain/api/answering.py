@@ -1,0 +1,69 @@
+"""What a model answers: to a conversation, or to held-out tasks, where the verdicts are counted."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from posttrain.base import plain
+from posttrain.models import pretrained
+from posttrain.recipe.recipe import Recipe
+from posttrain.runtime.ask import ask
+from posttrain.runtime.plan import check_held, free_memory
+from posttrain.runtime.policy import NO_TASK, surroundings
+from posttrain.runtime.record.metrics import evaluation_metrics
+from posttrain.runtime.sampling import engine_of, rollouts_of
+from posttrain.types import Completion, Message, Request, Sampling, UserError
+
+
+def answers(
+    recipe: Recipe,
+    adapter: Path | None,
+    messages: Sequence[Message],
+    count: int,
+    sampling: Sampling,
+    seed: int,
+    say: Callable[[str], None],
+) -> Iterator[Completion]:
+    """So many answers of the recipe's model to a conversation, each as soon as it has ended.
+
+    UserError for a model that cannot be read, and for a prompt that leaves no room.
+    """
+    model = recipe.model
+    tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))
+    if model.chat_template is None and not tokenizer.chat_template:
+        say("the model has no chat template: it goes on with the prompt as plain text")
+        model = replace(model, chat_template=plain.NAME)
+    # With the run's own seed: an adapter may lie on weights that were drawn by it.
+    recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK)
+    policy = surroundings(recipe, say)
+    tokens = tuple(policy.chat.render(messages))
+    check_held(count, len(tokens) + sampling.max_new_tokens, free_memory(torch.device("cpu")), where="-n")
+    engine = engine_of(recipe, policy, adapter)
+    try:
+        for n in range(count):
+            engine.submit(Request(prompt=tokens, sampling=sampling, seed=seed, sample=n))
+    except ValueError as error:
+        raise UserError(str(error), where="prompt") from None
+    while engine.busy:
+        for _, answer in engine.poll():
+            yield answer
+
+
+def evaluated(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> dict[str, float]:
+    """Accuracy, reward and length on the recipe's held-out tasks; UserError if there is nothing to judge."""
+    asked = ask(recipe)
+    if not asked.online:
+        mend = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"
+        raise UserError("an offline recipe has no answers to judge", where="method.name", mend=mend)
+    if not asked.held_out:
+        raise UserError("there are no held-out tasks", where="eval.limit", mend="give task.held_out")
+    policy = surroundings(recipe, say)
+    rollouts = rollouts_of(asked, policy, engine_of(recipe, policy, adapter))
+    try:
+        sampling = replace(recipe.sampling, temperature=recipe.eval.temperature)
+        groups = rollouts.run(asked.held_out, 1, sampling)
+    finally:
+        rollouts.close()
+    return evaluation_metrics([e for g in groups for e in g], recipe.eval.right)

@@ -1,0 +1,47 @@
+"""`posttrain merge`: a run's adapter in its model, as a model of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain.api.training import say
+from posttrain.base import process
+from posttrain.learner import lora
+from posttrain.models import pretrained
+from posttrain.recipe import config
+from posttrain.recipe.target import check_run, target_of
+from posttrain.runtime.policy import surroundings, weights_of
+from posttrain.types import UserError
+
+
+def merge(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run with [lora]; its newest checkpoint.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model goes; must not be there yet.")],
+) -> None:
+    """Merges the adapter of a run into its model, which other recipes and transformers can load.
+
+    It is written in float32; rounded to the run's dtype it is bit for bit what the run sampled from. A run
+    without an adapter has its model in checkpoints/step_.../model already.
+    """
+    check_run(run)
+    if out.exists():
+        raise UserError("is there already", where=str(out), mend="name a directory that is not")
+    found, recipe, adapter = target_of(run, say=say)
+    if adapter is None:
+        mend = f"the model is {recipe.model.path}"
+        raise UserError("the run has no adapter to merge", where=str(run), mend=mend)
+    process.settle()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_merged(found, adapter, out)
+    typer.echo(str(out))
+
+
+def write_merged(found: config.Read, adapter: Path, out: Path) -> None:
+    """Writes the model with its adapter merged, in float32: at its run's dtype it is what was sampled."""
+    recipe = found.recipe
+    policy = surroundings(recipe, pretrained.silent)
+    model = lora.with_saved_adapter(weights_of(recipe, policy), adapter, wide=True)
+    fresh = out.with_name(f".{out.name}.tmp")
+    pretrained.save_pretrained(model, policy.tokenizer, fresh)
+    fresh.replace(out)

@@ -1,0 +1,88 @@
+"""`posttrain new`: a model directory from nothing but text."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from posttrain.data.corpus import Text, load_corpus
+from posttrain.data.documents import documents
+from posttrain.models import scratch
+from posttrain.report.terminal import err
+from posttrain.runtime.plan import free_memory, gib
+from posttrain.types import UserError
+
+
+def new(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model goes; new, or empty.")],
+    text: Annotated[
+        list[str],
+        typer.Option(metavar="FILE", help="What the tokenizer is learnt from; as often as there are files."),
+    ],
+    vocab: Annotated[int, typer.Option(help="Tokens at most: 256 bytes, 4 marks, the rest merges.")] = 512,
+    layers: Annotated[int, typer.Option(help="Layers.")] = 4,
+    hidden: Annotated[int, typer.Option(help="Width, divisible by the heads.")] = 128,
+    heads: Annotated[int, typer.Option(help="Heads of attention.")] = 4,
+    key_heads: Annotated[int, typer.Option(help="Of keys and values; 0: as many as heads.")] = 0,
+    intermediate: Annotated[int, typer.Option(help="Width of the gated layer; 0: 8/3 of hidden.")] = 0,
+    context: Annotated[int, typer.Option(help="The most tokens read at once.")] = 512,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
+    split_digits: Annotated[bool, typer.Option(help="A token for each digit of a number.")] = True,
+) -> None:
+    """Makes a small Llama with random weights, and a tokenizer learnt from text.
+
+    The text is what `[task.text]` of a recipe reads. The same text and seed give the same files.
+
+    Example: `posttrain new models/sums --text text.txt --vocab 300 --layers 4 --hidden 128`
+    """
+    try:
+        named = Text(path=tuple(text))
+        size = scratch.Size(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            key_heads=key_heads,
+            intermediate=intermediate,
+            context=context,
+        )
+        _check_free(directory)
+        _check_memory(size, vocab)
+        tokenizer = scratch.learn_tokenizer(documents(named), vocab, split_digits=split_digits)
+    except ValueError as error:
+        raise UserError(str(error), where="posttrain new") from None
+    if len(tokenizer) < vocab:
+        err.print(f"the text supports {len(tokenizer)} tokens, not {vocab}")
+    corpus = load_corpus(
+        named,
+        encode=lambda said: scratch.spelt(tokenizer, said),
+        eos=int(tokenizer.eos_token_id),
+        max_length=context,
+        say=lambda line: None,
+    )
+    try:
+        parameters = scratch.write_new(directory, size, tokenizer, seed=seed)
+    except OSError as error:
+        what = f"it cannot be written: {error.strerror or error}"
+        raise UserError(what, where=str(directory), mend="name another directory") from None
+    rate = (corpus.tokens - corpus.documents) / corpus.utf8_bytes()
+    made = f"{parameters:,} parameters, {len(tokenizer):,} tokens, {rate:.3f} tokens a byte of the text"
+    typer.echo(f"{directory}: {made}")
+
+
+def _check_memory(size: scratch.Size, vocab: int) -> None:
+    """UserError for a model whose weights do not fit in the memory that is free."""
+    layer = 4 * size.hidden**2 + 3 * size.hidden * size.wide
+    parameters = vocab * size.hidden + size.layers * layer
+    if 4 * parameters > (free := free_memory(torch.device("cpu"))):
+        what = f"about {parameters:,} parameters take {gib(4 * parameters)}, and {gib(free)} are free"
+        raise UserError(what, where="posttrain new", mend="lower --vocab, --layers or --hidden")
+
+
+def _check_free(directory: Path) -> None:
+    """UserError unless the directory is new or empty."""
+    if directory.is_dir() and not any(directory.iterdir()):
+        return
+    if directory.exists():
+        what = "the directory is not empty" if directory.is_dir() else "it is a file"
+        raise UserError(what, where=str(directory), mend="name another, or remove it")

@@ -1,0 +1,272 @@
+"""A recipe that was read, run to its end: what `posttrain train` and each stage of a pipeline do."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from posttrain.base import process
+from posttrain.base.reader import key_of
+from posttrain.base.toml import dump
+from posttrain.base.usercode import file_of
+from posttrain.learner.ranks import ALONE, Ranks, launched
+from posttrain.models.checkpoint import weights_alone
+from posttrain.models.pretrained import resolve, silent
+from posttrain.recipe import config
+from posttrain.recipe.recipe import Recipe
+from posttrain.report import terminal, write
+from posttrain.report.record import json_lines
+from posttrain.report.terminal import err
+from posttrain.report.watch import Watch
+from posttrain.runtime import build
+from posttrain.runtime.ranks.ranked import agree
+from posttrain.runtime.record.journal import Show, stop_recorded, stop_requested
+from posttrain.runtime.record.rundir import CODE, RunDir, code_versions
+from posttrain.runtime.record.schedule import Recorded
+from posttrain.runtime.session import Session
+from posttrain.types import RunError, UserError
+
+MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
+"""Tables that a run may be resumed with otherwise than it was started: no weight depends on them, but for the
+rounding of sums over another number of ranks."""
+
+
+def _silent(phase: str, numbers: Mapping[str, float]) -> None:
+    """Shows nothing."""
+
+
+def say(text: str) -> None:
+    """One line of what is going on, on stderr."""
+    err.print(text, style="dim", soft_wrap=True)
+
+
+def free_directory(name: str) -> Path:
+    """The first directory runs/NAME-001, -002 ... that is not taken."""
+    return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
+
+
+def claimed_directory(name: str) -> Path:
+    """The same, made at once, so that no other process that begins now takes it too."""
+    while True:
+        path = free_directory(name)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot be made: {error.strerror}", where=str(path)) from error
+        return path
+
+
+def train(
+    found: config.Read,
+    path: Path,
+    *,
+    title: str,
+    resume: bool,
+    shown: Show | None = None,
+    recorded: Recorded | None = None,
+    ranks: Ranks = ALONE,
+) -> dict[str, float]:
+    """The metrics of the last evaluation of a run in this directory, which is then left with its report.
+
+    The plan, and a line an update, go to the terminal; or to `shown` alone, if it is given. `recorded`: what
+    another run's samplers did, to be done again. Of `ranks` all others than rank 0 are silent.
+    Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
+    """
+    if ranks is ALONE:
+        check_alone()
+    shown = _silent if ranks.rank else shown
+    directory = None if ranks.rank else opened(found, path, resume)
+    ranks.gather(None, "the run directory")
+    directory = directory or RunDir(path, resume=resume, rank=ranks.rank)
+    try:
+        told = silent if shown else say
+        found, chosen = prepared(found, directory, title=title, resume=resume, say=told, ranks=ranks)
+        if shown is None:
+            print_plan(chosen)
+            say(f"run directory: {directory.path}")
+        with process.settled(found.recipe.run.threads):
+            how: dict[str, Any] = {"resume": resume, "config": found.tables, "recorded": recorded}
+            how["ranks"] = ranks
+            return _run(chosen, directory, how, shown)
+    except UserError as error:
+        if not resume:
+            directory.discard()
+        raise found.locate(error) from None
+    except KeyboardInterrupt as error:
+        if str(error) or resume:
+            raise
+        directory.discard()
+        raise KeyboardInterrupt("nothing was trained yet") from None
+    finally:
+        directory.close()
+
+
+def opened(found: config.Read, path: Path, resume: bool) -> RunDir:
+    """The run directory, with copies of the recipe's own code in it."""
+    directory = RunDir(path, resume=resume)
+    try:
+        directory.keep(() if resume else config.own_files(found.tables))
+    except BaseException:
+        directory.discard()
+        directory.close()
+        raise
+    return directory
+
+
+def _written(found: config.Read, run: Path) -> str:
+    """The recipe as the run keeps it: its own code by the copies, each with its digest."""
+    here = str((run / CODE).resolve())
+    text = dump(config.renamed(found.tables, lambda name: name.replace(here, CODE, 1)))
+    kept = sorted((run / CODE).glob("*.py"))
+    return text + "".join(f"\n# {CODE}/{copy.name}: BLAKE2b {_digest(copy)}\n" for copy in kept)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+
+
+def with_copies(found: config.Read, run: Path, say: Callable[[str], None] = silent) -> config.Read:
+    """The recipe with the run's copies of code of one's own, if it has them; `say` is told what differs."""
+
+    def copied(name: str) -> str:
+        file = file_of(name)
+        copy = (run / CODE / file.name).resolve() if file else None
+        if file is None or copy is None or not copy.is_file():
+            return name
+        if file.is_file() and file.read_bytes() != copy.read_bytes():
+            say(f"note: {file} has changed since the run began, which goes on with its copy {copy}")
+        return f"{copy}:{name.rpartition(':')[2]}"
+
+    tables = config.renamed(found.tables, copied)
+    if tables == found.tables:
+        return found
+    return replace(found, tables=tables, recipe=config.parsed(Recipe, tables, found.where))
+
+
+def check_alone() -> None:
+    """UserError in a process that torchrun started as one of several, each of which would make the run."""
+    if launched():
+        what = "torchrun started several processes, each of which would make the whole run"
+        raise UserError(
+            what, where="torchrun", mend="several ranks are for `posttrain train RECIPE.toml` alone"
+        )
+
+
+def prepared(
+    found: config.Read,
+    directory: RunDir,
+    *,
+    title: str,
+    resume: bool,
+    say: Callable[[str], None],
+    ranks: Ranks = ALONE,
+) -> tuple[config.Read, build.Plan]:
+    """The recipe as this run began, and its plan; the directory then describes both. UserError if refused."""
+    path = directory.path
+    found = as_begun(found, path)
+    if resume and weights_alone(directory.checkpoints):
+        raise UserError(
+            "its checkpoints hold weights alone, or are of another version: nothing goes on from them",
+            where=str(path),
+            mend="begin another run with such a model as model.path",
+        )
+    checked = None if ranks.rank else path / ".prompts.json"
+    chosen = build.plan(found.recipe, say, path, checked, ranks=ranks.size)
+    agree(ranks, dump(found.tables), code_versions(), chosen.asked.train or chosen.groups)
+    # All cut their rows alike.
+    budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
+    chosen = replace(chosen, microbatch_tokens=budget)
+    chosen.disk.check(path)
+    directory.describe(_written(found, path), f"{title}: {chosen.asked.line.title}", chosen.sections())
+    return found, chosen
+
+
+def as_begun(found: config.Read, run: Path, say: Callable[[str], None] = silent) -> config.Read:
+    """The recipe with what auto came to as dtype and date: where the run in this directory began, or here.
+
+    So the policy goes on in the same numbers and reads the same prompts wherever and whenever it is resumed.
+    `say` is told of code of one's own that differs from the run's copy, which is taken.
+    The directory of a run as its model becomes the checkpoint that is then its newest: that run may go on.
+    """
+    found = with_copies(found, run, say)
+    model, began = found.recipe.model, run / "config.toml"
+    before = config.read(began).recipe.model if began.exists() else None
+    if before:
+        keys = [key for key in ("dtype", "date") if found.tables["model"].get(key, "auto") == "auto"]
+        model = replace(model, **{key: getattr(before, key) for key in keys})
+    if (Path(model.path) / "config.toml").is_file():
+        model = replace(model, path=before.path if before else str(resolve(model.path)))
+    settled = {"dtype": model.dtype, "date": model.date, "path": model.path}
+    tables = {**found.tables, "model": {**found.tables["model"], **settled}}
+    return replace(found, recipe=replace(found.recipe, model=model), tables=tables)
+
+
+def _run(
+    chosen: build.Plan, directory: RunDir, how: Mapping[str, Any], shown: Show | None
+) -> dict[str, float]:
+    try:
+        if shown:
+            last = _finished(chosen, directory, how, shown, silent)
+        else:
+            watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
+            with terminal.Terminal(err, chosen.asked.recipe.run.updates, watch) as shown:
+                last = _finished(chosen, directory, how, shown, say)
+    except BaseException:
+        with suppress(Exception):  # on a full disk the first error is the one to tell
+            if not directory.rank:
+                write(directory.path)
+        raise
+    if directory.rank:
+        return last
+    try:
+        write(directory.path)
+    except UserError as error:
+        raise RunError(f"the run has ended and is saved, but {error}") from None
+    return last
+
+
+def _finished(
+    chosen: build.Plan,
+    directory: RunDir,
+    how: Mapping[str, Any],
+    shown: Show,
+    say: Callable[[str], None],
+) -> dict[str, float]:
+    """The metrics of the last evaluation, once every update is made; a signal asks it to save and stop."""
+    session = Session(build.parts_of(chosen, directory, **how, show=shown, say=say))
+    with stop_recorded(directory.path, directory.own), session, stop_requested() as stopped:
+        return session.finish(stopped)
+
+
+def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
+    """The first table in which a recipe differs from the one that a run was started with; empty if none does.
+
+    `longer`: it may have another number of updates.
+    """
+    same = replace(now, **{name: getattr(before, name) for name in MAY_DIFFER})
+    if longer:
+        same = replace(same, run=replace(same.run, updates=before.run.updates))
+    return next((key_of(n) for n in vars(before) if getattr(same, n) != getattr(before, n)), "")
+
+
+def print_plan(chosen: build.Plan) -> None:
+    """Prints what a run will do and need, and what is worth knowing of it."""
+    for name, rows in chosen.sections().items():
+        table = Table(title=name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+        table.add_column(style="dim")
+        table.add_column()
+        for key, value in rows.items():
+            table.add_row(key, str(value))
+        err.print(table)
+    for note in chosen.policy.notes:
+        say(f"note: {note}")
+    if chosen.memory.total > chosen.free:
+        say("note: the estimate is above the free memory; steps.gradient_checkpointing or lora.rank help")
+    if chosen.disk.peak > chosen.disk.free:
+        say("note: the run may fill the disk; lora.rank, checkpoint.keep or record.tokens help")

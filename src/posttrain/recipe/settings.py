@@ -1,0 +1,134 @@
+"""What an update is made of: the tables [rollout], [batch], [curriculum] and [eval] of a recipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+SELECT = ("all", "varied", "accepted")
+"""Selections of groups that are ours (see runtime/tasks/select.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """What one update is made of, and how its episodes are run and judged."""
+
+    groups: int = 8
+    """Tasks an update learns from."""
+    group_size: int = 8
+    """Episodes of each task (K, or G)."""
+    select: str = "all"
+    """all; varied: only groups whose rewards differ; accepted: only those with an answer worth imitating; or
+    "file.py:function" of yours, from a group's episodes to whether to keep it. New tasks are drawn for groups
+    that are dropped."""
+    max_rounds: int = 4
+    """How often new tasks are drawn before an update goes on with the groups it has."""
+    replay: int = 0
+    """Groups of earlier updates that each update is trained on again, besides its own."""
+    replay_lag: int = 4
+    """Updates after which a group is not drawn again."""
+    workers: int = 2
+    """Processes for verifiers and environments that are not ours."""
+    deadline_s: float = 10.0
+    """Seconds after which a verifier or an environment is killed; the episode is then masked."""
+    memory_mb: int = 4096
+    """What one such process may take; a judge or reward model of billions of parameters needs more."""
+    max_error_rate: float = 0.2
+    """The run stops when more than this share of the last 512 episodes could not be judged."""
+
+    def __post_init__(self) -> None:
+        if self.replay < 0:
+            raise ValueError(f"replay must be 0 (none) or more, not {self.replay}")
+        for name in ("groups", "group_size", "max_rounds", "replay_lag", "workers", "memory_mb"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if self.select not in SELECT and ":" not in self.select:
+            raise ValueError(f"select must be one of {', '.join(SELECT)}, or your own, not {self.select!r}")
+        if self.deadline_s <= 0:
+            raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
+        if not 0 <= self.max_error_rate <= 1:
+            raise ValueError(f"max_error_rate must lie in [0, 1], not {self.max_error_rate}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Held-out tasks, answered before, during and after training."""
+
+    every: int = 0
+    """Updates between evaluations; 0: only before the first and after the last."""
+    limit: int = 200
+    """Tasks; 0 leaves evaluation out."""
+    temperature: float = 0.0
+    """0 takes the most likely token."""
+    right: float = 1.0
+    """An answer whose verdict is neither "right" nor "wrong" counts as right from this reward on."""
+
+    def __post_init__(self) -> None:
+        if min(self.every, self.limit, self.temperature) < 0:
+            raise ValueError("every, limit and temperature must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """What one update of the offline loop is made of."""
+
+    batch_size: int = 32
+    """Conversations, rankings or answers in an update."""
+    max_length: int = 0
+    """Tokens after which a conversation is cut; 0: the model's context. Answers that are compared or judged
+    are not cut but left out, with the others to the same question; of judged steps those beyond."""
+    separator: str = "\n\n"
+    """What stands behind each step of an answer, for methods that learn steps."""
+
+    def __post_init__(self) -> None:
+        if self.max_length < 0:
+            raise ValueError(f"max_length must be 0 (the model's context) or more, not {self.max_length}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, not {self.batch_size}")
+        if not self.separator:
+            raise ValueError("separator must not be empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curriculum:
+    """Which task is asked next."""
+
+    kind: Literal["none", "order", "band", "bandit"] = "none"
+    """none: in random order. order: easiest first. band: those that are sometimes solved. bandit: from the
+    bucket that teaches most."""
+    field: str = "difficulty"
+    """The field of a task that order and bandit go by."""
+    low: float = 0.1
+    """The lowest success rate within the band."""
+    high: float = 0.8
+    """The highest success rate within the band."""
+    keep: float = 0.0
+    """How much of a task's earlier success rate stays in it when it is asked again; 0 forgets it."""
+    explore: float = 0.2
+    """Share of the tasks that are taken from all alike; with a bandit also how fast it learns."""
+    buckets: int = 4
+    """How many buckets, of about as many tasks each; a field of no more values makes a bucket of each."""
+    share: float = 0.005
+    """What every bucket is given of the others' weight with each group, so that none is ever given up."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high <= 1:
+            raise ValueError(f"low and high must lie in [0, 1] in this order, not {self.low} and {self.high}")
+        if not 0 <= self.keep < 1:
+            raise ValueError(f"keep must lie in [0, 1), not {self.keep}")
+        if not 0 <= self.explore <= 1:
+            raise ValueError(f"explore must lie in [0, 1], not {self.explore}")
+        if self.kind == "bandit" and not self.explore:
+            raise ValueError("explore must be above 0 for a bandit, which would never learn")
+        if self.buckets < 2:
+            raise ValueError(f"buckets must be 2 or more, not {self.buckets}")
+        if not 0 <= self.share <= 0.1:
+            raise ValueError(f"share must lie in [0, 0.1], not {self.share}")
+
+
+READ_BY: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "order": ("field",),
+    "band": ("low", "high", "keep", "explore"),
+    "bandit": ("field", "explore", "buckets", "share"),
+}
+"""The keys besides its own that each kind reads."""

@@ -1,0 +1,194 @@
+"""What a recipe asks: its table [task], and the tasks that this makes or reads."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from posttrain.base.usercode import cause, load_edited
+from posttrain.data import Data, load_tasks
+from posttrain.data.corpus import Text
+from posttrain.envs.guess import Guess, guess_tasks
+from posttrain.envs.maze import Maze, laid_out, layout_tasks, maze_tasks
+from posttrain.envs.protocol import Env
+from posttrain.envs.repair import Repair
+from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
+from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
+from posttrain.envs.tasks.horn import Horn, horn
+from posttrain.envs.tasks.propositional import Propositional, propositional
+from posttrain.envs.user import here, load_env
+from posttrain.types import Task, UserError
+from posttrain.verifiers.proof.coq.library import CoqLibrary, coq_library
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserEnv:
+    """An environment made by a function of the user's."""
+
+    factory: str
+    """module:function or path/to/file.py:function; called with the options, returns the environment."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Env:
+        """The environment that it makes; UserError if it cannot be made."""
+        return load_env(self.factory, self.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldEnv(UserEnv):
+    """An environment that a program holds."""
+
+    env: Any
+
+    def load(self) -> Env:
+        """It, for use in this process."""
+        return here(self.env)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTasks:
+    """Tasks made by a function of your own, which the run keeps a copy of."""
+
+    function: str
+    """module:function or path/to/file.py:function; called with the options, it returns or yields tasks."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its keyword arguments."""
+    held_out: int = 0
+    """How many of its last tasks are only evaluated on."""
+
+    def __post_init__(self) -> None:
+        if self.held_out < 0:
+            raise ValueError(f"held_out must be 0 or more, not {self.held_out}")
+
+    def made(self) -> list[Task]:
+        """The tasks, in the order of the function; UserError for what are none, or for two of one id."""
+        where = "task.own.function"
+        function = load_edited(self.function, where)
+        try:
+            found = list(function(**self.options))
+        except Exception as error:
+            raise UserError(f"{self.function} fails: {cause(error)}", where=where) from None
+        wrong = next((each for each in found if not isinstance(each, Task)), None)
+        if wrong is not None:
+            mend = "make posttrain.types.Task(id=..., messages=({'role': 'user', 'content': ...},))"
+            raise UserError(f"{self.function} makes {wrong!r:.60}, which is no task", where=where, mend=mend)
+        if twice := [name for name, n in Counter(task.id for task in found).items() if n > 1]:
+            raise UserError(f"{self.function} makes two tasks called {twice[0]!r}", where=where)
+        if len(found) <= self.held_out:
+            raise UserError(f"{self.function} makes {len(found)} tasks, none to train on", where=where)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Games:
+    """How many games to make for an environment of ours."""
+
+    train: int = 1000
+    held_out: int = 200
+
+    def __post_init__(self) -> None:
+        if self.train < 1 or self.held_out < 0:
+            raise ValueError("train must be 1 or more and held_out 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChoice:
+    """What is asked or learnt: exactly one of arithmetic, coq, coq_library, data, guess, horn, maze,
+    own, propositional and text. env plays data."""
+
+    arithmetic: Arithmetic | None = None
+    coq: CoqExercises | None = None
+    coq_library: CoqLibrary | None = None
+    data: Data | None = None
+    held_out: Data | None = None
+    """Records that are only evaluated on, beside data."""
+    text: Text | None = None
+    """Documents, to be learnt as they stand."""
+    held_out_text: Text | None = None
+    """Documents that are only evaluated on, beside text."""
+    guess: Guess | None = None
+    horn: Horn | None = None
+    maze: Maze | None = None
+    own: OwnTasks | None = None
+    """Tasks of a function of yours; see below."""
+    propositional: Propositional | None = None
+    maze_size: int = 4
+    maze_layout: str = ""
+    """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
+    games: Games = Games()
+    """Of guess and maze."""
+    env: UserEnv | None = None
+    repair: Repair | None = None
+    """Wrong answers are asked for again, with what the verifier says of them."""
+
+    def __post_init__(self) -> None:
+        kinds = ["arithmetic", "coq", "coq_library", "data", "guess"]
+        kinds += ["horn", "maze", "own", "propositional", "text"]
+        given = [name for name in kinds if getattr(self, name) is not None]
+        if len(given) != 1:
+            said = " and ".join(given) if given else "none"
+            raise ValueError(f"give exactly one of {', '.join(kinds)}, not {said}")
+        if self.held_out_text is not None and self.text is None:
+            raise ValueError("held_out_text is read beside text only")
+        if self.held_out is not None and self.data is None:
+            raise ValueError("held_out is read beside data only")
+        if self.maze_layout:
+            laid_out(self.maze_layout)
+        if self.env is not None and self.data is None:
+            raise ValueError("env plays the tasks of data, which is not given")
+        if self.repair is not None and (self.guess or self.maze or self.env or self.text):
+            raise ValueError("repair asks again where a verifier judges, and none does here")
+
+    def environment(self) -> Env | None:
+        """The environment that the tasks are played in; None for a question with one answer."""
+        if self.env is not None:
+            return self.env.load()
+        return self.guess or self.maze
+
+
+def _split(
+    make: Callable[[Literal["train", "held_out"], T], list[Task]], spec: T, limit: int
+) -> tuple[list[Task], list[Task]]:
+    """The tasks of both splits, of the second at most `limit`."""
+    held = make("held_out", spec)[:limit] if limit else []
+    return make("train", spec), held
+
+
+def tasks(
+    choice: TaskChoice, limit: int, seed: int, say: Callable[[str], None] = lambda text: None
+) -> tuple[list[Task], list[Task]]:
+    """The tasks to train on, and at most `limit` that are only evaluated on.
+
+    `say` is told in which form records were recognised. Raises UserError for data that cannot be used.
+    """
+    if choice.arithmetic is not None:
+        spec = choice.arithmetic
+        held_out = arithmetic("held_out", spec, limit=min(limit, spec.held_out)) if limit else []
+        return arithmetic("train", spec), held_out
+    if choice.own is not None:
+        made, least = choice.own.made(), choice.own.held_out
+        return made[: len(made) - least], made[len(made) - least :][:limit]
+    if choice.coq is not None:
+        return _split(coq_exercises, choice.coq, limit if choice.coq.held_out else 0)
+    if choice.coq_library is not None:
+        return _split(coq_library, choice.coq_library, limit if choice.coq_library.held_out_files else 0)
+    if choice.horn is not None:
+        return _split(horn, choice.horn, limit if choice.horn.held_out else 0)
+    if choice.propositional is not None:
+        return _split(propositional, choice.propositional, limit if choice.propositional.held_out else 0)
+    if choice.data is not None and choice.data.bootstrap is not None:
+        what = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
+        raise UserError(what, where="task.data.bootstrap", mend="leave it out")
+    if choice.data is not None:
+        held = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
+        return load_tasks(choice.data, say=say), held
+    n = choice.games
+    if choice.guess is not None:
+        games = guess_tasks(n.train + n.held_out, high=choice.guess.high, seed=seed)
+    elif choice.maze_layout:
+        games = layout_tasks(n.train + n.held_out, layout=choice.maze_layout)
+    else:
+        games = maze_tasks(n.train + n.held_out, size=choice.maze_size, seed=seed)
+    return games[: n.train], games[n.train :][:limit]

@@ -1,0 +1,100 @@
+"""Which verifiers judge, and how their scores become one: the table `[verifier]` of a recipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from posttrain.base.nearest import did_you_mean
+from posttrain.recipe.writers import JudgeChoice
+from posttrain.types import UserError
+from posttrain.verifiers.answers import Exact, Number
+from posttrain.verifiers.code.verifier import Code
+from posttrain.verifiers.combine.combined import Combined, Normalise, Part
+from posttrain.verifiers.combine.formula import How
+from posttrain.verifiers.combine.length import Length
+from posttrain.verifiers.combine.penalties import Language, Repetition
+from posttrain.verifiers.function import Function
+from posttrain.verifiers.math import Math
+from posttrain.verifiers.model.verifier import RewardModel
+from posttrain.verifiers.proof.coq.verifier import Coq
+from posttrain.verifiers.proof.lean.verifier import Lean
+from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.structure.grammar import Grammar
+from posttrain.verifiers.structure.json_schema import Json
+from posttrain.verifiers.structure.patterns import Format, Regex
+from posttrain.verifiers.structure.sql import Sql
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierChoice:
+    """Who judges: one of these, or several, whose scores are then combined."""
+
+    exact: Exact | None = None
+    number: Number | None = None
+    math: Math | None = None
+    code: Code | None = None
+    coq: Coq | None = None
+    lean: Lean | None = None
+    json: Json | None = None
+    sql: Sql | None = None
+    grammar: Grammar | None = None
+    regex: Regex | None = None
+    format: Format | None = None
+    judge: JudgeChoice | None = None
+    model: RewardModel | None = None
+    function: tuple[Function, ...] = ()
+    repetition: Repetition | None = None
+    language: Language | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of each verifier by its name; 1 where none is given, 0 only records it."""
+    combine: How = "sum"
+    """sum, product, gate (the first that is not at its best decides), mean, min or mean_minus_std."""
+    order: tuple[str, ...] = ()
+    """In which a gate asks them; not given: the order of this table."""
+    k: float | None = None
+    """Standard deviations that mean_minus_std takes off; 1 where it is not given."""
+    length: Length | None = None
+    normalise: Normalise | None = None
+    clip: tuple[float, float] | None = None
+    """The least and the greatest score, as [-1, 1]."""
+
+    def build(self) -> Verifier | None:
+        """The verifier, or None if none is named. UserError for a weight or place of something else."""
+        named = [v for n in VERIFIERS if (v := getattr(self, n)) is not None]
+        chosen: list[Any] = [each for v in named for each in (v if isinstance(v, tuple) else (v,))]
+        given: list[Verifier] = [v.build() if hasattr(v, "build") else v for v in chosen]
+        names = [v.name for v in given]
+        for key, mentioned in (("weights", self.weights), ("order", self.order)):
+            for name in sorted(set(mentioned) - set(names)):
+                raise UserError(
+                    f"{name!r} is not among the verifiers",
+                    where=f"verifier.{key}",
+                    mend=did_you_mean(name, names),
+                )
+        if self.order and (self.combine != "gate" or len(set(self.order)) != len(given)):
+            what = "is read by a gate only" if self.combine != "gate" else "must name each verifier once"
+            raise UserError(what, where="verifier.order")
+        given.sort(key=lambda v: self.order.index(v.name) if self.order else 0)
+        alone = len(given) == 1 and not self.weights and self.combine == "sum"
+        if not given:
+            return None
+        if alone and self.k is None and not (self.length or self.normalise or self.clip):
+            return given[0]
+        try:
+            return Combined(
+                parts=tuple(Part(verifier=v, weight=self.weights.get(v.name, 1.0)) for v in given),
+                how=self.combine,
+                k=self.k,
+                length=self.length,
+                normalise=self.normalise,
+                clip=self.clip,
+            )
+        except ValueError as error:
+            raise UserError(str(error), where="verifier") from None
+
+
+VERIFIERS = (
+    *("exact", "number", "math", "code", "coq", "lean", "json", "sql", "grammar", "regex", "format"),
+    *("judge", "model", "function", "repetition", "language"),
+)
+"""Keys of the table that name a verifier."""

@@ -1,0 +1,387 @@
+"""A recipe on one machine: from its choices to a session that can be stepped.
+
+The order is that of what can go wrong: what a key or a file decides is checked before a tokenizer
+is read, a tokenizer before weights, and everything before the first step.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posttrain.base import process
+from posttrain.learner import lora
+from posttrain.learner.learner import Learner
+from posttrain.learner.ranks import ALONE, Ranks
+from posttrain.methods.build import described
+from posttrain.methods.table import label
+from posttrain.models import checkpoint, heads, pretrained
+from posttrain.recipe.recipe import Recipe
+from posttrain.runtime.ask import Asked, ask
+from posttrain.runtime.critics import critic_of, critic_shape, head_class
+from posttrain.runtime.offline import OfflineRun
+from posttrain.runtime.online import OnlineRun
+from posttrain.runtime.plan import Memory, Shape, check_held, estimate, free_memory, gib, microbatch
+from posttrain.runtime.policy import Policy, Say, bounded, surroundings, weights_of
+from posttrain.runtime.prompts import check_prompts, check_replies
+from posttrain.runtime.ranks.ranked import check_ranks, described_ranks
+from posttrain.runtime.record import saving
+from posttrain.runtime.record.journal import Journal, Progress, Show, stop_recorded
+from posttrain.runtime.record.rundir import RunDir
+from posttrain.runtime.record.schedule import Recorded, Recorder
+from posttrain.runtime.record.track import Track, check_sinks, open_tracker
+from posttrain.runtime.reference import held, held_size, reference_of, scores_once
+from posttrain.runtime.rows import Group, bytes_of, groups_of
+from posttrain.runtime.sampling import check_samplers, check_server, sampler_of, store_of
+from posttrain.runtime.session import Parts
+from posttrain.runtime.tasks.curriculum import Supply, supply
+from posttrain.runtime.tasks.replay import Replay
+from posttrain.runtime.tasks.stream import Stream
+from posttrain.runtime.weight_sync import Publisher
+from posttrain.samplers.snapshots import CANARY
+from posttrain.types import UserError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do and need."""
+
+    asked: Asked
+    policy: Policy
+    groups: Sequence[Group]
+    """Rows of an offline method: one, or the answers to one question."""
+    held_out_groups: Sequence[Group]
+    longest_prompt: int
+    microbatch_tokens: int
+    memory: Memory
+    free: int
+    parameters: int
+    trained: int
+    disk: saving.Disk
+    ranks: int = 1
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """As tables for a person, for plan.json and the report."""
+        recipe = self.asked.recipe
+        name = label(recipe.method["name"])
+        method = {"name": name, "title": self.asked.line.title, "source": self.asked.line.source}
+        model = {
+            "path": recipe.model.path,
+            "parameters": f"{self.parameters:,}",
+            "trained": f"{self.trained:,}"
+            + (f" (LoRA, rank {recipe.lora.rank})" if recipe.lora.rank else ""),
+            "computes in": f"{recipe.model.dtype} on {self.policy.device}",
+        }
+        ranks = described_ranks(self.asked, self.ranks)
+        return {
+            "Method": method | described(self.asked.method),
+            "Model": model,
+            "Batch plan": self._batches(),
+            **({"Each of the ranks": ranks} if ranks else {}),
+            "Memory estimate": self.memory.rows() | {"free now": gib(self.free)},
+            "Disk": self.disk.rows(),
+        }
+
+    def _batches(self) -> dict[str, Any]:
+        recipe = self.asked.recipe
+        steps = recipe.steps.epochs * recipe.steps.minibatches
+        if self.asked.online:
+            r, several = recipe.rollout, recipe.async_.samplers > 1
+            out = {
+                "episodes an update": f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}",
+                "tasks": f"{len(self.asked.train):,} to train on, {len(self.asked.held_out):,} held out",
+                "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",
+                "samplers": recipe.async_.described(recipe.run.threads or process.cores()),
+                "sampled side by side": f"{recipe.engine.rows} each" if several else recipe.engine.rows,
+            }
+        else:
+            out = {
+                f"{self.asked.line.learns} an update": recipe.batch.batch_size,
+                self.asked.line.learns: f"{len(self.groups):,} to train on, "
+                f"{len(self.held_out_groups):,} held out",
+                "longest": f"{self.longest_prompt} tokens",
+                "passes over them": f"{recipe.run.updates * recipe.batch.batch_size / len(self.groups):.3g}",
+            }
+        if self.asked.line.step == "adamw":
+            out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}"
+        return out | {
+            "optimiser steps": f"{recipe.run.updates} updates × {recipe.steps.epochs} epochs × "
+            f"{recipe.steps.minibatches} minibatches = {recipe.run.updates * steps}",
+            "microbatch": f"at most {self.microbatch_tokens} packed tokens",
+        }
+
+
+# ---------------------------------------------------------------------- before its weights
+
+
+def plan(
+    recipe: Recipe, say: Say, path: Path = Path("runs"), checked: Path | None = None, *, ranks: int = 1
+) -> Plan:
+    """Everything that is decided before weights are read: what `posttrain validate` checks and prints.
+
+    path: where the run will write; checked: a file that keeps which prompts were found in order, so that they
+    need not be looked at again. ranks: how many train together; what is said of memory is one's.
+    """
+    check_sinks(recipe.track.sinks)
+    asked = ask(recipe, say)
+    if asked.online:
+        check_samplers(asked)
+    check_ranks(asked, ranks)
+    policy = bounded(recipe, surroundings(recipe, say), say)
+    parameters = pretrained.parameter_count(policy.config)
+    trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
+    shape = Shape.of(policy.config, parameters, trained)
+    groups: Sequence[Group] = []
+    held_out: Sequence[Group] = []
+    if asked.online:
+        longest = check_prompts(asked, policy, checked)
+        check_replies(asked, policy)
+        check_server(recipe, policy)
+    else:
+        groups, held_out, longest = groups_of(asked, policy, say)
+        if head_class(policy.config, asked) is not None:
+            heads.saved_head(policy.path, recipe.critic.heads)
+    needs = _needs(asked, policy, longest, parameters, ranks)
+    free = free_memory(policy.device)
+    memory_here = free_memory(torch.device("cpu"))
+    if asked.online:
+        r, where = recipe.rollout, "rollout.group_size"
+        where = where if r.group_size > r.groups else "rollout.groups"
+        check_held(
+            r.groups * r.group_size, longest + recipe.sampling.max_new_tokens, memory_here, where=where
+        )
+    else:
+        check_held(recipe.batch.batch_size, longest, memory_here, where="batch.batch_size")
+    tokens = recipe.steps.microbatch_tokens or microbatch(
+        shape, free=free, device=policy.device.type, **needs
+    )
+    if asked.method.unit == "group":  # no group is ever cut
+        answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if asked.online else 0
+        tokens = max(tokens, longest + answers)
+    memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
+    disk = saving.disk(asked, policy, groups, path, shape, critic=needs["critic"], longest=longest)
+    return Plan(
+        asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk, ranks
+    )
+
+
+def _needs(asked: Asked, policy: Policy, longest: int, parameters: int, ranks: int) -> dict[str, Any]:
+    """What of a run's memory hangs on more than the model and the size of a microbatch (see estimate)."""
+    recipe = asked.recipe
+    needs: dict[str, Any] = {
+        "dtype": policy.dtype,
+        "checkpointing": recipe.steps.gradient_checkpointing,
+        "reference": held_size(asked, policy, parameters),
+        "reference_follows": bool(recipe.reference.refresh_every),
+        "critic": critic_shape(asked, policy),
+        "natural": asked.line.step == "trust_region",
+        "longest": longest,
+        "shares": ranks if recipe.train.shard else 1,
+        "resharded": recipe.train.reshard_after_forward,
+    }
+    if asked.online:
+        needs |= {
+            "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
+            "samplers": recipe.async_.samplers,
+            "published": 2 if recipe.async_.publishes else 0,
+            "longest": policy.context if asked.env else longest + recipe.sampling.max_new_tokens,
+        }
+    return needs
+
+
+def _adapter_size(policy: Policy, recipe: Recipe) -> int:
+    try:
+        return lora.parameters(policy.config, recipe.lora)
+    except ValueError as error:
+        raise UserError(
+            f"no adapter can be made: {str(error).splitlines()[0]}",
+            where="lora.targets" if recipe.lora.targets else "lora",
+        ) from None
+
+
+# ---------------------------------------------------------------------- with its weights
+
+
+def parts_of(
+    chosen: Plan,
+    run_dir: RunDir,
+    *,
+    resume: bool,
+    config: Mapping[str, Any],
+    show: Show,
+    say: Say,
+    recorded: Recorded | None = None,
+    ranks: Ranks = ALONE,
+) -> Parts:
+    """What a session of this plan needs to run it in this directory.
+
+    recorded: what another run's samplers did and when, to be done again. ranks: those that train together.
+    """
+    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
+    found = _newest(run_dir, say, ranks) if resume else None
+    state = checkpoint.read_state(found) if found else {}
+    progress = Progress(**state.get("progress", {}))
+    say("loading the model")
+    learner = learner_of(chosen, state, ranks)
+    tasks, replay = _sources(asked, state)
+    memory = replay if asked.online and recipe.rollout.replay else None
+    if found:
+        saving.restore(found, learner, state, memory)
+    run_dir.forget_after(progress.update if found else -1, ranks.size)
+    after = progress.update if found else (-1 if resume else None)
+
+    def save(flight: Mapping[str, Any]) -> Path:
+        saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
+        saved["curriculum"] = tasks.state() if tasks else {}
+        root, head, kept = run_dir.checkpoints, head_class(policy.config, asked), recipe.checkpoint
+        beside: dict[str, Any] = {"head": head, "replay": memory, "flight": flight}
+        return saving.save(root, progress.update, learner, policy.tokenizer, saved, kept, **beside)
+
+    with ExitStack() as stack:
+        track = None if ranks.rank else _tracker(recipe, run_dir, config, after)
+        if track:
+            stack.callback(track.close)
+        journal = Journal(track, progress, show)
+        with stop_recorded(run_dir.path, run_dir.own):
+            loop: OnlineRun | OfflineRun
+            if tasks:
+                loop = _online(chosen, run_dir, learner, tasks, journal, replay, recorded, stack)
+                loop.source.resume(saving.flight(found))
+            else:
+                loop = _offline(chosen, run_dir, learner, journal)
+        return Parts(
+            loop=loop,
+            run_dir=run_dir,
+            checkpoint=save,
+            save_every=recipe.checkpoint.every,
+            evaluate_every=recipe.eval.every,
+            closing=stack.pop_all(),
+        )
+
+
+def _newest(run_dir: RunDir, say: Say, ranks: Ranks) -> Path | None:
+    """The checkpoint that a resumed run goes on from, if there is one yet: what rank 0 finds whole."""
+    looked = (None, []) if ranks.rank else checkpoint.newest(run_dir.checkpoints, resume=True)
+    found, skipped = ranks.tell(looked, "the checkpoint")
+    for fault in skipped:
+        say(fault)
+    say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
+    return found
+
+
+def _tracker(recipe: Recipe, run_dir: RunDir, config: Mapping[str, Any], after: int | None) -> Track:
+    return open_tracker(
+        run_dir.path,
+        recipe.track.sinks,
+        project=recipe.track.project,
+        name=recipe.track.name or run_dir.path.name,
+        config=config,
+        resume_after=after,
+    )
+
+
+def _sources(asked: Asked, state: Mapping[str, Any]) -> tuple[Supply | None, Replay]:
+    """Where tasks and older groups come from, as far as a checkpoint had come; offline there are no tasks."""
+    recipe = asked.recipe
+    replay = Replay(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
+    if not asked.online:
+        return None, replay
+    tasks = supply(recipe.curriculum, asked.train, seed=recipe.run.seed)
+    tasks.restore(state.get("curriculum", {}))
+    return tasks, replay
+
+
+def _offline(chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal) -> OfflineRun:
+    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
+    held_out = chosen.held_out_groups[: recipe.eval.limit]
+    file = run_dir.path / "reference.safetensors"
+    return OfflineRun(
+        learner=learner,
+        stream=Stream(chosen.groups, seed=recipe.run.seed),
+        settings=recipe.batch,
+        held_out=held_out,
+        held_out_bytes=bytes_of(chosen.held_out_groups, recipe.eval.limit),
+        journal=journal,
+        updates=recipe.run.updates,
+        reference=reference_of(
+            asked, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
+        ),
+        compares=asked.line.learns not in ("text", "answers"),
+        ranks=learner.ranks,
+    )
+
+
+def _online(
+    chosen: Plan,
+    run_dir: RunDir,
+    learner: Learner,
+    tasks: Supply,
+    journal: Journal,
+    replay: Replay,
+    recorded: Recorded | None,
+    stack: ExitStack,
+) -> OnlineRun:
+    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
+    canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
+    ahead = recipe.async_
+    # In the loop's own thread nothing hangs on a clock.
+    schedule = recorded or (Recorder(run_dir.own) if ahead.where != "here" else None)
+    ranks = learner.ranks
+    store = store_of(recipe, chosen.parameters * policy.dtype.itemsize, ranks)
+    publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
+    logs = run_dir.own / "samplers"
+    sampler = stack.enter_context(closing(sampler_of(asked, policy, logs, schedule, ranks)))
+    stack.enter_context(run_dir.recording())
+    return OnlineRun(
+        learner=learner,
+        schedule=schedule,
+        sampler=sampler,
+        publisher=publisher,
+        verifier=asked.verifier,
+        ahead=ahead,
+        stream=tasks,
+        sampling=recipe.sampling,
+        settings=recipe.rollout,
+        evaluation=recipe.eval,
+        held_out=asked.held_out,
+        run_dir=run_dir,
+        journal=journal,
+        pieces=policy.chat.pieces,
+        updates=recipe.run.updates,
+        replay=replay,
+        tasks=len(asked.train),
+        least_group=asked.method.least_group,
+        recorded=recipe.record.tokens,
+        trees=recipe.record.trees,
+        accept=getattr(asked.method, "accept", recipe.eval.right),
+        ranks=ranks,
+    )
+
+
+def learner_of(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
+    """The learner of a plan, with new optimisers; state: of the checkpoint that it will go on from."""
+    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
+    model = weights_of(recipe, policy)
+    return Learner(
+        model,
+        asked.method,
+        optim=recipe.optim,
+        steps=recipe.steps,
+        lora=recipe.lora,
+        reference=held(asked, policy),
+        brings_reference=scores_once(asked),
+        refresh=recipe.reference,
+        critic=critic_of(asked, policy, model) if asked.method.needs & {"value", "head"} else None,
+        critic_optim=replace(recipe.optim, lr=recipe.critic.lr, max_grad_norm=recipe.critic.max_grad_norm),
+        trust=recipe.trust if asked.line.step == "trust_region" else None,
+        temperature=recipe.sampling.temperature if asked.online else 1.0,
+        total_steps=recipe.run.updates * recipe.steps.epochs * recipe.steps.minibatches,
+        # A resumed run cuts its steps as the first session did, whatever memory is free today.
+        microbatch_tokens=state.get("microbatch_tokens", chosen.microbatch_tokens),
+        seed=recipe.run.seed,
+        ranks=ranks,
+        parallel=recipe.train,
+    )

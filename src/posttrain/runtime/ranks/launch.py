@@ -1,0 +1,212 @@
+"""Ranks as processes that actors of a Ray cluster start, in one placement group: `train.ranks`.
+
+Each actor holds what is set aside for its rank, starts the command that torchrun would, and passes on what it
+prints. This process only listens; what it is asked to do (Ctrl-C, SIGTERM), it asks of the ranks.
+"""
+
+import codecs
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import IO, Any
+
+from posttrain.models.pretrained import parameter_count, silent
+from posttrain.recipe.recipe import Recipe
+from posttrain.runtime.policy import bounded, surroundings
+from posttrain.runtime.record.journal import stop_requested
+from posttrain.runtime.sampling import sampler_needs
+from posttrain.samplers.cluster import SPARE, Cluster, check_ray
+from posttrain.samplers.ray import VERSIONS, call, how_ended
+from posttrain.samplers.remote import END_S
+from posttrain.types import RunError
+
+_HEAR_S = 1.0
+_TEXT = 1 << 16
+_PLACE_S = 120.0
+
+
+class _Rank:
+    """The process of a rank, in an actor."""
+
+    def __init__(self, folder: str) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it comes by way of `ask`
+        self._folder = folder
+        self._news = threading.Condition()
+        self._said: list[tuple[int, bytes]] = []
+        self._code: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def place(self) -> tuple[str, str, int]:
+        """(its machine, an address of that machine, a port that is free there)."""
+        import ray
+
+        with socket.socket() as free:
+            free.bind(("", 0))
+            context = ray.get_runtime_context()
+            return context.get_node_id(), ray.util.get_node_ip_address(), free.getsockname()[1]
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Starts posttrain with these words, in the folder where the command was given."""
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "posttrain", *words],
+            cwd=self._folder,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        streams = [(1, process.stdout), (2, process.stderr)]
+        readers = [threading.Thread(target=self._read, args=each, daemon=True) for each in streams]
+        for each in readers:
+            each.start()
+        threading.Thread(target=self._wait, args=(process, readers), daemon=True).start()
+
+    def _read(self, number: int, stream: IO[bytes]) -> None:
+        while text := os.read(stream.fileno(), _TEXT):
+            with self._news:
+                self._said.append((number, text))
+                self._news.notify_all()
+
+    def _wait(self, process: subprocess.Popen[bytes], readers: Sequence[threading.Thread]) -> None:
+        code = process.wait()
+        for each in readers:
+            each.join(END_S)
+        with self._news:
+            self._code = code
+            self._news.notify_all()
+
+    def heard(self, timeout_s: float) -> tuple[list[tuple[int, bytes]], int | None]:
+        """(what it printed on stdout, 1, and stderr, 2; how it ended), waiting so long for either."""
+        with self._news:
+            self._news.wait_for(lambda: self._said or self._code is not None, timeout_s)
+            said, self._said = self._said, []
+            return said, self._code
+
+    def ask(self, number: int) -> None:
+        """Sends it a signal; SIGKILL to all that it has started."""
+        if self._process:
+            with suppress(OSError):
+                (os.killpg if number == signal.SIGKILL else os.kill)(self._process.pid, number)
+
+
+def launch(recipe: Recipe, words: Sequence[str]) -> int:
+    """The exit code of a run on train.ranks ranks, each of which is given these words.
+
+    UserError where Ray, the cluster, or what is asked of it is not there.
+    """
+    check_ray("train.ranks")
+    train, ahead, memory = recipe.train, recipe.async_, SPARE
+    needs = {"train.cpus": train.ranks * train.cpus, "train.gpus": train.ranks * train.gpus}
+    if ahead.where == "ray":
+        needs |= sampler_needs(ahead, recipe.run.threads or max(1, int(train.cpus)))
+        policy = bounded(recipe, surroundings(recipe, silent), silent)
+        memory += VERSIONS * parameter_count(policy.config) * policy.dtype.itemsize
+    with closing(Cluster(ahead.address, needs, memory)) as cluster, _placed(recipe) as actors:
+        _start(actors, words, cluster.address, train.gpus > 0)
+        return _listen(actors)
+
+
+@contextmanager
+def _placed(recipe: Recipe) -> Iterator[list[Any]]:
+    """An actor for each rank, in one placement group; neither outlives this."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    train = recipe.train
+    share = {"CPU": train.cpus} | ({"GPU": train.gpus} if train.gpus else {})
+    group = placement_group([share] * train.ranks, strategy="PACK")
+    actors: list[Any] = []
+    try:
+        if not ray.wait([group.ready()], timeout=train.deadline_s)[0]:
+            raise RunError(
+                f"the cluster had no room for {train.ranks} ranks of {share} in {train.deadline_s:g} s"
+            )
+        groups = dict.fromkeys(("start", "heard", "ask"), 1)
+        kind = ray.remote(
+            num_cpus=train.cpus, num_gpus=train.gpus, max_restarts=0, concurrency_groups=groups
+        )(_Rank)
+        for n in range(train.ranks):
+            where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=n)
+            actors.append(kind.options(scheduling_strategy=where).remote(os.getcwd()))
+        yield actors
+    finally:
+        with suppress(ray.exceptions.RayError):
+            ray.wait([call(a, "ask", signal.SIGKILL) for a in actors], num_returns=len(actors), timeout=END_S)
+        for actor in actors:
+            ray.kill(actor)
+        remove_placement_group(group)
+
+
+def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: bool) -> None:
+    """Tells each rank where the others are, and starts it."""
+    import ray
+
+    machines: Counter[str] = Counter()
+    calls = []
+    try:
+        places = ray.get([actor.place.remote() for actor in actors], timeout=_PLACE_S)
+    except ray.exceptions.RayError as error:
+        raise RunError(f"a rank cannot be placed: {' '.join(str(error).split())[:300]}") from error
+    for n, (actor, (machine, _, _)) in enumerate(zip(actors, places, strict=True)):
+        environment = {
+            "RANK": str(n),
+            "WORLD_SIZE": str(len(actors)),
+            # Ray shows a rank the GPUs that are set aside for it, and else all of its machine.
+            "LOCAL_RANK": "0" if own_gpus else str(machines[machine]),
+            "MASTER_ADDR": places[0][1],
+            "MASTER_PORT": str(places[0][2]),
+            "RAY_ADDRESS": address,
+        }
+        if token := os.environ.get("RAY_AUTH_TOKEN"):
+            environment["RAY_AUTH_TOKEN"] = token
+        machines[machine] += 1
+        calls.append(call(actor, "start", words, environment))
+    try:
+        ray.get(calls)
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        raise RunError(f"a rank cannot be started: {' '.join(str(cause).split())[:300]}") from error
+
+
+def _listen(actors: Sequence[Any]) -> int:
+    """Passes on what ranks print until the last has ended; the exit code of the whole."""
+    import ray
+
+    codes: dict[int, int] = {}
+    decoder = codecs.getincrementaldecoder("utf-8")
+    spoken = {(n, number): decoder("replace") for n in range(len(actors)) for number in (1, 2)}
+    passed_on = False
+    with stop_requested() as stopped:
+        calls = {call(actor, "heard", _HEAR_S): n for n, actor in enumerate(actors)}
+        while calls:
+            if stopped() and not passed_on:
+                passed_on = True
+                for actor in actors:
+                    call(actor, "ask", signal.SIGTERM)
+            for answer in ray.wait(list(calls), timeout=_HEAR_S)[0]:
+                n = calls.pop(answer)
+                try:
+                    said, code = ray.get(answer)
+                except ray.exceptions.RayError as error:
+                    said, code = [(2, f"rank {n}: {how_ended(error)}\n".encode())], 1
+                for number, text in said:
+                    stream = sys.stdout if number == 1 else sys.stderr
+                    stream.write(spoken[n, number].decode(text))
+                    stream.flush()
+                if code is None:
+                    calls[call(actors[n], "heard", _HEAR_S)] = n
+                else:
+                    codes[n] = code
+    for n, code in sorted(codes.items()):
+        if code < 0:
+            print(f"rank {n} was ended by {signal.Signals(-code).name}", file=sys.stderr)
+    bad = [code for code in codes.values() if code]
+    return (2 if 2 in bad else 1) if bad else 0

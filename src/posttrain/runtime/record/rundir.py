@@ -1,0 +1,245 @@
+"""The run directory: the one place where a run leaves everything, and which is an API.
+
+config.toml    the resolved recipe           metrics.jsonl     a line an update
+code.txt       versions that ran it          samples/          rollouts, a file an update
+plan.json      method, batch plan, memory    checkpoints/      step_000040/ ...
+stopped.txt    why, if it ended itself       trees/            searches, likewise
+report.html
+ranks/1/       samples and logs of another rank
+code/          copies of files of one's own that the training runs: a method, tasks
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from posttrain.base.usercode import with_neighbours
+from posttrain.errors import RunError, UserError
+
+LOCK = ".lock"
+CODE = "code"
+DESCRIPTION = ("config.toml", "code.txt", "plan.json")
+
+
+class RunDir:
+    """A run directory that this process alone writes to, until it is closed.
+
+    Of several ranks that share one, rank 0 owns it; each other one has a folder in it, ranks/1 ...
+    """
+
+    def __init__(self, path: Path, *, resume: bool, rank: int = 0) -> None:
+        """Opens it; UserError if it is in use, already used (and not resumed), or has nothing to resume."""
+        self.path, self.rank = path, rank
+        self.own = path / "ranks" / str(rank) if rank else path
+        """Where this rank leaves samples and logs."""
+        self._written: Future[None] | None = None
+        if rank:
+            return
+        if path.exists() and not path.is_dir():
+            raise UserError("is a file", where=str(path), mend="give another --run-dir")
+        if resume and not (path / "config.toml").exists():
+            raise UserError(
+                "there is no run to resume here", where=str(path), mend="leave --resume out to start one"
+            )
+        self._lock = claim(path, "wait until it ends, or give another --run-dir")
+        # Hidden files are our lock, and what a kill left of a file that was being written.
+        if not resume and any(not p.name.startswith(".") for p in path.iterdir()):
+            self.close()
+            if (path / "config.toml").exists():
+                mend = "go on with --resume, or give another --run-dir"
+                raise UserError("already holds a run", where=str(path), mend=mend)
+            what = "is not empty, and what it holds is no run"
+            raise UserError(what, where=str(path), mend="give another --run-dir")
+
+    def close(self) -> None:
+        """Lets others write to it."""
+        if not self.rank:
+            os.close(self._lock)
+
+    def keep(self, files: Iterable[Path]) -> None:
+        """Copies files of one's own, and those beside them that they import, into code/.
+
+        Raises UserError for two of one name, and RunError if they cannot be written.
+        """
+        there = (
+            each.resolve() for each in files if each.is_file()
+        )  # what is missing is refused by who reads it
+        for file in dict.fromkeys(found for each in there for found in with_neighbours(each)):
+            copy = self.path / CODE / file.name
+            if copy.exists() and copy.read_bytes() != file.read_bytes():
+                what = f"two files are called {file.name}, and the run keeps one of each name"
+                raise UserError(what, where=str(file), mend="give one of them another name")
+            copy.parent.mkdir(exist_ok=True)
+            self._write(f"{CODE}/{file.name}", file.read_text(encoding="utf-8"))
+
+    def discard(self) -> None:
+        """Deletes what was written for a run that was refused before its first line; anything else stays."""
+        metrics = self.path / "metrics.jsonl"
+        if self.rank or (metrics.exists() and metrics.stat().st_size):
+            return
+        for name in (*DESCRIPTION, ".prompts.json", "metrics.jsonl", "report.html", LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        for made in (self.path / CODE, self.start):
+            shutil.rmtree(made, ignore_errors=True)
+        with contextlib.suppress(OSError):  # something of the user's is in it
+            self.path.rmdir()
+
+    @property
+    def start(self) -> Path:
+        """Where a model lies that a program handed over."""
+        return self.path / "start"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.path / "checkpoints"
+
+    def describe(self, config: str, title: str, sections: Mapping[str, Mapping[str, Any]]) -> None:
+        """Writes config.toml, code.txt and plan.json."""
+        if self.rank:
+            self.own.mkdir(parents=True, exist_ok=True)
+            return
+        plan = {
+            "title": title,
+            "sections": [
+                {"title": name, "rows": [[k, str(v)] for k, v in rows.items()]}
+                for name, rows in sections.items()
+            ],
+        }
+        self._write("config.toml", config)  # first: with it there is a run to resume
+        self._write("code.txt", code_versions())
+        self._write("plan.json", json.dumps(plan, indent=1))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Writes samples beside what is inside; all of them are written when it ends, whatever ends it."""
+        with ThreadPoolExecutor(1, "samples") as self._writer:
+            yield
+            self.settle()
+
+    def samples(
+        self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]], folder: str = "samples"
+    ) -> None:
+        """Begins to write samples/NAME.jsonl, or another folder's, whole or not at all, after the last one.
+
+        Raises RunError if that one could not be.
+        """
+        self.settle()
+        self._written = self._writer.submit(self._write_samples, f"{folder}/{name}.jsonl", rows)
+
+    def settle(self) -> None:
+        """Waits until the last samples are written; RunError if they cannot be."""
+        if self._written is not None:
+            written, self._written = self._written, None
+            try:
+                written.result()
+            except OSError as error:
+                raise RunError(f"{self.path / 'samples'}: cannot be written: {error.strerror}") from error
+
+    def _write_samples(self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+        (self.own / name).parent.mkdir(exist_ok=True)
+        self._write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows()))
+
+    def _write(self, name: str, text: str) -> None:
+        """Puts the text into a file, whole or not at all: a kill leaves what was there before."""
+        file = self.own / name
+        working = file.with_name(f".{file.name}.tmp")
+        try:
+            working.write_text(text)
+            working.replace(file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                working.unlink(missing_ok=True)
+            raise RunError(f"{file} cannot be written: {error.strerror}; {kept(self.path)}") from error
+
+    def forget_after(self, update: int, ranks: int = 1) -> None:
+        """Deletes rollouts of updates after this one, which a resumed run makes again, on so many ranks."""
+        gone = [p for p in (self.path / "ranks").glob("*") if not self.rank and int(p.name) >= ranks]
+        for folder in (self.own, *gone):
+            for file in (*(folder / "samples").glob("*.jsonl"), *(folder / "trees").glob("*.jsonl")):
+                number = file.stem.removeprefix("eval_")
+                if number.isdigit() and int(number) > update:
+                    file.unlink()
+        for folder in gone:
+            for name in ("stopped.txt", "error.log"):
+                (folder / name).unlink(missing_ok=True)
+
+
+def claim(path: Path, mend: str) -> int:
+    """Keeps every other process from writing to this directory until what is returned is closed.
+
+    UserError if one does, or if it cannot be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"cannot be written to: {error.strerror}", where=str(path)) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        who = os.read(lock, 20).decode(errors="replace")
+        os.close(lock)
+        what = f"another run is using this directory{f', process {who}' if who.isdigit() else ''}"
+        raise UserError(what, where=str(path), mend=mend) from None
+    with contextlib.suppress(OSError):  # on a full disk nobody needs to know
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
+def in_use(path: Path) -> bool:
+    """Whether a run or a pipeline is at work in this directory; nothing is written to find out."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for as long as it takes to close it again
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def kept(run_dir: Path) -> str:
+    """What a run that ends before its time leaves in this directory, and how to go on, for a person."""
+    steps = sorted((run_dir / "checkpoints").glob("step_*"))
+    if not steps:
+        return f"no checkpoint was written yet, what there is lies in {run_dir}"
+    return f"{steps[-1].name} is kept, go on with --resume --run-dir {run_dir}"
+
+
+def code_versions() -> str:
+    """What ran: our version and commit, Python, the machine, and the libraries that numbers depend on."""
+    lines = [f"posttrain {_version('posttrain')}"]
+    here = Path(__file__).resolve().parent
+    git = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
+        if found.returncode == 0:
+            lines.append(f"commit {found.stdout.strip()}")
+    except (OSError, subprocess.TimeoutExpired):
+        pass  # not a checkout, or no git: the version says enough
+    lines.append(f"python {sys.version.split()[0]} on {platform.platform()}")
+    lines += [f"{name} {_version(name)}" for name in ("torch", "transformers", "peft", "numpy", "tokenizers")]
+    return "\n".join(lines) + "\n"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,283 @@
+"""What a checkpoint of a learner holds, and how it goes back.
+
+model/ or adapter/      what transformers or peft loads; model/ holds the float32 masters. A reward
+                        model is in model/ with its head, adapter or not
+trained.safetensors     the adapter's weights, where there is one
+state.json              counts of the learner and of the loop
+resume/                 what nothing but a resume reads:
+  optimizer.safetensors   AdamW's moments
+  critic.safetensors, critic_optimizer.safetensors   the same of a critic, where there is one
+  reference.safetensors   the reference policy, where it is refreshed
+  replay.safetensors      episodes to be trained on again, where there are
+  flight.pickle           groups that were admitted and not trained on yet, token for token: with states of
+                          environments, which are any objects that can be pickled
+"""
+
+import math
+import pickle
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from posttrain.base.usercode import cause
+from posttrain.learner.learner import Learner
+from posttrain.learner.lora import base, save_adapter
+from posttrain.learner.shards import whole
+from posttrain.models import checkpoint, heads
+from posttrain.recipe.recipe import Checkpoints
+from posttrain.runtime.ask import Asked
+from posttrain.runtime.critics import head_class
+from posttrain.runtime.plan import Shape, gib
+from posttrain.runtime.policy import Policy
+from posttrain.runtime.reference import scores_once
+from posttrain.runtime.rows import Group
+from posttrain.runtime.tasks.replay import TOKEN_BYTES, Replay
+from posttrain.types import UserError
+
+REPLAY = "replay"
+FLIGHT = "flight.pickle"
+
+
+def save(
+    root: Path,
+    update: int,
+    learner: Learner,
+    tokenizer: Any,
+    state: Mapping[str, Any],
+    kept: Checkpoints,
+    *,
+    head: type | None = None,
+    replay: Replay | None = None,
+    flight: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """The committed checkpoint of this update; `head` is the class under which a reward model is saved.
+
+    All ranks gather it, one tensor after the other, and rank 0 writes it, as one process would.
+    """
+    tensors, held = _gathered(learner, head=head is not None)
+    if replay is not None:
+        tensors[REPLAY] = replay.tensors()
+    if learner.ranks.rank:
+        return learner.ranks.tell(root, "the checkpoint")
+
+    def write(folder: Path) -> None:
+        for name in tensors.keys() - {"trained"}:
+            checkpoint.write_tensors(folder / checkpoint.RESUME / f"{name}.safetensors", tensors[name])
+        if flight:
+            (folder / checkpoint.RESUME).mkdir(exist_ok=True)
+            (folder / checkpoint.RESUME / FLIGHT).write_bytes(pickle.dumps(flight))
+        model = base(learner.model)
+        if learner.lora.rank:
+            checkpoint.write_tensors(folder / "trained.safetensors", tensors["trained"])
+            save_adapter(learner.model, folder / "adapter")
+            tokenizer.save_pretrained(folder / "adapter")  # with the template that it was trained under
+            if head is None:
+                return
+        config, words = model.config, tokenizer
+        if head is not None:
+            words = heads.padded(tokenizer, _ends(model, tokenizer))
+            count = len(held[heads.WEIGHT])
+            config = heads.head_config(config, head, words.pad_token_id, heads=count)
+        checkpoint.write_tensors(folder / "model" / "model.safetensors", held)
+        config.save_pretrained(folder / "model")
+        model.generation_config.save_pretrained(folder / "model")
+        words.save_pretrained(folder / "model")
+
+    saved = {**state, "learner": learner.state()}
+    made = checkpoint.save(root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights)
+    return learner.ranks.tell(made, "the checkpoint")
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def _gathered(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors], Tensors]:
+    """(what a checkpoint holds, by file, the model that is saved whole, with its head), on rank 0.
+
+    Of shares the whole is gathered, one tensor at a time, so that no device ever holds the model.
+    """
+
+    def kept(tensors: Iterable[tuple[str, torch.Tensor]]) -> Tensors:
+        found = {}
+        for name, tensor in tensors:
+            one = whole(tensor)
+            if learner.ranks.rank == 0:
+                found[name] = (one if one is tensor else one.cpu()).detach()
+        return found
+
+    adapter, held = bool(learner.lora.rank), Tensors()
+    with learner.ranks.waiting("the checkpoint"):
+        tensors = {file: kept(each.items()) for file, each in learner.tensors().items()}
+        if head and adapter:  # a verifier loads a reward model whole
+            held = kept(learner.weights())
+        elif not adapter:
+            frozen = dict(base(learner.model).named_parameters())
+            for name in learner.masters.names:
+                del frozen[name]
+            held = kept(frozen.items()) | tensors["trained"]
+        if head and learner.critic is not None:
+            held |= heads.head_tensors(kept(learner.critic.head.state_dict().items()))
+    return tensors, held
+
+
+def _ends(model: Any, tokenizer: Any) -> set[int]:
+    """Tokens that end an answer, and so may be a conversation's last."""
+    named = model.generation_config.eos_token_id
+    return {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+
+
+def restore(folder: Path, learner: Learner, state: Mapping[str, Any], replay: Replay | None = None) -> None:
+    """Puts a checkpoint back into what the same recipe made; UserError if it is of another."""
+    trained = "trained.safetensors" if learner.lora.rank else "model/model.safetensors"
+    try:
+        held = learner.tensors().keys() - {"trained"}
+        resume = folder / checkpoint.RESUME
+        # One at a time, as ranks that share a machine may have no room for all of them at once.
+        tensors = {name: checkpoint.Stored(resume / f"{name}.safetensors") for name in held}
+        tensors["trained"] = checkpoint.Stored(folder / trained)
+        learner.restore(tensors, state["learner"])
+        if replay is not None:
+            replay.restore(checkpoint.read_tensors(resume / f"{REPLAY}.safetensors"))
+    except (KeyError, RuntimeError, FileNotFoundError) as error:
+        raise UserError(
+            f"this checkpoint is of another model or adapter: {error}",
+            where=str(folder),
+            mend="resume with the recipe that it was made with",
+        ) from error
+
+
+def flight(folder: Path | None) -> Mapping[str, Any]:
+    """What was under way at this checkpoint; empty if nothing was. UserError for what cannot be read here."""
+    file = (folder or Path()) / checkpoint.RESUME / FLIGHT
+    if folder is None or not file.exists():
+        return {}
+    try:
+        found: Mapping[str, Any] = pickle.loads(file.read_bytes())
+    except Exception as error:  # code of an environment that has changed, say
+        raise UserError(f"what was under way cannot be read: {cause(error)}", where=str(file)) from None
+    return found
+
+
+# ---------------------------------------------------------------------- how much that is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """Bytes that a run writes, files of a few kB apart."""
+
+    weights: int
+    """Of a checkpoint, without resume/."""
+    resume: int
+    """Of resume/."""
+    written: int
+    """Checkpoints of the whole run."""
+    keep: int
+    keep_weights: int
+    beside: Mapping[str, int]
+    """What there is besides checkpoints, at most."""
+    merged: int
+    """Of an adapter in its model, which a pipeline makes for later stages."""
+    free: int
+    """What the disk still has, and what this very run takes of it already."""
+
+    @property
+    def peak(self) -> int:
+        """The most at any moment, which is while the last checkpoint is written."""
+        whole, weights = self._counts(self.written - 1)
+        stays = whole * (self.weights + self.resume) + weights * self.weights
+        return stays + self.weights + self.resume + sum(self.beside.values())
+
+    @property
+    def finished(self) -> int:
+        """What is left of a pipeline's stage that keeps weights alone."""
+        stay = min(self.written, 1 + self.keep_weights) if self.keep else self.written
+        return stay * self.weights + self.merged + sum(self.beside.values())
+
+    def _counts(self, written: int) -> tuple[int, int]:
+        """How many checkpoints of so many stay whole, and how many with their weights alone."""
+        whole = min(written, self.keep) if self.keep else written
+        return whole, min(written - whole, self.keep_weights)
+
+    def rows(self) -> dict[str, str]:
+        """As lines for a person."""
+        whole, weights = self._counts(self.written)
+        stay = f"{self.written}, of which {whole} stay" if whole < self.written else str(self.written)
+        return {
+            "a checkpoint": f"{gib(self.weights + self.resume)}, {gib(self.weights)} of them its weights",
+            "checkpoints": stay + (f", and the weights of {weights}" if weights else ""),
+            **{name: f"at most {gib(size)}" for name, size in self.beside.items()},
+            "in all": f"at most {gib(self.peak)}",
+            "free now": gib(self.free),
+        }
+
+    def check(self, path: Path) -> None:
+        """UserError if not even one checkpoint has room."""
+        need = self.weights + self.resume
+        if need > self.free:
+            raise UserError(
+                f"a checkpoint takes {gib(need)}, and {gib(self.free)} of the disk are free",
+                where=str(path),
+                mend="free some of it, or write to another disk",
+            )
+
+
+LINE_BYTES = 64
+"""Of samples, for a token."""
+
+
+def disk(
+    asked: Asked,
+    policy: Policy,
+    groups: Sequence[Group],
+    path: Path,
+    shape: Shape,
+    *,
+    critic: Shape | None,
+    longest: int,
+) -> Disk:
+    """What a run in this directory will write; `critic` is one of a model of its own.
+
+    What is trained has a master and two moments of AdamW of four bytes each. `longest`: tokens of a prompt.
+    """
+    recipe, itemsize = asked.recipe, policy.dtype.itemsize
+    parameters, trained = shape.parameters, shape.trained
+    head = head_class(policy.config, asked) is not None
+    model = itemsize * parameters if recipe.lora.rank else 4 * trained
+    weights = model * (head or not recipe.lora.rank) + 8 * trained * bool(recipe.lora.rank)
+    resume = 8 * trained * (asked.line.step == "adamw") + 12 * (critic.parameters if critic else 0)
+    resume += 4 * parameters * bool(recipe.reference.refresh_every)
+    every, updates = recipe.checkpoint.every, recipe.run.updates
+    beside = {}
+    if asked.online:
+        r, e = recipe.rollout, recipe.eval
+        length = longest + recipe.sampling.max_new_tokens
+        evaluations = bool(e.limit) * (2 + (updates - 1) // e.every if e.every else 2)
+        if r.replay:
+            resume += TOKEN_BYTES * r.groups * r.group_size * length * min(r.replay_lag + 1, updates)
+        each = [(updates, r.groups * r.group_size * length), (evaluations, e.limit * length)]
+        bound = recipe.record.tokens or math.inf
+        beside["rollouts"] = LINE_BYTES * int(sum(times * min(bound, tokens) for times, tokens in each))
+    if scores_once(asked):
+        beside["the reference's answers"] = 4 * sum(len(row.tokens) for group in groups for row in group)
+    return Disk(
+        weights=weights,
+        resume=resume,
+        written=-(-updates // every) if every else 1,
+        keep=recipe.checkpoint.keep,
+        keep_weights=recipe.checkpoint.keep_weights,
+        beside=beside,
+        merged=0 if head or not recipe.lora.rank else 4 * parameters,
+        free=room(path),
+    )
+
+
+def room(path: Path) -> int:
+    """Bytes that what writes to this directory may take: those free, and what it has taken already."""
+    there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+    own = sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) if path.is_dir() else 0
+    return shutil.disk_usage(there).free + own

@@ -1,0 +1,82 @@
+"""What a program looks at: the groups of an update and the lines of a run, as lists that know more."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+from posttrain.base.nearest import did_you_mean
+from posttrain.types import Episode, Trajectory, Verdict
+
+
+class Metrics(list[dict[str, Any]]):
+    """The lines of metrics.jsonl, in their order; by a metric's name its values, where a line has one.
+
+    >>> metrics = Metrics([{"update": 1, "reward/mean": 0.5}, {"update": 2, "reward/mean": 1.0}])
+    >>> metrics["reward/mean"], metrics[0]["update"], metrics.last["reward/mean"]
+    ([0.5, 1.0], 1, 1.0)
+    """
+
+    @overload  # type: ignore[override]
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[dict[str, Any]]: ...
+    @overload
+    def __getitem__(self, key: str) -> list[Any]: ...
+    def __getitem__(self, key: int | slice | str) -> Any:
+        """A line, some lines, or the values of a metric; KeyError for one that no line has."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if not any(key in line for line in self):
+            near = did_you_mean(key, self.last) or f"there are {', '.join(self.last)}"
+            raise KeyError(f"no line has {key!r}; {near}")
+        return [line[key] for line in self if key in line]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The newest value of each metric."""
+        return {key: value for line in self for key, value in line.items()}
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame of the lines; ImportError where pandas is not installed."""
+        import pandas  # type: ignore[import-untyped]  # nothing else here needs it
+
+        return pandas.DataFrame(list(self))
+
+
+class Groups(list[Sequence[Any]]):
+    """What an update learns from: of each task its episodes, or of each record its rows (Trajectory).
+
+    A list of lists: groups and episodes may be left out, and put in from elsewhere.
+    """
+
+    @property
+    def rewards(self) -> list[list[float]]:
+        """What each episode or row is worth: Σ of its rewards."""
+        return [[_row(each).total_reward for each in group] for group in self]
+
+    def reward(self, worth: Callable[[Episode], float]) -> "Groups":
+        """The same episodes with other rewards: worth(episode), paid with the last token of the policy's."""
+        return Groups([_paid(each, float(worth(each))) for each in group] for group in self)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame with a row an episode: its group, task, response, reward, label and so on."""
+        import pandas
+
+        keys = ("sample", "response", "reward", "length", "stop", "turns")
+        return pandas.DataFrame(
+            {"group": n, "task": e.task.id, "label": e.verdict.label} | {key: getattr(e, key) for key in keys}
+            for n, group in enumerate(self)
+            for e in group
+        )
+
+
+def _row(each: Episode | Trajectory) -> Trajectory:
+    return each.trajectory if isinstance(each, Episode) else each
+
+
+def _paid(episode: Episode, score: float) -> Episode:
+    t = episode.trajectory
+    last = max((place for place, sampled in enumerate(t.sampled) if sampled), default=None)
+    rewards: Mapping[int | None, float] = {last: score}
+    paid = replace(t, reward=[rewards.get(place, 0.0) for place in range(len(t.tokens))])
+    return replace(episode, trajectory=paid, verdict=Verdict(score=score, label="scored"))

@@ -1,0 +1,1 @@
+"""Which task comes next, and which groups an update learns from."""

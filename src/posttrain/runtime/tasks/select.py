@@ -1,0 +1,52 @@
+"""Which groups an update learns from: functions from what is known of a finished group to keep or drop."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from posttrain.base.usercode import load_edited
+from posttrain.math.choice import misfit
+from posttrain.recipe.settings import SELECT
+from posttrain.types import Played, UserError, worth
+
+Select = Callable[[Sequence[Played]], bool]
+
+
+def every(group: Sequence[Played]) -> bool:
+    """Keeps every group that has an episode with a verdict."""
+    return any(not e.verdict.failed for e in group)
+
+
+def varied(group: Sequence[Played]) -> bool:
+    """Keeps a group whose rewards differ: one whose rewards are equal has no advantage to learn from.
+
+    Source: dynamic sampling, DAPO, arXiv:2503.14476, section 3.2.
+    """
+    return len({e.reward for e in group if not e.verdict.failed}) > 1
+
+
+def accepted(group: Sequence[Played], least: float = 1.0) -> bool:
+    """Keeps a group with an answer whose reward is at least this: one without has nothing to imitate."""
+    return any(e.reward >= worth([least]) for e in group if not e.verdict.failed)
+
+
+SELECTIONS: Mapping[str, Select] = dict(zip(SELECT, (every, varied, accepted), strict=True))
+
+WHY_NOT: Mapping[str, str] = {
+    "all": "every group is kept that has enough verdicts",
+    "varied": "every group's rewards were equal",
+    "accepted": "no answer was good enough to be imitated",
+}
+"""Why a run may be left without a group, for the message that ends it."""
+
+
+def selection(name: str, accept: float) -> Select:
+    """The selection of this name, or "file.py:function"; `accept` is the least reward worth imitating.
+
+    Raises UserError for a function that cannot be had, or that cannot be called with a group.
+    """
+    if ":" in name:
+        found: Select = load_edited(name, "rollout.select")
+        if wrong := misfit(found, every):
+            raise UserError(f"{name} selects nothing: {wrong}", where="rollout.select")
+        return found
+    return partial(accepted, least=accept) if name == "accepted" else SELECTIONS[name]

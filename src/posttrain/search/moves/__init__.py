@@ -1,0 +1,1 @@
+"""What a move is, and what it leads to."""

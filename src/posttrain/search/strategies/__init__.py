@@ -1,0 +1,1 @@
+"""Which move of which state is asked next."""

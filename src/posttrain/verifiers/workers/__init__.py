@@ -1,0 +1,1 @@
+"""Calls in other processes, under a deadline."""

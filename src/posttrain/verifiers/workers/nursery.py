@@ -1,0 +1,114 @@
+"""Our handle of the process that forks workers."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from posttrain.base.usercode import AWAY_ENV
+from posttrain.types import RunError
+from posttrain.verifiers.workers.worker import CONTROL, NEVER_STARTED, STATUS
+
+_NURSERY = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from posttrain.verifiers.workers.worker import nursery
+nursery(int(sys.argv[2]), int(sys.argv[3]))
+"""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_ANSWER_S = 120.0
+
+
+class Nursery:
+    """The process that forks workers, and our end of its control socket."""
+
+    def __init__(self, memory_mb: int) -> None:
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(_ANSWER_S)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the process
+        self._greeted = False
+        self._closed = False
+        # An empty entry means the working directory.
+        path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _NURSERY, path, str(theirs.fileno()), str(memory_mb)],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                start_new_session=True,  # an interrupt from the terminal is for us to handle
+                env={"PYTHONHASHSEED": "0", **os.environ, **_ONE_THREAD, AWAY_ENV: "1"},
+            )
+
+    def fork(self, serial: int, channel: socket.socket) -> None:
+        """Asks for a worker that serves this channel."""
+        try:
+            socket.send_fds(self._control, [CONTROL.pack(b"F", serial)], [channel.fileno()])
+        except ConnectionError:
+            self._explain()
+
+    def end(self, serial: int) -> str:
+        """How a worker ended, after it has been killed; ConnectionError if the nursery is gone."""
+        if self._closed:
+            raise ConnectionError("closed")
+        try:
+            self._control.sendall(CONTROL.pack(b"K", serial))
+            if not self._greeted:
+                self._answer()
+                self._greeted = True
+            return _ending(self._answer())
+        except TimeoutError:
+            raise ConnectionError("no answer") from None
+        except ConnectionError:
+            self._explain()
+            raise
+
+    def close(self) -> None:
+        """Ends the process and its workers."""
+        if self._closed:
+            return
+        self._closed = True
+        self._control.close()
+        try:
+            self._process.wait(timeout=_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def _answer(self) -> int:
+        data = b""
+        while len(data) < STATUS.size:
+            part = self._control.recv(STATUS.size - len(data))
+            if not part:
+                raise ConnectionError("closed")
+            data += part
+        return int(STATUS.unpack(data)[0])
+
+    def _explain(self) -> None:
+        """RunError if the process never came up, with the last line it wrote."""
+        if self._greeted:
+            return
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        if lines:
+            raise RunError(f"worker processes cannot be started: {lines[-1]}")
+
+
+def _ending(status: int) -> str:
+    """A wait status in words.
+
+    >>> _ending(11), _ending(3 << 8)
+    ('the worker was killed by SIGSEGV', 'the worker exited with status 3')
+    """
+    if status == NEVER_STARTED:
+        return "the worker could not be started"
+    if os.WIFSIGNALED(status):
+        names = {number.value: number.name for number in signal.Signals}
+        return f"the worker was killed by {names.get(os.WTERMSIG(status), f'signal {os.WTERMSIG(status)}')}"
+    return f"the worker exited with status {os.WEXITSTATUS(status)}"

@@ -1,0 +1,320 @@
+"""Calls made in other processes, each with a deadline, none of which can harm ours.
+
+`Workers` keeps a constant number of processes. A call that raises, never ends, kills its
+process or takes too much memory becomes a `Failed`, its process is replaced, and no other call
+notices. Nothing here blocks except `poll` for as long as it is told to.
+"""
+
+import math
+import os
+import pickle
+import resource
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from posttrain.base.usercode import cause
+from posttrain.types import UserError
+from posttrain.verifiers.workers import worker as other_side
+from posttrain.verifiers.workers.nursery import Nursery
+
+_MOST_BYTES = 1 << 28
+_LEAST_BYTES = 1 << 25
+"""Of memory that a worker takes of its own: what it writes to is no longer shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a call returned."""
+
+    value: Any
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a call returned nothing: raised, timeout or died."""
+
+    label: str
+    reason: str
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Job:
+    ticket: int
+    body: bytes
+    deadline_s: float
+    attempts: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    serial: int
+    channel: socket.socket
+    nursery: Nursery
+    inbox: bytearray = field(default_factory=bytearray)
+    outbox: bytes = b""
+    job: _Job | None = None
+    started: bool = False
+    crowded: bool = False  # with processes that its calls have left
+    limit: float = math.inf
+    """When the job it has is overdue, on the monotonic clock."""
+
+
+class Workers:
+    """A constant number of processes that make calls, started at the first one.
+
+    The clock of a call's deadline starts when its arguments, and the code they name, have been
+    loaded; loading has `start_s`. Calls must be picklable; `random` and numpy are seeded from the
+    call's key, so results depend neither on the number of workers nor on the order.
+
+    >>> with Workers(1, deadline_s=5.0) as workers:
+    ...     ticket = workers.submit(math.sqrt, 9.0)
+    ...     [(found, outcome)] = workers.poll(timeout_s=60.0)
+    >>> found == ticket, outcome.value
+    (True, 3.0)
+    """
+
+    def __init__(
+        self, count: int, *, deadline_s: float, start_s: float = 120.0, memory_mb: int = 4096
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"there must be at least one worker, not {count}")
+        if not (0 < deadline_s < math.inf and 0 < start_s < math.inf):
+            raise ValueError(f"deadlines must be positive, not {deadline_s} and {start_s}")
+        if count > (most := most_workers()):
+            what = f"this machine has room for {most} worker processes, and {count} are asked for"
+            raise UserError(
+                what, where="rollout.workers", mend="lower it; more than it has cores gain little"
+            )
+        if memory_mb < 1:
+            raise ValueError(f"memory_mb must be positive, not {memory_mb}")
+        self._count, self._deadline_s, self._start_s, self._memory_mb = count, deadline_s, start_s, memory_mb
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[_Worker] = []
+        self._queue: deque[_Job] = deque()
+        self._finished: list[tuple[int, Returned | Failed]] = []
+        self._tickets = 0
+        self._serials = 0
+        self._nursery: Nursery | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pending(self) -> int:
+        """Calls whose outcome has not been handed out yet."""
+        busy = sum(worker.job is not None for worker in self._workers)
+        return len(self._queue) + busy + len(self._finished)
+
+    def submit(
+        self, call: Callable[..., Any], *args: Any, key: str = "", deadline_s: float | None = None
+    ) -> int:
+        """The ticket of a call that will be made; UserError if it cannot be sent to a process.
+
+        `deadline_s` is in place of the one that all calls have.
+        """
+        for thing in (call, *args):
+            kind = type(thing)
+            if kind.__module__ == "__main__":
+                raise UserError(
+                    f"{kind.__name__} cannot be sent to a worker, as it is defined in the script that runs",
+                    mend="move it into a module of its own",
+                )
+        try:
+            body = pickle.dumps((key, call, args))
+        except Exception as error:
+            raise UserError(
+                f"a call cannot be sent to a worker: {cause(error)}", mend="define it at the top of a module"
+            ) from None
+        self._tickets += 1
+        self._queue.append(_Job(self._tickets, body, deadline_s or self._deadline_s))
+        self._assign()
+        return self._tickets
+
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Returned | Failed]]:
+        """The outcomes that have arrived; waits up to timeout_s for the first, if any call is under way."""
+        until = time.monotonic() + timeout_s
+        while True:
+            self._assign()
+            busy = [worker for worker in self._workers if worker.job is not None]
+            now = time.monotonic()
+            wait = 0.0
+            if busy and not self._finished:
+                wait = max(0.0, min(until, *(worker.limit for worker in busy)) - now)
+            for key, events in self._selector.select(wait) if self._workers else []:
+                self._attend(key.data, events)
+            self._expire()
+            if self._finished or not busy or time.monotonic() >= until:
+                self._assign()
+                finished, self._finished = self._finished, []
+                return finished
+
+    def close(self) -> None:
+        """Ends every process; outcomes that have not been handed out are lost."""
+        for worker in self._workers:
+            worker.channel.close()
+        self._workers, self._finished = [], []
+        self._queue.clear()
+        self._selector.close()
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
+
+    def _assign(self) -> None:
+        """Gives waiting jobs to idle workers, and starts missing workers."""
+        if not self._queue:
+            return
+        idle = sum(worker.job is None for worker in self._workers)
+        for _ in range(min(self._count - len(self._workers), len(self._queue) - idle)):
+            self._start()
+        for worker in list(self._workers):
+            if worker.job is None and self._queue:
+                worker.job = self._queue.popleft()
+                worker.job.attempts += 1
+                worker.started, worker.limit = False, time.monotonic() + self._start_s
+                worker.outbox = other_side.frame(other_side.JOB, worker.job.ticket, 0.0, worker.job.body)
+                self._send(worker)
+
+    def _start(self) -> None:
+        """Adds a worker, in milliseconds; it becomes ready by itself."""
+        if self._nursery is None:
+            self._nursery = Nursery(self._memory_mb)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._serials += 1
+        with theirs:
+            self._nursery.fork(self._serials, theirs)
+        worker = _Worker(self._serials, ours, self._nursery)
+        self._workers.append(worker)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+
+    def _attend(self, worker: _Worker, events: int) -> None:
+        if worker not in self._workers:  # replaced a moment ago
+            return
+        if events & selectors.EVENT_WRITE:
+            self._send(worker)
+        if events & selectors.EVENT_READ and worker in self._workers:
+            try:
+                data = worker.channel.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            worker.inbox += data
+            sane = self._read(worker)
+            if not data or not sane:
+                self._lost(worker)
+            elif worker.crowded and worker.job is None:
+                self._replace(worker)
+
+    def _send(self, worker: _Worker) -> None:
+        """Sends what the worker will take of its job now, and asks to be told when it takes more."""
+        try:
+            sent = worker.channel.send(worker.outbox) if worker.outbox else 0
+        except BlockingIOError:
+            sent = 0
+        except ConnectionError:
+            self._lost(worker)
+            return
+        worker.outbox = worker.outbox[sent:]
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
+        self._selector.modify(worker.channel, wanted, worker)
+
+    def _read(self, worker: _Worker) -> bool:
+        """Whether the frames that a worker has sent make sense; takes them."""
+        while len(worker.inbox) >= other_side.HEADER.size:
+            length, ticket, kind, number = other_side.HEADER.unpack_from(worker.inbox)
+            if length > _MOST_BYTES:
+                return False
+            end = other_side.HEADER.size + length
+            if len(worker.inbox) < end:
+                return True
+            body = bytes(worker.inbox[other_side.HEADER.size : end])
+            del worker.inbox[:end]
+            if worker.job is None or ticket != worker.job.ticket:
+                continue
+            if kind == other_side.STARTED:
+                worker.started = True
+                worker.limit = min(number, time.monotonic()) + worker.job.deadline_s
+            elif kind == other_side.CROWDED:
+                worker.crowded = True
+            else:
+                self._finish(worker, _outcome(kind, number, body, worker.job.deadline_s))
+        return True
+
+    def _finish(self, worker: _Worker, outcome: Returned | Failed) -> None:
+        if worker.job is not None:
+            self._finished.append((worker.job.ticket, outcome))
+        worker.job, worker.started, worker.limit = None, False, math.inf
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for worker in list(self._workers):
+            if worker.job is not None and now >= worker.limit:
+                late = _late(worker.job.deadline_s, worker.job.deadline_s)
+                unready = Failed("timeout", f"not loaded within {self._start_s:g} s", self._start_s)
+                self._finish(worker, late if worker.started else unready)
+                self._replace(worker)
+
+    def _lost(self, worker: _Worker) -> None:
+        """Replaces a worker that is gone; what it was doing has failed, unless it had not begun."""
+        how = self._replace(worker)
+        job, worker.job = worker.job, None
+        if job is None:
+            return
+        if not worker.started and job.attempts < 2:
+            # What ended it may be left over from an earlier call: threads live on.
+            self._queue.appendleft(job)
+        else:
+            self._finished.append((job.ticket, Failed("died", how)))
+
+    def _replace(self, worker: _Worker) -> str:
+        """How a worker ended, after it has been ended and another has taken its place."""
+        self._selector.unregister(worker.channel)
+        worker.channel.close()
+        self._workers.remove(worker)
+        try:
+            how = worker.nursery.end(worker.serial)
+        except ConnectionError:
+            # The nursery itself is gone and its workers with it; the next job starts another.
+            worker.nursery.close()
+            if self._nursery is worker.nursery:
+                self._nursery = None
+            return "the process that starts workers was killed"
+        self._start()
+        return how
+
+
+def most_workers() -> int:
+    """How many workers fit: by the files and processes that may be open, and by the machine's memory."""
+    limits = [resource.getrlimit(which)[0] for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    bounds = [limit // 2 for limit in limits if limit != resource.RLIM_INFINITY]
+    return max(1, min([*bounds, memory // _LEAST_BYTES]))
+
+
+def _outcome(kind: bytes, seconds: float, body: bytes, deadline_s: float) -> Returned | Failed:
+    if seconds > deadline_s:
+        return _late(seconds, deadline_s)
+    if kind != other_side.RETURNED:
+        return Failed("raised", body.decode("utf-8", "replace"), seconds)
+    try:
+        return Returned(pickle.loads(body), seconds)
+    except Exception as error:
+        return Failed("raised", f"what it returned cannot be read: {cause(error)}", seconds)
+
+
+def _late(seconds: float, deadline_s: float) -> Failed:
+    return Failed("timeout", f"nothing within {deadline_s:g} s", seconds)
