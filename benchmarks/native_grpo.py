@@ -28,7 +28,7 @@ from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.methods.build import build
 from posttrain.models.pretrained import load_model, load_tokenizer
-from posttrain.runtime.weight_sync import hand_over
+from posttrain.runtime.weight_sync import sync_weights
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
 PROMPTS, SAMPLES, NEW = 8, 8, 32
@@ -61,7 +61,7 @@ def main() -> None:
     )
     tasks = addition_tasks("train", PROMPTS * options.steps, options.seed)
     canary = speaks.render(chat(tasks[0].question))[-24:]
-    hand_over(learner, engine, 0, canary)
+    sync_weights(learner, engine, 0, canary)
     steps: list[dict[str, Any]] = []
     begin = time.perf_counter()
     for n in range(options.steps):
@@ -81,7 +81,7 @@ def main() -> None:
 def one_step(
     learner: Learner, engine: NativeEngine, speaks: Chat, tasks: Any, n: int, canary: list[int], options: Any
 ) -> dict[str, Any]:
-    """Sampling, training and the hand-over of the new weights, which is counted as training."""
+    """Sampling, training and the weight sync of the new weights, which is counted as training."""
     begin = time.perf_counter()
     rows, group, tickets = [], [], {}
     for number, task in enumerate(tasks):
@@ -123,7 +123,7 @@ def one_step(
         before = resident_mib()
     update = learner.update(Batch.of(rows, group))
     peak = peak_resident_mib() if options.memory else 0.0
-    hand_over(learner, engine, n + 1, canary)
+    sync_weights(learner, engine, n + 1, canary)
     ended = time.perf_counter()
     out = {
         "seconds": ended - begin,

@@ -140,7 +140,7 @@ NUMBERS = {
 """Meanings of the numbers that functions of math/ take, and of a Q's of the same name."""
 
 CHOSEN = {
-    "psi": "What a token is credited with, and what the critic learns.",
+    "estimator": "What a token is credited with, and what the critic learns.",
     "value_loss": "The critic's loss.",
     "item_loss": "What a number costs beside its label: a squared error, or a cross-entropy.",
     "beta": "How far a judgement moves the policy: small is far.",
@@ -685,9 +685,9 @@ def _equations_of_credit(method: PolicyGradient) -> list[str]:
     reward = "r" if method.kl_in_reward else "reward"
     by = ", token by token" if _by_token(method) else ""
     if isinstance(method, ActorCritic):
-        weighed = ", logp_old - logp_gen" if function_of(method.psi) is returns.vtrace else ""
+        weighed = ", logp_old - logp_gen" if function_of(method.estimator) is returns.vtrace else ""
         given = f"{reward}, mask, V_old{weighed}"
-        lines += _formula("Ψ, G", method.psi, given)
+        lines += _formula("Ψ, G", method.estimator, given)
         call, *rest = _formula("A", method.credit, "Ψ, group")
         return [*lines, call + by, *rest]
     lines += _formula("R", method.returns, f"{reward}, mask")
@@ -919,9 +919,9 @@ def _prepared(method: Any) -> list[str]:
         "over all tokens" if _by_token(method) else "row by row",
     )
     if isinstance(method, ActorCritic):
-        psi = function_of(method.psi).__name__
-        weighed = ", logp_old - logp_gen" if function_of(method.psi) is returns.vtrace else ""
-        return [*paid, f"Ψ, G = {psi}(reward, V_old{weighed})", f"A = {credit}(Ψ, group), {rest}"]
+        estimator = function_of(method.estimator).__name__
+        weighed = ", logp_old - logp_gen" if function_of(method.estimator) is returns.vtrace else ""
+        return [*paid, f"Ψ, G = {estimator}(reward, V_old{weighed})", f"A = {credit}(Ψ, group), {rest}"]
     base = " - b" if method.running_baseline else ""
     R = function_of(method.returns).__name__
     return [*paid, f"R = {R}(reward)", f"A = {credit}(R{base}, group), {rest}"]

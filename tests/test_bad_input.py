@@ -345,7 +345,7 @@ METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
         ("grpo", "kl", "k1", "nothing reads kl while kl_in_loss is 0"),
         ("grpo", "kl_in_loss", -1.0, "greater than or equal to 0"),
         ("grpo", "horizon", 10, "does not read 'horizon'"),
-        ("grpo", "psi", "gae", "grpo does not read 'psi'"),
+        ("grpo", "estimator", "gae", "grpo does not read 'estimator'"),
         ("grpo", "kl_target", 0.1, "no penalty follows the target"),
         ("grpo", "control", "doubling", "nothing reads control while kl_target is 0"),
         ("ppo", "credit", "leave_one_out", "compares whole answers, and here each token is credited"),

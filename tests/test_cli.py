@@ -251,7 +251,7 @@ def test_methods(run_cli):
     assert (rows["sft"]["loop"], rows["sft"]["learns"]) == ("offline", "answers")
     assert rows["simpo"]["pair_loss"] == "logistic(target_margin=1)"
     assert rows["process_reward"]["needs"] == ["head"]
-    assert rows["ppo"]["psi"] == "gae(gamma=1, lam=0.95)"
+    assert rows["ppo"]["estimator"] == "gae(gamma=1, lam=0.95)"
     assert rows["klq"]["needs"] == ["logp_old", "logp_ref", "value"]
     assert rows["trpo"]["step"] == "trust_region"
     assert rows["pass_at_k"]["group"] == 3

@@ -215,3 +215,12 @@ def test_what_other_trainers_call_things_is_a_key_of_a_recipe():
             continue
         named = set(re.findall(r"\b([a-z_]+\.[a-z_]+)", here)) or {here}
         assert named <= known | {"method.name"}, (name, named - known)
+
+
+def test_a_key_of_an_earlier_version_is_read_with_a_line_that_says_its_name_now(online, write, capfd) -> None:
+    now, before = (
+        config.read(write(online, {"method": {"name": "ppo", key: "td"}}, name=key))
+        for key in ("estimator", "psi")
+    )
+    assert now.recipe == before.recipe
+    assert "method.psi is called method.estimator now" in capfd.readouterr().err

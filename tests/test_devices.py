@@ -30,7 +30,7 @@ from posttrain.learner.reference import Reference
 from posttrain.math import tokens
 from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
 from posttrain.models.fingerprint import digest, finite
-from posttrain.runtime.weight_sync import hand_over
+from posttrain.runtime.weight_sync import sync_weights
 from posttrain.testing import repeatable
 from posttrain.types import Batch, Method, Request, Sampling, Trajectory
 
@@ -432,7 +432,7 @@ def test_weights_are_handed_over_on_a_gpu_and_from_one_device_to_another(gpu) ->
     learners = {"here": learner_of(GRPO, copy.deepcopy, {}), "there": learner_of(GRPO, there, {})}
     engines = {"here": engine_of(model_of(1)), "there": engine_of(there(model_of(1)), cuda_graphs=False)}
     found = {
-        hand_over(learner, engine, 1, list(range(12)))
+        sync_weights(learner, engine, 1, list(range(12)))
         for learner in learners.values()
         for engine in engines.values()
     }

@@ -49,7 +49,7 @@ PAGES = [README, ARCHITECTURE, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 MADE_OF = (
-    *("returns", "psi", "credit", "ratio", "surrogate", "value_loss", "reduction"),
+    *("returns", "estimator", "credit", "ratio", "surrogate", "value_loss", "reduction"),
     *("implicit", "divergence", "pair_loss", "item_loss", "repeats", "keep", "balance"),
 )
 """Choices whose functions the pseudocode of an update names."""
@@ -270,7 +270,7 @@ def test_the_equations_of_a_page_call_functions_with_their_numbers(name: str) ->
     text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
     [equations] = re.findall(r"<!-- generated: equations .+?<!-- end -->", text, re.DOTALL)
     method = METHODS[name].method
-    for choice in ("returns", "psi", "credit", "surrogate", "value_loss", "pair_loss"):
+    for choice in ("returns", "estimator", "credit", "surrogate", "value_loss", "pair_loss"):
         if choice in choices(method):
             for number, parameter in inspect.signature(vars(method)[choice]).parameters.items():
                 if isinstance(parameter.default, int | float):

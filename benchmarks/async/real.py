@@ -1,8 +1,8 @@
-"""What a hand-over through shared memory costs, part by part, and how long a killed sampler is missed.
+"""What a weight sync through shared memory costs, part by part, and how long a killed sampler is missed.
 
     python benchmarks/async/real.py --model DIR --repeat 5
 
-A hand-over in one process: the copy into shared memory with its digest, the reader's digest before it takes
+A weight sync in one process: the copy into shared memory with its digest, the reader's digest before it takes
 anything, the engine's load, which makes another, and the canary. A loss: a sampler's process is killed by
 kill -9 while it plays; seconds until that is noticed, until its successor holds the weights, and until the
 first lost group is finished.
@@ -72,7 +72,7 @@ def snapshot(engine: NativeEngine, learnt: Weights, store: Arenas, version: int)
 
 
 def handed(engine: NativeEngine, learnt: Weights, store: Arenas, repeat: int) -> None:
-    """Prints the parts of a hand-over."""
+    """Prints the parts of a weight sync."""
     found: dict[str, list[float]] = {}
 
     def timed(name: str, begin: float) -> None:

@@ -20,7 +20,7 @@ def test_the_values_of_the_maze():
     np.testing.assert_allclose(optimum.value, [8.1, 9.0, 10.0, 7.29, 0.0, 0.0])
     assert [list(MOVES)[a] for a in optimum.action[:4]] == ["right", "right", "down", "up"]
     q = dict(zip(MOVES, optimum.action_value[0], strict=True))
-    assert q["right"] > q["down"], "seed 004: from (0, 0) rather right than down"
+    assert q["right"] > q["down"], "notes E: from (0, 0) rather right than down"
     assert (maze().reward.max(), maze().reward.min()) == (10, -10)
 
 

@@ -40,7 +40,7 @@ BOUND = noise(WORLD, exact.policy_iteration(WORLD).action_value, 0.1 * STEPS / 8
 
 @pytest.mark.parametrize("learn", [q_learning, double_q_learning])
 def test_where_nothing_is_random_a_step_of_one_gives_q_exactly(learn):
-    """α = 1 is dynamic programming in the order of the walk: seed 004's "simplified update"."""
+    """α = 1 is dynamic programming in the order of the walk: notes E's "simplified update"."""
     learning = Learning(steps=6000, step_size=constant(1.0), epsilon=constant(1.0), horizon=20)
     truth = exact.policy_iteration(maze()).action_value
     np.testing.assert_allclose(learn(maze(), learning, seed=0).action_value, truth, atol=1e-12)

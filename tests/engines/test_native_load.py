@@ -121,7 +121,7 @@ def test_a_beginning_that_the_old_weights_computed_is_not_shared_with_new_prompt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("family", ["smollm", "qwen3", "gemma2"])
 def test_a_changed_embedding_changes_the_tied_head_as_well(lab, family: str, dtype: torch.dtype) -> None:
-    """A head that shares the embedding keeps a packed copy of its own, which a hand-over must renew."""
+    """A head that shares the embedding keeps a packed copy of its own, which a weight sync must renew."""
     model = copy.deepcopy(lab.tiny(family, dtype))
     engine = lab.engine_of(model)
     tokens = list(lab.prompt_of(12, 4))

@@ -291,7 +291,7 @@ def snapshot(model: PreTrainedModel, canary: list[int]) -> Snapshot:
     )
 
 
-def test_a_hand_over_is_proven_and_a_wrong_one_is_found(lab, engine, models) -> None:
+def test_a_weight_sync_is_proven_and_a_wrong_one_is_found(lab, engine, models) -> None:
     canary = [*lab.prompt_of(8, 3), *[9] * 4]
     take(engine, snapshot(models[1], canary))
     assert engine.version == 2

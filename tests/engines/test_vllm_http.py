@@ -342,7 +342,7 @@ def test_what_is_withdrawn_is_given_up_by_the_server_and_goes_on_under_other_wei
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_hand_over_is_proven_and_a_weight_that_stays_is_found(lab, models, serve, connect, raw) -> None:
+def test_a_weight_sync_is_proven_and_a_weight_that_stays_is_found(lab, models, serve, connect, raw) -> None:
     server = serve(raw=raw)
     engine = connect(server)
     server.calls.clear()

@@ -184,7 +184,7 @@ def test_an_answer_ends_with_a_stop_token_or_a_stop_string(lab, engine) -> None:
     assert (ended.stop, ended.tokens) == ("eos", whole.tokens[: place + 1])
 
 
-def test_a_hand_over_is_proven_and_a_wrong_one_is_found(lab, engine, models, monkeypatch) -> None:
+def test_a_weight_sync_is_proven_and_a_wrong_one_is_found(lab, engine, models, monkeypatch) -> None:
     take(engine, snapshot(lab, models[1]))
     assert engine.version == 2
     [request] = [asked(lab)]

@@ -204,7 +204,7 @@ def pretrain(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 def grpo_trajectory(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
-    """1/G Σ_i min(ρ A, clip(ρ) A), ρ the product of the answer's ratios; seed 000."""
+    """1/G Σ_i min(ρ A, clip(ρ) A), ρ the product of the answer's ratios; notes A."""
     A, rows = whitened(batch), trained(batch)
     answer = []
     for i, chosen in rows.items():
@@ -267,7 +267,7 @@ def pass_at_k(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
 
 
 def reinforce_to_go(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
-    """1/N Σ_i Σ_t (Σ_{k ≥ t} r_k) ∇log π_t; seed 004."""
+    """1/N Σ_i Σ_t (Σ_{k ≥ t} r_k) ∇log π_t; notes E."""
     rows = trained(batch)
     return [
         (i, t, math.fsum(batch.reward[i, k].item() for k in chosen[n:]) / len(rows))

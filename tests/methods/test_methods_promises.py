@@ -38,7 +38,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
             out[f"{name} + kl and entropy"] = (name, extras(name))
     for name, only in {
         "grpo": set(CHOICES),
-        "ppo": {"psi", "value_loss", "credit"},
+        "ppo": {"estimator", "value_loss", "credit"},
         "sft": set(CHOICES),
         "expert_iteration": {"keep", "repeats", "balance"},
         "dpo": set(CHOICES),

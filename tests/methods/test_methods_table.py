@@ -63,7 +63,7 @@ def policy_gradient(name: str, options: dict[str, Any], horizon: int = 16) -> Po
     ("name", "options"),
     [
         ("reinforce_to_go", {}),
-        ("a2c", {"psi": "monte_carlo"}),
+        ("a2c", {"estimator": "monte_carlo"}),
         ("ppo", {"lam": 1.0, "credit": "raw"}),
         ("impala", {}),
         ("klq", {"lam": 1.0}),
@@ -143,7 +143,7 @@ def test_the_published_numbers() -> None:
 PUBLISHED: dict[str, dict[str, str | None]] = {
     "reinforce_to_go": {"returns": "to_go(gamma=1)", "credit": "raw", "surrogate": "score"},
     "reinforce_running": {"credit": "raw", "running_baseline": "0.9"},
-    "reinforce_critic": {"psi": "monte_carlo(gamma=1)", "surrogate": "score", "reduction": "per_row"},
+    "reinforce_critic": {"estimator": "monte_carlo(gamma=1)", "surrogate": "score", "reduction": "per_row"},
     "opo": {"returns": "total_by_token", "credit": "centred", "reduction": "per_row"},
     "reinforce_pp": {
         "returns": "to_go(gamma=1)",
@@ -171,10 +171,15 @@ PUBLISHED: dict[str, dict[str, str | None]] = {
         "surrogate": "clipped(clip_low=0.2, clip_high=0.2)",
         "reduction": "per_sequence",
     },
-    "a2c": {"psi": "n_step(gamma=1, n=5)", "credit": "raw", "surrogate": "score", "value_loss": "squared"},
-    "impala": {"psi": "vtrace(gamma=1, lam=1, rho_cap=1, c_cap=1)", "surrogate": "score"},
+    "a2c": {
+        "estimator": "n_step(gamma=1, n=5)",
+        "credit": "raw",
+        "surrogate": "score",
+        "value_loss": "squared",
+    },
+    "impala": {"estimator": "vtrace(gamma=1, lam=1, rho_cap=1, c_cap=1)", "surrogate": "score"},
     "ppo": {
-        "psi": "gae(gamma=1, lam=0.95)",
+        "estimator": "gae(gamma=1, lam=0.95)",
         "credit": "batch_normalised(eps=1e-06)",
         "ratio": "by_token",
         "surrogate": "clipped(clip_low=0.2, clip_high=0.2)",
@@ -332,7 +337,7 @@ def test_what_each_kind_of_method_lacks() -> None:
     assert has["sft"] == has["klq"] == {"reduction"}
     shared = {"credit", "ratio", "surrogate", "correction", "reduction", "kl", "control"}
     assert has["grpo"] == has["trpo"] == shared | {"returns"}
-    assert has["ppo"] == has["a2c"] == shared | {"psi", "value_loss"}
+    assert has["ppo"] == has["a2c"] == shared | {"estimator", "value_loss"}
     assert has["dpo"] == {"implicit", "divergence", "pair_loss"}
     assert has["simpo"] == has["orpo"] == {"implicit", "pair_loss"}  # no reference to diverge from
     assert has["expert_iteration"] == {"keep", "repeats", "balance", "reduction"}
@@ -401,16 +406,16 @@ def test_numbers_reach_the_function_that_reads_them() -> None:
         "ppo", {"lam": 0.3, "gamma": 0.9, "value_clip": 0.05, "value_weight": 2, "eps": 0.5}, horizon=16
     )
     assert isinstance(critic, ActorCritic)
-    assert parameters(critic, "psi") == {"gamma": 0.9, "lam": 0.3}
+    assert parameters(critic, "estimator") == {"gamma": 0.9, "lam": 0.3}
     assert torch.equal(critic.value_loss(x, A, x + 1), value.clipped(x, A, x + 1, value_clip=0.05))
     assert (critic.value_weight, parameters(critic, "credit")) == (2.0, {"eps": 0.5})
     mask = torch.ones(1, 2, dtype=torch.bool)
     path = returns.Path(A, mask, x)
-    for one, other in zip(critic.psi(path), returns.gae(path, 0.9, 0.3), strict=True):
+    for one, other in zip(critic.estimator(path), returns.gae(path, 0.9, 0.3), strict=True):
         assert torch.equal(one, other)
     looks = build("a2c", {"n": 2}, horizon=16)
-    assert parameters(looks, "psi")["n"] == 2
-    assert isinstance(parameters(looks, "psi")["n"], int)
+    assert parameters(looks, "estimator")["n"] == 2
+    assert isinstance(parameters(looks, "estimator")["n"], int)
     kept = policy_gradient("grpo", {"correction": "token_rejected", "weight_floor": 0.7, "weight_cap": 3})
     assert torch.equal(kept.correction(x, mask), corrections.token_rejected(x, mask, 0.7, 3.0))
     steered = policy_gradient("ppo_penalty", {"control": "proportional", "gain": 0.4})
@@ -513,7 +518,7 @@ def test_an_unknown_choice_is_told_the_known_ones(choice: str, chosen: object) -
         ("grpo", "mask"),
         ("grpo", "start"),
         ("grpo", "unread"),
-        ("grpo", "psi"),
+        ("grpo", "estimator"),
         ("grpo", "lam"),
         ("grpo", "value_weight"),
         ("grpo", "weight_cap"),
@@ -697,7 +702,7 @@ def test_names_are_the_public_functions_and_nothing_imported() -> None:
     assert "weighted_sum" not in names("reduction")
     assert all(f.__name__ == n for functions in CHOICES.values() for n, f in functions.items())
     assert ratios.by_token.__name__ in names("ratio")
-    assert names("psi") == ["monte_carlo", "td", "n_step", "gae", "vtrace"]
+    assert names("estimator") == ["monte_carlo", "td", "n_step", "gae", "vtrace"]
     assert names("returns") == ["total", "total_by_token", "to_go"]
     assert names("control") == ["doubling", "proportional"]
     assert not any(n.startswith("_") for c in CHOICES for n in names(c))
@@ -743,7 +748,7 @@ def test_which_methods_may_be_given_older_samples() -> None:
     assert {name for name in ONLINE if METHODS[name].method.corrects} == own | imitates
     assert build("grpo", {"correction": "token_truncated"}, horizon=16).corrects
     assert not build("decoupled_ppo", {"correction": "uncorrected"}, horizon=16).corrects
-    assert build("ppo", {"psi": "vtrace"}, horizon=16).corrects
-    assert not build("impala", {"psi": "gae"}, horizon=16).corrects
+    assert build("ppo", {"estimator": "vtrace"}, horizon=16).corrects
+    assert not build("impala", {"estimator": "gae"}, horizon=16).corrects
     assert build("klq", {"lam": 0}, horizon=16).corrects
     assert not build("klq", {"lam": 0.1}, horizon=16).corrects

@@ -65,7 +65,7 @@ def test_each_turn_appends_to_the_tokens_before_it_and_samples_are_the_engines_o
     assert said.code == 0, said.err
     turns: dict[tuple[str, int], list[int]] = {}
     for ticket, request in asked.items():
-        if request.task:  # a hand-over asks too
+        if request.task:  # a weight sync asks too
             turns.setdefault((request.task, request.sample), []).append(ticket)
     assert len(episodes) == len(turns) == 2 * 3 * 4
     assert max(len(tickets) for tickets in turns.values()) == 3, "the test needs episodes of several turns"

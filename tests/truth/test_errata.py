@@ -117,7 +117,7 @@ def test_002_the_bias_of_gae_falls_with_lambda(short: World) -> None:
     J = exact.gradient(short)
 
     def bias(lam: float, size: float) -> torch.Tensor:
-        method = replace(LEARNED, psi=partial(returns.gae, lam=lam))
+        method = replace(LEARNED, estimator=partial(returns.gae, lam=lam))
         return short.estimate(method, 1, value=critic(short, size)).mean - J
 
     sizes = [float(bias(lam, 1.0).norm()) for lam in (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)]

@@ -46,7 +46,7 @@ def test_bellmans_equations_hold(paid: World, discount: float) -> None:
 
 
 def test_the_gradient_is_the_scores_weighed_by_any_psi(paid: World) -> None:
-    """Total return, reward to go, Q, A, and G less any number of the state: seed 004's forms of Ψ."""
+    """Total return, reward to go, Q, A, and G less any number of the state: notes E's forms of Ψ."""
     truth, G = exact.gradient(paid), exact.discounted(paid)
     total = G[:, :1].expand_as(G)
     forms = (total, G, exact.action_values(paid), exact.advantages(paid), G - of_states(paid, seed=3))

@@ -81,9 +81,9 @@ def test_the_expected_step_counts_the_states_of_the_sampler(short: World) -> Non
 def test_on_fresh_answers_it_is_unbiased_with_any_critic(short: World) -> None:
     """λ = 1 and π = μ: monte_carlo, which is what the line of the table starts from."""
     wrong = exact.state_values(short.trained(short.old))
-    impala = replace(LEARNED, psi=IMPALA.psi)
+    impala = replace(LEARNED, estimator=IMPALA.estimator)
     assert error(short.estimate(impala, 1, value=wrong).mean, exact.gradient(short)) < EXACT
-    shorter = replace(LEARNED, psi=partial(returns.vtrace, lam=0.5))
+    shorter = replace(LEARNED, estimator=partial(returns.vtrace, lam=0.5))
     assert error(short.estimate(shorter, 1, value=wrong).mean, exact.gradient(short)) > 0.01
 
 

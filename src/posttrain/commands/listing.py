@@ -27,7 +27,7 @@ def methods(as_json: Json = False) -> None:
         return
     page = out if out.is_terminal else console(width=120)  # in a file or a pipe a line stays whole
     for compares, cells, heads in (
-        (False, _rewarded, ("psi or credit", "ratio", "surrogate", "reduction", "critic", "step")),
+        (False, _rewarded, ("estimator or credit", "ratio", "surrogate", "reduction", "critic", "step")),
         (True, _compared, ("learns from", "worth", "loss", "beta", "reference")),
     ):
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
@@ -59,7 +59,9 @@ def _rewarded(line: Line) -> list[str]:
     """What a method makes of rewards, or of given tokens."""
     method = line.method
     names = _names(method)
-    credit = [names[key] for key in ("returns", "psi", "credit", "keep") if names.get(key, "raw") != "raw"]
+    credit = [
+        names[key] for key in ("returns", "estimator", "credit", "keep") if names.get(key, "raw") != "raw"
+    ]
     return [
         " ".join(credit) or names.get("credit", "-"),
         names.get("ratio", "-"),

@@ -16,7 +16,7 @@ Cell = tuple[int, int]
 
 MOVES: dict[str, Cell] = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
 TWO_BY_THREE = "S../.XG"
-"""The maze of seed 004 (with Maze(reward=10)); the same as study/classic/maze.py."""
+"""The maze of notes E (with Maze(reward=10)); the same as study/classic/maze.py."""
 _WORD = re.compile(r"\b(up|down|left|right)\b", re.IGNORECASE)
 
 

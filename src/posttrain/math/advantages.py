@@ -64,7 +64,7 @@ def normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
 
     A group whose returns are all equal gets exactly 0.
 
-    Source: GRPO, arXiv:2402.03300, section 4.1.2, which leaves ddof open. Seed 000 writes ddof 0;
+    Source: GRPO, arXiv:2402.03300, section 4.1.2, which leaves ddof open. Notes A write ddof 0;
     verl, TRL and slime use ddof 1 (see normalised_sample), and eps between 1e-6 and 1e-4.
 
     >>> normalised(torch.tensor([0.2, 0.8, 0.5, 0.1]), torch.zeros(4, dtype=torch.long))

@@ -11,7 +11,7 @@ With y ~ π and Δ = log π(y) - log π_ref(y):
 The expectations are over tokens of π at one state. On samples of an older policy all of
 them are off, and in a sequence no token estimate sees that a token changes which states come next.
 
-Source: Schulman, "Approximating KL Divergence", 2020. Seed 000 prints k3 with the ratio
+Source: Schulman, "Approximating KL Divergence", 2020. Notes A print k3 with the ratio
 upside down; see docs/errata.md.
 """
 

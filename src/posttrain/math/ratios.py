@@ -86,7 +86,7 @@ def by_trajectory(
 ) -> PerToken:
     """Σ_t log-ratio_t, the log-ratio of the whole row, on every token; 0 outside the mask.
 
-    Source: seed 000's GRPO, one ratio a response.
+    Source: notes A's GRPO, one ratio a response.
 
     >>> m = torch.tensor([[True, True, False]])
     >>> by_trajectory(torch.tensor([[-1.0, -2.0, 7.0]]), torch.tensor([[-1.5, -2.0, 3.0]]), m)

@@ -32,7 +32,7 @@ def per_token(mask: Mask, group: Group | None = None, everywhere: Everywhere = H
 
     Long answers weigh more than short ones.
 
-    Source: DAPO, arXiv:2503.14476, eq. 8; SFT as seed 000's code has it.
+    Source: DAPO, arXiv:2503.14476, eq. 8; SFT as notes A's code has it.
 
     >>> per_token(torch.tensor([[True, True, True], [True, False, False]]))
     tensor([[0.2500, 0.2500, 0.2500],
@@ -47,7 +47,7 @@ def per_sequence(mask: Mask, group: Group | None = None, everywhere: Everywhere 
     A token of a short answer weighs more: among right answers (A > 0) that favours short ones,
     among wrong ones (A < 0) long ones.
 
-    Source: GRPO, arXiv:2402.03300, eq. 3; SFT, seed 002 eq. 2.2.
+    Source: GRPO, arXiv:2402.03300, eq. 3; SFT, notes C eq. 2.2.
 
     >>> per_sequence(torch.tensor([[True, True, False], [True, False, False]]))
     tensor([[0.2500, 0.2500, 0.0000],

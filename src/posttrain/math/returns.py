@@ -1,6 +1,6 @@
 """Ψ_t: what a token is credited with. Functions of the rewards along an episode, and of a critic's values.
 
-Every policy gradient is E[Σ_t Ψ_t ∇log π(y_t | y_<t)]; seed 004 lists the forms that Ψ_t may take. The
+Every policy gradient is E[Σ_t Ψ_t ∇log π(y_t | y_<t)]; notes E list the forms that Ψ_t may take. The
 steps of an episode are its *sampled* tokens alone: what a user or a tool says between them lies inside
 the step before. V_t is the value of the state before token t is drawn, so V behind the last one is 0:
 an answer that was cut off counts as ended.
@@ -78,7 +78,7 @@ class Path(NamedTuple):
 def total(path: Path) -> PerToken:
     """Σ_k r_k: the return of the whole episode on each of its tokens.
 
-    Source: seed 004, "total reward of the trajectory".
+    Source: notes E, "total reward of the trajectory".
 
     >>> total(Path(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[True, True, True]])))
     tensor([[3., 3., 3.]])
@@ -104,7 +104,7 @@ def total_by_token(path: Path) -> PerToken:
 def to_go(path: Path, gamma: Share = 1.0) -> PerToken:
     """Σ_{k ≥ t} γ^{k-t} r_k: what is still to come. A token earns nothing for what came before it.
 
-    Source: seed 004, "reward following the action". 003 prints the sum from t = 1 (docs/errata.md).
+    Source: notes E, "reward following the action". Notes D print the sum from t = 1 (docs/errata.md).
 
     >>> to_go(Path(torch.tensor([[1.0, 7.0, 2.0]]), torch.tensor([[True, False, True]])), gamma=0.5)
     tensor([[2., 0., 2.]])
@@ -118,7 +118,7 @@ def to_go(path: Path, gamma: Share = 1.0) -> PerToken:
 def monte_carlo(path: Path, gamma: Share = 1.0) -> Credited:
     """A_t = G_t - V_t, target G_t, with G_t = Σ_{k ≥ t} γ^{k-t} r_k. Unbiased whatever V is.
 
-    Source: REINFORCE with a learned baseline, seed 004; GAE with λ = 1.
+    Source: REINFORCE with a learned baseline, notes E; GAE with λ = 1.
 
     >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]))
     >>> monte_carlo(p)
@@ -163,7 +163,7 @@ def gae(path: Path, gamma: Share = 1.0, lam: Share = 0.95) -> Credited:
 
     λ = 0 is td, λ = 1 is monte_carlo; in between the bias O((1 - λ) ‖V - V^π‖) buys variance.
 
-    Source: GAE, arXiv:1506.02438, eq. 16; PPO, arXiv:1707.06347, eq. 11. Seed 002 prints it without λ.
+    Source: GAE, arXiv:1506.02438, eq. 16; PPO, arXiv:1707.06347, eq. 11. Notes C print it without λ.
 
     >>> p = Path(torch.tensor([[0.0, 1.0]]), torch.tensor([[True, True]]), torch.tensor([[0.4, 0.7]]))
     >>> gae(p, lam=0.5)

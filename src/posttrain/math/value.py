@@ -1,6 +1,6 @@
 """Losses of a critic, token by token: functions of V, its target, and V as it was when the target was made.
 
-With the ½ of seed 001 (000 and 002 leave it out): the gradient is (V - target) ∇V.
+With the ½ of notes B (A and C leave it out): the gradient is (V - target) ∇V.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Policy gradients with a critic: Ψ_t from its values, and its own loss beside the policy's.
 
-`psi` takes the place of `returns`: a function of math/returns.py that gives advantages and the critic's
+`estimator` takes the place of `returns`: a function of math/returns.py that gives advantages and the critic's
 targets. `credit` then runs over the advantages of all tokens: raw leaves them, batch_normalised
 whitens them as PPO's code does.
 """
@@ -14,7 +14,7 @@ from posttrain.math.choice import function_of
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.types import Batch, Outputs, PerToken
 
-Psi = Callable[[returns.Path], returns.Credited]
+Estimator = Callable[[returns.Path], returns.Credited]
 ValueLoss = Callable[..., PerToken]
 
 
@@ -26,7 +26,7 @@ class ActorCritic(PolicyGradient):
     have no parameter in common, and value_weight only scales the critic's gradient.
     """
 
-    psi: Psi = returns.gae
+    estimator: Estimator = returns.gae
     value_loss: ValueLoss = value.squared
     value_weight: float = 0.5
     """How much the critic's loss counts beside the policy's."""
@@ -40,13 +40,13 @@ class ActorCritic(PolicyGradient):
 
     @property
     def corrects(self) -> bool:
-        """Whether a correction or psi weighs what an older policy drew."""
+        """Whether a correction or estimator weighs what an older policy drew."""
         return self.off_policy or super().corrects
 
     @property
     def off_policy(self) -> bool:
-        """Whether psi weighs for itself what an older policy drew."""
-        return function_of(self.psi) is returns.vtrace
+        """Whether estimator weighs for itself what an older policy drew."""
+        return function_of(self.estimator) is returns.vtrace
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with advantages and the critic's targets."""
@@ -56,7 +56,7 @@ class ActorCritic(PolicyGradient):
         if self.off_policy:
             assert batch.logp_old is not None
             path = path._replace(log_weight=batch.logp_old - batch.logp_gen)
-        advantage, target = self.psi(path)
+        advantage, target = self.estimator(path)
         advantage = self._credited(advantage, batch, whole=False)
         return replace(batch, advantage=advantage, target=target.to(advantage))
 

@@ -53,7 +53,7 @@ def _named(module: ModuleType, names: str) -> Functions:
 
 CHOICES: Mapping[str, Functions] = {
     "returns": _named(returns, "total total_by_token to_go"),
-    "psi": _named(returns, "monte_carlo td n_step gae vtrace"),
+    "estimator": _named(returns, "monte_carlo td n_step gae vtrace"),
     "credit": _public(advantages),
     "ratio": _public(ratios),
     "surrogate": _public(surrogate),
@@ -224,7 +224,7 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
         yield "kl_target", f"{what} the target", "set one of method.kl_in_reward and method.kl_from_old"
     off_policy = isinstance(method, ActorCritic) and method.off_policy
     if off_policy and method.correction is not corrections.uncorrected:
-        mend = "leave correction out, or take another psi"
+        mend = "leave correction out, or take another estimator"
         yield "correction", "vtrace weighs its advantages already", mend
     if (method.baseline or method.running_baseline) and function_of(method.credit) is not advantages.raw:
         key = "baseline" if method.baseline else "running_baseline"
@@ -298,5 +298,5 @@ def _shown(method: Method, choice: str) -> bool:
 
 def _discount(method: Method) -> float:
     """γ of what credits the method's tokens; 1 for a method that discounts nothing."""
-    owner = next((c for c in ("psi", "returns") if c in choices(method)), "")
+    owner = next((c for c in ("estimator", "returns") if c in choices(method)), "")
     return float(parameters(method, owner).get("gamma", vars(method).get("gamma", 1.0)))

@@ -15,7 +15,7 @@ from posttrain.types import Batch, Method, Outputs, PerToken
 class Imitation(Method):
     """Σ weight · (-log π(y_t)): the cross-entropy of the marked tokens.
 
-    Source: seed 002, eq. 2.2, with reduce.per_sequence; with reduce.per_token, the mean over
+    Source: notes C, eq. 2.2, with reduce.per_sequence; with reduce.per_token, the mean over
     tokens that most code bases compute.
     """
 
@@ -43,7 +43,7 @@ class ExpertIteration(Imitation):
     after round the policy comes nearer to its shortest right answer (`posttrain truth`).
 
     Source: Anthony et al. 2017, arXiv:1705.08439; for language models STaR, arXiv:2203.14465, and ReST,
-    arXiv:2308.08998; seed 002.
+    arXiv:2308.08998; notes C.
     """
 
     keep: Callable[..., selection.Rows]

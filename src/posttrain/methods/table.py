@@ -71,13 +71,13 @@ PASS_AT_K = replace(RLOO, credit=advantages.pass_at_k)
 PASS_AT_K_TRAINING = replace(GRPO, credit=advantages.pass_at_k_normalised)
 
 LEARNED = ActorCritic(
-    advantages.raw, ratios.by_token, surrogate.score, reduce.per_row, psi=returns.monte_carlo
+    advantages.raw, ratios.by_token, surrogate.score, reduce.per_row, estimator=returns.monte_carlo
 )
-A2C = replace(LEARNED, psi=returns.n_step)
-IMPALA = replace(A2C, psi=returns.vtrace)
+A2C = replace(LEARNED, estimator=returns.n_step)
+IMPALA = replace(A2C, estimator=returns.vtrace)
 PPO = replace(
     LEARNED,
-    psi=returns.gae,
+    estimator=returns.gae,
     credit=advantages.batch_normalised,
     surrogate=surrogate.clipped,
     reduction=reduce.per_token,
@@ -137,10 +137,10 @@ class Line:
 
 
 METHODS: Mapping[str, Line] = {
-    "pretrain": Line(SFT, "next-token prediction on text", "seed 000", "offline", "text"),
-    "sft": Line(SFT, "supervised fine-tuning", "seed 000", loop="offline"),
+    "pretrain": Line(SFT, "next-token prediction on text", "course notes A", "offline", "text"),
+    "sft": Line(SFT, "supervised fine-tuning", "course notes A", loop="offline"),
     "reinforce": Line(REINFORCE, "REINFORCE, no baseline", "Williams 1992"),
-    "reinforce_to_go": Line(TO_GO, "REINFORCE, a token earns what comes after it", "seed 004"),
+    "reinforce_to_go": Line(TO_GO, "REINFORCE, a token earns what comes after it", "course notes E"),
     "reinforce_running": Line(RUNNING, "REINFORCE, running average as baseline", "Williams 1992"),
     "reinforce_critic": Line(LEARNED, "REINFORCE, learned baseline", "Sutton et al. 2000"),
     "opo": Line(OPO, "REINFORCE, baseline of least variance by length", "arXiv:2505.23585"),
@@ -154,7 +154,7 @@ METHODS: Mapping[str, Line] = {
     "a2c": Line(A2C, "advantage actor-critic, n steps", "arXiv:1602.01783"),
     "impala": Line(IMPALA, "actor-critic with V-trace, for older samples", "arXiv:1802.01561"),
     "ppo": Line(PPO, "proximal policy optimisation, GAE", "arXiv:1707.06347"),
-    "ppo_trajectory": Line(PPO_TRAJECTORY, "PPO with one ratio an answer", "seed 000"),
+    "ppo_trajectory": Line(PPO_TRAJECTORY, "PPO with one ratio an answer", "course notes A"),
     "ppo_penalty": Line(
         PPO_PENALTY, "PPO with an adaptive KL penalty for clipping", "arXiv:1707.06347, section 4"
     ),
@@ -162,7 +162,7 @@ METHODS: Mapping[str, Line] = {
     "trpo": Line(TRPO, "trust region, natural gradient", "arXiv:1502.05477", step="trust_region"),
     "trpo_penalty": Line(TRPO_PENALTY, "trust region as a fixed penalty", "arXiv:1502.05477"),
     "grpo": Line(GRPO, "group-relative policy optimisation", "arXiv:2402.03300"),
-    "grpo_trajectory": Line(GRPO_TRAJECTORY, "GRPO with one ratio an answer", "seed 000"),
+    "grpo_trajectory": Line(GRPO_TRAJECTORY, "GRPO with one ratio an answer", "course notes A"),
     "dr_grpo": Line(DR_GRPO, "GRPO without its two divisions", "arXiv:2503.20783"),
     "dapo": Line(DAPO, "GRPO by token, clipped higher", "arXiv:2503.14476"),
     "gspo": Line(GSPO, "GRPO with a length-normalised ratio a sequence", "arXiv:2507.18071"),

@@ -21,12 +21,15 @@ from posttrain.methods.build import strangers
 from posttrain.methods.table import label, line
 from posttrain.recipe.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, unread
 from posttrain.recipe.verifier import VERIFIERS, VerifierChoice
+from posttrain.report.terminal import err
 from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
 
 MOST_BYTES = 1 << 24
 OWN = (("method",), ("rollout", "select"), ("task", "own", "function"))
 """Where a recipe may name code of one's own that the training itself runs."""
+RENAMED = {"psi": "estimator"}
+"""Keys of [method] as earlier versions called them, which are read for a release."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +68,23 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Read:
 
 def from_tables(tables: dict[str, Any], where: Where | None = None) -> Read:
     """The recipe of these tables, read as strictly as a file; UserError at a key, or where that stands."""
-    where = where or Where()
+    where, tables = where or Where(), _present(tables)
     found = Read(parsed(Recipe, tables, where, also=_of_methods), tables, where)
     try:
         _check_read(found)
     except UserError as error:
         raise found.locate(error) from None
     return found
+
+
+def _present(tables: dict[str, Any]) -> dict[str, Any]:
+    """The tables with the names of today; a line for each that an earlier version called otherwise."""
+    method = tables.get("method")
+    if not isinstance(method, Mapping) or not RENAMED.keys() & method.keys():
+        return tables
+    for key in RENAMED.keys() & method.keys():
+        err.print(f"method.{key} is called method.{RENAMED[key]} now")
+    return tables | {"method": {RENAMED.get(key, key): value for key, value in method.items()}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

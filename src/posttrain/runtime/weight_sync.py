@@ -14,7 +14,7 @@ TOLERANCE = {torch.bfloat16: 0.5, torch.float16: 0.1, torch.float32: 0.01, torch
 through different kernels. A wrong or stale tensor moves them by far more."""
 
 
-def hand_over(learner: Learner, engine: Engine, version: int, canary: list[int]) -> str:
+def sync_weights(learner: Learner, engine: Engine, version: int, canary: list[int]) -> str:
     """The digest of the weights that an engine in this thread now draws from, which has nothing to answer.
 
     RunError if they are not the learner's (see samplers/snapshots.py: take).

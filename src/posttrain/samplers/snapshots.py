@@ -21,7 +21,7 @@ from posttrain.models.fingerprint import Named, combined, digest, fingerprint
 from posttrain.types import Completion, Request, RunError, Sampling
 
 CANARY = 8
-"""Tokens of a prompt that a hand-over reads: both sides compute each of them at every hand-over."""
+"""Tokens of a prompt that a weight sync reads: both sides compute each of them at every weight sync."""
 DRAWN = 4
 """Tokens behind them that go through what draws: the first off the prompt, the second off the cache."""
 LIKELY = 4.0
@@ -117,8 +117,8 @@ def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tupl
     worst = float(gap.abs().max())
     if not worst <= snapshot.tolerance:
         raise RunError(
-            f"after hand-over of version {version} the sampler's log-probabilities differ from the learner's "
-            f"by {worst:.3g} on the canary, more than {snapshot.tolerance:g}"
+            f"after weight sync of version {version} the sampler's log-probabilities differ from the "
+            f"learner's by {worst:.3g} on the canary, more than {snapshot.tolerance:g}"
         )
     return others
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, TokenLayout
-from posttrain.engines.native.recorded import CudaGraphs, Recorded
+from posttrain.engines.native.cuda_graphs import CudaGraphs, Recorded
 from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.models.fingerprint import Named, combined, fingerprint
 from posttrain.models.loading import on_device
@@ -23,7 +23,7 @@ class PackedLinear(nn.Module):
     """A linear layer whose weight is kept in the order that oneDNN multiplies in.
 
     For the few rows of a decoding step an ordinary matrix product spends as long on rearranging
-    the weight as on the product; here it is rearranged once for each hand-over. CPU only.
+    the weight as on the product; here it is rearranged once for each weight sync. CPU only.
     """
 
     def __init__(self, linear: nn.Linear, rows: int) -> None:

@@ -31,7 +31,7 @@ def td_target(
 ) -> PerRow:
     """r + γ (1 − terminated) max_a Q⁻(s', a), Q⁻ = `frozen`; `online` is not read.
 
-    Source: DQN, Mnih et al. 2015, algorithm 1; seed 004, section 3.2.
+    Source: DQN, Mnih et al. 2015, algorithm 1; notes E, section 3.2.
 
     >>> online, frozen = torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 3.0]])
     >>> td_target(torch.tensor([1.0]), torch.tensor([False]), online, frozen, 0.5)

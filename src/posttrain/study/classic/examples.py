@@ -127,7 +127,7 @@ def maze(seed: int) -> Example:
         logits += 0.1 * exact.objective_gradient(world, logits)
     steps = np.arange(100)
     return Example(
-        title="The 2×3 maze of seed 004: +10 at G, −10 at X, γ = 0.9",
+        title="The 2×3 maze of notes E: +10 at G, −10 at X, γ = 0.9",
         head=("state", "V*", "best move"),
         rows=rows,
         curves=[

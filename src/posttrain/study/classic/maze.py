@@ -1,6 +1,6 @@
-"""The 2×3 maze of seed 004: +10 at the goal, −10 in the trap, 0 elsewhere.
+"""The 2×3 maze of notes E: +10 at the goal, −10 in the trap, 0 elsewhere.
 
-The seed gives size, moves and rewards, and leaves the cells to a picture. Here they are
+The seed gives size, moves and rewards, and leave the cells to a picture. Here they are
 
     S . .        the start is state (0, 0), where moving right is better than moving down;
     . X G        the shortest way is right, right, down, past the trap

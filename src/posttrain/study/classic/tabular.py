@@ -78,7 +78,7 @@ class Learnt:
 def q_learning(mdp: Mdp, learning: Learning, *, seed: int) -> Learnt:
     """Towards Q* from the actions of an exploring policy.
 
-    Source: Watkins and Dayan 1992; seed 004, section 3.1, whose update is the one with α = 1.
+    Source: Watkins and Dayan 1992; notes E, section 3.1, whose update is the one with α = 1.
     """
 
     def target(q: list[Table], draw: Any, reward: float, after: int, _: int) -> tuple[int, float]:

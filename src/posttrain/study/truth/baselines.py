@@ -109,7 +109,7 @@ def critics(world: World) -> Iterator[Row]:
     wrong = exact.state_values(world.trained(world.old))
     for name, V in (("true V", right), ("another policy's V", wrong)):
         for lam in (0.0, 0.5, 0.95, 1.0):
-            found = world.estimate(replace(LEARNED, psi=partial(returns.gae, lam=lam)), 1, value=V)
+            found = world.estimate(replace(LEARNED, estimator=partial(returns.gae, lam=lam)), 1, value=V)
             said = verdict(found.mean, J)
             why = (
                 "every λ has the mean of the true advantage, and a small λ the least variance"

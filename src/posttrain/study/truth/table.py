@@ -61,7 +61,7 @@ BECAUSE: Mapping[str, str] = {
     "gae": "with the true V, every look ahead has the same mean",
     "vtrace": "on fresh samples no weight is truncated, and the true V completes the return",
 }
-"""Why a method that is not bent is not, by the name of its psi or credit."""
+"""Why a method that is not bent is not, by the name of its estimator or credit."""
 
 OWN = "it is of no known family, whose choices could be tried one by one"
 """What is said of a method that is not made of choices."""
@@ -120,8 +120,10 @@ class _Blame:
         reasons = [REASONS.get(name, f"{name} weighs tokens otherwise") for name in self.choices(method)]
         if reasons:
             return "; ".join(dict.fromkeys(reasons))
-        keys = ["psi", "credit"] if getattr(method, "returns", None) is not returns.to_go else ["returns"]
-        keys = ["psi"] if isinstance(method, ActorCritic) else keys
+        keys = (
+            ["estimator", "credit"] if getattr(method, "returns", None) is not returns.to_go else ["returns"]
+        )
+        keys = ["estimator"] if isinstance(method, ActorCritic) else keys
         name = next((name_of(getattr(method, key)) for key in keys if hasattr(method, key)), "raw")
         return BECAUSE.get(name, f"{name} is a baseline that knows nothing of the token")
 
@@ -129,8 +131,8 @@ class _Blame:
         """Names of the functions that bend it."""
         made = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]
         guilty = []
-        for key in ("returns", "psi", "credit"):
-            if key in made and self.bend(LEARNED if key == "psi" else REINFORCE, {key: made[key]}):
+        for key in ("returns", "estimator", "credit"):
+            if key in made and self.bend(LEARNED if key == "estimator" else REINFORCE, {key: made[key]}):
                 guilty.append(name_of(made[key]))
         guilty += [name_of(made[key]) for key in ("keep",) if key in made]
         paid: Choice = {key: made[key] for key in ("returns", "credit") if key in made}

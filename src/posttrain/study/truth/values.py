@@ -24,7 +24,7 @@ BETA = 0.3
 
 def vtrace(cap: float, c_cap: float = 1.0) -> ActorCritic:
     """IMPALA with these caps, as a sum over an answer's tokens."""
-    return replace(LEARNED, psi=partial(returns.vtrace, rho_cap=cap, c_cap=c_cap))
+    return replace(LEARNED, estimator=partial(returns.vtrace, rho_cap=cap, c_cap=c_cap))
 
 
 def older(world: World) -> Iterator[Row]:

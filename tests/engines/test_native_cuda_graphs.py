@@ -14,8 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from posttrain.engines.native.cache import Cache, TokenLayout
+from posttrain.engines.native.cuda_graphs import CudaGraphs, Recorded, Replay
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.engines.native.recorded import CudaGraphs, Recorded, Replay
 from posttrain.types import Request, Sampling
 
 

@@ -13,7 +13,7 @@ from posttrain.learner.lora import base
 from posttrain.recipe import config
 from posttrain.runtime import build
 from posttrain.runtime.sampling import engine_of
-from posttrain.runtime.weight_sync import hand_over
+from posttrain.runtime.weight_sync import sync_weights
 from posttrain.types import Request, RunError, Sampling
 
 CANARY = list(range(5, 29))
@@ -110,10 +110,10 @@ FAULTS: dict[type[Faulty], str] = {
     Reshapes: "did not take version 1: model.embed_tokens.weight has shape",
     Flips: "holds other weights than the learner sent as version 1: digest",
     Swaps: "holds other weights than the learner sent as version 1: digest",
-    KeepsOld: "after hand-over of version 1 the sampler's log-probabilities differ",
-    Perturbs: "after hand-over of version 1 the sampler's log-probabilities differ",
+    KeepsOld: "after weight sync of version 1 the sampler's log-probabilities differ",
+    Perturbs: "after weight sync of version 1 the sampler's log-probabilities differ",
     Poisons: "the model's logits hold NaN",
-    Forgets: "after hand-over of version 1 the sampler's log-probabilities differ",
+    Forgets: "after weight sync of version 1 the sampler's log-probabilities differ",
     WrongVersion: "says that it holds version 0, and was sent 1",
 }
 
@@ -163,17 +163,17 @@ def test_weights_arrive(sides, kind, tied, make_model):
     over["model"] = over.get("model", {}) | {"path": str(model_dir(make_model, tied))}
     learner, engine = sides(over, tied=tied)
     before = engine.score(CANARY)
-    digest = hand_over(learner, engine, 1, CANARY)
+    digest = sync_weights(learner, engine, 1, CANARY)
     after, ours = engine.score(CANARY), learner.canary(CANARY)
     exact = 0.15 if "bfloat16" in kind else 1e-4
     assert max(abs(a - b) for a, b in zip(after, ours, strict=True)) < exact
     assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.5, "the weights had moved"
     assert engine.version == 1
-    assert hand_over(learner, engine, 2, CANARY) == digest, "the same weights have the same digest"
+    assert sync_weights(learner, engine, 2, CANARY) == digest, "the same weights have the same digest"
     if not learner.lora.rank:
         with torch.no_grad():
             base(learner.model).get_input_embeddings().weight[3, 3] += 1.0
-        assert hand_over(learner, engine, 3, CANARY) != digest
+        assert sync_weights(learner, engine, 3, CANARY) != digest
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
@@ -183,7 +183,7 @@ def test_one_fault_stops_the_run_and_is_named(sides, fault, kind):
     faulty = fault(engine)
     faulty.first = [(n, p.clone()) for n, p in engine_weights(learner)]
     with pytest.raises(RunError) as raised:
-        hand_over(learner, faulty, 1, CANARY)
+        sync_weights(learner, faulty, 1, CANARY)
     assert FAULTS[fault] in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -191,21 +191,21 @@ def test_one_fault_stops_the_run_and_is_named(sides, fault, kind):
 @pytest.mark.parametrize("length", [1, 2])
 def test_a_canary_may_be_short(sides, length):
     learner, engine = sides({})
-    assert len(hand_over(learner, engine, 1, CANARY[:length])) > 8
+    assert len(sync_weights(learner, engine, 1, CANARY[:length])) > 8
     with pytest.raises(RunError, match="differ from the learner's"):
-        hand_over(learner, Forgets(engine), 2, CANARY[:length])
+        sync_weights(learner, Forgets(engine), 2, CANARY[:length])
 
 
 def test_an_answer_that_ends_at_once_is_asked_for_again(sides):
     """Only what follows an answer's first token has gone through the cache."""
     learner, engine = sides({})
-    hand_over(learner, engine, 1, CANARY)
+    sync_weights(learner, engine, 1, CANARY)
     [(_, first)] = answer(engine, CANARY)
     engine.stop_tokens = frozenset(first.tokens[:1])
     [(_, ended)] = answer(engine, CANARY)
     assert len(ended.tokens) == 1
     with pytest.raises(RunError, match="differ from the learner's"):
-        hand_over(learner, Forgets(engine), 2, CANARY)
+        sync_weights(learner, Forgets(engine), 2, CANARY)
 
 
 def answer(engine, prompt):
@@ -258,7 +258,7 @@ def test_an_adapter_is_merged_a_matrix_at_a_time(sides):
             return self.engine.load(counted(), version)
 
     own = {id(p) for p in learner.model.parameters()}
-    hand_over(learner, Counts(engine), 1, CANARY)
+    sync_weights(learner, Counts(engine), 1, CANARY)
     kept = sum(ref() is not None and id(ref()) not in own for ref in alive)
     assert len(alive) > 10
     assert kept <= 1
