@@ -80,6 +80,10 @@ COMMANDS = {
         "Answers the held-out tasks and prints accuracy, reward and length; of a method that samples.",
     ),
     "sample": ("commands.train:sample", "Draws answers to one prompt."),
+    "serve": (
+        "commands.serve:serve",
+        "Serves a model's answers over the OpenAI chat API on this machine, until Ctrl-C.",
+    ),
     "report": (
         "commands.train:report",
         "Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.",

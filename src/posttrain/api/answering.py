@@ -7,14 +7,28 @@ from pathlib import Path
 import torch
 
 from posttrain.base import plain
+from posttrain.engines.protocol import Engine
 from posttrain.models import pretrained
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.ask import ask
 from posttrain.runtime.plan import check_held, free_memory
-from posttrain.runtime.policy import NO_TASK, surroundings
+from posttrain.runtime.policy import NO_TASK, Policy, surroundings
 from posttrain.runtime.record.metrics import evaluation_metrics
 from posttrain.runtime.sampling import engine_of, rollouts_of
 from posttrain.types import Completion, Message, Request, Sampling, UserError
+
+
+def opened(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> tuple[Policy, Engine]:
+    """The recipe's model to be asked, whatever it was trained on: what surrounds it, and an engine."""
+    model = recipe.model
+    tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))
+    if model.chat_template is None and not tokenizer.chat_template:
+        say("the model has no chat template: it goes on with the prompt as plain text")
+        model = replace(model, chat_template=plain.NAME)
+    # With the run's own seed: an adapter may lie on weights that were drawn by it.
+    recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK)
+    policy = surroundings(recipe, say)
+    return policy, engine_of(recipe, policy, adapter)
 
 
 def answers(
@@ -30,17 +44,9 @@ def answers(
 
     UserError for a model that cannot be read, and for a prompt that leaves no room.
     """
-    model = recipe.model
-    tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))
-    if model.chat_template is None and not tokenizer.chat_template:
-        say("the model has no chat template: it goes on with the prompt as plain text")
-        model = replace(model, chat_template=plain.NAME)
-    # With the run's own seed: an adapter may lie on weights that were drawn by it.
-    recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK)
-    policy = surroundings(recipe, say)
+    policy, engine = opened(recipe, adapter, say)
     tokens = tuple(policy.chat.render(messages))
     check_held(count, len(tokens) + sampling.max_new_tokens, free_memory(torch.device("cpu")), where="-n")
-    engine = engine_of(recipe, policy, adapter)
     try:
         for n in range(count):
             engine.submit(Request(prompt=tokens, sampling=sampling, seed=seed, sample=n))

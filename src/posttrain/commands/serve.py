@@ -1,0 +1,51 @@
+"""`posttrain serve`: a model's answers over the OpenAI chat API."""
+
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from posttrain.api.answering import opened
+from posttrain.api.training import say
+from posttrain.base import process
+from posttrain.recipe.recipe import Model, Recipe
+from posttrain.recipe.target import is_run, target_of
+from posttrain.report.terminal import out
+from posttrain.runtime.policy import NO_TASK
+from posttrain.serving.server import Server
+
+
+def serve(
+    target: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN_DIR", help="A model, or a run's newest checkpoint.")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes a free one.")] = 8000,
+    name: Annotated[str, typer.Option(help="Of the model, for clients; by default what it is called.")] = "",
+    rows: Annotated[int, typer.Option(min=1, help="Answers that are drawn at once; others wait.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of the draws of requests that name none.")] = 0,
+) -> None:
+    """Serves a model's answers over the OpenAI chat API on this machine, until Ctrl-C.
+
+    Any client of that API can ask: base URL http://127.0.0.1:8000/v1, any key. What is asked at the same time
+    is drawn at the same time.
+
+    Example: `posttrain serve runs/arithmetic_grpo-001`
+    """
+    recipe, adapter = Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
+    if is_run(Path(target)):
+        _, recipe, adapter = target_of(Path(target), say=say)
+    process.settle()
+    recipe = replace(recipe, engine=replace(recipe.engine, rows=rows))
+    policy, engine = opened(recipe, adapter, say)
+    name = name or Path(target).name
+    with Server(engine, policy.chat, name=name, context=policy.context, port=port, seed=seed) as server:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        out.print(f"{server.address} serves {name}; Ctrl-C ends it", soft_wrap=True)
+        sys.stdout.flush()
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+    out.print(f"no longer serving {name}")

@@ -1,0 +1,1 @@
+"""A model behind the OpenAI chat API, for this machine."""

@@ -1,0 +1,114 @@
+"""A thread that steps an engine, and what waits for its answers.
+
+    step     consumes     requests, in the order in which they came
+             waits for    a request, when nothing is being answered
+             unblocked by close
+
+A client that goes away takes its answers with it; nobody else's tokens change, since each draw depends on the
+seed and the place of its token alone.
+"""
+
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from posttrain.engines.protocol import Engine
+from posttrain.serving.wire import RefusedError
+from posttrain.types import Completion, Request
+
+LOOK_S = 0.5
+"""How often what waits in silence is looked at."""
+
+
+@dataclass(eq=False)
+class Asked:
+    """The answers to one request, as they come."""
+
+    requests: list[Request]
+    news: "queue.SimpleQueue[tuple[int, Sequence[int] | Completion | RefusedError]]" = field(
+        default_factory=queue.SimpleQueue
+    )
+    """(which, its tokens so far, or the answer, or why there is none)."""
+    streams: bool = False
+    gone: bool = False
+
+
+class Stepper:
+    """Steps an engine in a thread of its own while anything is asked of it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._inbox: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+        self._of: dict[int, tuple[Asked, int]] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Answers that are under way."""
+        return len(self._of)
+
+    def ask(self, asked: Asked) -> None:
+        """Has the requests answered, whose news come to `asked`."""
+        self._inbox.put(asked)
+
+    def close(self) -> None:
+        """Ends the thread; who still waits is told so."""
+        self._closed = True
+        self._inbox.put(None)
+        self._thread.join()
+        self.engine.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._take(wait=not self.engine.busy)
+                self._drop()
+                if self.engine.busy:
+                    self._step()
+            why = "the server ends"
+        except Exception as error:  # whoever waits must hear of it, and so must the next ones
+            why = f"the engine failed: {error}"
+        self._fail(why)
+
+    def _fail(self, why: str) -> None:
+        error = RefusedError(why, status=503)
+        for asked, n in self._of.values():
+            asked.news.put((n, error))
+        self._of.clear()
+        while not self._closed or not self._inbox.empty():
+            late = self._inbox.get()
+            if late is not None:
+                late.news.put((0, error))
+
+    def _take(self, wait: bool) -> None:
+        while wait or not self._inbox.empty():
+            asked = self._inbox.get()
+            wait = False
+            for n, request in enumerate(asked.requests if asked else ()):
+                try:
+                    self._of[self.engine.submit(request)] = (asked, n)  # type: ignore[assignment]
+                except ValueError as error:  # it can never be served
+                    asked.news.put((n, RefusedError(str(error), field="messages")))  # type: ignore[union-attr]
+
+    def _drop(self) -> None:
+        """Forgets what clients that are gone have asked; the others go on behind their tokens."""
+        if not any(asked.gone for asked, _ in self._of.values()):
+            return
+        before, self._of = self._of, {}
+        for ticket, request in self.engine.withdraw():
+            asked, n = before[ticket]
+            if not asked.gone:
+                self._of[self.engine.submit(request)] = (asked, n)
+
+    def _step(self) -> None:
+        for ticket, answer in self.engine.poll(LOOK_S):
+            asked, n = self._of.pop(ticket)
+            asked.news.put((n, answer))
+        if any(asked.streams for asked, _ in self._of.values()):
+            for ticket, request in self.engine.unanswered():
+                asked, n = self._of[ticket]
+                if asked.streams and request.begun is not None:
+                    asked.news.put((n, list(request.begun.tokens)))

@@ -1,0 +1,261 @@
+"""serving: a model behind the OpenAI chat API, asked over the wire."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posttrain.api.answering import opened
+from posttrain.recipe.recipe import Model, Recipe
+from posttrain.runtime.policy import NO_TASK
+from posttrain.serving import server as serving
+from posttrain.serving.server import Server
+from posttrain.serving.wire import Growing, RefusedError, question
+from posttrain.types import Request, Sampling
+
+ASKED = [{"role": "user", "content": "2+3"}]
+
+
+@contextmanager
+def serving_of(path: Path) -> Iterator[Server]:
+    model = Model(path=str(path), dtype="float32", device="cpu")
+    recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
+    policy, engine = opened(recipe, None, lambda text: None)
+    with Server(engine, policy.chat, name="tiny", context=policy.context) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def served(tiny) -> Iterator[Server]:
+    with serving_of(tiny) as server:
+        yield server
+
+
+def post(server: Server, body: Any, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, Any]:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1])) as wire:
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        wire.request("POST", path, sent, headers)
+        got = wire.getresponse()
+        return got.status, json.loads(got.read())
+
+
+def streamed(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1])) as wire:
+        wire.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}))
+        events = wire.getresponse().read().decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+def drawn(server: Server, **sampling: Any) -> Any:
+    """What the engine itself answers, asked alone."""
+    engine = server.stepper.engine
+    prompt = tuple(server.chat.render(ASKED))
+    engine.submit(Request(prompt=prompt, sampling=Sampling(**sampling), seed=7))
+    while True:
+        if done := engine.poll():
+            return done[0][1]
+
+
+def test_an_answer_is_what_the_engine_draws_with_its_log_probabilities(served) -> None:
+    wanted = drawn(served, max_new_tokens=12)
+    body = {"model": "tiny", "messages": ASKED, "max_tokens": 12, "seed": 7, "logprobs": True}
+    code, got = post(served, body)
+    assert code == 200
+    [choice] = got["choices"]
+    assert choice["message"] == {"role": "assistant", "content": wanted.text, "refusal": None}
+    told = choice["logprobs"]["content"]
+    assert [each["logprob"] for each in told] == pytest.approx(wanted.logp_policy, abs=1e-5)
+    assert choice["finish_reason"] == ("length" if wanted.stop == "length" else "stop")
+    prompt = len(served.chat.render(ASKED))
+    assert got["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": len(wanted.tokens),
+        "total_tokens": prompt + len(wanted.tokens),
+    }
+
+
+@pytest.mark.parametrize("stop", [None, "a", ["e", "xyz"]])
+def test_a_stream_says_what_is_said_at_once(served, stop) -> None:
+    body = {"messages": ASKED, "max_tokens": 40, "seed": 3, "n": 3, "stop": stop, "logprobs": True}
+    _, whole = post(served, body)
+    chunks = streamed(served, body | {"stream_options": {"include_usage": True}})
+    assert chunks[-1]["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        mine = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == choice["index"]]
+        assert "".join(c["delta"].get("content", "") for c in mine) == choice["message"]["content"]
+        assert [c["finish_reason"] for c in mine if c["finish_reason"]] == [choice["finish_reason"]]
+        assert mine[-1]["logprobs"] == choice["logprobs"]
+    assert len(chunks) > 3 * 4, "it comes in pieces"
+
+
+def test_equal_seeds_give_equal_answers_whatever_is_asked_beside(served) -> None:
+    body = {"messages": ASKED, "max_tokens": 16, "seed": 11}
+    alone = post(served, body)[1]["choices"][0]["message"]
+    found: list[Any] = []
+    others = [{"messages": [{"role": "user", "content": "x" * n}], "max_tokens": 30} for n in range(1, 9)]
+    threads = [
+        threading.Thread(target=lambda b=b: found.append(post(served, b))) for b in [*others, body, body]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [code for code, _ in found] == [200] * 10
+    assert sum(got["choices"][0]["message"] == alone for _, got in found) >= 2
+    free = {"messages": ASKED, "max_tokens": 16}
+    assert len({post(served, free)[1]["choices"][0]["message"]["content"] for _ in range(4)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "field"),
+    [
+        (b"{", 400, None),
+        (b"[" * 100_000, 400, None),
+        (b'{"messages": [], "temperature": NaN}', 400, None),
+        ([], 400, None),
+        ({}, 400, "messages"),
+        ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+        ({"messages": ["2+3"]}, 400, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "  "}]}, 400, "messages"),
+        ({"messages": [{"role": "a<|im_end|>", "content": "x"}]}, 400, "messages[0]"),
+        ({"messages": ASKED, "temperature": -1}, 400, "temperature"),
+        ({"messages": ASKED, "temperature": "hot"}, 400, "temperature"),
+        ({"messages": ASKED, "top_p": 0}, 400, "top_p"),
+        ({"messages": ASKED, "n": 0}, 400, "n"),
+        ({"messages": ASKED, "n": 10**9}, 400, "n"),
+        ({"messages": ASKED, "max_tokens": 0}, 400, "max_tokens"),
+        ({"messages": ASKED, "stop": [""]}, 400, "stop"),
+        ({"messages": ASKED, "stream": "yes"}, 400, "stream"),
+        ({"messages": ASKED, "logit_bias": {"5": 100}}, 400, "logit_bias"),
+        ({"messages": ASKED, "tools": [{"type": "function"}]}, 400, "tools"),
+        ({"messages": ASKED, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"messages": ASKED, "guided_regex": "a+"}, 400, "guided_regex"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "messages"),
+    ],
+)
+def test_what_is_not_served_is_refused_in_the_words_of_the_api(served, body, code, field) -> None:
+    got, told = post(served, body)
+    assert (got, told["error"]["param"]) == (code, field)
+    assert told["error"]["message"]
+    assert post(served, {"messages": ASKED, "max_tokens": 2})[0] == 200, "and it goes on"
+
+
+def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(served) -> None:
+    _, told = post(served, {"messages": [{"role": "user", "content": "x" * 5000}]})
+    assert told["error"]["code"] == "context_length_exceeded"
+
+
+def test_fields_that_ask_for_nothing_are_no_fault() -> None:
+    neutral = {"frequency_penalty": 0, "tools": [], "tool_choice": None, "user": "me", "max_tokens": None}
+    assert question(json.dumps({"messages": ASKED} | neutral).encode()).count == 1
+
+
+def test_a_page_of_another_site_a_foreign_path_and_a_flood_of_bytes_are_refused(served, monkeypatch) -> None:
+    assert post(served, {"messages": ASKED}, Host="evil.example")[0] == 403
+    assert post(served, {"messages": ASKED}, "/v1/completions")[0] == 404
+    monkeypatch.setattr(serving, "MOST_BYTES", 100)
+    assert post(served, {"messages": ASKED, "user": "x" * 200})[0] == 413
+    monkeypatch.setattr(serving, "MOST_WAITING", 3)
+    assert post(served, {"messages": ASKED, "n": 4})[0] == 503
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_away_takes_the_answer_along_and_nobody_elses(served, stream) -> None:
+    """The engine is left with nothing to do: answers that nobody waits for are not drawn to their end."""
+    body = {"messages": ASKED, "max_tokens": 60, "seed": 5}
+    wanted = post(served, body)[1]["choices"]
+    long = {"messages": ASKED, "n": 100, "stream": stream, "stop": "\u2603"}
+    sent = json.dumps(long).encode()
+    gone = socket.create_connection(served.server_address)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(sent)}\r\n\r\n"
+    gone.sendall(head.encode() + sent)
+    while not served.stepper.waiting:
+        time.sleep(0.01)
+    gone.close()
+    assert post(served, body)[1]["choices"] == wanted
+    while served.stepper.waiting:
+        time.sleep(0.01)
+    assert not served.stepper.engine.busy
+
+
+def test_an_engine_that_fails_is_told_to_who_waits_and_to_who_comes_later(tiny, monkeypatch) -> None:
+    with serving_of(tiny) as server:
+
+        def poll(timeout_s: float = 0.0) -> None:
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(server.stepper.engine, "poll", poll)
+        for _ in range(2):
+            code, told = post(server, {"messages": ASKED})
+            assert (code, told["error"]["message"]) == (503, "the engine failed: out of memory")
+
+
+def test_a_growing_text_holds_back_what_may_yet_change() -> None:
+    """Characters of several tokens, and strings that may end it."""
+    bytes_of = {0: b"a", 1: b"\xe2", 2: b"\x98", 3: b"\x83", 4: b"<", 5: b"/s", 6: b"b"}
+
+    def decode(tokens: list[int]) -> str:
+        return b"".join(bytes_of[t] for t in tokens).decode("utf-8", "replace")
+
+    growing = Growing(decode, ["</s>"])
+    tokens = [0, 1, 2, 3, 4, 6, 0, 0, 4, 5]
+    said = [growing.more(tokens[: n + 1]) for n in range(len(tokens))]
+    assert "".join(said) == "a☃<baa"
+    assert all("\ufffd" not in each for each in said)
+    assert growing.rest("a☃<baa") == ""
+
+
+def test_the_client_of_the_api_is_answered(served) -> None:
+    openai = pytest.importorskip(
+        "openai", reason="the client of the API is not installed: pip install openai"
+    )
+    client = openai.OpenAI(base_url=served.address, api_key="any", max_retries=0)
+    asked: dict[str, Any] = {"model": "tiny", "messages": ASKED, "max_tokens": 12, "seed": 7}
+    whole = client.chat.completions.create(**asked).choices[0].message.content
+    assert whole == drawn(served, max_new_tokens=12).text
+    parts = [c.choices[0].delta.content or "" for c in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(parts) == whole
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    with pytest.raises(openai.BadRequestError, match="logit_bias"):
+        client.chat.completions.create(**asked, logit_bias={"5": 1})
+
+
+def test_a_port_that_is_taken_is_one_line(served, run_cli, tiny) -> None:
+    said = run_cli("serve", tiny, "--port", served.server_address[1])
+    assert said.code == 2
+    assert "cannot be had" in said.err
+
+
+def test_it_is_served_until_it_is_interrupted(tiny, tmp_path) -> None:
+    words = [sys.executable, "-m", "posttrain", "serve", str(tiny), "--port", "0", "--name", "mine"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    host, port = line.split("http://")[1].split("/")[0].split(":")
+    with closing(http.client.HTTPConnection(host, int(port))) as wire:
+        wire.request("GET", "/v1/models")
+        assert json.loads(wire.getresponse().read())["data"][0]["id"] == "mine"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, "Traceback" in err) == (0, False)
+    assert "no longer serving" in out
+
+
+def test_a_refusal_says_its_field() -> None:
+    with pytest.raises(RefusedError, match="whole number from 1 to 128") as found:
+        question(json.dumps({"messages": ASKED, "n": 2.5}).encode())
+    assert found.value.body()["error"]["param"] == "n"
