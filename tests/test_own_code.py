@@ -13,6 +13,7 @@ import posttrain
 from posttrain.base.usercode import load_edited, with_neighbours
 from posttrain.methods.table import line
 from posttrain.recipe import config
+from posttrain.testing import repeatable
 
 MINE = '''
 from dataclasses import replace
@@ -52,6 +53,37 @@ def sums(high=5):
 
 def twice():
     return [*sums(2), *sums(1)]
+
+
+class HardestFirst:
+    """The tasks from the last to the first, over and over; counts what it was told."""
+
+    def __init__(self, tasks, *, seed):
+        self.tasks, self.taken, self.told = tasks, 0, 0
+
+    def take(self):
+        epoch, place = divmod(self.taken, len(self.tasks))
+        self.taken += 1
+        return epoch, self.tasks[-1 - place]
+
+    def observe(self, rates):
+        self.told += len(rates)
+        return {"curriculum/told": self.told}
+
+    def state(self):
+        return {"told": self.told}
+
+    def restore(self, state):
+        self.told = state.get("told", 0)
+
+
+class Breaks(HardestFirst):
+    def take(self):
+        return 1 / 0
+
+
+class Forgets(HardestFirst):
+    observe = property()
 
 
 def any_judged(group):
@@ -188,6 +220,39 @@ def test_tasks_and_a_selection_of_one_s_own(run_cli, write, online, mine, tmp_pa
         assert said_of in said.err, said.err
     said = run_cli("validate", write(online, {"rollout": {"select": "mine.py:WRONG"}}, name="bad"))
     assert "selects nothing: 7 is not a callable object" in said.err
+
+
+def test_a_curriculum_of_one_s_own_goes_on_where_it_was(run_cli, write, online, mine, tmp_path):
+    own = {"function": "mine.py:sums", "options": {"high": 5}}
+    task = {"arithmetic": None, "own": own}
+    shape = {"groups": 2, "group_size": 2}
+    over = {
+        "task": task,
+        "curriculum": {"kind": "mine.py:HardestFirst"},
+        "rollout": shape,
+        "eval": {"limit": 0},
+    }
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert run_cli("train", write(online, over | {"run": {"updates": 4}}), "--run-dir", whole).code == 0
+    half = write(online, over | {"run": {"updates": 2}}, name="half")
+    assert run_cli("train", half, "--run-dir", halves).code == 0
+    said = run_cli("train", write(online, over | {"run": {"updates": 4}}), "--run-dir", halves, "--resume")
+    assert said.code == 0, said.err
+    lines = [json.loads(line) for line in (halves / "metrics.jsonl").read_text().splitlines()]
+    assert [line["curriculum/told"] for line in lines if line["update"]] == [2, 4, 6, 8]
+    rows = [
+        json.loads(line)
+        for file in sorted((halves / "samples").glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
+    assert [row["task"] for row in rows[::2]] == [f"sum-{n}" for n in (4, 3, 2, 1, 0, 4, 3, 2)]
+    assert repeatable(whole / "metrics.jsonl") == repeatable(halves / "metrics.jsonl")
+    broken = write(online, over | {"curriculum": {"kind": "mine.py:Breaks"}}, name="broken")
+    said = run_cli("train", broken, "--run-dir", tmp_path / "broken")
+    assert (said.code, "take fails: ZeroDivisionError" in said.err) == (1, True)
+    lacking = write(online, over | {"curriculum": {"kind": "mine.py:Forgets"}}, name="lacking")
+    said = run_cli("validate", lacking)
+    assert (said.code, "has no observe" in said.err) == (2, True)
 
 
 def test_truth_measures_a_method_of_one_s_own(run_cli, mine, monkeypatch):

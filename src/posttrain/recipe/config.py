@@ -26,7 +26,7 @@ from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
 
 MOST_BYTES = 1 << 24
-OWN = (("method",), ("rollout", "select"), ("task", "own", "function"))
+OWN = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curriculum", "kind"))
 """Where a recipe may name code of one's own that the training itself runs."""
 RENAMED = {"psi": "estimator"}
 """Keys of [method] as earlier versions called them, which are read for a release."""

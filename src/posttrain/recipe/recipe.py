@@ -224,7 +224,7 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
     else:
         keys |= {f"search.{name}": why for name, why in recipe.search.unread().items()}
     kind = recipe.curriculum.kind
-    beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY[kind]}
+    beside = {f.name for f in fields(Curriculum)} - {"kind", *READ_BY.get(kind, ())}
     keys |= {f"curriculum.{name}": f"curriculum.kind is {kind!r}" for name in sorted(beside)}
     if not recipe.reference.refresh_every:
         keys["reference.keep"] = "reference.refresh_every is 0"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 SELECT = ("all", "varied", "accepted")
 """Selections of groups that are ours (see runtime/tasks/select.py)."""
@@ -92,9 +91,10 @@ class Dataset:
 class Curriculum:
     """Which task is asked next."""
 
-    kind: Literal["none", "order", "band", "bandit"] = "none"
+    kind: str = "none"
     """none: in random order. order: easiest first. band: those that are sometimes solved. bandit: from the
-    bucket that teaches most."""
+    bucket that teaches most. Or "file.py:name" of yours, called with the tasks and seed=..., which gives a
+    supply of tasks (see runtime/tasks/curriculum.py: Supply)."""
     field: str = "difficulty"
     """The field of a task that order and bandit go by."""
     low: float = 0.1
@@ -111,6 +111,8 @@ class Curriculum:
     """What every bucket is given of the others' weight with each group, so that none is ever given up."""
 
     def __post_init__(self) -> None:
+        if self.kind not in READ_BY and ":" not in self.kind:
+            raise ValueError(f"kind must be one of {', '.join(READ_BY)}, or your own, not {self.kind!r}")
         if not 0 <= self.low <= self.high <= 1:
             raise ValueError(f"low and high must lie in [0, 1] in this order, not {self.low} and {self.high}")
         if not 0 <= self.keep < 1:

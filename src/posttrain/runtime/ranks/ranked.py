@@ -41,7 +41,7 @@ def check_ranks(asked: Asked, ranks: int) -> None:
         raise UserError(what, where=where, mend=f"set it to {ranks} or more, or start fewer ranks")
     if not asked.online:
         return
-    ahead, adapts = recipe.async_, recipe.curriculum.kind in ("band", "bandit")
+    ahead, adapts = recipe.async_, recipe.curriculum.kind not in ("none", "order")
     for wrong, where, what, mend in (
         (
             recipe.rollout.replay > 0,
