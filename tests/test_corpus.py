@@ -117,7 +117,7 @@ def test_a_set_of_the_hub_is_read_through_datasets(monkeypatch):
 
     asked = []
 
-    def load_dataset(name, subset, split):
+    def load_dataset(name, subset, split, revision):
         asked.append((name, subset, split))
         return [{"text": "one", "score": 0.5}, {"text": "two", "score": 0.25}]
 

@@ -76,8 +76,16 @@ COMMANDS = {
         "Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.",
     ),
     "eval": (
-        "commands.train:evaluate",
-        "Answers the held-out tasks and prints accuracy, reward and length; of a method that samples.",
+        "commands.evaluate:evaluate",
+        "Evaluates a model on suites of problems, or on the held-out tasks of its recipe.",
+    ),
+    "compare": (
+        "commands.compare:compare",
+        "Compares two results of eval, problem by problem: differences with intervals, and exact tests.",
+    ),
+    "contamination": (
+        "commands.contamination:contamination",
+        "Lists the problems of a suite that share a run of words with training data.",
     ),
     "sample": ("commands.train:sample", "Draws answers to one prompt."),
     "serve": (

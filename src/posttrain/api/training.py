@@ -44,15 +44,15 @@ def say(text: str) -> None:
     err.print(text, style="dim", soft_wrap=True)
 
 
-def free_directory(name: str) -> Path:
-    """The first directory runs/NAME-001, -002 ... that is not taken."""
-    return next(p for n in range(1, 100_000) if not (p := Path("runs") / f"{name}-{n:03d}").exists())
+def free_directory(name: str, root: str = "runs") -> Path:
+    """The first directory ROOT/NAME-001, -002 ... that is not taken."""
+    return next(p for n in range(1, 100_000) if not (p := Path(root) / f"{name}-{n:03d}").exists())
 
 
-def claimed_directory(name: str) -> Path:
+def claimed_directory(name: str, root: str = "runs") -> Path:
     """The same, made at once, so that no other process that begins now takes it too."""
     while True:
-        path = free_directory(name)
+        path = free_directory(name, root)
         try:
             path.mkdir(parents=True)
         except FileExistsError:

@@ -54,6 +54,7 @@ def examine() -> list[Fact]:
         ("jsonschema", "verifiers", "verifier.json"),
         ("sqlglot", "verifiers", "verifier.sql"),
         ("lark", "verifiers", "verifier.grammar"),
+        ("lm_eval", "lm-eval", "the harness as a peer"),
     ):
         there = importlib.util.find_spec(package) is not None
         mend = "" if there else f"pip install 'posttrain[{extra}]'"

@@ -1,4 +1,4 @@
-"""The commands that train, check, evaluate and ask a model, and those that show what is known."""
+"""The commands that train, check and ask a model, and those that show what is known."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.api.answering import answers, evaluated
+from posttrain.api.answering import answers
 from posttrain.api.training import as_begun, claimed_directory, otherwise, print_plan, say
 from posttrain.api.training import train as train_in
 from posttrain.base import process
@@ -133,32 +133,6 @@ def validate(
         return
     print_plan(chosen)
     out.print(f"{recipe}: valid", soft_wrap=True)
-
-
-def evaluate(
-    target: Annotated[Path, typer.Argument(metavar="RECIPE.toml|RUN_DIR", help="What to evaluate.")],
-    sets: Set = None,
-    model: Annotated[
-        str | None, typer.Option(help="Another model than the recipe's, or than the run's newest checkpoint.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Answers the held-out tasks and prints accuracy, reward and length; of a method that samples.
-
-    Of a recipe it evaluates the model that training would start from; of a run directory the newest
-    whole checkpoint.
-    """
-    found, recipe, adapter = target_of(target, sets or (), model, say)
-    process.settle(recipe.run.threads)
-    try:
-        metrics = evaluated(recipe, adapter, pretrained.silent if as_json else say)
-    except UserError as error:
-        raise found.locate(error) from None
-    if as_json:
-        typer.echo(json.dumps(metrics))
-        return
-    for key, value in metrics.items():
-        out.print(f"{key:16} {value:.4f}")
 
 
 def sample(

@@ -66,12 +66,14 @@ def read_records(
     return records
 
 
-def read_hub(name: str, *, split: str, subset: str | None = None) -> list[Record]:
-    """The records of a split of a data set that the `datasets` library can load."""
+def read_hub(
+    name: str, *, split: str, subset: str | None = None, revision: str | None = None
+) -> list[Record]:
+    """The records of a split of a data set, at a revision of it, that the `datasets` library can load."""
     import datasets  # takes a second, and only the Hub needs it
 
     try:
-        rows = datasets.load_dataset(name, subset, split=split)
+        rows = datasets.load_dataset(name, subset, split=split, revision=revision)
     except Exception as error:  # the library raises nearly everything: network, names, splits, scripts
         raise UserError(
             f"the data set cannot be loaded: {cause(error)}",

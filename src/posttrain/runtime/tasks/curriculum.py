@@ -88,6 +88,7 @@ class Own:
 
     @taken.setter
     def taken(self, count: int) -> None:
+        """Set by whoever resumes a run."""
         self.made.taken = count
 
     def take(self) -> tuple[int, Task]:

@@ -59,7 +59,7 @@ def problem(task: Task, language: str) -> Problem:
     cases: tuple[dict[str, Any], ...] = ()
     if kind == "assert":
         test = _test(fields, wrong)
-        entry = entry or _called(test)
+        entry = entry or called(test)
     else:
         cases = _cases(fields.get("cases"), kind, wrong)
     if kind != "stdio" and not (isinstance(entry, str) and entry):
@@ -162,7 +162,7 @@ def _test(fields: Mapping[str, Any], wrong: _Wrong) -> str:
     return test
 
 
-def _called(test: str) -> str:
+def called(test: str) -> str:
     """The function that a list of asserts is about: the first name called that is not a builtin's."""
     try:
         tree = ast.parse(test)

@@ -1,0 +1,195 @@
+"""`posttrain eval`: a model on suites of problems, or on the held-out tasks of its recipe."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from posttrain.api.answering import evaluated
+from posttrain.api.training import claimed_directory, say
+from posttrain.base import process
+from posttrain.evaluation.suites import results
+from posttrain.evaluation.suites.model import Evaluated, model_of
+from posttrain.evaluation.suites.numbers import summary
+from posttrain.evaluation.suites.run import Asking, answered, lines_of
+from posttrain.evaluation.suites.suite import Problem, Suite, fingerprint, read
+from posttrain.evaluation.suites.table import SUITES, suite_of
+from posttrain.models import pretrained
+from posttrain.recipe.config import read_verifier
+from posttrain.recipe.target import target_of
+from posttrain.report.terminal import err, out
+from posttrain.runtime.policy import Say
+from posttrain.types import UserError
+
+DataFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="[SUITE=]FILE",
+        help="Problems from a file in place of the Hub's; SUITE.shots=FILE: the solved examples.",
+    ),
+]
+NAMES = f"Of {', '.join(SUITES)}; several with commas."
+JUDGES = "Who judges the suite own: as `posttrain verify` names it."
+FOLDER = "By default evals/NAME-001 ...; what is there is gone on with."
+SETS = "Overrides a key of a recipe: --set eval.temperature=1"
+
+
+def evaluate(
+    target: Annotated[
+        str, typer.Argument(metavar="MODEL|RUN_DIR|RECIPE.toml", help="Of a run its newest checkpoint.")
+    ],
+    suites: Annotated[str | None, typer.Option("--suite", metavar="A,B", help=NAMES)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only a suite's first problems.")] = None,
+    samples: Annotated[int | None, typer.Option("-n", min=1, help="Answers to a problem.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="In place of the suite's.")] = None,
+    data: DataFiles = None,
+    verifier: Annotated[str | None, typer.Option(help=JUDGES)] = None,
+    folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help=FOLDER)] = None,
+    seed: Annotated[int, typer.Option(help="Of a suite's draws.")] = 0,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="For a suite: bfloat16 or float32; by default the run's, or what is quick here."),
+    ] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help=SETS)] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Another model than the recipe's, or than the run's newest checkpoint.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """Evaluates a model on suites of problems, or on the held-out tasks of its recipe.
+
+    With --suite every answer is judged and written down in --out; an interrupted evaluation goes on from
+    there. Without it the held-out tasks of a recipe or a run are answered once, and accuracy, reward and
+    length are printed.
+
+    Example: `posttrain eval runs/grpo-001 --suite gsm8k,humaneval --limit 200`
+    """
+    told: Say = pretrained.silent if as_json else say
+    if dtype not in (None, "bfloat16", "float32"):
+        raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
+    if suites is None:
+        given: dict[str, object] = {"--limit": limit, "-n": samples, "--temperature": temperature}
+        given |= {"--data": data, "--verifier": verifier, "--out": folder, "--dtype": dtype}
+        for option, value in given.items():
+            if value is not None:
+                raise UserError("is for suites", where=option, mend="name them with --suite")
+        _held_out(target, sets or (), model, as_json, told)
+        return
+    recipe, adapter = model_of(target, sets or (), model, dtype, told)
+    process.settle(recipe.run.threads)
+    chosen = _suites(suites, data or (), verifier, limit)
+    who = Evaluated(recipe, adapter, seed, told)
+    asked = [(who.asking(suite, samples, temperature), problems) for suite, problems in chosen]
+    _answer(who, asked, folder or claimed_directory(_short(target), "evals"), as_json)
+
+
+def _short(target: str) -> str:
+    """What a model is called in the name of a directory."""
+    name = target.rstrip("/").removesuffix(".toml").rpartition("/")[2].rpartition(":")[2]
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+def _answer(
+    who: Evaluated, asked: Sequence[tuple[Asking, list[Problem]]], where: Path, as_json: bool
+) -> None:
+    """Has the suites answered in this directory, and prints what they came to."""
+    prints = {
+        each.suite.name: fingerprint(each.suite, problems, each.chat, each.sampling, each.samples)
+        for each, problems in asked
+    }
+    found = results.begun(where, who.name, prints)
+    try:
+        for asking, problems in asked:
+            name = asking.suite.name
+            _suite(who, asking, problems, where, quiet=as_json)
+            found["suites"][name] |= summary(asking.suite, results.answers(where, name))
+            results.save(where, found)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"run it again with --out {where}, and it goes on") from None
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    out.print(_table(found, list(prints)))
+    out.print(f"every answer: {where}", soft_wrap=True)
+
+
+def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool, told: Say) -> None:
+    if not Path(target).exists() and not target.endswith(".toml"):
+        raise UserError(
+            "a model alone has no held-out tasks", where=target, mend="name --suite gsm8k, or a recipe"
+        )
+    found, recipe, adapter = target_of(Path(target), sets, model, told)
+    process.settle(recipe.run.threads)
+    try:
+        metrics = evaluated(recipe, adapter, told)
+    except UserError as error:
+        raise found.locate(error) from None
+    if as_json:
+        typer.echo(json.dumps(metrics))
+        return
+    for key, value in metrics.items():
+        out.print(f"{key:16} {value:.4f}")
+
+
+def _suites(
+    names: str, data: Sequence[str], verifier: str | None, limit: int | None
+) -> list[tuple[Suite, list[Problem]]]:
+    """The suites that are named, each with its problems."""
+    chosen = [suite_of(name) for name in dict.fromkeys(name.strip() for name in names.split(","))]
+    files: dict[str, str] = {}
+    for each in data:
+        key, mark, file = each.partition("=")
+        key, file = (key, file) if mark and key.partition(".")[0] in SUITES else ("", each)
+        if not key and len(chosen) > 1:
+            raise UserError("whose is it?", where=f"--data {each}", mend=f"write {chosen[0].name}={each}")
+        files[key or chosen[0].name] = file
+    wanted = {key for suite in chosen for key in (suite.name, f"{suite.name}.shots")}
+    if odd := sorted(set(files) - wanted):
+        raise UserError("this suite is not asked for", where=f"--data {odd[0]}", mend="name it in --suite")
+    if verifier and not any(suite.name == "own" for suite in chosen):
+        raise UserError("the other suites have a judge", where="--verifier", mend="leave it out")
+    out = []
+    for suite in chosen:
+        if suite.name == "own":
+            if verifier is None:
+                raise UserError("who judges?", where="--suite own", mend="name one with --verifier")
+            suite = replace(suite, verifier=read_verifier(verifier))
+        if suite.verifier is not None:
+            suite.verifier.require()
+        out.append((suite, read(suite, files.get(suite.name), files.get(f"{suite.name}.shots"), limit)))
+    return out
+
+
+def _suite(who: Evaluated, asking: Asking, problems: Sequence[Problem], where: Path, *, quiet: bool) -> None:
+    """Has what is not answered answered, under a bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+    file, total = where / f"{asking.suite.name}.jsonl", len(problems) * asking.samples
+    if sum(line["score"] is not None for line in lines_of(file)) == total:
+        return
+    if not quiet and not err.is_terminal:
+        who.told(f"{asking.suite.name}: {total} answers")
+    with Progress(
+        *columns, TimeRemainingColumn(), console=err, disable=quiet or not err.is_terminal, transient=True
+    ) as bar:
+        row = bar.add_task(asking.suite.name, total=total)
+        answered(asking, who.engine, problems, file, lambda done: bar.update(row, completed=done))
+
+
+def _table(found: Mapping[str, Any], names: Sequence[str]) -> Table:
+    table = Table("suite", "metric", "value", "95 %", "problems", "answers", "errors", "cut off")
+    for name in names:
+        each = found["suites"][name]
+        counts = [each["fingerprint"]["problems"], *(each[key] for key in ("answers", "errors", "cut_off"))]
+        for number, (metric, v) in enumerate(each["metrics"].items()):
+            value = f"{100 * v['value']:.1f} ± {100 * v['error']:.1f}"
+            within = f"{100 * v['low']:.1f} – {100 * v['high']:.1f}"
+            rest = [] if number else [str(count) for count in counts]
+            table.add_row("" if number else name, metric, value, within, *rest)
+    return table

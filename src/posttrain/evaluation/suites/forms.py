@@ -1,0 +1,218 @@
+"""How the records of each data set become problems, word for word as they are asked."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from posttrain.data import Held, load_tasks
+from posttrain.data.records import Record
+from posttrain.evaluation.suites.suite import Problem
+from posttrain.types import Task, UserError
+from posttrain.verifiers.code.problem import called
+
+LETTERS = "ABCD"
+
+
+def _text(record: Record, *names: str) -> str:
+    """The first of these fields, which must be there and text; a number becomes text."""
+    for name in names:
+        value = record.fields.get(name)
+        if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return str(value)
+    has = ", ".join(record.fields) or "no fields"
+    raise UserError(f"there is no text {names[0]!r}; it has {has}", where=record.source)
+
+
+def _list(record: Record, name: str, least: int = 1) -> list[Any]:
+    value = record.fields.get(name)
+    if not isinstance(value, list) or len(value) < least:
+        raise UserError(f"{name!r} must be a list of {least} or more", where=record.source)
+    return value
+
+
+def _asked(
+    record: Record, name: str, shown: str, question: str, answer: str | None = None, **fields: Any
+) -> Problem:
+    task = Task(
+        id=name,
+        messages=({"role": "user", "content": shown},),
+        answer=answer,
+        fields=fields,
+        source=record.source,
+    )
+    return Problem(task=task, question=question)
+
+
+def _choosing(
+    record: Record, name: str, prompt: str, question: str, choices: Sequence[str], gold: int
+) -> Problem:
+    if not 0 <= gold < len(choices):
+        raise UserError(f"the right choice is number {gold} of {len(choices)}", where=record.source)
+    task = _asked(record, name, prompt, question).task
+    return Problem(task=task, question=question, choices=tuple(f" {c}" for c in choices), gold=gold)
+
+
+# ---------------------------------------------------------------------- mathematics
+
+
+def _gold_number(record: Record) -> str:
+    worked = _text(record, "answer")
+    _, mark, number = worked.rpartition("####")
+    if not mark:
+        raise UserError("the answer has no '####' with the number behind it", where=record.source)
+    return number.strip()
+
+
+def gsm8k(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """A grade-school problem, worked out as the model likes."""
+    question = _text(record, "question")
+    prompt = f"{question}\nThink step by step, and end with '#### ' and the number."
+    return _asked(record, name, prompt, question, _gold_number(record))
+
+
+def gsm8k_shots(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """The same behind solved examples, as lm-evaluation-harness writes them."""
+    solved = "".join(
+        f"Question: {_text(shot, 'question')}\nAnswer: {_text(shot, 'answer')}\n\n" for shot in shots
+    )
+    question = _text(record, "question")
+    return _asked(record, name, f"{solved}Question: {question}\nAnswer:", question, _gold_number(record))
+
+
+def boxed(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """A problem of a competition, whose answer goes into a box."""
+    question = _text(record, "problem", "question", "Problem")
+    prompt = f"{question}\nThink step by step, and put the final answer within \\boxed{{}}."
+    return _asked(record, name, prompt, question, _text(record, "answer", "Answer"))
+
+
+# ---------------------------------------------------------------------- programs
+
+
+def humaneval(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """A function to complete, asked for in words."""
+    start = _text(record, "prompt")
+    prompt = (
+        f"Complete this function. Answer with all of it in one block of Python code.\n```python\n{start}```"
+    )
+    return _asked(record, name, prompt, start, **_tested(record))
+
+
+def humaneval_text(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """The beginning of a function, which is gone on with."""
+    start = _text(record, "prompt")
+    return _asked(record, name, start, start, **_tested(record))
+
+
+def _tested(record: Record) -> dict[str, str]:
+    return {name: _text(record, name) for name in ("prompt", "entry_point", "test")}
+
+
+def mbpp(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """A function in a sentence, with the asserts that it must pass."""
+    question, asserts = _text(record, "text", "prompt"), [str(line) for line in _list(record, "test_list")]
+    shown = "\n".join(asserts)
+    prompt = (
+        f"{question}\nYour code should pass these tests:\n```python\n{shown}\n```\n"
+        "Answer with one block of Python code."
+    )
+    imports = record.fields.get("test_imports") or []
+    setup = record.fields.get("test_setup_code") or "\n".join(map(str, imports))
+    test = record.fields.get("test") or shown
+    tested = {"test": test, "test_setup_code": setup, "entry_point": called(shown)}
+    return _asked(record, name, prompt, question, **tested)
+
+
+def stdio(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """A program that reads and writes, with `cases` as the verifier has them, or LiveCodeBench's tests."""
+    question = _text(record, "question_content", "question", "prompt")
+    prompt = (
+        f"{question}\nRead from standard input and write to standard output. "
+        "Answer with one block of Python code."
+    )
+    if "cases" in record.fields:
+        cases = _list(record, "cases")
+    else:
+        cases = [*_tests(record, "public_test_cases"), *_tests(record, "private_test_cases")]
+    limits = {key: record.fields[key] for key in ("time_limit_s", "memory_limit_mb") if key in record.fields}
+    return _asked(record, name, prompt, question, kind="stdio", cases=cases, **limits)
+
+
+def _tests(record: Record, name: str) -> list[dict[str, str]]:
+    try:
+        tests = json.loads(str(record.fields.get(name) or "[]"))
+        if any(test["testtype"] != "stdin" for test in tests):
+            raise UserError(f"{name} calls a function", where=record.source, mend="leave such problems out")
+        return [{"stdin": test["input"], "stdout": test["output"]} for test in tests]
+    except (ValueError, TypeError, KeyError):
+        mend = "write its tests as 'cases', a list of {stdin, stdout}"
+        raise UserError(f"{name} is not a list of tests as JSON", where=record.source, mend=mend) from None
+
+
+# ---------------------------------------------------------------------- instructions, choices
+
+
+def ifeval(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """A request with instructions that a program can check."""
+    prompt = _text(record, "prompt")
+    names, numbers = _list(record, "instruction_id_list"), _list(record, "kwargs")
+    return _asked(record, name, prompt, prompt, instruction_id_list=names, kwargs=numbers)
+
+
+def arc(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """A question of school science, whose choices are whole answers."""
+    question, choices = _text(record, "question"), record.fields.get("choices")
+    if not isinstance(choices, dict) or not {"text", "label"} <= set(choices):
+        raise UserError("'choices' must have text and label", where=record.source)
+    labels, right = list(choices["label"]), _text(record, "answerKey")
+    gold = labels.index(right) if right in labels else -1
+    return _choosing(record, name, f"Question: {question}\nAnswer:", question, choices["text"], gold)
+
+
+def hellaswag(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """The beginning of a scene, and four ways in which it may go on."""
+    scene = f"{_text(record, 'ctx_a')} {_text(record, 'ctx_b').capitalize()}"
+    prompt = _cleaned(f"{_text(record, 'activity_label')}: {scene}")
+    endings = [_cleaned(str(ending)) for ending in _list(record, "endings", 2)]
+    label = _text(record, "label")
+    return _choosing(record, name, prompt, prompt, endings, int(label) if label.isdecimal() else -1)
+
+
+def _cleaned(text: str) -> str:
+    """Without the headings and notes in brackets that WikiHow left."""
+    kept = re.sub(r"\[[^\]\n]*\]", "", text.strip().replace(" [title]", ". "))
+    return kept.replace("  ", " ")
+
+
+def mmlu(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """A question with four lettered choices; the answer is a letter."""
+    subject = _text(record, "subject").replace("_", " ")
+    head = f"The following are multiple choice questions (with answers) about {subject}.\n\n"
+    solved = "".join(f"{_lettered(shot)} {LETTERS[_right(shot)]}\n\n" for shot in shots)
+    asked = _lettered(record)
+    return _choosing(record, name, f"{head}{solved}{asked}", asked, LETTERS, _right(record))
+
+
+def _lettered(record: Record) -> str:
+    choices = _list(record, "choices", len(LETTERS))
+    lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
+    return "\n".join([_text(record, "question").strip(), *lines, "Answer:"])
+
+
+def _right(record: Record) -> int:
+    right = record.fields.get("answer")
+    if not isinstance(right, int) or not 0 <= right < len(LETTERS):
+        raise UserError("'answer' must be the number of a choice, 0 to 3", where=record.source)
+    return right
+
+
+def own(record: Record, name: str, shots: Sequence[Record]) -> Problem:
+    """A record of yours, in any form that training reads."""
+    try:
+        [task] = load_tasks(Held.of([record.fields]))
+    except UserError as error:
+        raise UserError(error.what, where=record.source, mend=error.mend) from None
+    question = "\n".join(message["content"] for message in task.messages)
+    task = Task(id=name, messages=task.messages, answer=task.answer, fields=task.fields, source=record.source)
+    return Problem(task=task, question=question)

@@ -1,0 +1,173 @@
+"""lm-evaluation-harness over our engine: `python -m posttrain.evaluation.suites.harness --model posttrain`.
+
+All words go to the harness' own command line. --model_args path=MODEL|RUN_DIR|RECIPE.toml, and dtype=.
+Needs the extra `lm-eval`; nothing of it is imported before it is asked for.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from posttrain.envs.chat import Chat
+from posttrain.errors import RunError, UserError
+from posttrain.evaluation.suites.likelihood import Pair, drawn, log_likelihoods
+from posttrain.evaluation.suites.model import Evaluated, model_of
+from posttrain.evaluation.suites.run import until
+from posttrain.models.pretrained import silent
+from posttrain.types import Request, Sampling
+
+MOST_TOKENS = 256
+"""Of an answer, where a task says nothing: as the harness' own models."""
+_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_KNOWN = {"until", "do_sample", "temperature", "top_p", "top_k", "min_p", *_TOKENS}
+
+
+class Adapter:
+    """What the harness asks of a model; `registered` makes a class of it that the harness knows.
+
+    An answer ends at every token that ends a turn, and at the task's stop strings. A context that leaves no
+    room loses its beginning, as with the harness' own models.
+    """
+
+    backend = "causal"
+
+    def __init__(self, path: str, dtype: str = "float32", **ignored: Any) -> None:
+        """ignored: batch_size, max_batch_size and device, which the harness gives to all models."""
+        super().__init__()
+        recipe, adapter = model_of(path, (), None, dtype, silent)
+        self.model = Evaluated(recipe, adapter, 0, silent)
+        self.engine, self.tokenizer = self.model.engine, self.model.policy.tokenizer
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Under which the harness keeps requests that it has built."""
+        return str(self.model.policy.path)
+
+    @property
+    def chat(self) -> Chat:
+        """The model's template."""
+        return self.model.policy.chat
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that stands before a text without a context."""
+        return int(self.tokenizer.eos_token_id)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:
+        """The tokens of a text; where nothing is said with those that the tokenizer puts around one."""
+        begins = self.tokenizer.bos_token
+        if add_special_tokens is None:
+            add_special_tokens = not (begins and string.startswith(begins))
+        return list(self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def apply_chat_template(
+        self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The conversation as text."""
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+            )
+        )
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **ignored: Any
+    ) -> list[tuple[float, bool]]:
+        """log π of each continuation, and whether greedy decoding gives it.
+
+        The second is found out where a context is asked one continuation only: tasks of choices, which ask
+        several, do not read it, and are told False.
+        """
+        pairs = [
+            Pair(tuple(context[-(self.engine.context - len(rest)) :]), tuple(rest))
+            for _, context, rest in requests
+        ]
+        asked = Counter(pair.context for pair in pairs)
+        alone = [place for place, pair in enumerate(pairs) if asked[pair.context] == 1]
+        greedy = drawn(
+            self.engine,
+            [
+                Request(
+                    prompt=pairs[place].context,
+                    sampling=Sampling(temperature=0.0, max_new_tokens=len(pairs[place].rest)),
+                )
+                for place in alone
+            ],
+        )
+        same = {
+            place: tuple(answer.tokens) == pairs[place].rest
+            for place, answer in zip(alone, greedy, strict=True)
+        }
+        return [(logp, same.get(n, False)) for n, logp in enumerate(log_likelihoods(self.engine, pairs))]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """Refused."""
+        raise RunError(
+            "perplexity of whole documents is not asked through the harness; use its own --model hf"
+        )
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """The answers, each without its stop string and what follows."""
+        asked = []
+        for number, each in enumerate(requests):
+            context, options = each.args
+            sampling = _sampling(options)
+            room = self.engine.context - sampling.max_new_tokens
+            if room < 1:
+                what = f"{sampling.max_new_tokens} new tokens fill the context of {self.engine.context}"
+                raise UserError(what, where="max_gen_toks", mend="lower it with --gen_kwargs")
+            prompt = tuple(self.tok_encode(context)[-room:])
+            asked.append(Request(prompt=prompt, sampling=sampling, task=str(number)))
+        answers = drawn(self.engine, asked)
+        return [until(a.text, r.sampling.stop) for a, r in zip(answers, asked, strict=True)]
+
+
+def _sampling(options: Mapping[str, Any]) -> Sampling:
+    """What a task's generation_kwargs say; UserError for what no engine of ours does."""
+    if odd := sorted(set(options) - _KNOWN):
+        raise UserError("is not among what can be asked", where=f"generation_kwargs.{odd[0]}")
+    stops = options.get("until") or ()
+    temperature = options.get("temperature")
+    drawing = options.get("do_sample", bool(temperature))
+    return Sampling(
+        temperature=float(1.0 if temperature is None else temperature) if drawing else 0.0,
+        top_k=int(options.get("top_k") or 0),
+        top_p=float(options.get("top_p", 1.0)),
+        min_p=float(options.get("min_p", 0.0)),
+        max_new_tokens=int(next((options[key] for key in _TOKENS if key in options), MOST_TOKENS)),
+        stop=(stops,) if isinstance(stops, str) else tuple(stop for stop in stops if stop),
+    )
+
+
+def registered() -> Any:
+    """The class, which the harness then knows as "posttrain"; UserError where it is not installed."""
+    try:
+        from lm_eval.api.model import TemplateLM
+        from lm_eval.api.registry import model_registry, register_model
+    except ImportError:
+        mend = "pip install 'posttrain[lm-eval]'"
+        raise UserError("lm-evaluation-harness is not installed", mend=mend) from None
+    if "posttrain" not in model_registry:
+        register_model("posttrain")(type("Posttrain", (Adapter, TemplateLM), {}))
+    return model_registry.get("posttrain")
+
+
+def main() -> int:
+    """The harness' command line, with our model among those that it knows; the exit code."""
+    try:
+        registered()
+        from lm_eval.__main__ import cli_evaluate
+
+        cli_evaluate()
+    except (UserError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The model that is evaluated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from posttrain.base import plain
+from posttrain.engines.native.engine import NativeEngine
+from posttrain.evaluation.suites.run import Asking, chat_of
+from posttrain.evaluation.suites.suite import Suite
+from posttrain.models import pretrained
+from posttrain.recipe.recipe import EngineChoice, Model, Recipe
+from posttrain.recipe.target import is_run, target_of
+from posttrain.runtime.policy import NO_TASK, Policy, Say, surroundings
+from posttrain.runtime.sampling import engine_of
+from posttrain.types import UserError
+
+DAY = "2025-01-01"
+"""What templates that show the day are told, so that what was asked on two days can be compared."""
+
+
+def model_of(
+    target: str, sets: Sequence[str], model: str | None, dtype: str | None, told: Say
+) -> tuple[Recipe, Path | None]:
+    """A recipe that holds what is named, to be sampled from, and the adapter on top of it."""
+    recipe, adapter = Recipe(model=Model(path=model or target), method={"name": "grpo"}, task=NO_TASK), None
+    if target.endswith(".toml") or is_run(Path(target)):
+        _, recipe, adapter = target_of(Path(target), sets, model, told)
+    elif sets:
+        raise UserError("a model has no keys", where="--set", mend="name a recipe or a run")
+    asked = replace(recipe.model, dtype=dtype or recipe.model.dtype, date=DAY)  # type: ignore[arg-type]
+    recipe = replace(recipe, model=asked, method={"name": "grpo"}, task=NO_TASK, engine=EngineChoice())
+    return recipe, adapter
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The model that answers; its weights are read when a first answer is wanted."""
+
+    recipe: Recipe
+    adapter: Path | None
+    seed: int
+    told: Say
+
+    @property
+    def name(self) -> dict[str, Any]:
+        """What a directory of results says of the model."""
+        path = str(self.adapter or self.recipe.model.path)
+        return {"model": path, "dtype": self.recipe.model.dtype, "seed": self.seed}
+
+    @cached_property
+    def has_template(self) -> bool:
+        """Whether the model can be asked as a chat."""
+        path = pretrained.resolve(self.recipe.model.path, say=self.told)
+        own = pretrained.load_tokenizer(path, require_chat_template=False).chat_template
+        return bool(own or self.recipe.model.chat_template)
+
+    @cached_property
+    def policy(self) -> Policy:
+        """What surrounds the weights."""
+        template = self.recipe.model.chat_template if self.has_template else plain.NAME
+        model = replace(self.recipe.model, chat_template=template)
+        return surroundings(replace(self.recipe, model=model), self.told)
+
+    @cached_property
+    def engine(self) -> NativeEngine:
+        """The engine, with the weights."""
+        return engine_of(self.recipe, self.policy, self.adapter)
+
+    def asking(self, suite: Suite, samples: int | None, temperature: float | None) -> Asking:
+        """How this model is asked a suite; UserError for several greedy answers, which would be the same."""
+        sampling = suite.sampling
+        if temperature is not None:
+            sampling = replace(sampling, temperature=temperature)
+        count = samples or suite.samples
+        if suite.verifier is not None and sampling.greedy and count > 1:
+            if samples:
+                raise UserError(
+                    "greedy answers are all the same", where="-n", mend="give --temperature, as 0.6"
+                )
+            count = 1
+        if suite.verifier is None and (samples or temperature):
+            self.told(f"{suite.name} draws nothing: -n and --temperature change nothing of it")
+        chat = chat_of(suite, self.policy, self.has_template)
+        count = 1 if suite.verifier is None else count
+        return Asking(suite, chat, sampling, count, self.seed, self.policy.context)

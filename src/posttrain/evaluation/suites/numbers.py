@@ -1,0 +1,178 @@
+"""What answers come to: values with intervals, over problems, as answers to one are not independent."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from posttrain.evaluation.standings import wilson
+from posttrain.evaluation.suites.suite import Metric, Suite
+
+RESAMPLES = 10_000
+"""Of the bootstrap; standard errors are then known to 0.7 % of themselves."""
+_CELLS = 1 << 22
+
+
+class Value(NamedTuple):
+    """A number with its standard error, and the bounds of its 95 % interval."""
+
+    value: float
+    error: float
+    low: float
+    high: float
+
+
+class Ratio(NamedTuple):
+    """Σ numerators / Σ denominators over problems, one of each for a problem, in one order."""
+
+    of: Sequence[float]
+    per: Sequence[float]
+
+    @property
+    def value(self) -> float:
+        """The ratio itself."""
+        return float(math.fsum(self.of) / math.fsum(self.per))
+
+
+def resampled(ratios: Sequence[Ratio], seed: int = 0) -> Any:
+    """[R, len(ratios)]: the ratios on problems drawn with replacement, the same problems for all of them."""
+    n = len(ratios[0].of)
+    draws, columns = numpy.random.default_rng(seed), numpy.array(ratios, dtype=float)  # [ratios, 2, n]
+    out = []
+    for _ in range(0, RESAMPLES, step := max(1, min(RESAMPLES, _CELLS // n))):
+        picked = columns[:, :, draws.integers(n, size=(step, n))].sum(-1)  # [ratios, 2, step]
+        out.append((picked[:, 0] / picked[:, 1]).T)
+    return numpy.concatenate(out)[:RESAMPLES]
+
+
+def estimate(ratio: Ratio, seed: int = 0) -> Value:
+    """The ratio with the bootstrap's standard error and percentiles.
+
+    Of problems that are right or wrong the interval is Wilson's, and so it is where all ended alike: near 0
+    and 1 few resamples differ, and their percentiles are too narrow.
+
+    >>> [round(x, 3) for x in estimate(Ratio([0.0] * 100, [1.0] * 100))]
+    [0.0, 0.0, 0.0, 0.037]
+    """
+    n = len(ratio.of)
+    share = set(ratio.of) <= {0.0, 1.0} and set(ratio.per) == {1.0}
+    found = resampled([ratio], seed)[:, 0]
+    low, high = (float(x) for x in numpy.percentile(found, [2.5, 97.5]))
+    if share or (ratio.value in (0.0, 1.0) and low == high):
+        low, high = wilson(ratio.value * n, n)
+    return Value(ratio.value, float(found.std()), low, high)
+
+
+def paired_difference(first: Ratio, second: Ratio, seed: int = 0) -> Value:
+    """second - first on the same problems, which are drawn together."""
+    found = resampled([first, second], seed)
+    change = found[:, 1] - found[:, 0]
+    low, high = (float(x) for x in numpy.percentile(change, [2.5, 97.5]))
+    return Value(second.value - first.value, float(change.std()), low, high)
+
+
+def sign_test(better: int, worse: int) -> float:
+    """The exact probability, were each side as likely, of a split at least as uneven; ties are left out.
+
+    2 Σ_{i ≤ min} C(n, i) / 2ⁿ, at most 1.
+
+    >>> sign_test(5, 0), sign_test(1, 1), sign_test(0, 0)
+    (0.0625, 1.0, 1.0)
+    """
+    n = better + worse
+    tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1))
+    return float(min(1.0, 2 * tail / 2**n))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """The p-values corrected for their number: of m sorted ones the i-th times m - i + 1, never falling.
+
+    Source: Holm 1979, Scandinavian Journal of Statistics 6, p. 65.
+
+    >>> holm([0.01, 0.5, 0.02])
+    [0.03, 0.5, 0.04]
+    """
+    order = sorted(range(len(ps)), key=ps.__getitem__)
+    out, least = [0.0] * len(ps), 0.0
+    for rank, place in enumerate(order):
+        least = max(least, min(1.0, (len(ps) - rank) * ps[place]))
+        out[place] = least
+    return out
+
+
+def pass_at(k: int, n: int, right: int) -> float:
+    """The chance that of k answers, drawn from n without replacement, one at least is right.
+
+    1 - C(n - c, k) / C(n, k), unbiased for 1 - (1 - p)ᵏ. Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
+
+    >>> round(pass_at(4, 8, 2), 3)
+    0.786
+    """
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def majority(keys: Sequence[str | None], right: Sequence[bool]) -> float:
+    """The chance that the most frequent answer is right, where one of several that are as frequent is drawn.
+
+    Right answers are votes for the same, however they are written; those without a key have no vote.
+
+    >>> majority(["1/2", "0.5", "3"], [True, True, False]), majority(["1", "2"], [True, False])
+    (1.0, 0.5)
+    """
+    pairs = zip(keys, right, strict=True)
+    votes = Counter(("right", "") if ok else ("", key) for key, ok in pairs if key is not None)
+    most = max(votes.values(), default=0)
+    first = [name for name, count in votes.items() if count == most]
+    return float(("right", "") in first) / max(1, len(first))
+
+
+# ---------------------------------------------------------------------- of a suite
+
+
+def grouped(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The answers to each problem, by its id."""
+    out: dict[str, list[Mapping[str, Any]]] = {}
+    for line in sorted(lines, key=lambda line: int(line["sample"])):
+        out.setdefault(line["id"], []).append(line)
+    return out
+
+
+def ratio_of(metric: Metric, answers: Mapping[str, Sequence[Mapping[str, Any]]], ids: Sequence[str]) -> Ratio:
+    """A metric over these problems; an answer without a score adds nothing to what is counted."""
+    of = [math.fsum(_part(line, metric.of) for line in answers[name]) for name in ids]
+    per = [
+        math.fsum(_part(line, metric.per) if metric.per else 1.0 for line in answers[name]) for name in ids
+    ]
+    return Ratio(of, per)
+
+
+def _part(line: Mapping[str, Any], name: str) -> float:
+    return float((line["score"] if name == "score" else line["parts"].get(name)) or 0.0)
+
+
+def ratios(suite: Suite, lines: Sequence[Mapping[str, Any]]) -> dict[str, Ratio]:
+    """What a suite counts; of several answers a problem also pass@k for powers of two, and the majority."""
+    answers = grouped(lines)
+    found = {metric.name: ratio_of(metric, answers, list(answers)) for metric in suite.metrics}
+    n = min(map(len, answers.values()))
+    ones = [1.0] * len(answers)
+    right = {name: [line["score"] == 1.0 for line in group] for name, group in answers.items()}
+    for k in sorted({2**i for i in range(1, n.bit_length())} | {n} - {1}):
+        found[f"pass@{k}"] = Ratio([pass_at(k, len(each), sum(each)) for each in right.values()], ones)
+    if suite.key and n > 1:
+        keys = {name: [line.get("key") for line in group] for name, group in answers.items()}
+        found[f"majority@{n}"] = Ratio([majority(keys[name], right[name]) for name in answers], ones)
+    return found
+
+
+def summary(suite: Suite, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The numbers of a suite as results.json has them."""
+    return {
+        "answers": len(lines),
+        "errors": sum(line["score"] is None for line in lines),
+        "cut_off": sum(line["stop"] in ("length", "context") for line in lines),
+        "labels": dict(Counter(line["label"] for line in lines).most_common()),
+        "metrics": {name: estimate(ratio)._asdict() for name, ratio in ratios(suite, lines).items()},
+    }

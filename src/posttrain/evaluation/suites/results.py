@@ -1,0 +1,67 @@
+"""A directory of results: results.json with the numbers, and SUITE.jsonl with every answer."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posttrain.evaluation.suites.run import Line, lines_of
+from posttrain.types import UserError
+
+NAME = "results.json"
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """results.json; UserError for a directory that has none, or one that cannot be read."""
+    file = folder / NAME
+    if not file.exists():
+        what = f"is no result of eval: it has no {NAME}" if folder.exists() else "there is no such directory"
+        raise UserError(what, where=str(folder), mend="name the directory that eval was given with --out")
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found | {"suites": dict(found["suites"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"cannot be read: {error}", where=str(file)) from None
+
+
+def save(folder: Path, results: Mapping[str, Any]) -> None:
+    """Writes results.json, whole or not at all."""
+    fresh = folder / f".{NAME}.tmp"
+    fresh.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(fresh, folder / NAME)
+
+
+def answers(folder: Path, suite: str) -> list[Line]:
+    """Every answer to a suite."""
+    return lines_of(folder / f"{suite}.jsonl")
+
+
+def begun(folder: Path, who: Mapping[str, Any], prints: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The results in this directory, of this model and of these suites' fingerprints; new ones if it is new.
+
+    UserError where it holds answers of another model, or that were asked for or judged otherwise.
+    """
+    mend = "name another --out"
+    found: dict[str, Any] = load(folder) if (folder / NAME).exists() else {**who, "suites": {}}
+    for key, value in who.items():
+        if found.get(key) != value:
+            what = f"it holds answers with another {key}: {found.get(key)}, not {value}"
+            raise UserError(what, where=str(folder), mend=mend)
+    for suite, print_ in prints.items():
+        before = found["suites"].setdefault(suite, {"fingerprint": print_})["fingerprint"]
+        if differing := differences(before, print_):
+            what = f"its answers to {suite} have other {differing}"
+            raise UserError(what, where=str(folder), mend=mend)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder, found)
+    return found
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The parts in which two fingerprints differ, or nothing.
+
+    >>> differences({"prompts": 1, "template": 2}, {"prompts": 1, "template": 3})
+    'template'
+    """
+    return ", ".join(key for key in {**one, **other} if one.get(key) != other.get(key))

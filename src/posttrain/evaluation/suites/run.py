@@ -1,0 +1,222 @@
+"""Asks a model the problems of a suite, has its answers judged, and writes each down as soon as it is."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from posttrain.base import plain
+from posttrain.engines.native.engine import NativeEngine
+from posttrain.envs.chat import Chat
+from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
+from posttrain.evaluation.suites.suite import Problem, Suite
+from posttrain.runtime.policy import Policy
+from posttrain.types import Completion, Request, Sampling, UserError, Verdict
+from posttrain.verifiers.numerals import last_number
+from posttrain.verifiers.regions import boxed
+from posttrain.verifiers.workers.pool import Pool
+
+Line = dict[str, Any]
+"""One answer: id, sample, prompt, answer, stop, tokens, score, label, reason, parts; and its vote, key."""
+Seen = Callable[[int], None]
+"""Told how many answers are there."""
+TOGETHER = 32
+"""Problems of choices that are written down together."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How the problems of a suite are put to a model, and its answers judged."""
+
+    suite: Suite
+    chat: Chat
+    sampling: Sampling
+    samples: int
+    seed: int
+    context: int
+    workers: int = 2
+    deadline_s: float = 60.0
+
+
+def chat_of(suite: Suite, policy: Policy, has_template: bool) -> Chat:
+    """The template under which a suite asks; UserError where it needs one, and the model has none."""
+    if not suite.chat:
+        return replace(policy.chat, template=plain.NAME)
+    if not has_template:
+        texts = "gsm8k_5shot, humaneval_text and those of choices need none"
+        raise UserError("the model has no chat template", where=f"--suite {suite.name}", mend=texts)
+    return policy.chat
+
+
+def answered(
+    asking: Asking, engine: NativeEngine, problems: Sequence[Problem], file: Path, seen: Seen
+) -> None:
+    """Adds to the file an answer for each problem and sample that it lacks, judged.
+
+    What could not be judged is asked again. UserError for a task that the verifier cannot judge.
+    """
+    verifier = asking.suite.verifier
+    for problem in problems:
+        if verifier is not None:
+            verifier.check(problem.task)
+    kept = [line for line in lines_of(file) if line["score"] is not None]
+    file.write_text("".join(map(_json, kept)), encoding="utf-8")
+    there = {(line["id"], line["sample"]) for line in kept}
+    make = _chosen if verifier is None else _drawn
+    count = len(there)
+    seen(count)
+    with file.open("a", encoding="utf-8") as out:
+        for line in make(asking, engine, problems, there):
+            out.write(_json(line))
+            out.flush()
+            count += 1
+            seen(count)
+
+
+def lines_of(file: Path) -> list[Line]:
+    """The answers that a file holds, without one that was cut off while it was written."""
+    if not file.exists():
+        return []
+    text = file.read_text(encoding="utf-8")
+    # Not splitlines, which also cuts at characters that JSON allows inside a string.
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+
+
+def _json(line: Line) -> str:
+    return json.dumps(line, allow_nan=False) + "\n"
+
+
+# ---------------------------------------------------------------------- answers that are drawn
+
+
+def _drawn(
+    asking: Asking, engine: NativeEngine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
+) -> Iterator[Line]:
+    """The answers that are not there, in the order in which they are judged."""
+    there, asked, judging = set(there), {}, {}
+    suite = asking.suite
+    assert suite.verifier is not None
+    with Pool(workers=asking.workers, deadline_s=asking.deadline_s) as pool:
+        for problem in problems:
+            prompt = tuple(asking.chat.render(problem.task.messages))
+            room = min(asking.sampling.max_new_tokens, asking.context - len(prompt))
+            sampling = replace(asking.sampling, max_new_tokens=max(room, 1))
+            for sample in range(asking.samples):
+                if (problem.task.id, sample) in there:
+                    continue
+                if room < 1:
+                    judged = pool.submit(suite.verifier, problem.task, "")
+                    judging[judged] = (problem, sample, prompt, _NO_ROOM, "")
+                    continue
+                request = Request(
+                    prompt=prompt, sampling=sampling, seed=asking.seed, task=problem.task.id, sample=sample
+                )
+                asked[engine.submit(request)] = (problem, sample, prompt)
+        while asked or judging:
+            for ticket, answer in engine.poll() if engine.busy else ():
+                problem, sample, prompt = asked.pop(ticket)
+                text = until(answer.text, asking.sampling.stop)
+                judged = pool.submit(suite.verifier, problem.task, text)
+                judging[judged] = (problem, sample, prompt, answer, text)
+            for ticket, verdict in pool.poll(0.0 if engine.busy else 0.05):
+                yield _line(asking, *judging.pop(ticket), verdict)
+
+
+_NO_ROOM = Completion(tokens=[], logp_gen=[], logp_policy=[], version=[], text="", stop="context")
+"""Of a prompt that fills the context: it is judged as an empty answer, and counted as cut off."""
+
+
+def _line(
+    asking: Asking,
+    problem: Problem,
+    sample: int,
+    prompt: Sequence[int],
+    answer: Completion,
+    text: str,
+    verdict: Verdict,
+) -> Line:
+    key = {"key": voted(asking.suite.key, text)} if asking.suite.key else {}
+    return {
+        "id": problem.task.id,
+        "sample": sample,
+        "prompt": str(asking.chat.tokenizer.decode(list(prompt))),
+        "answer": text,
+        "stop": answer.stop,
+        "tokens": len(answer.tokens),
+        "score": verdict.score,
+        "label": verdict.label,
+        "reason": verdict.reason,
+        "parts": dict(verdict.parts),
+        **key,
+    }
+
+
+def until(text: str, stops: Sequence[str]) -> str:
+    """The text up to where the first stop string begins.
+
+    >>> until("7 Question: 8", ("Question:", "</s>"))
+    '7 '
+    """
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+def voted(kind: str, text: str) -> str | None:
+    """What an answer votes for: its last number, or what stands in its last box; None for neither.
+
+    >>> voted("number", "first 3, then 6/2"), voted("boxed", "none")
+    ('3', None)
+    """
+    if kind == "boxed":
+        part = boxed(text)
+        return None if part is None else "".join(part.split())
+    _, number = last_number(text)
+    return None if number is None else str(number)
+
+
+# ---------------------------------------------------------------------- choices
+
+
+def _chosen(
+    asking: Asking, engine: NativeEngine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
+) -> Iterator[Line]:
+    """The choices that are not there; each context is computed once for all its choices."""
+    there = set(there)
+    left = [problem for problem in problems if (problem.task.id, 0) not in there]
+    for start in range(0, len(left), TOGETHER):
+        part = left[start : start + TOGETHER]
+        found = log_likelihoods(engine, [pair for problem in part for pair in _pairs(asking, problem)])
+        for problem in part:
+            try:
+                yield _choice(problem, [next(found) for _ in problem.choices])
+            except ValueError as error:
+                raise UserError(str(error), where=problem.task.source) from None
+
+
+def _pairs(asking: Asking, problem: Problem) -> list[Pair]:
+    [message] = problem.task.messages
+
+    def encode(text: str) -> list[int]:
+        return asking.chat.render([{**message, "content": text}])
+
+    return [paired(encode, message["content"], choice) for choice in problem.choices]
+
+
+def _choice(problem: Problem, logps: Sequence[float]) -> Line:
+    """acc takes the likeliest choice, acc_norm the likeliest by character, without the blank before it."""
+    by_length = [logp / (len(c) - 1) for logp, c in zip(logps, problem.choices, strict=True)]
+    taken = [max(range(len(values)), key=values.__getitem__) for values in (logps, by_length)]
+    right = [float(choice == problem.gold) for choice in taken]
+    return {
+        "id": problem.task.id,
+        "sample": 0,
+        "prompt": problem.task.messages[0]["content"],
+        "answer": problem.choices[taken[0]],
+        "stop": "",
+        "tokens": 0,
+        "score": right[0],
+        "label": "right" if right[0] else "wrong",
+        "reason": f"number {taken[0]}, by characters {taken[1]}; {problem.gold} is right",
+        "parts": dict(zip(("acc", "acc_norm"), right, strict=True)),
+        "logps": list(logps),
+    }

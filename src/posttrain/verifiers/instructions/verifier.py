@@ -1,0 +1,80 @@
+"""The verifier of instructions that a program can check."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from posttrain.base.nearest import did_you_mean
+from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.instructions.checks import CHECKS
+from posttrain.verifiers.protocol import Verifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instructions(Verifier):
+    """1 if the response follows all of the task's instructions, otherwise 0; an empty one follows none.
+
+    A task's fields are IFEval's: `instruction_id_list`, and `kwargs` with the numbers of each. The parts say
+    how many there are (`instructions`), how many are followed (`strict`, `loose`), and whether all are
+    (`all_strict`, which is the score, and `all_loose`). Loosely, an instruction is followed if it is by the
+    response without its first line, its last line or both, or without its asterisks.
+
+    Labels: right, wrong.
+
+    >>> fields = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    >>> task = Task(id="q", messages=(), fields=fields)
+    >>> verdict = Instructions()(task, "Sure, here it is:\\nno comma")
+    >>> verdict.label, verdict.parts["loose"]
+    ('wrong', 1.0)
+    """
+
+    name: str = "instructions"
+    trusted: ClassVar[bool] = True
+    best: ClassVar[float] = 1.0
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """Which instructions are followed; the reason names those that are not."""
+        asked = list(_checks(task))
+        versions = _versions(response)
+        strict = [bool(response.strip()) and check(response) for _, check in asked]
+        loose = [any(check(text) for text in versions) for _, check in asked]
+        broken = [name for (name, _), followed in zip(asked, strict, strict=True) if not followed]
+        parts = {"instructions": len(asked), "strict": sum(strict), "loose": sum(loose)}
+        parts |= {"all_strict": all(strict), "all_loose": all(loose)}
+        return Verdict(
+            score=float(not broken),
+            label="wrong" if broken else "right",
+            reason=f"not followed: {', '.join(broken)}" if broken else "all are followed",
+            parts={name: float(value) for name, value in parts.items()},
+        )
+
+    def check(self, task: Task) -> None:
+        """UserError for an instruction of no known kind, or one that lacks a number."""
+        list(_checks(task))
+
+
+def _checks(task: Task) -> Iterator[tuple[str, Any]]:
+    """The name of each instruction, and its check with all but the response given."""
+    names, given = task.fields.get("instruction_id_list"), task.fields.get("kwargs")
+    if not isinstance(names, list) or not names or not isinstance(given, list) or len(given) != len(names):
+        what = f"task {task.id!r} needs instruction_id_list and kwargs, one of each for an instruction"
+        raise UserError(what, where=task.source)
+    for name, numbers in zip(names, given, strict=True):
+        if name not in CHECKS:
+            what = f"task {task.id!r}: there is no instruction {name!r}"
+            raise UserError(what, where=task.source, mend=did_you_mean(str(name), CHECKS))
+        wanted = list(inspect.signature(CHECKS[name]).parameters)[1:]
+        numbers = numbers or {}
+        for key in wanted:
+            if numbers.get(key) is None:
+                raise UserError(f"task {task.id!r}: {name} has no {key!r}", where=task.source)
+        yield name, partial(CHECKS[name], **{key: numbers[key] for key in wanted})
+
+
+def _versions(response: str) -> list[str]:
+    """The response, and what is left of it without introduction, closing words or emphasis; no blank one."""
+    lines = response.split("\n")
+    cut = [response, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
+    return [text for text in (*cut, *(each.replace("*", "") for each in cut)) if text.strip()]

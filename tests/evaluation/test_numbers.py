@@ -1,0 +1,134 @@
+"""evals.numbers: every estimate against the enumeration of what it estimates."""
+
+from itertools import combinations, product
+
+import numpy
+import pytest
+
+from posttrain.evaluation.standings import wilson
+from posttrain.evaluation.suites.numbers import (
+    Ratio,
+    estimate,
+    holm,
+    majority,
+    paired_difference,
+    pass_at,
+    ratios,
+    sign_test,
+    summary,
+)
+from posttrain.evaluation.suites.suite import Metric
+from posttrain.evaluation.suites.table import SUITES
+
+
+def line(name: str, sample: int = 0, score: float | None = 0.0, **more):
+    return {"id": name, "sample": sample, "score": score, "label": "x", "stop": "eos", "parts": {}} | more
+
+
+@pytest.mark.parametrize(("n", "right", "k"), [(8, 2, 4), (5, 0, 3), (5, 5, 3), (6, 1, 6), (4, 2, 1)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n: int, right: int, k: int) -> None:
+    answers = [place < right for place in range(n)]
+    hits = [any(chosen) for chosen in combinations(answers, k)]
+    assert pass_at(k, n, right) == pytest.approx(sum(hits) / len(hits))
+
+
+def enumerated(*found: Ratio) -> list[list[float]]:
+    """Each ratio on all nⁿ resamples of the problems."""
+    n = len(found[0].of)
+    return [
+        [sum(r.of[i] for i in drawn) / sum(r.per[i] for i in drawn) for r in found]
+        for drawn in product(range(n), repeat=n)
+    ]
+
+
+@pytest.mark.parametrize(
+    "ratio",
+    [
+        Ratio([1, 0, 0, 1, 0], [1] * 5),
+        Ratio([0.5, 0.25, 1.0, 0.0], [1] * 4),
+        Ratio([2, 1, 0, 3], [3, 1, 2, 3]),
+    ],
+)
+def test_the_bootstrap_is_that_of_all_resamples(ratio: Ratio) -> None:
+    every = numpy.array(enumerated(ratio))[:, 0]
+    found = estimate(ratio)
+    assert found.value == pytest.approx(sum(ratio.of) / sum(ratio.per))
+    assert found.error == pytest.approx(every.std(), rel=0.03)
+    within = wilson(sum(ratio.of), 5) if len(every) == 5**5 else numpy.percentile(every, [2.5, 97.5])
+    assert [found.low, found.high] == pytest.approx(list(within), abs=0.05)
+
+
+def test_answers_to_one_problem_stay_together() -> None:
+    # 4 answers to each of 25 problems, all alike: as much is known as of 25 answers, and not of 100.
+    lines = [line(str(p), s, float(p % 2)) for p in range(25) for s in range(4)]
+    together = summary(SUITES["gsm8k"], lines)["metrics"]["accuracy"]
+    alone = summary(SUITES["gsm8k"], [each for each in lines if not each["sample"]])["metrics"]["accuracy"]
+    assert together["error"] == alone["error"] == pytest.approx((12 * 13) ** 0.5 / 25 / 25**0.5, rel=0.03)
+
+
+def test_a_paired_difference_resamples_both_on_the_same_problems() -> None:
+    first, second = Ratio([1, 0, 1, 0, 0], [1] * 5), Ratio([1, 1, 1, 0, 1], [1] * 5)
+    every = numpy.diff(numpy.array(enumerated(first, second)))[:, 0]
+    found = paired_difference(first, second)
+    assert found.value == pytest.approx(0.4)
+    assert found.error == pytest.approx(every.std(), rel=0.03)
+    assert found.error < 0.8 * (estimate(first).error ** 2 + estimate(second).error ** 2) ** 0.5
+
+
+@pytest.mark.parametrize("ratio", [Ratio([1.0] * 10, [1.0] * 10), Ratio([3.0] * 10, [3.0] * 10)])
+def test_where_nothing_varies_the_interval_is_not_empty(ratio: Ratio) -> None:
+    found = estimate(ratio)
+    assert (found.low, found.high) == wilson(10, 10)
+    assert found.low < 0.8
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (3, 0), (5, 2), (4, 4), (1, 6)])
+def test_the_sign_test_counts_all_splits_at_least_as_uneven(better: int, worse: int) -> None:
+    n = better + worse
+    splits = [sum(signs) for signs in product((0, 1), repeat=n)]
+    extreme = sum(abs(2 * up - n) >= abs(better - worse) for up in splits)
+    assert sign_test(better, worse) == pytest.approx(extreme / len(splits))
+
+
+@pytest.mark.parametrize("ps", [[0.01, 0.04, 0.03], [0.5], [0.02, 0.02, 0.02, 0.9], [0.4, 0.6]])
+def test_holm_is_the_closure_of_bonferroni(ps: list[float]) -> None:
+    places = range(len(ps))
+    sets = [each for size in places for each in combinations(places, size + 1)]
+    wanted = [max(min(1.0, len(s) * min(ps[i] for i in s)) for s in sets if place in s) for place in places]
+    assert holm(ps) == pytest.approx(wanted)
+
+
+def test_of_several_answers_pass_at_k_and_the_majority_are_counted() -> None:
+    lines = [
+        *(line("a", s, float(s < 2), key="7" if s < 2 else "8" if s == 2 else None) for s in range(4)),
+        *(line("b", s, float(s == 0), key=str(s)) for s in range(4)),
+    ]
+    found = {name: ratio.value for name, ratio in ratios(SUITES["gsm8k"], lines).items()}
+    assert found == pytest.approx(
+        {"accuracy": 3 / 8, "pass@2": (5 / 6 + 1 / 2) / 2, "pass@4": 1.0, "majority@4": (1 + 1 / 4) / 2}
+    )
+    assert majority([None, None], [False, True]) == 0.0
+
+
+def test_errors_and_cut_off_answers_are_counted_apart_and_stay_in_the_denominator() -> None:
+    lines = [
+        line("a", score=1.0),
+        line("b", score=None, label="died"),
+        line("c", stop="length"),
+        line("d", stop="context"),
+    ]
+    found = summary(SUITES["gsm8k"], lines)
+    assert found["metrics"]["accuracy"]["value"] == 0.25
+    assert (found["answers"], found["errors"], found["cut_off"]) == (4, 1, 2)
+    assert found["labels"]["died"] == 1
+
+
+def test_a_metric_of_parts_is_a_ratio_of_sums() -> None:
+    lines = [
+        line("a", parts={"strict": 1, "instructions": 3}),
+        line("b", parts={"strict": 1, "instructions": 1}),
+    ]
+    [metric] = [
+        m for m in SUITES["ifeval"].metrics if m == Metric("instruction_strict", "strict", "instructions")
+    ]
+    assert ratios(SUITES["ifeval"], lines)[metric.name].value == 0.5
