@@ -16,9 +16,9 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 import torch
 from prompts import sampling_prompts
 
+from posttrain.base.chat import Chat
 from posttrain.base.process import settle
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.models.pretrained import load_model, load_tokenizer
 from posttrain.types import Request, Sampling
 

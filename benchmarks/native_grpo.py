@@ -21,9 +21,9 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 import torch
 from prompts import addition_tasks, chat, peak_resident_mib, resident_mib, restart_peak, reward
 
+from posttrain.base.chat import Chat
 from posttrain.base.process import settle
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.methods.build import build

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.base import plain
-from posttrain.envs.chat import Chat
+from posttrain.base.chat import Chat
 from posttrain.types import UserError
 
 CHATML = (

@@ -18,8 +18,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from posttrain.base.chat import Chat
 from posttrain.base.spelling import Spelling
-from posttrain.envs.chat import Chat
 
 CORPUS = [
     "the cat and the other cat sat on the mat, then 12 more cats came; that is 13 cats.",

@@ -25,7 +25,7 @@ from typing import Any, cast
 
 import torch
 
-from posttrain.envs.chat import Chat
+from posttrain.base.chat import Chat
 from posttrain.learner.learner import Learner, Update
 from posttrain.models.fingerprint import Named, digest
 from posttrain.recipe.asynchrony import Asynchrony

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from posttrain.envs.chat import Chat
+from posttrain.base.chat import Chat
 from posttrain.evaluation.suites.suite import Shots, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.types import Sampling, UserError

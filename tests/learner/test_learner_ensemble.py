@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from posttrain.base.chat import Chat
 from posttrain.data import Ranking, Stepped
-from posttrain.envs.chat import Chat
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.ensemble import bootstraps
 from posttrain.learner.learner import Learner, Steps

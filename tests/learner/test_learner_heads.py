@@ -22,8 +22,8 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
+from posttrain.base.chat import Chat
 from posttrain.data import Ranking, Stepped
-from posttrain.envs.chat import Chat
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
 from posttrain.learner.lora import Lora

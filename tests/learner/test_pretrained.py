@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from posttrain.envs.chat import Chat
+from posttrain.base.chat import Chat
 from posttrain.models import pretrained
 from posttrain.models.loading import quiet
 from posttrain.models.pretrained import (

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from posttrain.base.chat import Chat
 from posttrain.data.corpus import Corpus, Text, bits_per_byte
 from posttrain.data.documents import Held
-from posttrain.envs.chat import Chat
 from posttrain.learner.learner import Learner
 from posttrain.learner.optim import Optim
 from posttrain.methods.table import METHODS

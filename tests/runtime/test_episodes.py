@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.envs.protocol import Start, Turn
 from posttrain.runtime.online import OnlineRun
 from posttrain.samplers.rollouts import Rollouts

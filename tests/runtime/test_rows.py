@@ -10,9 +10,9 @@ from tokenizers import normalizers
 from transformers import AutoTokenizer
 
 from posttrain.base import plain
+from posttrain.base.chat import Chat
 from posttrain.data import Ranking, Stepped
 from posttrain.data.load import Conversation
-from posttrain.envs.chat import Chat
 from posttrain.learner.pack import pack
 from posttrain.runtime.rows import NOBODY, Group, Shaper, Singles, marked, numbered, row, with_probes
 from posttrain.types import PROBE, Batch, Message, UserError

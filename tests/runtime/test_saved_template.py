@@ -9,8 +9,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+from posttrain.base.chat import Chat
 from posttrain.data import Ranking
-from posttrain.envs.chat import Chat
 from posttrain.models.pretrained import silent
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.policy import NO_TASK, surroundings

@@ -10,7 +10,7 @@ a mark. So a piece of a text has other tokens alone than within it: `behind` a m
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -105,6 +105,14 @@ class Spelling:
         if self._normalized and any(self._normalized.intersection(self._ids(part)) for part in rest):
             return f"{_OPEN}{text}{_CLOSE}"
         return text if len(rest) == 1 else self._spelt.sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", text)
+
+    def guarded_all(self, value: Any) -> Any:
+        """The same of every text in plain data."""
+        if isinstance(value, Mapping):
+            return {self.guarded_all(name): self.guarded_all(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.guarded_all(each) for each in value]
+        return self.guarded(value) if isinstance(value, str) else value
 
     def tokens(self, text: str) -> list[int]:
         """The tokens of a whole text, in which what is bracketed is plain text."""

@@ -27,6 +27,7 @@ from posttrain.report.terminal import out
 from posttrain.runtime import build
 from posttrain.runtime.policy import NO_TASK
 from posttrain.runtime.ranks.launch import launch
+from posttrain.runtime.transcript import transcript
 from posttrain.study.classic.__main__ import NAMES
 from posttrain.study.classic.__main__ import main as run_classic
 from posttrain.study.truth import command as truth_command
@@ -116,7 +117,8 @@ def validate(
     """Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.
 
     Keys and values, every record of the data, every prompt's length, the verifier on its own golds and
-    fakes, the tokenizer, the batch plan and the memory. Exit 2 with the first fault, or 0.
+    fakes, the tokenizer, the batch plan and the memory; with tools one episode is played by a script, and
+    shown. Exit 2 with the first fault, or 0.
     """
     if "stage" in config.document(recipe)[0]:
         names = check_stages(recipe, sets or (), pretrained.silent if as_json else say)
@@ -126,12 +128,16 @@ def validate(
     try:
         ranks = ranks or found.recipe.train.ranks or 1
         chosen = build.plan(found.recipe, pretrained.silent if as_json else say, ranks=ranks)
+        pieces = transcript(chosen.asked, chosen.policy)
     except UserError as error:
         raise found.locate(error) from None
     if as_json:
         typer.echo(json.dumps({"valid": True, "plan": chosen.sections(), "notes": chosen.policy.notes}))
         return
     print_plan(chosen)
+    if pieces:
+        out.print("One episode of a scripted policy; between ⟦ and ⟧ is what a run trains on:\n")
+        out.print("".join(f"⟦{text}⟧" if trained else text for text, trained in pieces), markup=False)
     out.print(f"{recipe}: valid", soft_wrap=True)
 
 

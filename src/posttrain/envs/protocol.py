@@ -23,6 +23,8 @@ class Start:
 
     state: Any
     messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas that the chat template is given besides, as transformers writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,9 @@ class Env(Protocol):
 
     Neither function changes what it is given, draws a number that its arguments do not fix, or keeps
     anything: the state holds all there is. States, like environments, can be pickled.
+
+    An environment may also say how many responses it takes (`max_turns`), how many seconds a reply may take
+    beyond rollout.deadline_s (`reply_s`), and how it is played with a chat template (`suited(chat)`).
     """
 
     @property
@@ -62,6 +67,11 @@ class Env(Protocol):
     def reply(self, state: Any, response: str) -> Turn:
         """What follows this response in this state."""
         ...
+
+
+def suited(env: Any, chat: Any) -> Any:
+    """The environment as it is played with this chat's template; itself where it does not care."""
+    return env.suited(chat) if hasattr(env, "suited") else env
 
 
 def guarded_start(env: Env, task: Task) -> Start | Verdict:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.chat import Chat
 from posttrain.types import Request, Sampling, Task
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.workers.pool import Pool

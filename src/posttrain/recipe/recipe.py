@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from posttrain.engines.vllm.opening import ServedConfig
 from posttrain.envs.protocol import Env
-from posttrain.envs.repair import Repairing
+from posttrain.envs.repair import Repair, Repairing
+from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.learner.critic import Critic
 from posttrain.learner.learner import Steps
 from posttrain.learner.lora import Lora
@@ -185,14 +186,22 @@ class Recipe:
     track: Tracking = Tracking()
 
     def judges(self) -> tuple[Verifier | None, Env | None]:
-        """Who judges one answer, and what plays episodes; with task.repair the latter asks the former."""
+        """Who judges one answer, and what plays episodes; with task.repair or .tools it asks the former."""
         verifier, env = self.verifier.build(), self.task.environment()
-        if self.task.repair is None or verifier is None:
+        repair, tools = self.task.repair, self.task.tools
+        if verifier is None or not (repair or tools):
             return verifier, env
         if verifier.grouped:
-            what = "a verifier that compares answers says nothing of one"
-            raise UserError(what, where="task.repair", mend="leave it out, or take another verifier")
-        return None, Repairing(judge=verifier, settings=self.task.repair, right=self.eval.right)
+            what, where = (
+                "a verifier that compares answers says nothing of one",
+                "tools" if tools else "repair",
+            )
+            raise UserError(what, where=f"task.{where}", mend="leave it out, or take another verifier")
+        if tools and self.search:
+            raise UserError("a search calls no tools", where="task.tools", mend="leave it or [search] out")
+        if tools:
+            return None, ToolUse(judge=verifier, runners=tools.runners(), settings=tools)
+        return None, Repairing(judge=verifier, settings=repair or Repair(), right=self.eval.right)
 
 
 def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]:

@@ -16,6 +16,7 @@ from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
 from posttrain.envs.tasks.horn import Horn, horn
 from posttrain.envs.tasks.propositional import Propositional, propositional
+from posttrain.envs.tools.choice import Tools
 from posttrain.envs.user import here, load_env
 from posttrain.types import Task, UserError
 from posttrain.verifiers.proof.coq.library import CoqLibrary, coq_library
@@ -122,6 +123,8 @@ class TaskChoice:
     env: UserEnv | None = None
     repair: Repair | None = None
     """Wrong answers are asked for again, with what the verifier says of them."""
+    tools: Tools | None = None
+    """The policy may call tools before it answers."""
 
     def __post_init__(self) -> None:
         kinds = ["arithmetic", "coq", "coq_library", "data", "guess"]
@@ -140,6 +143,8 @@ class TaskChoice:
             raise ValueError("env plays the tasks of data, which is not given")
         if self.repair is not None and (self.guess or self.maze or self.env or self.text):
             raise ValueError("repair asks again where a verifier judges, and none does here")
+        if self.tools is not None and (self.guess or self.maze or self.env or self.text or self.repair):
+            raise ValueError("tools are for questions that a verifier judges, without games and repair")
 
     def environment(self) -> Env | None:
         """The environment that the tasks are played in; None for a question with one answer."""

@@ -12,8 +12,8 @@ from functools import cached_property, lru_cache
 
 import torch
 
+from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.models import pretrained
 from posttrain.models.attention import context_of, use_layouts
 from posttrain.models.loading import Dtype, settled, usable_device

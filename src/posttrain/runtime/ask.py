@@ -60,13 +60,15 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
         _check_online(recipe, method, verifier, env)
         train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
+        if task.tools:
+            task.tools.require()
         if judge := recipe.verifier.build():
             judge.require()
             r = recipe.rollout
             with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
                 self_test(judge, [*train, *held_out], pool)
         return Asked(recipe, found, method, train, held_out, verifier, env)
-    if task.guess or task.maze or task.env:
+    if task.guess or task.maze or task.env or task.tools:
         raise UserError("an offline method learns from data, and plays no games", where="task")
     if recipe.steps.minibatches > recipe.batch.batch_size:
         raise UserError(

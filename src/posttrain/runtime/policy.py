@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from posttrain.base import plain
-from posttrain.envs.chat import Chat
+from posttrain.base.chat import Chat
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.methods.table import line
 from posttrain.models import pretrained

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start
+from posttrain.envs.protocol import Env, Start, Turn, guarded_reply, guarded_start, suited
+from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy
 from posttrain.types import Message, Task, UserError
@@ -27,7 +28,8 @@ def check_prompts(asked: Asked, policy: Policy, checked: Path | None = None) -> 
     Where the file `checked` is of these prompts, tokenizer and template, they are not rendered again.
     """
     room, tasks = asked.recipe.sampling.max_new_tokens, (*asked.train, *asked.held_out)
-    shown = [_shown(asked, task) for task in tasks]
+    env = suited(asked.env, policy.chat)
+    shown = [_shown(env, task) for task in tasks]
     digest = _digest(shown, policy)
     known = _known(checked, digest)
     if known is None or known + room > policy.context:
@@ -47,11 +49,14 @@ def check_prompts(asked: Asked, policy: Policy, checked: Path | None = None) -> 
 def check_replies(asked: Asked, policy: Policy) -> None:
     """UserError if the template does not show what the environment says, or alters it.
 
-    Tried on what it replies in its first game. An environment that breaks there is no matter of the template,
-    and is counted when it does so in the run.
+    How it shows tools is noted. Replies are tried on the first game: an environment that breaks there is no
+    matter of the template, and is counted when it does so in the run.
     """
     env, limits = asked.env, asked.recipe.rollout
     if env is None:
+        return
+    if isinstance(env, ToolUse):
+        policy.notes.append(str(env.suited(policy.chat).shown))
         return
     task = asked.train[0]
     if env.trusted:
@@ -60,9 +65,9 @@ def check_replies(asked: Asked, policy: Policy) -> None:
         )
     else:
         with Workers(1, deadline_s=limits.deadline_s, memory_mb=limits.memory_mb) as workers:
-            start = _called(workers, guarded_start, env, task)
+            start = called(workers, guarded_start, env, task)
             turns = _first_turns(
-                start, lambda state, said: _called(workers, guarded_reply, env, state, said), task
+                start, lambda state, said: called(workers, guarded_reply, env, state, said), task
             )
     for messages in turns:
         try:
@@ -72,7 +77,7 @@ def check_replies(asked: Asked, policy: Policy) -> None:
             raise UserError(what, where="model.chat_template", mend=error.mend) from None
 
 
-def _called(workers: Workers, call: Callable[..., Any], *given: Any) -> Any:
+def called(workers: Workers, call: Callable[..., Any], *given: Any) -> Any:
     """What the call returns in a worker process; a Failed if nothing."""
     workers.submit(call, *given)
     while not (found := workers.poll(0.05)):
@@ -89,18 +94,19 @@ def _first_turns(start: Any, reply: Callable[[Any, str], Any], task: Task) -> li
     return [turn.messages for turn in turns if isinstance(turn, Turn) and turn.messages]
 
 
-def _shown(asked: Asked, task: Task) -> Sequence[Message]:
-    start = guarded_start(asked.env, task) if asked.env and asked.env.trusted else None
-    return start.messages if isinstance(start, Start) else task.messages
+def _shown(env: Env | None, task: Task) -> Start:
+    """What a task begins with; of an environment that is not ours, as if that were its question."""
+    start = guarded_start(env, task) if env and (env.trusted or isinstance(env, ToolUse)) else None
+    return start if isinstance(start, Start) else Start(state=None, messages=task.messages)
 
 
-def _longest(tasks: Sequence[Task], shown: Sequence[Sequence[Message]], room: int, policy: Policy) -> int:
+def _longest(tasks: Sequence[Task], shown: Sequence[Start], room: int, policy: Policy) -> int:
     """Tokens of the longest prompt; UserError for the first that has a fault."""
     most = 0
     for start in range(0, len(tasks), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         with suppress(UserError):
-            longest = policy.chat.longest(shown[part])
+            longest = policy.chat.longest([start.messages for start in shown[part]], shown[0].tools)
             if longest + room <= policy.context:
                 most = max(most, longest)
                 continue
@@ -111,9 +117,9 @@ def _longest(tasks: Sequence[Task], shown: Sequence[Sequence[Message]], room: in
     return most
 
 
-def _length(task: Task, messages: Sequence[Message], room: int, policy: Policy) -> int:
+def _length(task: Task, start: Start, room: int, policy: Policy) -> int:
     try:
-        length = len(policy.chat.render(messages))
+        length = len(policy.chat.render(start.messages, start.tools))
     except UserError as error:
         raise UserError(f"task {task.id!r}: {error}", where=task.source) from None
     if length + room > policy.context:
@@ -126,14 +132,14 @@ def _length(task: Task, messages: Sequence[Message], room: int, policy: Policy) 
     return length
 
 
-def _digest(shown: Sequence[Sequence[Message]], policy: Policy) -> str:
+def _digest(shown: Sequence[Start], policy: Policy) -> str:
     """Of all that the tokens of these prompts hang on."""
     found = hashlib.blake2b(digest_size=16)
     for file in sorted(file for file in policy.path.iterdir() if file.suffix in _READ):
         found.update(file.read_bytes())
     found.update(json.dumps([policy.chat.template, policy.chat.parse_special]).encode())
-    for messages in shown:
-        found.update(json.dumps([dict(message) for message in messages]).encode())
+    for start in shown:
+        found.update(json.dumps([*map(dict, start.messages), *map(dict, start.tools)]).encode())
     return found.hexdigest()
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, overload
 
+from posttrain.base.chat import Chat
 from posttrain.data import Ranking, Stepped
 from posttrain.data.corpus import Corpus, Text, load_corpus
-from posttrain.envs.chat import Chat
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy, Say
 from posttrain.types import PROBE, Trajectory, UserError

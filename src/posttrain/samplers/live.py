@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.envs.chat import Chat
+from posttrain.base.chat import Chat
 from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, Verdict
 
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any
 
+from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.chat import Chat
-from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
+from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited
 from posttrain.samplers.live import Live, Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.types import Completion, Episode, Request, Sampling, Task, UserError, Verdict
@@ -60,10 +60,11 @@ class Rollouts(Plays):
     ) -> None:
         if (verifier is None) == (env is None):
             raise ValueError("a rollout has a verifier or an environment, and not both")
-        self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, env
+        self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, suited(env, chat)
         self.context, self.seed, self.exact, self.waits = context, seed, exact, waits
         guards: dict[str, Any] = {"deadline_s": deadline_s, "memory_mb": memory_mb}
         self.pool = Pool(workers=workers, **guards)
+        guards["deadline_s"] += getattr(env, "reply_s", 0.0)
         self.workers = Workers(workers, **guards) if env and not env.trusted else None
         self._groups: dict[int, list[Episode | None]] = {}
         self._states: dict[int, TrainerState] = {}
@@ -204,7 +205,7 @@ class Rollouts(Plays):
         prompt: list[int] = []
         if isinstance(start, Start):
             try:
-                prompt = self.chat.render(start.messages)
+                prompt = self.chat.render(start.messages, start.tools)
             except UserError as error:
                 start = Verdict(score=None, label="bad_turn", reason=str(error))
         for live in lives:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.chat import Chat
 from posttrain.samplers.live import Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.search.choice import SearchChoice

@@ -9,7 +9,7 @@ from two tokens of its model too (arXiv:2205.11491, section 4.3), there with a d
 from dataclasses import replace
 from math import exp
 
-from posttrain.envs.chat import Chat
+from posttrain.base.chat import Chat
 from posttrain.search.protocol import State, Target
 from posttrain.search.tree import Search, Tree, spread
 from posttrain.types import UserError

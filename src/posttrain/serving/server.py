@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.chat import Chat
 from posttrain.errors import UserError
 from posttrain.report.live import HOST, OWN_NAMES
 from posttrain.serving.stepper import LOOK_S, Asked, Stepper

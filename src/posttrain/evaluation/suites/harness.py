@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from posttrain.envs.chat import Chat
+from posttrain.base.chat import Chat
 from posttrain.errors import RunError, UserError
 from posttrain.evaluation.suites.likelihood import Pair, drawn, log_likelihoods
 from posttrain.evaluation.suites.model import Evaluated, model_of

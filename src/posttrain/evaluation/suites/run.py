@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base import plain
+from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.chat import Chat
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
 from posttrain.evaluation.suites.suite import Problem, Suite
 from posttrain.runtime.policy import Policy

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from posttrain.base.chat import Chat
 from posttrain.base.usercode import file_of, with_neighbours
 from posttrain.data.records import Record, read_hub, read_records
-from posttrain.envs.chat import Chat
 from posttrain.types import Sampling, Task, UserError
 from posttrain.verifiers.protocol import Verifier
 

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
+from posttrain.envs.tools.call import COUNTED
 from posttrain.types import Played
 from posttrain.verifiers.combine.combined import Combined
 from posttrain.verifiers.protocol import Verifier
@@ -28,7 +29,8 @@ def hacking_metrics(groups: Sequence[Sequence[Played]], auditors: Collection[str
     linked = within_groups([(e.reward, float(e.length)) for e in group] for group in judged)
     if linked is not None:
         out["hacking/length_correlation"] = linked
-    for name in sorted({name for e in scored for name in e.verdict.parts}):
+    parts = {name for e in scored for name in e.verdict.parts if not name.startswith(COUNTED)}
+    for name in sorted(parts):
         out |= _second_opinion(judged, name, name in auditors)
     return out
 

@@ -5,6 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from posttrain.envs.tools.call import COUNTED
 from posttrain.math.selection import coverage
 from posttrain.types import Played, worth
 
@@ -13,7 +14,7 @@ def rollout_metrics(groups: Sequence[Sequence[Played]], version: int, right: flo
     """Rewards, lengths, lags and verdicts of an update's groups. Episodes that failed are only counted."""
     episodes = [e for group in groups for e in group]
     judged = [e for e in episodes if not e.verdict.failed]
-    out = verdict_shares(episodes) | search_metrics(episodes, right)
+    out = verdict_shares(episodes) | search_metrics(episodes, right) | tool_metrics(episodes)
     if not judged:
         return out
     rewards = [e.reward for e in judged]
@@ -67,6 +68,7 @@ def evaluation_metrics(episodes: Sequence[Played], right: float) -> dict[str, fl
         "eval/scored": mean([float(e.verdict.label == "scored") for e in judged]),
         "eval/errors": (len(episodes) - len(judged)) / max(len(episodes), 1),
         **{f"eval/{k}": v for k, v in search_metrics(episodes, right).items() if k.startswith("search/")},
+        **{f"eval/{k}": v for k, v in tool_metrics(episodes).items()},
     }
 
 
@@ -88,6 +90,13 @@ def search_metrics(episodes: Sequence[Played], right: float) -> dict[str, float]
     if total["moves"]:
         out["search/refused"] = total["refusals"] / total["moves"]
     return out | ({"speed/prover_share": total["prover_s"] / seconds} if seconds else {})
+
+
+def tool_metrics(episodes: Sequence[Played]) -> dict[str, float]:
+    """tools/*: calls of an episode, and those of each class but ok; empty where there are no tools."""
+    counts = [e.verdict.parts for e in episodes if f"{COUNTED}calls" in e.verdict.parts]
+    names = sorted({name for parts in counts for name in parts if name.startswith(COUNTED)})
+    return {name: statistics.fmean(parts.get(name, 0.0) for parts in counts) for name in names}
 
 
 def lag_metrics(lags: Mapping[int, int]) -> dict[str, float]:

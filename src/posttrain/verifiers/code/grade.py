@@ -8,7 +8,7 @@ import secrets
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from posttrain.types import RunError
 from posttrain.verifiers.code import plain
@@ -80,24 +80,50 @@ def _over(found: Problem, every: bool, judge: Callable[[dict[str, Any]], Outcome
 
 
 def _stdio_python(found: Problem, code: str, case: dict[str, Any], box: Box) -> Outcome:
-    nonce = secrets.token_hex(8)
-    job = {"kind": "stdio", "sources": [code], "stdin": _bytes(case.get("stdin", "")), "nonce": nonce}
-    most = found.output_limit_bytes
+    try:
+        ran = played(box, code, _bytes(case.get("stdin", "")), box.limits.wall_s)
+    except Ended as ended:
+        return Outcome(ended.label, ended.reason)
+    return _of_process(ran.how, ran.status, ran.memory, ran.read, case["stdout"], found.compare)
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a program in Python ended, and what it wrote."""
+
+    how: Literal["exit", "timeout", "output"]
+    status: int | None
+    """Its exit status, -n if signal n ended it; None if we ended it."""
+    memory: bool
+    """Whether the kernel killed something in its box for want of memory."""
+    read: dict[str, bytes]
+    """What it wrote to stdout and to stderr."""
+
+
+def played(box: Box, code: str, stdin: bytes, wall_s: float) -> Played:
+    """What a program does as the main one of an interpreter, in a box of its own.
+
+    Ended if it does not compile, RunError if there is no box.
+    """
+    nonce, most = secrets.token_hex(8), box.limits.output_bytes
+    job = {"kind": "stdio", "sources": [code], "stdin": stdin, "nonce": nonce}
     with started(box, "harness.py") as live:
         try:
             send(live, job)
-            first = plain.message(receive(live, most, Clock(live, box.limits.wall_s + START_S)))
-            # What comes on the channel after "compiled" is the program's own affair, and is not read.
-            if first[:2] != ["compiled", nonce]:
-                return Outcome("COMPILE_ERROR", outcome(first)[1])
+            first = plain.message(receive(live, most, Clock(live, wall_s + START_S)))
         except (Ended, plain.Garbled) as ended:
             late = isinstance(ended, Ended) and ended.label == "TIMEOUT"
-            return Outcome("TIMEOUT" if late else "COMPILE_ERROR", "it does not compile")
+            raise Ended("TIMEOUT" if late else "COMPILE_ERROR", "it does not compile") from None
+        # What comes on the channel after "compiled" is the program's own affair, and is not read.
+        if first[:2] != ["compiled", nonce]:
+            try:
+                raise Ended("COMPILE_ERROR", outcome(first)[1])
+            except plain.Garbled:
+                raise Ended("COMPILE_ERROR", "it does not compile") from None
         streams = {"stdout": live.process.stdout, "stderr": live.process.stderr}
-        read, how = attend(live, streams, b"", {"stdout": most, "stderr": most}, box.limits.wall_s)
+        read, how = attend(live, streams, b"", {"stdout": most, "stderr": most}, wall_s)
         status = live.process.wait() if how == "exit" else None
-        memory = live.out_of_memory()
-    return _of_process(how, status, memory, read, case["stdout"], found.compare)
+        return Played(how, status, live.out_of_memory(), read)
 
 
 def _built(found: Problem, code: str, box: Box, every: bool) -> Outcome:

@@ -20,8 +20,8 @@ from transformers import (
     AutoTokenizer,
 )
 
+from posttrain.base.chat import Chat
 from posttrain.base.usercode import cause
-from posttrain.envs.chat import Chat
 from posttrain.models.attention import context_of
 from posttrain.models.fingerprint import finite
 from posttrain.models.loading import Dtype, quiet, score_heads, settled, usable_device

@@ -67,7 +67,7 @@ class Chat:
             raise UserError("the tokenizer has no chat template", mend=_SUGGESTION)
         if self.template is not None and not self.template.strip():
             raise UserError("the chat template is empty", where="[model] chat_template", mend=_SUGGESTION)
-        head = self._text([_QUESTION], prompt=True)
+        head = self.text([_QUESTION], prompt=True)
         before, close = self._around([_QUESTION])
         marks = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
         end = next((t for t in Spelling(self.tokenizer).tokens(close) if t in marks), None)
@@ -98,16 +98,16 @@ class Chat:
         """Whether messages are shown as they are."""
         return self.template == plain.NAME
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of the first prompt, up to where the policy begins to speak.
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> list[int]:
+        """The tokens of the first prompt, up to where the policy begins to speak; tools: what it may call.
 
         Raises UserError if there is nothing in it, or if the template refuses or does not show a message.
         """
-        return self._first(self._prompt(self._guarded(messages)))
+        return self._first(self._prompt(self._guarded(messages), tools))
 
-    def longest(self, prompts: Sequence[Sequence[Message]]) -> int:
+    def longest(self, prompts: Sequence[Sequence[Message]], tools: Sequence[Any] = ()) -> int:
         """Most tokens that `render` makes of one of these prompts, each with its errors; much quicker."""
-        texts = [self._prompt(self._guarded(messages)) for messages in prompts]
+        texts = [self._prompt(self._guarded(messages), tools) for messages in prompts]
         return len(self._spelling.begun if self.plain else []) + self._spelling.longest(texts)
 
     def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
@@ -138,7 +138,7 @@ class Chat:
             raise UserError("the conversation begins with the assistant")
         if turns[-1] + 1 < len(messages):
             raise UserError("the conversation does not end with the assistant")
-        messages, end = self._guarded(messages), self._eos()
+        messages, end = self._guarded(messages), self.end()
         start, opening = self._first, self._prompt(messages[: turns[0]])
         tokens: list[int] = []
         trained: list[bool] = []
@@ -159,7 +159,7 @@ class Chat:
 
         The question is what a policy is shown that is asked it, and what earlier turns say is part of it.
         """
-        opening, end, out = self._prompt(self._guarded(messages)), self._eos(), []
+        opening, end, out = self._prompt(self._guarded(messages)), self.end(), []
         for answer in self._guarded([{"role": "assistant", "content": answer} for answer in answers]):
             said, after = self._said(answer, ())
             before, own = self._turn(self._first, opening, said)
@@ -208,10 +208,7 @@ class Chat:
     # ------------------------------------------------------------------ text as tokens
 
     def _guarded(self, messages: Sequence[Message]) -> list[Message]:
-        return [
-            {name: text if name == "role" else self._spelling.guarded(text) for name, text in m.items()}
-            for m in messages
-        ]
+        return [{**self._spelling.guarded_all(m), "role": m["role"]} for m in messages]
 
     def _first(self, text: str) -> list[int]:
         """The tokens of the beginning of a conversation."""
@@ -230,27 +227,28 @@ class Chat:
             return before, whole[len(before) :]
         return before, self._spelling.within(said)
 
-    def _eos(self) -> int:
+    def end(self) -> int:
+        """The token that ends what the policy says; UserError if there is none."""
         if self._end is None:
             raise UserError("the tokenizer has no eos token, and the template does not end a turn")
         return self._end
 
     # ------------------------------------------------------------------ messages as text
 
-    def _prompt(self, messages: Sequence[Message]) -> str:
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         if not messages or not any(message["content"].strip() for message in messages):
             raise UserError("the prompt is empty")
-        return self._text(messages, prompt=True)
+        return self.text(messages, prompt=True, tools=tools)
 
     def _said(
         self, message: Message, between: Sequence[Message], speaks_again: bool = False
     ) -> tuple[str, str]:
         """What stands between the opening of an assistant's turn and its end, and what stands behind that."""
-        text = self._text([_QUESTION, message, *between], prompt=bool(between) or speaks_again)
+        text = self.text([_QUESTION, message, *between], prompt=bool(between) or speaks_again)
         said = None if self._lead is None else self._lead + message["content"]
         if said is not None and text.startswith(self._head + said + self._close):
             return said + self._blank, text[len(self._head + said) :].removeprefix(self._ending)
-        whole = self._text([_QUESTION, message], prompt=False) if between or speaks_again else text
+        whole = self.text([_QUESTION, message], prompt=False) if between or speaks_again else text
         head, close = self._head, self._close
         if not whole.startswith(head) or not whole.endswith(close) or len(whole) < len(head) + len(close):
             raise UserError(
@@ -264,23 +262,28 @@ class Chat:
     def _after(self, messages: Sequence[Message], speaks_again: bool = False) -> str:
         """The text behind the end of an assistant's turn: the messages, and the opening of its next turn."""
         answer = {"role": "assistant", "content": _ANSWER}
-        text = self._text([_QUESTION, answer, *messages], prompt=bool(messages) or speaks_again)
+        text = self.text([_QUESTION, answer, *messages], prompt=bool(messages) or speaks_again)
         return text.partition(_ANSWER)[2].removeprefix(self._ending)
 
     def _around(self, messages: Sequence[Message]) -> tuple[str, str]:
         """The text before an answer to these messages, and the text behind it."""
-        text = self._text([*messages, {"role": "assistant", "content": _ANSWER}], prompt=False)
+        text = self.text([*messages, {"role": "assistant", "content": _ANSWER}], prompt=False)
         before, found, after = text.rpartition(_ANSWER)
         if not found or not before:
             raise UserError("the chat template does not show what an assistant says", mend=_SUGGESTION)
         return before, after
 
-    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
+    def text(self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Any] = ()) -> str:
+        """What the template makes of messages; UserError if it refuses, leaves out or alters one of them.
+
+        prompt: up to where the policy begins to speak. tools: what it may call, as JSON schemas.
+        """
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": prompt}
         if self.today is not None:
             options["strftime_now"] = self.today.strftime
         if self.template is not None:
             options["chat_template"] = plain.TEMPLATE if self.plain else self.template
+        options |= {"tools": self._spelling.guarded_all(tools)} if tools else {}
         try:
             text: str = self.tokenizer.apply_chat_template([dict(m) for m in messages], **options)
         except Exception as error:  # a template may do anything, as divide by 0
@@ -292,4 +295,6 @@ class Chat:
             if message["role"] != "assistant" and message["content"].strip() not in text:
                 what = f"the chat template leaves out or alters what the {message['role']} says"
                 raise UserError(what, mend=_SUGGESTION)
+        if any(tool["function"]["name"] not in text for tool in tools):
+            raise UserError("the chat template does not show tools", mend="describe them in a message")
         return text

@@ -1,0 +1,85 @@
+"""Python and shell as tools that remember, in boxes that do not.
+
+The state of an episode is its cells. Each call makes a fresh box, runs the earlier cells there unseen, and
+then the new one. So an episode can be resumed or replayed anywhere, and no box outlives a call. A cell that
+does not end, or ends its interpreter, is forgotten.
+"""
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from posttrain.envs.tools.call import Bounds, Result, Tool
+from posttrain.envs.tools.session import RAISED
+from posttrain.verifiers.code.grade import played
+from posttrain.verifiers.sandbox import Box, Level, Limits
+
+_MOST_OUTPUT = 1 << 20
+"""Bytes that a cell may write before it is ended."""
+_MOST_S = 3600.0
+
+
+def _tool(name: str, argument: str, example: str, description: str) -> Tool:
+    schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    return Tool(name, description, schema, {argument: example})
+
+
+TOOLS = {
+    "python": _tool(
+        "python",
+        "code",
+        "print(2 ** 10)",
+        "Runs Python. Names stay for later calls; shows what is printed and the value of a last expression.",
+    ),
+    "shell": _tool(
+        "shell",
+        "command",
+        "ls -l",
+        "Runs a command of bash. Files stay for later calls; shows what is written.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Cells:
+    """An interpreter whose state is the cells that it was given."""
+
+    language: Literal["python", "shell"]
+    level: Level
+
+    @property
+    def tool(self) -> Tool:
+        """What the policy is told of it."""
+        return TOOLS[self.language]
+
+    def ready(self) -> None:
+        """It needs nothing before its first call."""
+
+    def __call__(
+        self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
+    ) -> tuple[Result, Any]:
+        """What the new cell writes, and the cells that are kept. RunError if a box cannot be made."""
+        [cell] = arguments.values()
+        cells = [*(kept or ()), cell]
+        limits = Limits(wall_s=_MOST_S, memory_mb=bounds.memory_mb, output_bytes=_MOST_OUTPUT)
+        job = {"language": self.language, "seed": seed, "cells": cells, "deadline_s": bounds.deadline_s}
+        box = Box(level=self.level, limits=limits)
+        ran = played(box, _program(), json.dumps(job).encode(), bounds.deadline_s * len(cells))
+        if ran.how == "timeout" or ran.status in (-signal.SIGPROF, 128 + signal.SIGPROF):
+            return Result(f"timeout: no end within {bounds.deadline_s:g} s", "timeout"), kept
+        shown = bounds.cut(ran.read["stdout"].decode("utf-8", "replace"))
+        if ran.how == "output":
+            return Result(shown.text, "cut"), kept
+        if ran.memory or ran.status not in (0, RAISED):
+            why = "it used too much memory" if ran.memory else f"it ended its process ({ran.status})"
+            return Result(f"died: {why}", "died"), kept
+        return Result(shown.text, "raised") if ran.status == RAISED else shown, tuple(cells)
+
+
+@cache
+def _program() -> str:
+    return Path(__file__).with_name("session.py").read_text(encoding="utf-8")

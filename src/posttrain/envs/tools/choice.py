@@ -1,0 +1,89 @@
+"""The table [task.tools]: which tools there are, and how much of them."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from posttrain.envs.tools import calculator, search
+from posttrain.envs.tools.call import Bounds, Result, Tool
+from posttrain.envs.tools.cells import Cells
+from posttrain.envs.tools.formats import FormatName
+from posttrain.envs.tools.functions import Function, described
+from posttrain.types import UserError
+from posttrain.verifiers import sandbox
+
+
+class Runner(Protocol):
+    """A tool with what runs it. It is frozen and can be pickled, and holds nothing of an episode."""
+
+    @property
+    def tool(self) -> Tool:
+        """What the policy is told of it."""
+        ...
+
+    def ready(self) -> None:
+        """Loads what calls share, before any clock runs."""
+        ...
+
+    def __call__(
+        self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
+    ) -> tuple[Result, Any]:
+        """The result of a call, and what the episode keeps for the next one of this tool.
+
+        RunError where not the call but what is ours breaks.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tools(Bounds):
+    """Tools that the policy may call before it answers."""
+
+    builtin: tuple[Literal["calculator", "python", "shell"], ...] = ()
+    """Of ours: exact arithmetic; Python that remembers; bash whose files stay."""
+    functions: tuple[str, ...] = ()
+    """Of yours, as module:function or path/to/file.py:function; hints and docstring say what each takes."""
+    corpus: str = ""
+    """Text or records whose documents the tool `search` finds, as [task.text] reads them."""
+    format: FormatName = "auto"
+    """How calls are written; auto: as the chat template writes them, or plain where it shows no tools."""
+    max_turns: int = 8
+    """Responses of an episode; the last one is its answer."""
+    max_calls: int = 4
+    """Calls of one response that are made."""
+    call_reward: float = 0.0
+    """Earned by each call that is made; below 0 a price."""
+    level: sandbox.Level = "strict"
+    """The least isolation that python and shell accept: strict, landlock or rlimits."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.builtin or self.functions or self.corpus):
+            raise ValueError("there is no tool: give builtin, functions or corpus")
+        if min(self.max_turns, self.max_calls) < 1:
+            raise ValueError("max_turns and max_calls must be 1 or more")
+
+    def runners(self) -> tuple[Runner, ...]:
+        """The tools, ready to be sent to workers; UserError for one that cannot be, or two of a name."""
+        made: list[Runner] = []
+        for name in self.builtin:
+            if name == "calculator":
+                made.append(Function(calculator.TOOL, f"{calculator.__name__}:calculator"))
+            else:
+                made.append(Cells(name, self.level))
+        made += [Function(described(name), name) for name in self.functions]
+        if self.corpus:
+            given = {"corpus": self.corpus}
+            made.append(Function(search.TOOL, f"{search.__name__}:search", given, first={"query": "a"}))
+        twice = [name for name, n in Counter(each.tool.name for each in made).items() if n > 1]
+        if twice:
+            raise UserError(f"two tools are called {twice[0]!r}", where="task.tools")
+        return tuple(made)
+
+    def require(self) -> None:
+        """UserError if this machine lacks what a tool needs."""
+        if {"python", "shell"}.intersection(self.builtin):
+            sandbox.require(self.level, where="task.tools.level")
+        if self.corpus:
+            search.indexed(self.corpus)
