@@ -69,6 +69,7 @@ UNSAID = {
     "Guess.max_turns": "Guesses in a game.",
     "Guess.shaping": "Most reward that an episode can get for narrowing the range down.",
     "Maze.max_turns": "Moves in an episode.",
+    "ReasoningGym.seed": "Of which questions are drawn, and of their order.",
     "Games.train": "Games to train on.",
     "Games.held_out": "Games to evaluate on.",
     "UserEnv.options": "Keyword arguments of the factory.",
@@ -83,6 +84,7 @@ UNSAID = {
     "VerifierChoice.json": "JSON of a schema; see its page.",
     "VerifierChoice.sql": "A query, by its result; see its page.",
     "VerifierChoice.grammar": "A text of a grammar; see its page.",
+    "VerifierChoice.reasoning_gym": "The scorers of reasoning-gym's own problems; see its page.",
     "VerifierChoice.judge": "A language model's judgement; see its page.",
     "VerifierChoice.model": "A reward model's score; see its page.",
     "VerifierChoice.repetition": "A penalty for saying the same again; see the page on combining.",
@@ -107,7 +109,7 @@ UNSAID = {
         f"{verifier}.name": "Under which its score is recorded."
         for verifier in (
             *("Exact", "Number", "Regex", "Format", "Code", "Lean", "Json", "Sql"),
-            *("Grammar", "Repetition", "Language"),
+            *("Grammar", "Repetition", "Language", "ReasoningGymScorer"),
         )
     },
 }
@@ -221,7 +223,7 @@ def kind(hint: Any) -> str:
         return "table"
     if typing.get_origin(hint) is tuple:
         inside = {
-            "list of numbers" if a is float else "list of texts"
+            "list of numbers" if a in (float, int) else "list of texts"
             for a in typing.get_args(hint)
             if a is not ...
         }

@@ -86,7 +86,7 @@ def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False
             stderr=None if endless else subprocess.DEVNULL,
             pass_fds=(answer.fileno(),),
             start_new_session=True,  # so that what it starts ends with it, and Ctrl-C is for us to handle
-            env=os.environ | {AWAY_ENV: "1", "PYTHONPATH": os.pathsep.join(path)},
+            env={"PYTHONHASHSEED": "0", **os.environ, AWAY_ENV: "1", "PYTHONPATH": os.pathsep.join(path)},
             text=True,
         )
         try:

@@ -1,5 +1,6 @@
 """What this machine has, for `posttrain doctor`."""
 
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -55,11 +56,24 @@ def examine() -> list[Fact]:
         ("sqlglot", "verifiers", "verifier.sql"),
         ("lark", "verifiers", "verifier.grammar"),
         ("lm_eval", "lm-eval", "the harness as a peer"),
+        ("reasoning_gym", "reasoning-gym", "task.reasoning_gym"),
+        ("gymnasium", "gymnasium", "task.gymnasium"),
+        ("textarena", "textarena", "task.textarena"),
     ):
         there = importlib.util.find_spec(package) is not None
         mend = "" if there else f"pip install 'posttrain[{extra}]'"
         facts.append(Fact(package, "installed" if there else f"not installed ({use})", there, mend))
-    return facts
+    return [*facts, _apart()]
+
+
+def _apart() -> Fact:
+    """Which there are of the libraries that pin different versions of mcp, and so exclude each other."""
+    found = [name for name in ("openenv", "verifiers") if importlib.util.find_spec(name)]
+    if importlib.util.find_spec("mcp") and int(importlib.metadata.version("mcp").split(".")[0]) >= 2:
+        found.append("mcp 2")
+    said = f"{', '.join(found) or 'none'} installed; no two of them can be, so each needs its own environment"
+    mend = f"make an environment for each of {', '.join(found)}" if len(found) > 1 else ""
+    return Fact("openenv, verifiers, mcp 2", said, not mend, mend)
 
 
 def _bfloat16() -> Fact:

@@ -185,9 +185,20 @@ class Recipe:
     record: Recorded = Recorded()
     track: Tracking = Tracking()
 
+    def judge(self) -> Verifier | None:
+        """Who judges one answer: what [verifier] names, or else what the tasks bring.
+
+        UserError for a [verifier] without the scorer that the tasks bring.
+        """
+        named, own = self.verifier.build(), self.task.scorer()
+        if named and own and getattr(self.verifier, own.name) is None:
+            what = f"the tasks bring a scorer of their own, {own.name}, which is not among the verifiers"
+            raise UserError(what, where="verifier", mend=f"leave it out, or add [verifier.{own.name}]")
+        return named or own
+
     def judges(self) -> tuple[Verifier | None, Env | None]:
         """Who judges one answer, and what plays episodes; with task.repair or .tools it asks the former."""
-        verifier, env = self.verifier.build(), self.task.environment()
+        verifier, env = self.judge(), self.task.environment()
         repair, tools = self.task.repair, self.task.tools
         if verifier is None or not (repair or tools):
             return verifier, env
@@ -213,8 +224,8 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
     'lora.rank is 0'
     """
     task, keys = recipe.task, dict[str, str]()
-    if task.guess is None and task.maze is None:
-        keys["task.games"] = "it counts the games of guess and maze"
+    if task.game is None:
+        keys["task.games"] = "it counts games, and none is played"
     if task.maze is None:
         keys |= dict.fromkeys(("task.maze_size", "task.maze_layout"), "there is no maze")
     if task.maze_layout:

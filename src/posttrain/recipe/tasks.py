@@ -9,6 +9,7 @@ from posttrain.base.usercode import cause, load_edited
 from posttrain.data import Data, load_tasks
 from posttrain.data.corpus import Text
 from posttrain.envs.guess import Guess, guess_tasks
+from posttrain.envs.gymnasium import Gymnasium, gymnasium_tasks
 from posttrain.envs.maze import Maze, laid_out, layout_tasks, maze_tasks
 from posttrain.envs.protocol import Env
 from posttrain.envs.repair import Repair
@@ -16,10 +17,14 @@ from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
 from posttrain.envs.tasks.horn import Horn, horn
 from posttrain.envs.tasks.propositional import Propositional, propositional
+from posttrain.envs.textarena import TextArena, textarena_tasks
 from posttrain.envs.tools.choice import Tools
 from posttrain.envs.user import here, load_env
 from posttrain.types import Task, UserError
 from posttrain.verifiers.proof.coq.library import CoqLibrary, coq_library
+from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.reasoning_gym.tasks import ReasoningGym, problems
+from posttrain.verifiers.reasoning_gym.verifier import ReasoningGymScorer
 
 T = TypeVar("T")
 
@@ -96,8 +101,8 @@ class Games:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """What is asked or learnt: exactly one of arithmetic, coq, coq_library, data, guess, horn, maze,
-    own, propositional and text. env plays data."""
+    """What is asked or learnt: exactly one of arithmetic, coq, coq_library, data, guess, gymnasium,
+    horn, maze, own, propositional, reasoning_gym, text and textarena. env plays data."""
 
     arithmetic: Arithmetic | None = None
     coq: CoqExercises | None = None
@@ -110,16 +115,22 @@ class TaskChoice:
     held_out_text: Text | None = None
     """Documents that are only evaluated on, beside text."""
     guess: Guess | None = None
+    gymnasium: Gymnasium | None = None
+    """An environment of Gymnasium in words; see below."""
     horn: Horn | None = None
     maze: Maze | None = None
     own: OwnTasks | None = None
     """Tasks of a function of yours; see below."""
     propositional: Propositional | None = None
+    textarena: TextArena | None = None
+    """A game of TextArena; see below."""
+    reasoning_gym: ReasoningGym | None = None
+    """Problems of the library reasoning-gym, which brings its own scorers; see below."""
     maze_size: int = 4
     maze_layout: str = ""
     """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
     games: Games = Games()
-    """Of guess and maze."""
+    """Of guess, gymnasium, maze and textarena."""
     env: UserEnv | None = None
     repair: Repair | None = None
     """Wrong answers are asked for again, with what the verifier says of them."""
@@ -127,8 +138,8 @@ class TaskChoice:
     """The policy may call tools before it answers."""
 
     def __post_init__(self) -> None:
-        kinds = ["arithmetic", "coq", "coq_library", "data", "guess"]
-        kinds += ["horn", "maze", "own", "propositional", "text"]
+        kinds = ["arithmetic", "coq", "coq_library", "data", "guess", "gymnasium", "horn", "maze", "own"]
+        kinds += ["propositional", "reasoning_gym", "text", "textarena"]
         given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) if given else "none"
@@ -141,16 +152,23 @@ class TaskChoice:
             laid_out(self.maze_layout)
         if self.env is not None and self.data is None:
             raise ValueError("env plays the tasks of data, which is not given")
-        if self.repair is not None and (self.guess or self.maze or self.env or self.text):
+        if self.repair is not None and (self.game or self.env or self.text):
             raise ValueError("repair asks again where a verifier judges, and none does here")
-        if self.tools is not None and (self.guess or self.maze or self.env or self.text or self.repair):
+        if self.tools is not None and (self.game or self.env or self.text or self.repair):
             raise ValueError("tools are for questions that a verifier judges, without games and repair")
+
+    @property
+    def game(self) -> Guess | Maze | Gymnasium | TextArena | None:
+        """What [task.games] counts the games of."""
+        return self.guess or self.maze or self.gymnasium or self.textarena
+
+    def scorer(self) -> Verifier | None:
+        """Who judges where no verifier is named: what the tasks bring themselves."""
+        return ReasoningGymScorer() if self.reasoning_gym else None
 
     def environment(self) -> Env | None:
         """The environment that the tasks are played in; None for a question with one answer."""
-        if self.env is not None:
-            return self.env.load()
-        return self.guess or self.maze
+        return self.env.load() if self.env is not None else self.game
 
 
 def _split(
@@ -183,6 +201,9 @@ def tasks(
         return _split(horn, choice.horn, limit if choice.horn.held_out else 0)
     if choice.propositional is not None:
         return _split(propositional, choice.propositional, limit if choice.propositional.held_out else 0)
+    if choice.reasoning_gym is not None:
+        train, held = problems(choice.reasoning_gym)
+        return train, held[:limit]
     if choice.data is not None and choice.data.bootstrap is not None:
         what = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
         raise UserError(what, where="task.data.bootstrap", mend="leave it out")
@@ -192,6 +213,10 @@ def tasks(
     n = choice.games
     if choice.guess is not None:
         games = guess_tasks(n.train + n.held_out, high=choice.guess.high, seed=seed)
+    elif choice.gymnasium is not None:
+        games = gymnasium_tasks(choice.gymnasium, n.train + n.held_out, seed)
+    elif choice.textarena is not None:
+        games = textarena_tasks(choice.textarena, n.train + n.held_out, seed)
     elif choice.maze_layout:
         games = layout_tasks(n.train + n.held_out, layout=choice.maze_layout)
     else:

@@ -19,6 +19,7 @@ from posttrain.verifiers.model.verifier import RewardModel
 from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.proof.lean.verifier import Lean
 from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.reasoning_gym.verifier import ReasoningGymScorer
 from posttrain.verifiers.structure.grammar import Grammar
 from posttrain.verifiers.structure.json_schema import Json
 from posttrain.verifiers.structure.patterns import Format, Regex
@@ -40,6 +41,7 @@ class VerifierChoice:
     grammar: Grammar | None = None
     regex: Regex | None = None
     format: Format | None = None
+    reasoning_gym: ReasoningGymScorer | None = None
     judge: JudgeChoice | None = None
     model: RewardModel | None = None
     function: tuple[Function, ...] = ()
@@ -95,6 +97,6 @@ class VerifierChoice:
 
 VERIFIERS = (
     *("exact", "number", "math", "code", "coq", "lean", "json", "sql", "grammar", "regex", "format"),
-    *("judge", "model", "function", "repetition", "language"),
+    *("reasoning_gym", "judge", "model", "function", "repetition", "language"),
 )
 """Keys of the table that name a verifier."""

@@ -62,13 +62,13 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
         if task.tools:
             task.tools.require()
-        if judge := recipe.verifier.build():
+        if judge := recipe.judge():
             judge.require()
             r = recipe.rollout
             with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
                 self_test(judge, [*train, *held_out], pool)
         return Asked(recipe, found, method, train, held_out, verifier, env)
-    if task.guess or task.maze or task.env or task.tools:
+    if task.game or task.env or task.tools:
         raise UserError("an offline method learns from data, and plays no games", where="task")
     if recipe.steps.minibatches > recipe.batch.batch_size:
         raise UserError(
@@ -260,8 +260,11 @@ def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[S
 
 def _answered(task: Task) -> Task:
     """The task with its answer, or its proof, as the assistant's turn, for supervised fine-tuning."""
+    answer = task.answer or task.fields.get("gold")
+    if not answer:
+        raise UserError(f"task {task.id!r} has no answer that could be imitated", where=task.source)
     return Task(
         id=task.id,
-        messages=(*task.messages, {"role": "assistant", "content": task.answer or task.fields["gold"]}),
+        messages=(*task.messages, {"role": "assistant", "content": answer}),
         source=task.source,
     )

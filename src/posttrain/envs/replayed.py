@@ -1,0 +1,123 @@
+"""Games of other libraries as pure functions: a game is its seed and its moves, played again for each turn.
+
+A live game is no value: it could not be sent to a worker, killed at a deadline or gone on with in a resumed
+run. Replaying costs a number of moves that grows as the square of the turns, which are few.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from posttrain.base.foreign import unmoved
+from posttrain.envs.protocol import Start, Turn
+from posttrain.types import RunError, Task, UserError, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """A game so far."""
+
+    seed: int
+    moves: tuple[str, ...] = ()
+    """What was played; empty where the response named no move, which costs a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What follows a move."""
+
+    shown: str = ""
+    """What the player sees now."""
+    reward: float = 0.0
+    label: str = ""
+    """How the game ended; empty if it goes on."""
+    reason: str = ""
+
+
+class Game(Protocol):
+    """A live game, from its start to the end of one call."""
+
+    def shown(self) -> str:
+        """What the player sees at first."""
+        ...
+
+    def move(self, said: str) -> str | None:
+        """The move that a response names; None if it names none."""
+        ...
+
+    def play(self, move: str) -> Moved:
+        """What follows a move."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the game holds."""
+        ...
+
+
+class Replayed:
+    """An environment of such games, whose tasks have a field `seed`; it runs in workers alone."""
+
+    trusted: ClassVar[bool] = False
+    max_turns: int
+    asks: str
+    """What a response without a move is told."""
+
+    def opened(self, seed: int) -> Game:
+        """A new game."""
+        raise NotImplementedError
+
+    def start(self, task: Task) -> Start:
+        """The task's message, and what its game shows; UserError for a task without a seed."""
+        seed = task.fields.get("seed")
+        if not isinstance(seed, int):
+            raise UserError(f"task {task.id!r} has no seed", where=task.source)
+        with unmoved():
+            game = self.opened(seed)
+            try:
+                shown = game.shown()
+            finally:
+                game.close()
+        first = {**task.messages[-1], "content": f"{task.messages[-1]['content']}\n\n{shown}"}
+        return Start(state=Moves(seed), messages=(*task.messages[:-1], first))
+
+    def reply(self, state: Moves, response: str) -> Turn:
+        """What follows the response, after all that was played before; RunError if that is over already."""
+        with unmoved():
+            game = self.opened(state.seed)
+            try:
+                game.shown()
+                before = [game.play(move) for move in state.moves if move]
+                if any(moved.label for moved in before):
+                    raise RunError("the game has ended before it did: its seed does not fix it")
+                move = game.move(response)
+                moved = Moved(shown=self.asks) if move is None else game.play(move)
+            finally:
+                game.close()
+        after = Moves(state.seed, (*state.moves, move or ""))
+        label, reason = moved.label, moved.reason
+        if not label and len(after.moves) >= self.max_turns:
+            label, reason = "truncated", f"not over after {self.max_turns} turns"
+        if not label:
+            messages = ({"role": "user", "content": moved.shown},)
+            return Turn(state=after, messages=messages, reward=moved.reward or None)
+        score = sum((each.reward for each in before), moved.reward)
+        verdict = Verdict(score=score, label=label, reason=reason)
+        return Turn(state=after, reward=moved.reward, done=True, verdict=verdict)
+
+
+def seeded(name: str, count: int, rules: str, seed: int, source: str) -> list[Task]:
+    """Games whose seeds are fixed by the run's and their position, and lie far apart."""
+    numbers = [_number(f"{seed}/{name}/{i}") for i in range(count)]
+    return [
+        Task(
+            id=f"{name}-{seed}-{i}",
+            messages=({"role": "user", "content": rules},),
+            fields={"seed": number},
+            source=source,
+        )
+        for i, number in enumerate(numbers)
+    ]
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") >> 1

@@ -1,0 +1,155 @@
+"""Games of TextArena: alone, or against an opponent that does not learn."""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from posttrain.base.foreign import library, require, unmoved
+from posttrain.base.usercode import asked, cause, load_named
+from posttrain.envs.replayed import Moved, Replayed, seeded
+from posttrain.types import RunError, Task, UserError
+
+WHERE = "task.textarena"
+_CHOICES = re.compile(r"\[[^\[\]\n]{1,20}\]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextArena(Replayed):
+    """A game of TextArena for one player, or for two of whom one is the policy.
+
+    Ids that end in -raw show what is new; others repeat the whole game at every turn, so that a conversation
+    grows as the square of its turns. The reward comes at the end, as the library gives it: 1 for a win, so
+    that only a whole one counts as right.
+
+    Labels: ended, invalid (by an invalid move of the policy; worth at most 0), truncated (`max_turns`).
+    """
+
+    id: str
+    """As TicTacToe-v0-raw."""
+    opponent: str = ""
+    """Of a game for two: random (any of the moves that it is shown in brackets, as [4], where all are), or a
+    function of yours, module:function or path/to/file.py:function, from what it is shown to its move. Empty:
+    there is none."""
+    seat: int = 0
+    """The policy's number among the players: 0 or 1."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of textarena.make."""
+    max_turns: int = 30
+    """Responses in an episode."""
+    asks = "Please answer with a move."
+
+    def __post_init__(self) -> None:
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns must be 1 or more, not {self.max_turns}")
+        if self.seat not in ((0, 1) if self.opponent else (0,)):
+            raise ValueError(f"seat {self.seat} is not among the players")
+
+    def opened(self, seed: int) -> "_Live":
+        """The game, reset with this seed, when it is the policy's turn."""
+        return _Live(self, seed)
+
+
+def textarena_tasks(env: TextArena, count: int, seed: int) -> list[Task]:
+    """Games of this kind; UserError, from a process of its own, if it cannot be played."""
+    require("textarena", WHERE)
+    asked(_examined, asdict(env), name=WHERE)
+    return seeded(env.id, count, "You play a game. Each time, answer with your move alone.", seed, WHERE)
+
+
+class _Live:
+    def __init__(self, env: TextArena, seed: int) -> None:
+        self._spec, self._players = env, 2 if env.opponent else 1
+        self._game = library("textarena").make(env.id, **env.options)
+        self._opponent = _opponent(env.opponent, seed) if env.opponent else None
+        self._game.reset(num_players=self._players, seed=seed)
+        self._first = self._until_ours()
+
+    def shown(self) -> str:
+        return self._first.shown
+
+    def move(self, said: str) -> str | None:
+        return said.strip() or None
+
+    def play(self, move: str) -> Moved:
+        done, _ = self._game.step(action=move)
+        return self._over() if done else self._until_ours()
+
+    def close(self) -> None:
+        pass
+
+    def _until_ours(self) -> Moved:
+        """The opponent's moves, and what the policy then sees."""
+        while True:
+            seat, seen = self._game.get_observation()
+            text = _text(seen, seat)
+            if seat == self._spec.seat or self._opponent is None:
+                return Moved(shown=text)
+            done, _ = self._game.step(action=self._opponent(text))
+            if done:
+                return self._over()
+
+    def _over(self) -> Moved:
+        """The end; RunError where it was the opponent who broke the rules, for nobody won then."""
+        rewards, info = self._game.close()
+        reward = float((rewards or {}).get(self._spec.seat, 0.0))
+        ours = info.get(self._spec.seat, {})
+        if ours.get("invalid_move"):
+            return Moved(reward=min(reward, 0.0), label="invalid", reason=str(ours.get("reason", "")))
+        if any(each.get("invalid_move") for each in info.values()):
+            raise RunError(f"the opponent {self._spec.opponent} made an invalid move")
+        return Moved(reward=reward, label="ended", reason=str(ours.get("reason", "")))
+
+
+def _text(seen: Any, seat: int) -> str:
+    """What a player sees, without what it said itself."""
+    if isinstance(seen, str):
+        return seen.strip()
+    kept = (text for sender, text, kind in seen if kind.name != "PLAYER_ACTION" or sender not in (seat, -1))
+    return "\n".join(text.strip() for text in kept)
+
+
+def _opponent(name: str, seed: int) -> Callable[[str], str]:
+    """From what it is shown to its move."""
+    if name != "random":
+        function: Callable[[str], str] = load_named(name)
+        return lambda text: str(function(text))
+    draw = random.Random(seed)
+
+    def any_choice(text: str) -> str:
+        listed: list[list[str]] = [_CHOICES.findall(line) for line in text.splitlines()]
+        choices = next(filter(None, reversed(listed)), None)
+        if choices is None:
+            raise RunError("a random opponent is shown no choices in brackets")
+        return draw.choice(choices)
+
+    return any_choice
+
+
+def _examined(plain: Mapping[str, Any]) -> None:
+    """UserError for a game that cannot be made or begun; called in a process of its own."""
+    env = TextArena(**plain)
+    with unmoved():
+        try:
+            game = env.opened(0)
+        except UserError:
+            raise
+        except Exception as error:
+            mend = "many games need downloads, keys or a newer Python"
+            raise UserError(
+                f"{env.id} cannot be played: {cause(error)}", where=f"{WHERE}.id", mend=mend
+            ) from None
+        if env.opponent != "random":
+            return
+        try:
+            ours, moved = _opponent("random", 1), Moved(shown=game.shown())
+            while not moved.label:
+                moved = game.play(ours(moved.shown))
+        except RunError:
+            moved = Moved(label="invalid")
+        if moved.label == "invalid":
+            mend = "give a function of yours as its opponent"
+            raise UserError(
+                f"{env.id} does not list its moves in brackets", where=f"{WHERE}.opponent", mend=mend
+            )
