@@ -255,6 +255,8 @@ def test_results_are_messages_of_tools_where_they_show(workers):
     ],
 )
 def test_mistakes_of_the_table_are_one_line(online, write, run_cli, tables, why):
+    if "corpus" in tables:
+        pytest.importorskip("bm25s")
     done = run_cli("validate", write(online, {"task": {"tools": {"builtin": ["calculator"], **tables}}}))
     assert done.code == 2
     assert why in done.err.replace("\n", " ")

@@ -137,7 +137,8 @@ def validate(
     print_plan(chosen)
     if pieces:
         out.print("One episode of a scripted policy; between ⟦ and ⟧ is what a run trains on:\n")
-        out.print("".join(f"⟦{text}⟧" if trained else text for text, trained in pieces), markup=False)
+        said = "".join(f"⟦{text}⟧" if trained else text for text, trained in pieces)
+        out.print(said, markup=False, soft_wrap=True)
     out.print(f"{recipe}: valid", soft_wrap=True)
 
 

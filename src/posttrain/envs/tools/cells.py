@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from posttrain.envs.tools.call import Bounds, Result, Tool
 from posttrain.envs.tools.session import RAISED
+from posttrain.errors import RunError
 from posttrain.verifiers.code.grade import played
+from posttrain.verifiers.code.talk import Ended
 from posttrain.verifiers.sandbox import Box, Level, Limits
 
 _MOST_OUTPUT = 1 << 20
@@ -68,7 +70,10 @@ class Cells:
         limits = Limits(wall_s=_MOST_S, memory_mb=bounds.memory_mb, output_bytes=_MOST_OUTPUT)
         job = {"language": self.language, "seed": seed, "cells": cells, "deadline_s": bounds.deadline_s}
         box = Box(level=self.level, limits=limits)
-        ran = played(box, _program(), json.dumps(job).encode(), bounds.deadline_s * len(cells))
+        try:
+            ran = played(box, _program(), json.dumps(job).encode(), bounds.deadline_s * len(cells))
+        except Ended as ended:  # of our own program, before it has run a cell
+            raise RunError(f"a box breaks: {ended.reason}") from None
         if ran.how == "timeout" or ran.status in (-signal.SIGPROF, 128 + signal.SIGPROF):
             return Result(f"timeout: no end within {bounds.deadline_s:g} s", "timeout"), kept
         shown = bounds.cut(ran.read["stdout"].decode("utf-8", "replace"))

@@ -86,4 +86,4 @@ class Tools(Bounds):
         if {"python", "shell"}.intersection(self.builtin):
             sandbox.require(self.level, where="task.tools.level")
         if self.corpus:
-            search.indexed(self.corpus)
+            search.check(self.corpus)

@@ -157,8 +157,10 @@ def _called(call: Callable[[], Any], bounds: Bounds, seed: str, writer: int) -> 
             os.dup2(nothing, standard)
         os.dup2(writer, 3)
         os.closerange(4, 4096)
-        used = int(open("/proc/self/statm").read().split()[5]) * os.sysconf("SC_PAGESIZE")  # noqa: SIM115
-        _limit(resource.RLIMIT_DATA, used + (bounds.memory_mb << 20))
+        if sys.platform == "linux":
+            with open("/proc/self/statm") as statm:
+                used = int(statm.read().split()[5]) * os.sysconf("SC_PAGESIZE")
+            _limit(resource.RLIMIT_DATA, used + (bounds.memory_mb << 20))
         _limit(resource.RLIMIT_CORE, 0)
         random.seed(seed)
         if "numpy" in sys.modules:

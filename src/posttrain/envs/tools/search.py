@@ -1,6 +1,8 @@
 """Passages of a corpus by BM25, as the library bm25s computes it (pip install 'posttrain[tools]')."""
 
+from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 from posttrain.data.documents import Text, documents
@@ -37,14 +39,25 @@ def search(query: str, corpus: str) -> str:
 
 @cache
 def indexed(corpus: str) -> tuple[list[str], Any]:
-    """The passages of a corpus, and the index of their words; UserError if it cannot be read."""
-    try:
-        import bm25s
-    except ModuleNotFoundError:
-        mend = "install it with: pip install 'posttrain[tools]'"
-        raise UserError("bm25s is not installed", where="task.tools.corpus", mend=mend) from None
-    passages = [" ".join(text.split()) for text in documents(Text(path=corpus))]
-    passages = [passage for passage in passages if passage]
+    """The passages of a corpus, each on one line, and the index of their words."""
+    import bm25s
+
+    passages = list(_passages(corpus))
     index = bm25s.BM25()
     index.index(bm25s.tokenize(passages, **_TOKENS), show_progress=False)
     return passages, index
+
+
+def check(corpus: str) -> None:
+    """UserError if the corpus cannot be read or holds nothing, or if the library is not installed."""
+    where = "task.tools.corpus"
+    if find_spec("bm25s") is None:
+        mend = "install it with: pip install 'posttrain[tools]'"
+        raise UserError("the search needs bm25s, which is not installed", where=where, mend=mend)
+    if not sum(1 for _ in _passages(corpus)):
+        raise UserError(f"{corpus} holds no passage", where=where)
+
+
+def _passages(corpus: str) -> Iterator[str]:
+    lines = (" ".join(text.split()) for text in documents(Text(path=corpus)))
+    return (line for line in lines if line)

@@ -117,7 +117,7 @@ class ToolUse:
             result, goes_on = self._result(call, kept.get(call.name), state.task.id)
             if result.label in OUTCOMES:
                 kept[call.name], made = goes_on, made + 1
-            said.append((call.name or "tool", result.text))
+            said.append((call.name[:60] or "tool", result.text))
             counts[result.label] += result.label != "ok"
         if (more := len(calls) - self.settings.max_calls) > 0:
             counts["too_many"] += more
