@@ -50,7 +50,7 @@ def test_an_exception_that_nobody_foresaw_is_one_line_and_its_traceback_a_file(
     def broken(recipe: Path) -> None:
         raise KeyError("first\nsecond")
 
-    monkeypatch.setattr(commands, "report", broken)
+    monkeypatch.setattr("posttrain.commands.train.report", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     said = run_cli("report", "somewhere")
     [log] = tmp_path.glob("posttrain-*.log")
@@ -63,7 +63,7 @@ def test_an_interruption_says_what_is_kept(run_cli, monkeypatch) -> None:
     def interrupted(recipe: Path) -> None:
         raise KeyboardInterrupt("step_000004 is kept")
 
-    monkeypatch.setattr(commands, "report", interrupted)
+    monkeypatch.setattr("posttrain.commands.train.report", interrupted)
     said = run_cli("report", "somewhere")
     assert said.code == 130
     assert one_line(said.err) == "error: interrupted; step_000004 is kept"

@@ -193,7 +193,7 @@ def test_a_packed_linear_layer_equals_the_plain_one(dtype: torch.dtype, bias: bo
             for parameter in plain.parameters():
                 parameter.data = torch.randn(parameter.shape, generator=g).to(dtype)
             if renewed:
-                packed.pack(plain.weight)
+                packed.pack(plain.weight)  # noqa: F821 - made in the round before
             else:
                 packed = PackedLinear(plain, 8)
             for shape in [(1, width), (3, width), (8, width), (33, width), (1, 40, width), (5, 1, width)]:

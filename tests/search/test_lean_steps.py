@@ -10,9 +10,10 @@ from posttrain.search.moves.lean_move import forbidden
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.types import Task, UserError
+from posttrain.verifiers.proof.lean import judge, source
 from posttrain.verifiers.proof.lean.source import Header
 from posttrain.verifiers.proof.lean.toolchain import Message
-from posttrain.verifiers.proof.lean.verifier import Lean, judge, source
+from posttrain.verifiers.proof.lean.verifier import Lean
 
 LEAN = Lean(toolchain="wheel", budget=20.0)
 STEPS = LeanSteps(lean=LEAN)
@@ -319,7 +320,7 @@ def test_a_task_that_cannot_be_begun_says_why():
 
 def test_another_lean_is_told_of_at_the_start(monkeypatch):
     judge.tactics.cache_clear()
-    monkeypatch.setattr(lean_judge, "TACTICS_TEXT", source.TACTICS_TEXT.replace("def cases :", "def casen :"))
+    monkeypatch.setattr(judge, "TACTICS_TEXT", source.TACTICS_TEXT.replace("def cases :", "def casen :"))
     with pytest.raises(UserError, match=r"does not know the tactics.*posttrain\[lean\]"):
         STEPS.begin([task("True")])
     judge.tactics.cache_clear()

@@ -3,8 +3,9 @@
 import pytest
 
 from posttrain.types import Task, Verdict
+from posttrain.verifiers.proof.coq import batch
 from posttrain.verifiers.proof.coq.check import Problem
-from posttrain.verifiers.proof.coq.verifier import Coq, batch
+from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, Box, available
 from posttrain.verifiers.workers.pool import Pool
 

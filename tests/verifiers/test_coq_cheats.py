@@ -3,10 +3,11 @@
 import pytest
 
 from posttrain.types import Task
+from posttrain.verifiers.proof.coq import check
 from posttrain.verifiers.proof.coq.check import Problem
 from posttrain.verifiers.proof.coq.screen import refusal
 from posttrain.verifiers.proof.coq.script import sentences
-from posttrain.verifiers.proof.coq.verifier import Coq, check
+from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 
 pytestmark = pytest.mark.usefixtures("coqc", "coq_host")

@@ -10,7 +10,8 @@ import pytest
 from posttrain.envs.tasks import coq_exercises as module
 from posttrain.envs.tasks.coq_exercises import HARDEST, CoqExercises, coq_exercises
 from posttrain.types import UserError
-from posttrain.verifiers.proof.coq.verifier import Coq, check
+from posttrain.verifiers.proof.coq import check
+from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.workers.pool import Pool

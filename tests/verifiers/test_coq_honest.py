@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 from posttrain.types import Task, UserError
+from posttrain.verifiers.proof.coq import check, session
 from posttrain.verifiers.proof.coq.session import end_waiting
-from posttrain.verifiers.proof.coq.verifier import Coq, check, session
+from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, available
 
 pytestmark = pytest.mark.usefixtures("coq_host")
@@ -322,7 +323,7 @@ def test_a_box_that_does_not_work_is_not_the_responses_fault(monkeypatch):
     check.programs()
     broken = check.Programs("/bin/false", "/bin/false", "/bin/false", ())
     end_waiting()
-    monkeypatch.setattr(coq_check, "programs", lambda: broken)
+    monkeypatch.setattr(check, "programs", lambda: broken)
     verdict = Coq(level=LEVEL, budget=2.0)(task("1 = 1 + 0"), "auto.")
     assert (verdict.score, verdict.label) == (None, "raised")
     end_waiting()

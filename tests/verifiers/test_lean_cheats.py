@@ -6,8 +6,9 @@ import psutil
 import pytest
 
 from posttrain.types import Task
+from posttrain.verifiers.proof.lean import judge, source
 from posttrain.verifiers.proof.lean.toolchain import Message, Outcome, toolchain
-from posttrain.verifiers.proof.lean.verifier import Lean, judge
+from posttrain.verifiers.proof.lean.verifier import Lean
 
 LOGIC = Path(__file__).with_name("lean_logic.lean").read_text(encoding="utf-8")
 LEAN = Lean(toolchain="wheel", budget=20.0)
@@ -286,14 +287,14 @@ def test_a_cheat_is_refused_with_its_class(case):
 @pytest.mark.parametrize("case", WITHOUT_WORDS)
 def test_where_no_word_is_forbidden_lean_refuses_it(case, monkeypatch):
     statement, response, _ = CHEATS[case]
-    monkeypatch.setattr(lean_source, "foul", lambda text: ("", "", -1))
+    monkeypatch.setattr(source, "foul", lambda text: ("", "", -1))
     verdict = LEAN(task(statement), response)
     assert verdict.score == 0.0, verdict
 
 
 def test_only_the_replay_finds_what_the_kernel_was_not_shown(monkeypatch):
     statement, response, _ = CHEATS["unsafe without a check"]
-    monkeypatch.setattr(lean_source, "foul", lambda text: ("", "", -1))
+    monkeypatch.setattr(source, "foul", lambda text: ("", "", -1))
     assert "replayed" in LEAN(task(statement), response).reason
     monkeypatch.setattr(judge.Means, "replays", lambda means, modules: True)
     assert LEAN(task(statement), response).label == "proved", "so the test above could fail"
@@ -301,7 +302,7 @@ def test_only_the_replay_finds_what_the_kernel_was_not_shown(monkeypatch):
 
 def test_only_the_guard_keeps_literals_from_proving_everything(monkeypatch):
     statement, response, _ = CHEATS["a type String without values"]
-    monkeypatch.setattr(lean_judge, "RESERVED", ("Nat.add",))
+    monkeypatch.setattr(judge, "RESERVED", ("Nat.add",))
     judge.header_modules.cache_clear()
     judge.prepared.cache_clear()
     assert LEAN(task(statement), response).label == "proved", "so the case above could fail"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from posttrain.types import Task
+from posttrain.verifiers.proof.lean import repl
 from posttrain.verifiers.proof.lean.toolchain import toolchain
-from posttrain.verifiers.proof.lean.verifier import Lean, repl
+from posttrain.verifiers.proof.lean.verifier import Lean
 from posttrain.verifiers.sandbox import Box, Limits
 
 SCRIPTED = Path(__file__).with_name("lean_scripted.py")

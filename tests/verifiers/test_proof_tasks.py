@@ -8,7 +8,8 @@ import pytest
 from posttrain.envs.tasks.horn import Horn, horn
 from posttrain.envs.tasks.intuitionistic import FALSE, Formula, Prover
 from posttrain.envs.tasks.propositional import Propositional, propositional
-from posttrain.verifiers.proof.coq.verifier import Coq, check
+from posttrain.verifiers.proof.coq import check
+from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import LEVELS, Box, Limits, available
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.workers.pool import Pool
