@@ -427,13 +427,13 @@ def test_prompts_that_were_in_order_are_not_rendered_again(run_cli, write, onlin
     rendered: list[Any] = []
     render, longest = Chat.render, Chat.longest
 
-    def spied(self, messages):
+    def spied(self, messages, *tools):
         rendered.append(messages)
-        return render(self, messages)
+        return render(self, messages, *tools)
 
-    def spied_all(self, prompts):
+    def spied_all(self, prompts, *tools):
         rendered.extend(prompts)
-        return longest(self, prompts)
+        return longest(self, prompts, *tools)
 
     monkeypatch.setattr(Chat, "render", spied)
     monkeypatch.setattr(Chat, "longest", spied_all)

@@ -123,7 +123,9 @@ def _answer(
 def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool, told: Say) -> None:
     if not Path(target).exists() and not target.endswith(".toml"):
         raise UserError(
-            "a model alone has no held-out tasks", where=target, mend="name --suite gsm8k, or a recipe"
+            "there is no such recipe and no such run, and a model alone has no held-out tasks",
+            where=target,
+            mend="name --suite gsm8k, or a recipe",
         )
     found, recipe, adapter = target_of(Path(target), sets, model, told)
     process.settle(recipe.run.threads)
