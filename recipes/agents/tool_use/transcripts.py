@@ -26,7 +26,7 @@ def transcripts(
     high: int = 99,
     held_out: int = 200,
     count: int = 6000,
-    calling: float = 0.125,
+    calling: float = 0.25,
     seed: int = 0,
 ) -> None:
     """Writes the two files; `calling` is the share of conversations that ask the calculator."""
