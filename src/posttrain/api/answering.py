@@ -9,13 +9,22 @@ import torch
 from posttrain.base import plain
 from posttrain.engines.protocol import Engine
 from posttrain.models import pretrained
-from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.recipe import Model, Recipe
+from posttrain.recipe.target import is_run, target_of
 from posttrain.runtime.ask import ask
 from posttrain.runtime.plan import check_held, free_memory
 from posttrain.runtime.policy import NO_TASK, Policy, surroundings
 from posttrain.runtime.record.metrics import evaluation_metrics
 from posttrain.runtime.sampling import engine_of, rollouts_of
 from posttrain.types import Completion, Message, Request, Sampling, UserError
+
+
+def named(target: str, say: Callable[[str], None]) -> tuple[Recipe, Path | None]:
+    """A model, or a run's newest checkpoint: a recipe that holds it, and the adapter on top of it, if any."""
+    if is_run(Path(target)):
+        _, recipe, adapter = target_of(Path(target), say=say)
+        return recipe, adapter
+    return Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
 
 
 def opened(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> tuple[Policy, Engine]:

@@ -9,13 +9,10 @@ from typing import Annotated
 
 import typer
 
-from posttrain.api.answering import opened
+from posttrain.api.answering import named, opened
 from posttrain.api.training import say
 from posttrain.base import process
-from posttrain.recipe.recipe import Model, Recipe
-from posttrain.recipe.target import is_run, target_of
 from posttrain.report.terminal import out
-from posttrain.runtime.policy import NO_TASK
 from posttrain.serving.server import Server
 
 
@@ -35,9 +32,7 @@ def serve(
 
     Example: `posttrain serve runs/arithmetic_grpo-001`
     """
-    recipe, adapter = Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
-    if is_run(Path(target)):
-        _, recipe, adapter = target_of(Path(target), say=say)
+    recipe, adapter = named(target, say)
     process.settle()
     recipe = replace(recipe, engine=replace(recipe.engine, rows=rows))
     policy, engine = opened(recipe, adapter, say)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.api.answering import answers
+from posttrain.api.answering import answers, named
 from posttrain.api.training import as_begun, claimed_directory, otherwise, print_plan, say
 from posttrain.api.training import train as train_in
 from posttrain.base import process
@@ -18,14 +18,11 @@ from posttrain.learner.ranks import launched, restarts
 from posttrain.models import pretrained
 from posttrain.pipeline.command import check_stages
 from posttrain.recipe import config
-from posttrain.recipe.recipe import Model, Recipe
-from posttrain.recipe.target import target_of
 from posttrain.report import terminal, write
 from posttrain.report.overlay import write as write_overlay
 from posttrain.report.pipeline import write as write_pipeline
 from posttrain.report.terminal import out
 from posttrain.runtime import build
-from posttrain.runtime.policy import NO_TASK
 from posttrain.runtime.ranks.launch import launch
 from posttrain.runtime.transcript import transcript
 from posttrain.study.classic.__main__ import NAMES
@@ -171,9 +168,7 @@ def sample(
     if dtype not in (None, "bfloat16", "float32"):
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     text = _prompt(prompt)
-    recipe, adapter = Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
-    if (Path(target) / "config.toml").exists():
-        _, recipe, adapter = target_of(Path(target), say=say)
+    recipe, adapter = named(target, say)
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
     process.settle()
     told = pretrained.silent if as_json else say

@@ -5,9 +5,10 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -170,7 +171,7 @@ class _Client(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         try:
-            for event in events(self._chunks(asked, waits, spoken, first, news)):
+            for event in events(self._chunks(asked, waits, spoken, chain([first], news))):
                 self.wfile.write(event)
                 self.wfile.flush()
         except RefusedError as error:
@@ -183,15 +184,16 @@ class _Client(BaseHTTPRequestHandler):
         asked: Question,
         waits: Asked,
         spoken: Spoken,
-        first: tuple[int, Sequence[int] | Completion],
         news: Iterator[tuple[int, Sequence[int] | Completion]],
     ) -> Iterator[dict[str, Any]]:
-        decode: Callable[[list[int]], str] = lambda tokens: str(self.server.chat.tokenizer.decode(tokens))  # noqa: E731
-        growing = [Growing(decode, waits.requests[0].sampling.stop) for _ in waits.requests]
+        growing = [
+            Growing(self.server.chat.tokenizer.decode, waits.requests[0].sampling.stop)
+            for _ in waits.requests
+        ]
         ended: list[Completion] = []
         for n in range(len(growing)):
             yield spoken.chunk(n, "")
-        for n, said in _chained(first, news):
+        for n, said in news:
             if not isinstance(said, Completion):
                 if text := growing[n].more(said):
                     yield spoken.chunk(n, text)
@@ -219,10 +221,3 @@ class _Client(BaseHTTPRequestHandler):
 
     def log_message(self, *words: Any) -> None:
         """Says nothing: a line for each request would bury the address."""
-
-
-def _chained(
-    first: tuple[int, Sequence[int] | Completion], rest: Iterator[tuple[int, Sequence[int] | Completion]]
-) -> Iterator[tuple[int, Sequence[int] | Completion]]:
-    yield first
-    yield from rest
