@@ -84,6 +84,7 @@ UNSAID = {
     "VerifierChoice.json": "JSON of a schema; see its page.",
     "VerifierChoice.sql": "A query, by its result; see its page.",
     "VerifierChoice.grammar": "A text of a grammar; see its page.",
+    "VerifierChoice.instructions": "Instructions that a program can check; see its page.",
     "VerifierChoice.reasoning_gym": "The scorers of reasoning-gym's own problems; see its page.",
     "VerifierChoice.judge": "A language model's judgement; see its page.",
     "VerifierChoice.model": "A reward model's score; see its page.",
@@ -109,7 +110,7 @@ UNSAID = {
         f"{verifier}.name": "Under which its score is recorded."
         for verifier in (
             *("Exact", "Number", "Regex", "Format", "Code", "Lean", "Json", "Sql"),
-            *("Grammar", "Repetition", "Language", "ReasoningGymScorer"),
+            *("Grammar", "Repetition", "Language", "ReasoningGymScorer", "Instructions"),
         )
     },
 }

@@ -8,6 +8,7 @@ import re
 import shutil
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -881,6 +882,58 @@ def test_hh_is_dealt_to_three_files_without_a_common_prompt(tmp_path):
     assert len(set(prompts)) == len(prompts) == 40
     with pytest.raises(ValueError, match="too few to hold 20 out"):
         write(tmp_path / "out", path=str(pairs), folder="", longest=100, held_out=20)
+
+
+def left_of(row):
+    left = 0
+    for digit in row:
+        left = abs(left - int(digit))
+    return left
+
+
+def test_the_rows_of_r1_zero_are_true_and_worked_as_often_as_is_said(tmp_path):
+    write = load_named(f"{ROOT / 'recipes' / 'r1_zero' / 'rows.py'}:rows")
+    write(tmp_path, documents=4000, worked=0.08, loose=0.4, train=80, held_out=400)
+    told = (tmp_path / "text.txt").read_text().rstrip("\n").split("\n<|endoftext|>\n")
+    read = [re.fullmatch(r"(\d{8}):( \d{8})? ####(\d)(\??)", each) for each in told]
+    assert len(read) == 4000
+    assert all(read)
+    levels: Counter[int] = Counter()
+    worked: Counter[int] = Counter()
+    for row, shown, said, _ in (each.groups() for each in read):
+        assert said == str(left_of(row))
+        assert shown is None or shown == " " + "".join(str(left_of(row[: n + 1])) for n in range(8))
+        level = 8 - row.count("0")
+        levels[level] += 1
+        worked[level] += shown is not None
+    assert set(levels) == set(range(1, 9))
+    assert min(levels.values()) > 400
+    assert all(0.03 < worked[level] / levels[level] < 0.14 for level in levels), "as often at every level"
+    assert abs(sum(worked.values()) / 4000 - 0.08) < 0.02
+    assert abs(sum(each[4] == "?" for each in read) / 4000 - 0.4) < 0.03
+    train, held_out = (lines(tmp_path / f"{name}.jsonl") for name in ("train", "held_out"))
+    for each in [*train, *held_out]:
+        row = each["prompt"].removesuffix(":")
+        assert each["answer"] == str(left_of(row))
+        assert each["id"].split("-")[0] == str(8 - row.count("0"))
+    assert Counter(each["id"][0] for each in held_out) == {"1": 24} | dict.fromkeys("2345678", 50)
+    asked = {each["prompt"] for each in held_out}
+    assert len(asked) == len(held_out)
+    assert not asked & {each["prompt"] for each in train}
+    assert not asked & {each[1] + ":" for each in read}
+
+
+def test_the_recipe_of_r1_zero_pays_an_answer_and_its_form_and_no_steps():
+    found = file.read(ROOT / "recipes" / "r1_zero.toml")
+    assert [stage.name for stage in found.stages] == ["data", "nothing", "pretrain", "grpo"]
+    made = {stage.name: f"made/{stage.name}" for stage in found.stages}
+    recipe = record.reading(found, found.stages[-1], made).recipe
+    assert (recipe.model.path, recipe.task.data.path) == ("made/pretrain", "made/data/train.jsonl")
+    assert (recipe.rollout.select, recipe.eval.temperature) == ("varied", 1.0)
+    judge = recipe.verifier.build()
+    task = Task(id="8-1", messages=({"role": "user", "content": "70390042:"},), answer="1")
+    said = (" ####1", " 77455531 ####1", " ####1?", " ####6", " 7 so ####6")
+    assert [judge(task, each).score for each in said] == pytest.approx([1.2, 1.2, 1.0, 0.2, 0.0])
 
 
 def test_the_page_on_pipelines_has_every_key():

@@ -71,6 +71,10 @@ COMMANDS = {
         "commands.train:train",
         "Runs a recipe to its end, and leaves report.html in the run directory.",
     ),
+    "profile": (
+        "commands.profile:profile",
+        "Plays a few updates of a recipe, and prints where their time goes, against this machine's best.",
+    ),
     "validate": (
         "commands.train:validate",
         "Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.",

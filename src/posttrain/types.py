@@ -25,8 +25,8 @@ from posttrain.errors import UserError as UserError
 from posttrain.math.choice import least_group
 from posttrain.math.everywhere import HERE, Everywhere
 
-Message = Mapping[str, str]
-"""One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}."""
+Message = Mapping[str, Any]
+"""One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}; texts, but for `tool_calls`."""
 
 PROBE = -1
 """The version of a row that only measures: an answer put to another question, which nobody learns."""
@@ -322,6 +322,14 @@ class Episode:
     turns: int = 1
     search: Mapping[str, Any] = field(default_factory=dict)
     """What the search for its task found and spent, on the first episode of the group (search/record.py)."""
+    branches: tuple[Trajectory, ...] = ()
+    """Further conversations of an agent's, each paid what the episode is worth; every token that was drawn is
+    sampled in one of them, and context in the others."""
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """All rows that are trained of it."""
+        return (self.trajectory, *self.branches)
 
     @property
     def reward(self) -> float:
@@ -331,17 +339,17 @@ class Episode:
     @property
     def length(self) -> int:
         """Tokens that the policy chose."""
-        return sum(self.trajectory.sampled)
+        return sum(sum(row.sampled) for row in self.trajectories)
 
     @property
     def said(self) -> int:
         """The same number for equal choices of the policy, and, but for chance, for no others."""
-        return hash(tuple(compress(self.trajectory.tokens, self.trajectory.sampled)))
+        return hash(tuple(t for row in self.trajectories for t in compress(row.tokens, row.sampled)))
 
     @property
     def versions(self) -> Mapping[int, int]:
         """How many of its tokens each version of the weights drew."""
-        return Counter(compress(self.trajectory.version, self.trajectory.sampled))
+        return Counter(v for row in self.trajectories for v in compress(row.version, row.sampled))
 
     @property
     def spent(self) -> Mapping[str, float]:
@@ -417,13 +425,15 @@ class Batch:
     advantage: PerToken | None = None
     target: PerToken | None = None
     """What a critic, or a Q on tokens, learns."""
+    episode: Int[torch.Tensor, "B"] | None = None
+    """Rows of one episode share a number, and what it is worth; None: each row is one."""
     carry: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE
     """The ranks that hold the other rows of the update, whose sums a method may ask for."""
 
     @staticmethod
-    def of(rows: Sequence[Trajectory], group: Sequence[int]) -> "Batch":
+    def of(rows: Sequence[Trajectory], group: Sequence[int], episode: Sequence[int] | None = None) -> "Batch":
         """Columns of these trajectories; T is the longest one's length, or 1 where there are none."""
         T = max((len(r.tokens) for r in rows), default=1)
 
@@ -443,6 +453,7 @@ class Batch:
             logp_gen=column("logp_gen", torch.float32),
             logp_policy=column("logp_policy", torch.float32),
             version=column("version", torch.long),
+            episode=None if episode is None else torch.tensor(episode, dtype=torch.long),
         )
 
     def __len__(self) -> int:

@@ -38,7 +38,8 @@ from transformers import (
 )
 
 from posttrain.learner import pack
-from posttrain.learner.forward import Net, compute_again, forward
+from posttrain.learner.forward import Net, forward
+from posttrain.learner.recompute import compute_again
 from posttrain.models.attention import context_of, hidden_states, use_layouts
 from posttrain.types import Batch, RunError
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from posttrain.learner.forward import Recompute
 from posttrain.learner.pack import Family, Pack, microbatches, pack, trained_states
+from posttrain.learner.recompute import Recompute
 from posttrain.models.attention import use_layouts
 from posttrain.runtime.plan import Shape, mask_bytes, score_bytes
 from posttrain.types import Batch, Trajectory

@@ -289,8 +289,8 @@ def test_what_is_computed_again_is_what_lies_between_the_products(llama: Make, r
         counts[what] = (seen.by_name["mm"], seen.by_name["silu"])
     layers = len(llama(0).model.layers)
     products, gates = counts["none"]
-    assert gates == layers
+    assert gates == 2 * layers, "a gate is made again, for less is kept of it"
     assert products > 3 * 7 * layers
-    assert counts["selective"] == (products, 2 * gates)
+    assert counts["selective"] == (products, gates)
     # Nobody needs what a layer's last product gave, so it is not computed again.
-    assert counts["full"] == (products + 6 * layers, 2 * gates)
+    assert counts["full"] == (products + 6 * layers, gates)

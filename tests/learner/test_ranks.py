@@ -55,7 +55,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.timeout(600)
 def test_every_method_finds_the_gradient_of_one_process(found: dict[str, Any]) -> None:
-    """All of the table, whole on every rank and as shards; and what else a learner can be."""
+    """All of the table as shards, a third of it whole on every rank; and what else a learner can be."""
     rounded = rank_cases().ROUNDED
     for name, apart in found.items():
         bound = rounded.get(name.split(" / ")[0], 1e-12)

@@ -19,8 +19,9 @@ from posttrain.api.answering import opened
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.policy import NO_TASK
 from posttrain.serving import server as serving
-from posttrain.serving.server import Server
-from posttrain.serving.wire import Growing, RefusedError, question
+from posttrain.serving.answers import Growing
+from posttrain.serving.server import ModelDesk, Server
+from posttrain.serving.wire import RefusedError, question
 from posttrain.types import Request, Sampling
 
 ASKED = [{"role": "user", "content": "2+3"}]
@@ -31,7 +32,8 @@ def serving_of(path: Path) -> Iterator[Server]:
     model = Model(path=str(path), dtype="float32", device="cpu")
     recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
     policy, engine = opened(recipe, None, lambda text: None)
-    with Server(engine, policy.chat, name="tiny", context=policy.context) as server:
+    desk = ModelDesk(engine, policy.chat, name="tiny", context=policy.context)
+    with closing(desk), Server(desk) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -61,8 +63,8 @@ def streamed(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def drawn(server: Server, **sampling: Any) -> Any:
     """What the engine itself answers, asked alone."""
-    engine = server.stepper.engine
-    prompt = tuple(server.chat.render(ASKED))
+    engine = server.desk.stepper.engine
+    prompt = tuple(server.desk.speech.chat.render(ASKED))
     engine.submit(Request(prompt=prompt, sampling=Sampling(**sampling), seed=7))
     while True:
         if done := engine.poll():
@@ -79,7 +81,7 @@ def test_an_answer_is_what_the_engine_draws_with_its_log_probabilities(served) -
     told = choice["logprobs"]["content"]
     assert [each["logprob"] for each in told] == pytest.approx(wanted.logp_policy, abs=1e-5)
     assert choice["finish_reason"] == ("length" if wanted.stop == "length" else "stop")
-    prompt = len(served.chat.render(ASKED))
+    prompt = len(served.desk.speech.chat.render(ASKED))
     assert got["usage"] == {
         "prompt_tokens": prompt,
         "completion_tokens": len(wanted.tokens),
@@ -141,7 +143,7 @@ def test_equal_seeds_give_equal_answers_whatever_is_asked_beside(served) -> None
         ({"messages": ASKED, "stop": [""]}, 400, "stop"),
         ({"messages": ASKED, "stream": "yes"}, 400, "stream"),
         ({"messages": ASKED, "logit_bias": {"5": 100}}, 400, "logit_bias"),
-        ({"messages": ASKED, "tools": [{"type": "function"}]}, 400, "tools"),
+        ({"messages": ASKED, "tools": [{"type": "function"}]}, 400, "tools[0]"),
         ({"messages": ASKED, "response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"messages": ASKED, "guided_regex": "a+"}, 400, "guided_regex"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "messages"),
@@ -183,13 +185,13 @@ def test_who_goes_away_takes_the_answer_along_and_nobody_elses(served, stream) -
     gone = socket.create_connection(served.server_address)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(sent)}\r\n\r\n"
     gone.sendall(head.encode() + sent)
-    while not served.stepper.waiting:
+    while not served.desk.stepper.waiting:
         time.sleep(0.01)
     gone.close()
     assert post(served, body)[1]["choices"] == wanted
-    while served.stepper.waiting:
+    while served.desk.stepper.waiting:
         time.sleep(0.01)
-    assert not served.stepper.engine.busy
+    assert not served.desk.stepper.engine.busy
 
 
 def test_an_engine_that_fails_is_told_to_who_waits_and_to_who_comes_later(tiny, monkeypatch) -> None:
@@ -198,7 +200,7 @@ def test_an_engine_that_fails_is_told_to_who_waits_and_to_who_comes_later(tiny, 
         def poll(timeout_s: float = 0.0) -> None:
             raise RuntimeError("out of memory")
 
-        monkeypatch.setattr(server.stepper.engine, "poll", poll)
+        monkeypatch.setattr(server.desk.stepper.engine, "poll", poll)
         for _ in range(2):
             code, told = post(server, {"messages": ASKED})
             assert (code, told["error"]["message"]) == (503, "the engine failed: out of memory")

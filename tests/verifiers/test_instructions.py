@@ -1,5 +1,7 @@
 """instructions: each of the 25 kinds says yes and no where a person would, strictly and loosely."""
 
+import json
+
 import pytest
 
 from posttrain.types import Task, UserError
@@ -192,3 +194,41 @@ def test_sentences_end_where_a_person_ends_them() -> None:
 def test_a_task_that_cannot_be_judged_is_refused(fields: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Instructions().check(Task(id="q", messages=(), fields=fields))
+
+
+def test_shares_and_loose_readings_are_options() -> None:
+    task = asked(
+        ("startend:quotation", {}),
+        ("punctuation:no_comma", {}),
+        ("length_constraints:number_words", {"num_words": 50, "relation": "at least"}),
+    )
+    said = 'Sure, here:\n"*Quoted*"\nBye, then'
+    scores = {
+        (partial, loose): (verdict.score, verdict.label)
+        for partial in (False, True)
+        for loose in (False, True)
+        for verdict in [Instructions(partial=partial, loose=loose)(task, said)]
+    }
+    assert scores[False, False] == scores[False, True] == scores[True, False] == (0.0, "wrong")
+    assert scores[True, True] == (pytest.approx(2 / 3), "partial")
+    assert (
+        Instructions(loose=True)(asked(("punctuation:no_comma", {})), "Sure, here:\nno comma").label
+        == "right"
+    )
+
+
+def test_a_recipe_names_them(online, write, run_cli, tmp_path) -> None:
+    record = {"prompt": "Hi", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    file = tmp_path / "d.jsonl"
+    file.write_text("".join(json.dumps({**record, "id": str(n)}) + "\n" for n in range(4)))
+    tables = {
+        "task": {"arithmetic": None, "data": {"path": str(file)}},
+        "verifier": {"number": None, "instructions": {"partial": True}},
+        "run": {"updates": 1},
+    }
+    done = run_cli("train", write(online, tables), "--run-dir", tmp_path / "run")
+    assert done.code == 0, done.err
+    file.write_text(json.dumps({**record, "instruction_id_list": ["no:such"]}) + "\n")
+    done = run_cli("validate", write(online, tables))
+    assert done.code == 2
+    assert "there is no instruction 'no:such'" in done.err.replace("\n", " ")

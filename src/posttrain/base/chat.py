@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from posttrain.base import plain
+from posttrain.base.shown import check_calls, check_shown
 from posttrain.base.spelling import Spelling, Tokenizer, pieces
 from posttrain.types import Message, UserError
 
@@ -123,7 +124,9 @@ class Chat:
             return added
         return [*self._spelling.within(self._blank), *([] if self._end is None else [self._end]), *added]
 
-    def render_supervised(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+    def render_supervised(
+        self, messages: Sequence[Message], tools: Sequence[Any] = ()
+    ) -> tuple[list[int], list[bool]]:
         """The tokens of a conversation, and whether each is trained: what assistants say, and its end.
 
         The end is the template's end-of-turn token, or eos if it has none. What follows it, as the
@@ -134,14 +137,12 @@ class Chat:
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns:
             raise UserError("no assistant speaks in the conversation")
-        if turns[0] == 0:
-            raise UserError("the conversation begins with the assistant")
-        if turns[-1] + 1 < len(messages):
-            raise UserError("the conversation does not end with the assistant")
+        if turns[0] == 0 or turns[-1] + 1 < len(messages):
+            how = "begins" if turns[0] == 0 else "does not end"
+            raise UserError(f"the conversation {how} with the assistant")
         messages, end = self._guarded(messages), self.end()
-        start, opening = self._first, self._prompt(messages[: turns[0]])
-        tokens: list[int] = []
-        trained: list[bool] = []
+        start, opening = self._first, self._prompt(messages[: turns[0]], tools)
+        tokens, trained = list[int](), list[bool]()
         for turn, following in zip(turns, [*turns[1:], None], strict=True):
             between = messages[turn + 1 : following]
             said, after = self._said(messages[turn], between, speaks_again=following is not None)
@@ -245,7 +246,8 @@ class Chat:
     ) -> tuple[str, str]:
         """What stands between the opening of an assistant's turn and its end, and what stands behind that."""
         text = self.text([_QUESTION, message, *between], prompt=bool(between) or speaks_again)
-        said = None if self._lead is None else self._lead + message["content"]
+        calls = message.get("tool_calls")
+        said = None if self._lead is None or calls else self._lead + message["content"]
         if said is not None and text.startswith(self._head + said + self._close):
             return said + self._blank, text[len(self._head + said) :].removeprefix(self._ending)
         whole = self.text([_QUESTION, message], prompt=False) if between or speaks_again else text
@@ -257,6 +259,10 @@ class Chat:
                 mend=_SUGGESTION,
             )
         said = whole[len(head) : len(whole) - len(close)]
+        if calls:
+            check_calls(message, said)
+            if text.startswith(head + said):  # a result may have to follow its call
+                return said + self._blank, text[len(head + said) :].removeprefix(self._ending)
         return said + self._blank, self._after(between, speaks_again)
 
     def _after(self, messages: Sequence[Message], speaks_again: bool = False) -> str:
@@ -290,11 +296,5 @@ class Chat:
             roles = ", ".join(message["role"] for message in messages)
             what = f"the chat template fails on the roles {roles}: {error}"
             raise UserError(what, mend=_SUGGESTION) from None
-        for message in messages:
-            # What assistants said earlier may be left out: many templates drop their reasoning.
-            if message["role"] != "assistant" and message["content"].strip() not in text:
-                what = f"the chat template leaves out or alters what the {message['role']} says"
-                raise UserError(what, mend=_SUGGESTION)
-        if any(tool["function"]["name"] not in text for tool in tools):
-            raise UserError("the chat template does not show tools", mend="describe them in a message")
+        check_shown(messages, tools, text, mend=_SUGGESTION)
         return text

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ from posttrain.api.answering import named, opened
 from posttrain.api.training import say
 from posttrain.base import process
 from posttrain.report.terminal import out
-from posttrain.serving.server import Server
+from posttrain.serving.server import ModelDesk, Server
 
 
 def serve(
@@ -37,7 +37,8 @@ def serve(
     recipe = replace(recipe, engine=replace(recipe.engine, rows=rows))
     policy, engine = opened(recipe, adapter, say)
     name = name or Path(target).name
-    with Server(engine, policy.chat, name=name, context=policy.context, port=port, seed=seed) as server:
+    desk = ModelDesk(engine, policy.chat, name=name, context=policy.context, seed=seed)
+    with closing(desk), Server(desk, port) as server:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         out.print(f"{server.address} serves {name}; Ctrl-C ends it", soft_wrap=True)
         sys.stdout.flush()

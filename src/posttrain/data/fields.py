@@ -31,7 +31,7 @@ NAMES = tuple(
         for names in (
             (*PROMPTS, "answer", "completion", "input", "output", "id"),
             (*PAIR, *SCORES_OF_PAIR[0], *SCORES_OF_PAIR[1], "margin"),
-            (*RANKED, *SCORES, *RANKS, *LABELLED, *WORTH, *STEPS, *SYSTEM, *WORKED),
+            (*RANKED, *SCORES, *RANKS, *LABELLED, *WORTH, *STEPS, *SYSTEM, *WORKED, "tools"),
         )
         for name in names
     )
@@ -69,6 +69,8 @@ class Fields:
         self.source = record.source
         self.used: set[str] = set()
         self.looked_for: set[str] = set()
+        self.calls = False
+        """Whether messages may call tools, and be results of calls."""
         for name, column in columns.items():
             if column not in record.fields:
                 hint = did_you_mean(column, record.fields) or f"it has {self.names}"

@@ -1,9 +1,11 @@
 """Tasks and conversations from records."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
+from posttrain.data.calls import tools_of
 from posttrain.data.fields import WORKED, Fields
 from posttrain.data.gather import Data, Form, Held, Say, gather, silent
 from posttrain.data.shapes import shaped
@@ -12,13 +14,18 @@ from posttrain.types import Message, Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages of which the last is the assistant's, for supervised training."""
+    """Messages of which the last is the assistant's, for supervised training.
+
+    An assistant's message may have `tool_calls`, and the results of those are messages of the role tool.
+    """
 
     id: str
     messages: tuple[Message, ...]
     reward: Any = None
     """What the last answer was worth: the record's field `reward` as it stands."""
     source: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of what can be called, as chat templates are given them."""
 
 
 def load_tasks(data: Data, *, say: Say = silent) -> list[Task]:
@@ -60,6 +67,7 @@ def load_conversations(data: Data, *, say: Say = silent) -> list[Conversation]:
 
 
 def _conversation(fields: Fields) -> tuple[Form, list[Conversation]]:
+    fields.calls = True
     record = shaped(fields)
     messages = record.messages
     if messages[-1]["role"] != "assistant":
@@ -73,10 +81,12 @@ def _conversation(fields: Fields) -> tuple[Form, list[Conversation]]:
         messages = (*messages, *([{"role": "assistant", "content": said}] if isinstance(said, str) else said))
     if messages[0]["role"] == "assistant" or all(m["role"] in ("system", "assistant") for m in messages):
         raise fields.fault("the assistant answers nobody")
+    tools = tools_of(fields, messages)
     found = Conversation(
         id=record.id,
         messages=messages,
         reward=fields.raw("reward") if fields.has("reward") else None,
         source=fields.source,
+        tools=tools,
     )
-    return Form("conversation", record.form), [found]
+    return Form("conversation", f"{record.form}{', tools' if tools else ''}"), [found]

@@ -143,7 +143,7 @@ def _answer(fields: Fields, item: Any, place: str) -> str:
         [*others, last] = said(fields, item, place, "role")
         if others or last["role"] != "assistant":
             raise fields.fault(f"{place} is not one message of the assistant")
-        return last["content"]
+        return str(last["content"])
     if not isinstance(item, Mapping):
         return fields.checked_text(item, place)
     key = next((key for key in _TEXT_OF if key in item), None)

@@ -49,6 +49,7 @@ class Shaped:
 def shaped(fields: Fields) -> Shaped:
     """The record in its shape; UserError at its line if it has none, or if a field is not as it should be."""
     if fields.template is None and is_pair(fields) and all(fields.has(name) for name in PAIR):
+        fields.calls = False
         pair = paired(fields)
         answer, name = fields.answer("answer"), fields.id()
         form = f"{fields.form} ({pair.form})"
@@ -101,7 +102,7 @@ def _spoken(fields: Fields, name: str) -> str | tuple[Message, ...]:
     turns = said(fields, [value] if isinstance(value, dict) else value, column, "role")
     if turns[-1]["role"] != "assistant":
         raise fields.fault(f"{column} ends with the {turns[-1]['role']}, not the assistant")
-    return turns[0]["content"] if len(turns) == 1 else turns
+    return turns[0]["content"] if len(turns) == 1 and "tool_calls" not in turns[0] else turns
 
 
 def _no_shape(fields: Fields) -> UserError:

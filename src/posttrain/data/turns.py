@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
+from posttrain.data.calls import NOTHING, Calls
 from posttrain.data.fields import SYSTEM, Fields, kind
 from posttrain.data.template import filled
 from posttrain.types import Message
@@ -99,11 +100,14 @@ def said(fields: Fields, turns: Any, field: str, who: str) -> tuple[Message, ...
     if isinstance(turns[0], dict) and who not in turns[0] and other in turns[0]:
         who = other
     what = "value" if who == "from" else "content"
-    messages = []
+    messages: list[Message] = []
+    calls = Calls(fields)
     for number, turn in enumerate(turns, start=1):
         place = f"message {number} of {field}"
         if not isinstance(turn, dict):
             raise fields.fault(f"{place} is {kind(turn)}, not an object")
+        if fields.calls and turn.get("tool_calls"):
+            turn = {**turn, what: turn.get(what) or ""}
         for key in (who, what):
             if key not in turn:
                 raise fields.fault(f"{place} has no {key!r}", did_you_mean(key, turn))
@@ -112,13 +116,16 @@ def said(fields: Fields, turns: Any, field: str, who: str) -> tuple[Message, ...
             if not isinstance(value, str):
                 raise fields.fault(f"{key} of {place} is {kind(value)}, not text")
         role = _role(fields, turn[who], place, who)
-        extra = [key for key, value in turn.items() if key not in (who, what) and value not in _NOTHING]
+        more = calls.of(turn, role, place) if fields.calls else {}
+        known = (who, what, *more)
+        extra = [key for key, value in turn.items() if key not in known and value not in _NOTHING]
         if extra:
             raise fields.fault(f"{place} has {extra[0]!r}, which is not understood")
         if role == "system" and number > 1:
             raise fields.fault(f"{place} is a system message, which must come first")
-        if text.strip():
-            messages.append({"role": role, "content": text})
+        if text.strip() or more:
+            text = NOTHING if role == "tool" and not text.strip() else text
+            messages.append({"role": role, "content": text, **more})
         elif role != "system" or len(turns) == 1:
             raise fields.fault(f"{place} is empty")
     return tuple(messages)

@@ -1,19 +1,10 @@
 """One microbatch through the model: what it says of every trained token."""
 
-import ctypes
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import partial
-from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    SelectiveCheckpointContext,
-    create_selective_checkpoint_contexts,
-)
 from transformers import PreTrainedModel
 
 from posttrain.learner.critic import CriticModel
@@ -22,12 +13,9 @@ from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.math import tokens
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.models.attention import output_head
-from posttrain.types import Batch, Outputs, PerToken, RunError, Trajectory
+from posttrain.types import Batch, Outputs, PerToken, Trajectory
 
-Recompute = Literal["none", "selective", "full"]
-"""Which activations the backward pass computes again: none, what costs little, or all of a layer."""
 Picked = Float[torch.Tensor, "M"]
-PRODUCTS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm"})
 
 
 class Net(nn.Module):
@@ -122,49 +110,3 @@ def column(packed: Pack, batch: Batch, values: Picked | None) -> PerToken:
     assert values is not None
     values = values.cpu()
     return values.new_zeros(batch.mask.shape).index_put((packed.row, packed.column), values)
-
-
-def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool = False) -> None:
-    """Makes the backward pass compute activations again; the gradients are the same bits.
-
-    An adapter adds its part to what a product gave, in place: what was kept of it is then the sum, and stays
-    so, for the addition is a product as well and is not done twice.
-    """
-    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if what == "selective":
-        how["context_fn"] = partial(
-            create_selective_checkpoint_contexts, _kept, allow_cache_entry_mutation=adapter
-        )
-    model.gradient_checkpointing_enable(how)
-    for module in model.modules():
-        # transformers checkpoints in training mode only; what a layer consists of stays without dropout.
-        module.training = getattr(module, "gradient_checkpointing", False)
-        if module.training:
-            # Some layers (OPT's) apply it themselves, at a rate that is their attribute.
-            rates = [k for k, v in vars(module).items() if "drop" in k and isinstance(v, float)]
-            for name in rates:
-                setattr(module, name, 0.0)
-
-
-def _kept(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -> CheckpointPolicy:
-    """Products of matrices and attention are kept; norms, rotations and gates cost little to repeat."""
-    name = op.overloadpacket.__name__
-    if name in PRODUCTS or "scaled_dot_product" in name:
-        return CheckpointPolicy.MUST_SAVE
-    if op._schema.is_mutable and args[0].is_floating_point():
-        # What was kept may lie in the same memory, and would then not be what it was.
-        raise RunError(
-            f"this architecture changes numbers in place ({name}): "
-            "set steps.gradient_checkpointing to 'full', or to 'none'"
-        )
-    return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def give_back(device: torch.device) -> None:
-    """Hands free memory of the processor to the system; `runtime.process.settle` has glibc keep it for speed.
-
-    Activations of many sizes leave holes in its heap that outweigh what is not kept of them.
-    """
-    if device.type == "cpu":
-        with suppress(OSError, AttributeError):  # not glibc: nothing is kept
-            ctypes.CDLL(None).malloc_trim(0)

@@ -22,12 +22,13 @@ from transformers import PreTrainedModel
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.deal import imbalance
 from posttrain.learner.ensemble import each_head
-from posttrain.learner.forward import Recompute, compute_again, forward, give_back
+from posttrain.learner.forward import forward
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.neftune import Noise, of_step
 from posttrain.learner.optim import Optim, Trained, learning_rate
 from posttrain.learner.passes import Passes
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
+from posttrain.learner.recompute import Recompute, compute_again, give_back, keep_less
 from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local
 from posttrain.learner.trust_region import Region, Trust, flat, natural_step
@@ -50,8 +51,8 @@ class Steps:
     target_kl: float = 0.0
     """Nats a token: an update takes no further step once KL(π_old ‖ π) is above it; 0 takes them all."""
     gradient_checkpointing: Recompute = "none"
-    """What the backward pass computes again: `"full"` all activations of a layer, a third slower and far less
-    memory; `"selective"` those between products of matrices, which are half of them, and a tenth slower."""
+    """What the backward pass computes again, besides norms and gates: `"full"` all activations of a layer, a
+    third slower and far less memory; `"selective"` those between products of matrices, a tenth slower."""
     neftune_alpha: float = 0.0
     """Uniform noise of this size on the embeddings of what is learnt from (NEFTune, 5 is usual); 0: none."""
 
@@ -135,16 +136,16 @@ class Learner:
         for each in (model, *([reference] if reference is not None else [])):
             use_layouts(each)
             each.eval()  # dropout would make the trained policy another one than the sampled
-        if steps.gradient_checkpointing != "none":
-            compute_again(model, steps.gradient_checkpointing, adapter=bool(lora.rank))
-            if critic is not None and critic.body is not None:
-                compute_again(critic.body, steps.gradient_checkpointing)
+        for each in (model, *([critic.body] if critic is not None and critic.body is not None else [])):
+            if steps.gradient_checkpointing != "none":
+                compute_again(each, steps.gradient_checkpointing, adapter=bool(lora.rank) and each is model)
+            elif trust is None:  # a natural step differentiates twice
+                keep_less(each)
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps = method, steps
         self.temperature, self.total_steps, self.seed = temperature, total_steps, seed
-        self.step_count = 0
-        self.update_count = 0
+        self.step_count = self.update_count = 0
         self.critic, self.trust, self.ranks, self.parallel = critic, trust, ranks, parallel
         self.compute_dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         """What the model computes in, and a sampler should."""

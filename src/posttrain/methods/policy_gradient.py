@@ -225,7 +225,8 @@ class PolicyGradient(Method):
         if whole:
             rows, first = batch.mask.any(-1), batch.mask.to(torch.uint8).argmax(-1, keepdim=True)
             advantage = torch.zeros_like(x[:, 0])
-            advantage[rows] = credit(x.gather(1, first)[rows, 0], batch.group[rows])
+            once, each = _episodes(batch, rows)
+            advantage[rows] = credit(x.gather(1, first)[once, 0], batch.group[once])[each]
             return masked.fill(advantage[:, None].expand_as(x), batch.mask)
         out = torch.zeros_like(x)
         out[batch.mask] = credit(x[batch.mask], batch.group[:, None].expand(x.shape)[batch.mask])
@@ -270,3 +271,21 @@ def _with(carry: Mapping[str, float], name: str, value: float, keep: float) -> d
 def _mean_of(carry: Mapping[str, float], name: str) -> float:
     """A running average, over the sum of its weights: the first updates are not pulled towards 0."""
     return carry[name] / carry[f"{name}_weight"]
+
+
+def _episodes(batch: Batch, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(one of these rows for each episode, which of those each row is of): an episode counts once.
+
+    Rows of one episode share its return, and so its advantage.
+    """
+    index = rows.nonzero().flatten()
+    if batch.episode is None:
+        return index, torch.arange(len(index))
+    place: dict[int, int] = {}
+    once, each = list[int](), list[int]()
+    for row, episode in zip(index.tolist(), batch.episode[index].tolist(), strict=True):
+        if episode not in place:
+            place[episode] = len(once)
+            once.append(row)
+        each.append(place[episode])
+    return torch.tensor(once, dtype=torch.long), torch.tensor(each, dtype=torch.long)

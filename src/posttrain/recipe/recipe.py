@@ -200,14 +200,18 @@ class Recipe:
         """Who judges one answer, and what plays episodes; with task.repair or .tools it asks the former."""
         verifier, env = self.judge(), self.task.environment()
         repair, tools = self.task.repair, self.task.tools
-        if verifier is None or not (repair or tools):
+        if self.task.agent and self.search:
+            raise UserError("a search asks no agent", where="task.agent", mend="leave it or [search] out")
+        if verifier is None or not (repair or tools or self.task.agent):
             return verifier, env
         if verifier.grouped:
             what, where = (
                 "a verifier that compares answers says nothing of one",
-                "tools" if tools else "repair",
+                "tools" if tools else "repair" if repair else "agent",
             )
             raise UserError(what, where=f"task.{where}", mend="leave it out, or take another verifier")
+        if self.task.agent:
+            return verifier, None
         if tools and self.search:
             raise UserError("a search calls no tools", where="task.tools", mend="leave it or [search] out")
         if tools:
@@ -256,6 +260,8 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
         keys["optim.min_lr_ratio"] = "optim.schedule is 'constant'"
     if learns != "steps":
         keys["batch.separator"] = "only methods of steps read it"
+    if learns != "answers":
+        keys["batch.tool_format"] = "only methods that learn conversations read it"
     if loop == "online":
         keys["steps.neftune_alpha"] = "an online method learns from what the policy said without noise"
     if loop == "offline":

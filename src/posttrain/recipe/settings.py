@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from posttrain.envs.tools.formats import FormatName
+
 SELECT = ("all", "varied", "accepted")
 """Selections of groups that are ours (see runtime/tasks/select.py)."""
 
@@ -77,6 +79,9 @@ class Dataset:
     are not cut but left out, with the others to the same question; of judged steps those beyond."""
     separator: str = "\n\n"
     """What stands behind each step of an answer, for methods that learn steps."""
+    tool_format: FormatName = "auto"
+    """How the calls in conversations are written; auto: by the chat template if it shows them, or else as
+    [task.tools] would write them."""
 
     def __post_init__(self) -> None:
         if self.max_length < 0:

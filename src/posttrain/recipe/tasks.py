@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from posttrain.base.usercode import cause, load_edited
 from posttrain.data import Data, load_tasks
 from posttrain.data.corpus import Text
+from posttrain.envs.agent import Agent
 from posttrain.envs.guess import Guess, guess_tasks
 from posttrain.envs.gymnasium import Gymnasium, gymnasium_tasks
 from posttrain.envs.maze import Maze, laid_out, layout_tasks, maze_tasks
@@ -136,6 +137,8 @@ class TaskChoice:
     """Wrong answers are asked for again, with what the verifier says of them."""
     tools: Tools | None = None
     """The policy may call tools before it answers."""
+    agent: Agent | None = None
+    """A program of yours plays, and asks the policy over the OpenAI chat API."""
 
     def __post_init__(self) -> None:
         kinds = ["arithmetic", "coq", "coq_library", "data", "guess", "gymnasium", "horn", "maze", "own"]
@@ -156,6 +159,8 @@ class TaskChoice:
             raise ValueError("repair asks again where a verifier judges, and none does here")
         if self.tools is not None and (self.game or self.env or self.text or self.repair):
             raise ValueError("tools are for questions that a verifier judges, without games and repair")
+        if self.agent is not None and (self.game or self.env or self.text or self.repair or self.tools):
+            raise ValueError("agent plays tasks by itself, without games, env, repair and tools")
 
     @property
     def game(self) -> Guess | Maze | Gymnasium | TextArena | None:

@@ -14,6 +14,7 @@ from posttrain.verifiers.combine.formula import How
 from posttrain.verifiers.combine.length import Length
 from posttrain.verifiers.combine.penalties import Language, Repetition
 from posttrain.verifiers.function import Function
+from posttrain.verifiers.instructions.verifier import Instructions
 from posttrain.verifiers.math import Math
 from posttrain.verifiers.model.verifier import RewardModel
 from posttrain.verifiers.proof.coq.verifier import Coq
@@ -41,6 +42,7 @@ class VerifierChoice:
     grammar: Grammar | None = None
     regex: Regex | None = None
     format: Format | None = None
+    instructions: Instructions | None = None
     reasoning_gym: ReasoningGymScorer | None = None
     judge: JudgeChoice | None = None
     model: RewardModel | None = None
@@ -97,6 +99,6 @@ class VerifierChoice:
 
 VERIFIERS = (
     *("exact", "number", "math", "code", "coq", "lean", "json", "sql", "grammar", "regex", "format"),
-    *("reasoning_gym", "judge", "model", "function", "repetition", "language"),
+    *("instructions", "reasoning_gym", "judge", "model", "function", "repetition", "language"),
 )
 """Keys of the table that name a verifier."""

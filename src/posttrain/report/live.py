@@ -8,14 +8,13 @@ refused: a page of some other site could otherwise have its name point here and 
 """
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from posttrain.base.loopback import LoopbackRequest, LoopbackServer
 from posttrain.errors import UserError
 from posttrain.report.glossary import words
 from posttrain.report.headline import headline
@@ -24,15 +23,11 @@ from posttrain.report.record import file_text, read
 from posttrain.report.rollouts import pack_file
 from posttrain.report.verdicts import classes
 
-HOST = "127.0.0.1"
-OWN_NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 METRICS = "metrics.jsonl"
 
 
-class Server(ThreadingHTTPServer):
+class Server(LoopbackServer):
     """Serves the report of one run until it is closed; `address` is where."""
-
-    daemon_threads = True
 
     def __init__(self, run_dir: Path, port: int, running: Callable[[Path], bool]) -> None:
         """Opens the port, or a free one for 0; `running` says whether a process still writes to the run.
@@ -41,31 +36,16 @@ class Server(ThreadingHTTPServer):
         """
         read(run_dir)
         self.run_dir, self.running = run_dir, running
-        try:
-            super().__init__((HOST, port), _Answer)
-        except (OSError, OverflowError) as error:
-            what = getattr(error, "strerror", "") or "there is no such port"
-            raise UserError(
-                f"cannot be had: {what}", where=f"--port {port}", mend="name another, or none"
-            ) from None
-
-    @property
-    def address(self) -> str:
-        """What a browser is given."""
-        return f"http://{HOST}:{self.server_address[1]}/"
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that went away is nobody's mistake."""
+        super().__init__(_Answer, port)
 
 
-class _Answer(BaseHTTPRequestHandler):
+class _Answer(LoopbackRequest):
     server: Server
-    server_version, sys_version = "posttrain", ""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
         """Answers with the page, with news, or not at all."""
         asked = urlsplit(self.path)
-        if not OWN_NAMES.fullmatch(self.headers.get("Host", "")):
+        if not self.is_own_name:
             self._say(403, "text/plain", "this page is for this machine alone")
             return
         try:
@@ -93,9 +73,6 @@ class _Answer(BaseHTTPRequestHandler):
         self.send_header("X-Frame-Options", "DENY")
         self.end_headers()
         self.wfile.write(content)
-
-    def log_message(self, *words: Any) -> None:
-        """Says nothing: a line for each request would bury the address."""
 
 
 def news(run_dir: Path, offset: int) -> dict[str, Any]:

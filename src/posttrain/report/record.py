@@ -8,11 +8,12 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
+from posttrain.report import profile
 
 Row = dict[str, Any]
 
@@ -85,6 +86,8 @@ class Record:
     """Why the run had to stop, where it had to."""
     trees: Sequence[Samples] = ()
     """Files of searches."""
+    profile: Mapping[str, Any] = field(default_factory=dict)
+    """Where an update's time goes, as a table; empty if nobody has looked."""
 
 
 def number(value: object) -> float | None:
@@ -204,7 +207,9 @@ def read(run_dir: Path) -> Record:
     trees = _samples(run_dir / "trees", TREES)
     if any(file.kind == "strategy" for file in trees):  # what `posttrain search` leaves trained nothing
         notes = [note for note in notes if note != "metrics.jsonl is not there."]
-    return Record(name, title or name, sections, config, code, curves, samples, notes, stopped, trees)
+    parts, no_profile = profile.read(run_dir / "profile.json")
+    notes += no_profile
+    return Record(name, title or name, sections, config, code, curves, samples, notes, stopped, trees, parts)
 
 
 def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], list[str]]:

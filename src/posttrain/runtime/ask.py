@@ -50,9 +50,11 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
     options = {k: v for k, v in recipe.method.items() if k != "name"}
     task, online = recipe.task, found.loop == "online"
     verifier, env = recipe.judges() if online else (None, None)
-    horizon = recipe.sampling.max_new_tokens * (getattr(env, "max_turns", 1) if env else 1)
+    turns = task.agent.max_calls if task.agent else getattr(env, "max_turns", 1) if env else 1
+    horizon = recipe.sampling.max_new_tokens * turns
     # What a game pays is discounted as it is: there a reward is no advance on the score.
-    method = build(recipe.method["name"], options, horizon=horizon, potentials=online and not env)
+    alone = online and not env and not task.agent
+    method = build(recipe.method["name"], options, horizon=horizon, potentials=alone)
     _check_parts(recipe, found, method)
     if online and task.text is not None:
         raise UserError(f"{name} answers tasks, and plain text asks nothing", where="task.text")
@@ -62,13 +64,15 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
         if task.tools:
             task.tools.require()
+        if task.agent:
+            task.agent.check()
         if judge := recipe.judge():
             judge.require()
             r = recipe.rollout
             with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
                 self_test(judge, [*train, *held_out], pool)
         return Asked(recipe, found, method, train, held_out, verifier, env)
-    if task.game or task.env or task.tools:
+    if task.game or task.env or task.tools or task.agent:
         raise UserError("an offline method learns from data, and plays no games", where="task")
     if recipe.steps.minibatches > recipe.batch.batch_size:
         raise UserError(
@@ -220,7 +224,9 @@ def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env
             where="sampling.temperature",
             mend="0.7 to 1.0 is usual",
         )
-    if (verifier is None) == (env is None):
+    if recipe.task.agent:
+        _check_agent(recipe)
+    elif (verifier is None) == (env is None):
         raise UserError(
             "nobody says what a good answer is"
             if verifier is None
@@ -228,6 +234,16 @@ def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env
             where="verifier",
             mend="add for example [verifier.number]" if verifier is None else "leave [verifier] out",
         )
+
+
+def _check_agent(recipe: Recipe) -> None:
+    """UserError for what cannot be had where a program plays that nobody knows."""
+    if recipe.async_.pace == "steps":
+        what = "when an agent asks hangs on the clock"
+        raise UserError(what, where="async.pace", mend="leave it out")
+    if recipe.rollout.replay:
+        what = "an agent's episode may be several rows, and a replay keeps one"
+        raise UserError(what, where="rollout.replay", mend="leave it out")
 
 
 def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -183,11 +183,12 @@ def _needs(asked: Asked, policy: Policy, longest: int, parameters: int, ranks: i
         "resharded": recipe.train.reshard_after_forward,
     }
     if asked.online:
+        several = asked.env or recipe.task.agent
         needs |= {
             "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
             "samplers": recipe.async_.samplers,
             "published": 2 if recipe.async_.publishes else 0,
-            "longest": policy.context if asked.env else longest + recipe.sampling.max_new_tokens,
+            "longest": policy.context if several else longest + recipe.sampling.max_new_tokens,
         }
     return needs
 

@@ -164,7 +164,7 @@ class OnlineRun:
         if groups is not self._groups:  # rewards may be others
             self.journal.noted |= rollout_metrics(groups, self.learner.update_count, self.evaluation.right)
         batch, again = self._batch(rows)
-        self.journal.noted |= again | self._ages(batch, len(rows))
+        self.journal.noted |= again | self._ages(batch, sum(len(e.trajectories) for _, e in rows))
         self._made = batch, rows, groups
         return batch
 
@@ -214,7 +214,7 @@ class OnlineRun:
     ) -> None:
         number, here = self.progress.update, [list(g) for g in groups if g]
         share = samples.drawn(here, self.recorded, str(number))
-        trained = samples.columns([e for _, e in rows], update)
+        trained = samples.columns([t for _, e in rows for t in e.trajectories], update)
         self.run_dir.samples(f"{number:06d}", samples.lines(number, here, share, self.pieces, trained))
 
     def _record_searches(self, name: str, groups: Sequence[Sequence[Episode]], most: int) -> None:
@@ -223,9 +223,11 @@ class OnlineRun:
 
     def _batch(self, rows: Sequence[tuple[int, Episode]]) -> tuple[Batch, dict[str, float]]:
         """These rows, and behind them those drawn again from earlier updates; how old the batch then is."""
-        own = [e.trajectory for _, e in rows]
+        own = [t for _, e in rows for t in e.trajectories]
         if not self.settings.replay:
-            return Batch.of(own, [n for n, _ in rows]), {}
+            groups = [n for n, e in rows for _ in e.trajectories]
+            episodes = [place for place, (_, e) in enumerate(rows) for _ in e.trajectories]
+            return Batch.of(own, groups, episodes if len(own) > len(rows) else None), {}
         again = self.replay.draw(self.settings.replay, self.progress.update)
         first = 1 + max((n for n, _ in rows), default=-1)
         old = [(first + n, t) for n, group in enumerate(again) for t in group]

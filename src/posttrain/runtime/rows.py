@@ -12,12 +12,15 @@ never fed, so that the state "before" it is that of the last real one (learner/p
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, overload
 
 from posttrain.base.chat import Chat
 from posttrain.data import Ranking, Stepped
 from posttrain.data.corpus import Corpus, Text, load_corpus
+from posttrain.envs.tools.conversation import Telling, telling
+from posttrain.envs.tools.formats import FormatName
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy, Say
 from posttrain.types import PROBE, Trajectory, UserError
@@ -36,6 +39,13 @@ class Shaper:
     marks: bool
     """Whether a head is read at the end of each answer, in place of the answer's tokens being trained."""
     separator: str = "\n\n"
+    tool_format: FormatName = "auto"
+    """How the calls of a conversation are written."""
+
+    @cached_property
+    def telling(self) -> Telling:
+        """How calls and tools are shown."""
+        return telling(self.chat, self.tool_format)
 
     def groups(self, records: Sequence[Any], learns: str, say: Say) -> list[Group]:
         """The groups of all records; see each."""
@@ -78,7 +88,10 @@ class Shaper:
         return kept
 
     def _conversation(self, record: Any, counts: Counter[str]) -> Group:
-        tokens, trained = self.chat.render_supervised(record.messages)
+        messages, tools = record.messages, getattr(record, "tools", ())
+        if tools or _calls(record):
+            messages, tools = self.telling.told(messages, tools)
+        tokens, trained = self.chat.render_supervised(messages, tools)
         if any(trained[self.bound :]):
             counts["are longer than {bound} tokens and were cut there"] += 1
         tokens, trained = tokens[: self.bound], trained[: self.bound]
@@ -131,6 +144,10 @@ class Shaper:
             counts["have no labelled step within {bound} tokens and are left out"] += 1
             return ()
         return (marked(tokens[: max(labels)], labels),)
+
+
+def _calls(record: Any) -> bool:
+    return any("tool_calls" in message for message in record.messages)
 
 
 _NAMES = {"answers": "conversations", "rankings": "rankings", "labels": "answers", "steps": "answers"}
@@ -201,7 +218,9 @@ def groups_of(asked: Asked, policy: Policy, say: Say) -> tuple[Sequence[Group], 
     if learns == "text":
         found = [_corpus(text, policy, bound, say) for text in (*asked.train, *asked.held_out)]
         return Singles(found[0]), Singles(found[1]) if len(found) > 1 else [], found[0].longest
-    shaper = Shaper(policy.chat, bound, "head" in asked.method.needs, batch.separator)
+    shaper = Shaper(policy.chat, bound, "head" in asked.method.needs, batch.separator, batch.tool_format)
+    if learns == "answers" and any(getattr(each, "tools", ()) or _calls(each) for each in asked.train):
+        say(f"conversations call tools: {shaper.telling}")
     groups = shaper.groups(asked.train, learns, say)
     longest = max(sum(len(row.tokens) for row in group) for group in groups)
     return groups, shaper.groups(asked.held_out, learns, say), longest

@@ -28,6 +28,7 @@ from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
 from posttrain.runtime.record.metrics import told_right
 from posttrain.runtime.record.schedule import Recorded, Recorder
+from posttrain.samplers.agents import AgentPlay
 from posttrain.samplers.cluster import SPARE, Cluster, check_ray
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.plays import Plays
@@ -167,6 +168,8 @@ def _rollouts(
     if recipe.search:
         world = steps_of(recipe, verifier, env)
         return Trees(engine, policy.chat, world, recipe.search, recipe.sampling, **how)
+    if recipe.task.agent:
+        return AgentPlay(engine, policy.chat, recipe.task.agent, **how)
     return Rollouts(
         engine,
         policy.chat,

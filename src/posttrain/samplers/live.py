@@ -78,9 +78,21 @@ class Live:
             reached = potential
         self.earned(score - reached)
 
-    def episode(self, verdict: Verdict) -> Episode:
-        """The episode, once it is over and judged."""
-        trajectory = Trajectory(
+    def cut(self, length: int) -> None:
+        """Takes back all tokens but the first ones, which nothing that was said is among."""
+        for column in (
+            self.tokens,
+            self.sampled,
+            self.logp_gen,
+            self.logp_policy,
+            self.version,
+            self.reward,
+        ):
+            del column[length:]
+
+    def trajectory(self) -> Trajectory:
+        """Its tokens, and what is known of each."""
+        return Trajectory(
             tokens=self.tokens,
             sampled=self.sampled,
             logp_gen=self.logp_gen,
@@ -88,10 +100,13 @@ class Live:
             version=self.version,
             reward=self.reward,
         )
+
+    def episode(self, verdict: Verdict) -> Episode:
+        """The episode, once it is over and judged."""
         return Episode(
             task=self.task,
             sample=self.sample,
-            trajectory=trajectory,
+            trajectory=self.trajectory(),
             verdict=verdict,
             response="\n".join(self.said),
             stop=self.stop,

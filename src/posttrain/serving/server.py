@@ -1,81 +1,87 @@
-"""One engine behind HTTP, on this machine: a thread for each client that waits for its answers."""
+"""Answers over HTTP, on this machine: a thread for each client that waits for its answers."""
 
 import json
 import queue
 import select
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
 from posttrain.base.chat import Chat
+from posttrain.base.loopback import LoopbackRequest, LoopbackServer
 from posttrain.engines.protocol import Engine
 from posttrain.errors import UserError
-from posttrain.report.live import HOST, OWN_NAMES
+from posttrain.serving.answers import Growing, Spoken, events, logprobs, reason
+from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import LOOK_S, Asked, Stepper
-from posttrain.serving.wire import Growing, Question, RefusedError, Spoken, events, logprobs, question, reason
+from posttrain.serving.wire import Question, RefusedError, Said, question, room_behind
 from posttrain.types import Completion, Request
 
 MOST_BYTES = 8 << 20
 MOST_WAITING = 1024
 """Answers that are asked for and not given, of all clients."""
+CHAT = "/chat/completions"
 
 
-class Server(ThreadingHTTPServer):
-    """Serves a model's answers until it is closed; `address` is the base URL for a client."""
+class Desk(ABC):
+    """Where requests are taken that came over the wire, each in a thread of its own."""
 
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(
-        self, engine: Engine, chat: Chat, *, name: str, context: int, port: int = 0, seed: int = 0
-    ) -> None:
-        """Opens the port, or a free one for 0; UserError for one that cannot be had."""
-        self.chat, self.name, self.context, self.seed = chat, name, context, seed
-        self.asked = 0
+    def __init__(self, speech: Speech, name: str) -> None:
+        self.speech, self.name = speech, name
         self.lock = threading.Lock()
-        self.stepper = Stepper(engine)
-        try:
-            super().__init__((HOST, port), _Client)
-        except (OSError, OverflowError) as error:
-            what = getattr(error, "strerror", "") or "there is no such port"
-            raise UserError(
-                f"cannot be had: {what}", where=f"--port {port}", mend="name another, or 0"
-            ) from None
+        self._asked = 0
 
-    @property
-    def address(self) -> str:
-        """The base URL."""
-        return f"http://{HOST}:{self.server_address[1]}/v1"
+    def close(self) -> None:  # noqa: B027 - a desk may have nothing to end
+        """Ends what it has begun."""
 
-    def server_close(self) -> None:
-        """Closes the port, and ends the engine."""
-        super().server_close()
-        self.stepper.close()
+    @abstractmethod
+    def post(self, path: str, body: bytes, tries: int) -> Asked | dict[str, Any]:
+        """The answers that will come, or what is said at once; RefusedError.
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is nobody's mistake."""
+        tries: how often the client has asked the same before.
+        """
 
     def number(self) -> int:
         """How many requests came before."""
         with self.lock:
-            self.asked += 1
-            return self.asked - 1
+            self._asked += 1
+            return self._asked - 1
 
-    def requests_of(self, asked: Question, number: int) -> list[Request]:
+
+class ModelDesk(Desk):
+    """Asks an engine that steps in a thread of its own; each request is a conversation by itself."""
+
+    def __init__(self, engine: Engine, chat: Chat, *, name: str, context: int, seed: int = 0) -> None:
+        super().__init__(Speech.of(chat), name)
+        self.context, self.seed = context, seed
+        self.stepper = Stepper(engine)
+
+    def close(self) -> None:
+        """Ends the engine; who still waits is told so."""
+        self.stepper.close()
+
+    def post(self, path: str, body: bytes, tries: int) -> Asked:
+        """The answers to a request."""
+        if path != f"/v1{CHAT}":
+            raise RefusedError(f"there is nothing here: POST /v1{CHAT}", status=404)
+        asked = question(body)
+        asks = Asked(asked, self.requests_of(asked))
+        self.stepper.ask(asks)
+        return asks
+
+    def requests_of(self, asked: Question) -> list[Request]:
         """What the engine is asked; RefusedError for a prompt that leaves no room, or that is none."""
+        number = self.number()
         try:
-            prompt = tuple(self.chat.render(asked.messages))
+            prompt = tuple(self.speech.prompt(asked.messages, asked.tools))
         except UserError as error:
             raise RefusedError(str(error), field="messages") from None
-        room = self.context - len(prompt)
-        if room < 1:
-            what = f"the prompt has {len(prompt)} tokens, and the model reads {self.context}"
-            raise RefusedError(what, field="messages", code="context_length_exceeded")
+        room = room_behind(prompt, self.context)
         if self.stepper.waiting + asked.count > MOST_WAITING:
             raise RefusedError("too many requests wait for an answer", status=503)
         one = Request(prompt=prompt, sampling=asked.sampling(room), seed=self.seed, task=f"request {number}")
@@ -84,39 +90,55 @@ class Server(ThreadingHTTPServer):
         return [replace(one, sample=n) for n in range(asked.count)]
 
 
-class _Client(BaseHTTPRequestHandler):
+class Server(LoopbackServer):
+    """Serves what a desk says until it is closed; `address` is the base URL for a client."""
+
+    def __init__(self, desk: Desk, port: int = 0) -> None:
+        """Opens the port, or a free one for 0; UserError for one that cannot be had."""
+        self.desk = desk
+        super().__init__(_Client, port)
+
+    @property
+    def address(self) -> str:
+        """The base URL."""
+        return f"{super().address}v1"
+
+
+class _Client(LoopbackRequest):
     server: Server
-    server_version, sys_version = "posttrain", ""
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
+    @property
+    def desk(self) -> Desk:
+        return self.server.desk
+
+    def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
         """The models, or whether it lives."""
         path = urlsplit(self.path).path
         if path == "/health":
             self._say(200, {"status": "ok"})
-        elif path in ("/v1/models", f"/v1/models/{self.server.name}"):
-            model = {"id": self.server.name, "object": "model", "created": 0, "owned_by": "posttrain"}
-            self._say(200, {"object": "list", "data": [model]} if path == "/v1/models" else model)
+        elif path.endswith(("/models", f"/models/{self.desk.name}")):
+            model = {"id": self.desk.name, "object": "model", "created": 0, "owned_by": "posttrain"}
+            self._say(200, {"object": "list", "data": [model]} if path.endswith("/models") else model)
         else:
             self._refuse(RefusedError("there is nothing here", status=404))
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         """Answers of the model, at once or as they are drawn."""
         try:
             body = self._body()
-            if urlsplit(self.path).path != "/v1/chat/completions":
-                raise RefusedError("there is nothing here: POST /v1/chat/completions", status=404)
-            asked, number = question(body), self.server.number()
-            requests = self.server.requests_of(asked, number)
-            spoken = Spoken(id=f"chatcmpl-{number}", model=self.server.name)
-            waits = Asked(requests, streams=asked.stream)
-            self.server.stepper.ask(waits)
-            (self._stream if asked.stream else self._at_once)(asked, waits, spoken)
+            tries = self.headers.get("x-stainless-retry-count", "")
+            waits = self.desk.post(urlsplit(self.path).path, body, int(tries) if tries.isdecimal() else 0)
+            if isinstance(waits, dict):
+                self._say(200, waits)
+                return
+            spoken = Spoken(id=f"chatcmpl-{self.desk.number()}", model=self.desk.name)
+            (self._stream if waits.question.stream else self._at_once)(waits, spoken)
         except RefusedError as error:
             self._refuse(error)
 
     def _body(self) -> bytes:
-        if not OWN_NAMES.fullmatch(self.headers.get("Host", "")):
+        if not self.is_own_name:
             raise RefusedError("this server is for this machine alone", status=403)
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
@@ -152,16 +174,22 @@ class _Client(BaseHTTPRequestHandler):
         except OSError:
             return True
 
-    def _at_once(self, asked: Question, waits: Asked, spoken: Spoken) -> None:
+    def _at_once(self, waits: Asked, spoken: Spoken) -> None:
         found = {n: said for n, said in self._news(waits) if isinstance(said, Completion)}
         answers = [found[n] for n in range(len(waits.requests))]
+        tokens = self._logprobs if waits.question.logprobs else None
         prompt = len(waits.requests[0].prompt)
-        self._say(200, spoken.whole(answers, prompt, self._logprobs if asked.logprobs else None))
+        self._say(200, spoken.whole(answers, prompt, lambda answer: self._read(answer, waits), tokens))
+
+    def _read(self, answer: Completion, waits: Asked) -> Said:
+        if waits.question.tools:
+            return self.desk.speech.read(answer.text, waits.question.tools)
+        return Said("assistant", answer.text)
 
     def _logprobs(self, answer: Completion) -> dict[str, Any]:
-        return logprobs(self.server.chat.pieces(answer.tokens), answer.logp_policy)
+        return logprobs(self.desk.speech.chat.pieces(answer.tokens), answer.logp_policy)
 
-    def _stream(self, asked: Question, waits: Asked, spoken: Spoken) -> None:
+    def _stream(self, waits: Asked, spoken: Spoken) -> None:
         news = self._news(waits)
         first = next(news)  # what cannot be served is refused before a stream begins
         self.send_response(200)
@@ -171,7 +199,7 @@ class _Client(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         try:
-            for event in events(self._chunks(asked, waits, spoken, chain([first], news))):
+            for event in events(self._chunks(waits, spoken, chain([first], news))):
                 self.wfile.write(event)
                 self.wfile.flush()
         except RefusedError as error:
@@ -180,30 +208,28 @@ class _Client(BaseHTTPRequestHandler):
             news.close()  # type: ignore[attr-defined]
 
     def _chunks(
-        self,
-        asked: Question,
-        waits: Asked,
-        spoken: Spoken,
-        news: Iterator[tuple[int, Sequence[int] | Completion]],
+        self, waits: Asked, spoken: Spoken, news: Iterator[tuple[int, Sequence[int] | Completion]]
     ) -> Iterator[dict[str, Any]]:
-        growing = [
-            Growing(self.server.chat.tokenizer.decode, waits.requests[0].sampling.stop)
-            for _ in waits.requests
-        ]
+        asked, decode = waits.question, self.desk.speech.chat.tokenizer.decode
+        growing = [Growing(decode, waits.requests[0].sampling.stop) for _ in waits.requests]
         ended: list[Completion] = []
         for n in range(len(growing)):
             yield spoken.chunk(n, "")
-        for n, said in news:
-            if not isinstance(said, Completion):
-                if text := growing[n].more(said):
+        for n, told in news:
+            if not isinstance(told, Completion):
+                # What calls a tool is no text, and only its end shows what it is.
+                if not asked.tools and (text := growing[n].more(told)):
                     yield spoken.chunk(n, text)
                 continue
-            ended.append(said)
+            ended.append(told)
+            said = self._read(told, waits)
             # Log-probabilities come with the end: a piece of text is not always whole tokens.
-            told = self._logprobs(said) if asked.logprobs else None
-            if text := growing[n].rest(said.text):
+            logp = self._logprobs(told) if asked.logprobs else None
+            if text := growing[n].rest(said.content):
                 yield spoken.chunk(n, text)
-            yield spoken.chunk(n, "", reason(said), told)
+            if said.calls:
+                yield spoken.chunk(n, "", said=said)
+            yield spoken.chunk(n, "", reason(told, said), logp)
         if asked.usage:
             yield spoken.cost(len(waits.requests[0].prompt), ended)
 
@@ -218,6 +244,3 @@ class _Client(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
         self.wfile.write(content)
-
-    def log_message(self, *words: Any) -> None:
-        """Says nothing: a line for each request would bury the address."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from posttrain.engines.protocol import Engine
-from posttrain.serving.wire import RefusedError
+from posttrain.serving.wire import Question, RefusedError
 from posttrain.types import Completion, Request
 
 LOOK_S = 0.5
@@ -25,13 +25,14 @@ LOOK_S = 0.5
 class Asked:
     """The answers to one request, as they come."""
 
+    question: Question
     requests: list[Request]
     news: "queue.SimpleQueue[tuple[int, Sequence[int] | Completion | RefusedError]]" = field(
         default_factory=queue.SimpleQueue
     )
     """(which, its tokens so far, or the answer, or why there is none)."""
-    streams: bool = False
     gone: bool = False
+    """Whether nobody waits for them any more."""
 
 
 class Stepper:
@@ -107,8 +108,8 @@ class Stepper:
         for ticket, answer in self.engine.poll(LOOK_S):
             asked, n = self._of.pop(ticket)
             asked.news.put((n, answer))
-        if any(asked.streams for asked, _ in self._of.values()):
+        if any(asked.question.stream for asked, _ in self._of.values()):
             for ticket, request in self.engine.unanswered():
                 asked, n = self._of[ticket]
-                if asked.streams and request.begun is not None:
+                if asked.question.stream and request.begun is not None:
                     asked.news.put((n, list(request.begun.tokens)))

@@ -1,16 +1,16 @@
-"""What is said over the wire: a body of the OpenAI chat API as a question, and answers as such bodies.
+"""What is asked over the wire: a body of the OpenAI chat API as a question.
 
 Fields that would change what is drawn and that no engine here has are refused by name, so that nobody
 believes that they were heeded; those that say something about the client are passed over.
 """
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posttrain.types import Completion, Message, Sampling
+from posttrain.envs.tools.call import Tool
+from posttrain.types import Sampling
 
 MOST_ANSWERS = 128
 MOST_STOPS = 16
@@ -31,9 +31,7 @@ _NEUTRAL: Mapping[str, Any] = {
     "presence_penalty": 0,
     "top_logprobs": 0,
     "logit_bias": {},
-    "tools": [],
     "functions": [],
-    "tool_choice": "none",
     "response_format": {"type": "text"},
     "modalities": ["text"],
 }
@@ -55,11 +53,43 @@ class RefusedError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.field, "code": self.code}}
 
 
+def room_behind(prompt: Sequence[int], context: int) -> int:
+    """Tokens that an answer may have; RefusedError if none."""
+    if (room := context - len(prompt)) > 0:
+        return room
+    what = f"the prompt has {len(prompt)} tokens, and the model reads {context}"
+    raise RefusedError(what, field="messages", code="context_length_exceeded")
+
+
+@dataclass(frozen=True)
+class Called:
+    """A tool that an assistant calls in a message."""
+
+    name: str
+    arguments: str
+    """JSON with its keys in order, or what was given in its place."""
+    id: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message of a request, as far as it counts: two are equal that say the same."""
+
+    role: str
+    content: str
+    calls: tuple[Called, ...] = ()
+    answers: str = field(default="", compare=False)
+    """The id of the call that a tool's message is the result of."""
+    name: str = field(default="", compare=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """One request, checked."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Said, ...]
+    tools: tuple[Tool, ...] = ()
+    """What the model may call."""
     sampling: Callable[[int], Sampling]
     """How to draw, given the room that the prompt leaves in tokens."""
     count: int
@@ -99,12 +129,15 @@ def question(body: bytes) -> Question:
         raise RefusedError(str(error), field=str(error).split()[0]) from None
     options = given.get("stream_options") or {}
     known = _PASSED_OVER | {"messages", "max_tokens", "max_completion_tokens", "stop", "temperature", "top_p"}
-    known |= {"min_p", "top_k", "n", "seed", "stream", "stream_options", "logprobs"}
+    known |= {"min_p", "top_k", "n", "seed", "stream", "stream_options", "logprobs", "tools", "tool_choice"}
     for name in given.keys() - known:
         if given[name] is not None and given[name] != _NEUTRAL.get(name):
             raise RefusedError(f"{name} is not served here", field=name, code="unsupported_parameter")
+    if given.get("tool_choice") not in (None, "auto", "none"):
+        raise RefusedError("tool_choice is auto or none", field="tool_choice", code="unsupported_parameter")
     return Question(
         messages=_messages(given.get("messages")),
+        tools=() if given.get("tool_choice") == "none" else _tools(given.get("tools") or []),
         sampling=lambda room: replace(drawn, max_new_tokens=min(limit or room, room)),
         count=fields.whole("n", 1, least=1, most=MOST_ANSWERS) or 1,
         seed=fields.whole("seed", None),
@@ -157,127 +190,80 @@ def _object(body: bytes) -> dict[str, Any]:
     return given
 
 
-def _messages(given: Any) -> tuple[Message, ...]:
+def _messages(given: Any) -> tuple[Said, ...]:
     if not isinstance(given, list) or not given:
         raise RefusedError("messages is a list of at least one message", field="messages")
-    return tuple(_message(each, f"messages[{n}]") for n, each in enumerate(given))
+    found = tuple(_message(each, f"messages[{n}]") for n, each in enumerate(given))
+    if found[-1].role == "assistant":
+        raise RefusedError("the last message is the assistant's own", field="messages")
+    return found
 
 
-def _message(given: Any, where: str) -> Message:
+def _message(given: Any, where: str) -> Said:
     if not isinstance(given, dict) or given.get("role") not in ROLES:
         raise RefusedError(f"a message has a role, one of {', '.join(ROLES)}", field=where)
-    if given.get("tool_calls"):
-        raise RefusedError("tool calls are not served here", field=f"{where}.tool_calls")
+    calls = given.get("tool_calls") or []
+    if calls and given["role"] != "assistant":
+        raise RefusedError("an assistant calls tools", field=f"{where}.tool_calls")
     content = given.get("content")
     if isinstance(content, list):  # parts, of which this serves texts
         parts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(part, str) for part in parts):
             raise RefusedError("a part of a message is text", field=f"{where}.content")
         content = "".join(map(str, parts))
+    if content is None and calls:
+        content = ""
     if not isinstance(content, str):
         raise RefusedError("the content of a message is text", field=f"{where}.content")
     role = "system" if given["role"] == "developer" else given["role"]
-    return {"role": role, "content": content}
+    texts = {key: given.get(key) or "" for key in ("tool_call_id", "name")}
+    if not isinstance(calls, list) or not all(isinstance(text, str) for text in texts.values()):
+        raise RefusedError("tool_calls is a list, and tool_call_id and name are texts", field=where)
+    return Said(
+        role=role,
+        # What was drawn may end in blanks, which many clients take away.
+        content=content.strip() if role == "assistant" else content,
+        calls=tuple(_call(each, f"{where}.tool_calls[{n}]") for n, each in enumerate(calls)),
+        answers=texts["tool_call_id"],
+        name=texts["name"],
+    )
 
 
-# ---------------------------------------------------------------------- answers
+def _call(given: Any, where: str) -> Called:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RefusedError("a call has a function with a name", field=where)
+    arguments, number = function.get("arguments", {}), given.get("id", "")
+    return Called(function["name"], canonical(arguments), number if isinstance(number, str) else "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spoken:
-    """What every body of one answer begins with."""
+def canonical(arguments: Any) -> str:
+    """Arguments as JSON that is equal where they are; a text that is no JSON as it stands.
 
-    id: str
-    model: str
-
-    def whole(
-        self, answers: Sequence[Completion], prompt: int, tokens: Callable[[Completion], Any] | None
-    ) -> dict[str, Any]:
-        """All answers at once; `tokens` says the log-probabilities, if they were asked for."""
-        choices = [
-            {
-                "index": n,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": tokens(answer) if tokens else None,
-                "finish_reason": reason(answer),
-            }
-            for n, answer in enumerate(answers)
-        ]
-        return self._body("chat.completion", choices) | {"usage": usage(prompt, answers)}
-
-    def chunk(self, index: int, text: str, ending: str | None = None, logprobs: Any = None) -> dict[str, Any]:
-        """A piece of one answer, or its end."""
-        delta = {"role": "assistant", "content": text} if text or ending is None else {}
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": ending}
-        return self._body("chat.completion.chunk", [choice])
-
-    def cost(self, prompt: int, answers: Sequence[Completion]) -> dict[str, Any]:
-        """The last chunk of a stream that was asked for what it cost."""
-        return self._body("chat.completion.chunk", []) | {"usage": usage(prompt, answers)}
-
-    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.model,
-            "choices": choices,
-        }
-
-
-def reason(answer: Completion) -> str:
-    """Why an answer ended, in the API's words."""
-    return "length" if answer.stop == "length" else "stop"
-
-
-def usage(prompt: int, answers: Sequence[Completion]) -> dict[str, int]:
-    """Tokens that were read and drawn."""
-    drawn = sum(len(answer.tokens) for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
-
-
-def logprobs(pieces: Sequence[str], logp: Sequence[float]) -> dict[str, Any]:
-    """The tokens drawn with log π of each, before top-k, top-p and min-p."""
-    content = [
-        {"token": piece, "logprob": value, "bytes": list(piece.encode()), "top_logprobs": []}
-        for piece, value in zip(pieces, logp, strict=True)
-    ]
-    return {"content": content, "refusal": None}
-
-
-class Growing:
-    """The text of an answer while its tokens come, never more of it than is sure.
-
-    A character may take several tokens, and a stop string several steps; what may yet be one is held back.
-    Reads each token a bounded number of times, however long the answer.
+    >>> canonical('{"b": 1, "a": 2}'), canonical({"a": 2, "b": 1})
+    ('{"a": 2, "b": 1}', '{"a": 2, "b": 1}')
     """
-
-    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str]) -> None:
-        self._decode, self._back = decode, max((len(stop) - 1 for stop in stops), default=0)
-        self._read = self._from = 0
-        self._sure = self._said = ""
-
-    def more(self, tokens: Sequence[int]) -> str:
-        """What these tokens, which begin with those given before, add."""
-        fresh = self._decode(list(tokens[self._from :]))
-        if len(tokens) > self._read and not fresh.endswith("\ufffd"):
-            known = self._decode(list(tokens[self._from : self._read]))
-            self._sure += fresh[len(known) :]
-            self._from, self._read = self._read, len(tokens)
-        return self._say(self._sure[: max(len(self._sure) - self._back, len(self._said))])
-
-    def rest(self, text: str) -> str:
-        """What is left of the whole text."""
-        return self._say(text)
-
-    def _say(self, text: str) -> str:
-        added = text[len(self._said) :]
-        self._said += added
-        return added
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return str(arguments)
+    return json.dumps(arguments, ensure_ascii=False, sort_keys=True)
 
 
-def events(bodies: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-    """Server-sent events, and the word that ends them."""
-    for body in bodies:
-        yield f"data: {json.dumps(body)}\n\n".encode()
-    yield b"data: [DONE]\n\n"
+def _tools(given: Any) -> tuple[Tool, ...]:
+    if not isinstance(given, list):
+        raise RefusedError("tools is a list", field="tools")
+    return tuple(_tool(each, f"tools[{n}]") for n, each in enumerate(given))
+
+
+def _tool(given: Any, where: str) -> Tool:
+    function = given.get("function") if isinstance(given, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise RefusedError("a tool has a function with a name", field=where)
+    description, parameters = function.get("description") or "", function.get("parameters") or {}
+    properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
+    fits = isinstance(properties, dict) and all(isinstance(each, dict) for each in properties.values())
+    if not isinstance(description, str) or not fits:
+        raise RefusedError("a tool's description is text, and its parameters a schema", field=where)
+    return Tool(function["name"], description, {"type": "object", "properties": {}} | parameters)

@@ -7,6 +7,7 @@ Rows × columns never exceeds the bound given: few long sequences or many short 
 
 import torch
 
+from posttrain.engines.native.decode_kernel import kernel_for
 from posttrain.models.attention import Bands, Heads, additive, causal_attention, masked_attention
 
 Prompt = tuple[int, ...]
@@ -145,9 +146,12 @@ class PromptLayout:
 class TokenLayout:
     """One new token for each running sequence, seeing all that its row holds."""
 
-    def __init__(self, cache: Cache, lengths: torch.Tensor, columns: int) -> None:
-        """lengths: tokens already in each row, the new one's position; columns: more than any of them."""
-        self.cache, self.lengths, self.columns = cache, lengths, columns
+    def __init__(self, cache: Cache, lengths: torch.Tensor, columns: int, *, compiled: bool = False) -> None:
+        """lengths: tokens already in each row, the new one's position; columns: more than any of them.
+
+        compiled: by decode_kernel, where that can be had.
+        """
+        self.cache, self.lengths, self.columns, self.compiled = cache, lengths, columns, compiled
         self.row = torch.arange(len(lengths), device=lengths.device)
         self._masks: dict[int | None, torch.Tensor] = {}
         self._calls = 0
@@ -166,6 +170,8 @@ class TokenLayout:
         layer, self._calls = self._calls, self._calls + 1
         B, H, _, D = query.shape
         keys, values = self.cache.keys[layer], self.cache.values[layer]
+        if self.compiled and (kernel := kernel_for(query, value, softcap)):
+            return kernel(query, key, value, keys, values, self.lengths, scale=scale, window=window)
         keys[self.row, :, self.lengths] = key[:, :, 0]
         values[self.row, :, self.lengths] = value[:, :, 0]
         keys, values = keys[:B, :, : self.columns], values[:B, :, : self.columns]

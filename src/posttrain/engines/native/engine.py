@@ -41,6 +41,9 @@ class NativeConfig:
     cuda_graphs: bool = True
     """On a GPU, a decoding step is recorded once for each shape and replayed as one launch; false saves the
     memory that recordings hold."""
+    decode_kernel: bool = True
+    """On a processor, a new token attends by a kernel that is compiled at its first use where there is g++;
+    false leaves it to PyTorch, which takes up to twice as long over it."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cache_tokens < 1:
@@ -77,7 +80,11 @@ class NativeEngine:
         context: int = 1 << 20,
     ) -> None:
         self.runner = Runner(
-            model, rows=config.rows, cache_tokens=config.cache_tokens, recorded=config.cuda_graphs
+            model,
+            rows=config.rows,
+            cache_tokens=config.cache_tokens,
+            recorded=config.cuda_graphs,
+            compiled=config.decode_kernel,
         )
         self.scheduler = Scheduler(config.rows, config.cache_tokens)
         self.decode, self.stop_tokens, self.context = decode, frozenset(stop_tokens), context

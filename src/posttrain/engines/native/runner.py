@@ -48,9 +48,15 @@ class Runner:
     """A model of its own, with the cache that its passes read and write."""
 
     def __init__(
-        self, model: PreTrainedModel, *, rows: int, cache_tokens: int, recorded: bool = True
+        self,
+        model: PreTrainedModel,
+        *,
+        rows: int,
+        cache_tokens: int,
+        recorded: bool = True,
+        compiled: bool = True,
     ) -> None:
-        """recorded: on a GPU, decoding steps are CUDA graphs."""
+        """recorded: on a GPU, decoding steps are CUDA graphs; compiled: on a processor, decode_kernel's."""
         use_layouts(model)
         self.model = model.eval().requires_grad_(False)
         self.cache = Cache(rows, cache_tokens)
@@ -63,6 +69,7 @@ class Runner:
             self._pack(rows)
         self._plain = dict(model.named_parameters())
         self._head = output_head(model)
+        self._compiled = compiled
         self._recorded: Recorded | None = None
         if recorded and self.device.type == "cuda":
             self._recorded = Recorded(self._step, self.cache, self.device, lambda: CudaGraphs(self.device))
@@ -179,7 +186,7 @@ class Runner:
     def _step(
         self, tokens: Int[torch.Tensor, "B"], lengths: Int[torch.Tensor, "B"], columns: int
     ) -> Float[torch.Tensor, "B V"]:
-        layout = TokenLayout(self.cache, lengths, columns)
+        layout = TokenLayout(self.cache, lengths, columns, compiled=self._compiled)
         return self._head(hidden_states(self.model, tokens[:, None], lengths[:, None], layout)[:, 0])
 
 

@@ -13,8 +13,9 @@ from typing import Any
 MOST_OF_A_CALL = 1 << 16
 """Characters of one call that are read."""
 OUTCOMES = ("ok", "cut", "raised", "timeout", "died")
-COUNTED = "tools/"
-"""Begins the names under which a verdict's parts count the calls of an episode."""
+TOOLS, AGENT = "tools/", "agent/"
+COUNTED = (TOOLS, AGENT)
+"""Begin the names under which a verdict's parts count what an agent, or the tools of an episode, did."""
 
 
 @dataclass(frozen=True)

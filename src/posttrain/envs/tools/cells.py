@@ -58,6 +58,11 @@ class Cells:
         """What the policy is told of it."""
         return TOOLS[self.language]
 
+    @property
+    def keeper(self) -> str:
+        """Itself."""
+        return self.language
+
     def ready(self) -> None:
         """It needs nothing before its first call."""
 

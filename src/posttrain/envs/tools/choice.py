@@ -10,6 +10,7 @@ from posttrain.envs.tools.call import Bounds, Result, Tool
 from posttrain.envs.tools.cells import Cells
 from posttrain.envs.tools.formats import FormatName
 from posttrain.envs.tools.functions import Function, described
+from posttrain.envs.tools.mcp import Server, offered
 from posttrain.types import UserError
 from posttrain.verifiers import sandbox
 
@@ -22,6 +23,11 @@ class Runner(Protocol):
         """What the policy is told of it."""
         ...
 
+    @property
+    def keeper(self) -> str:
+        """Under which an episode keeps what the next call goes on from; the same for tools that share it."""
+        ...
+
     def ready(self) -> None:
         """Loads what calls share, before any clock runs."""
         ...
@@ -29,7 +35,7 @@ class Runner(Protocol):
     def __call__(
         self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
     ) -> tuple[Result, Any]:
-        """The result of a call, and what the episode keeps for the next one of this tool.
+        """The result of a call, and what the episode keeps for the next one of its keeper.
 
         RunError where not the call but what is ours breaks.
         """
@@ -46,6 +52,8 @@ class Tools(Bounds):
     """Of yours, as module:function or path/to/file.py:function; hints and docstring say what each takes."""
     corpus: str = ""
     """Text or records whose documents the tool `search` finds, as [task.text] reads them."""
+    mcp: tuple[Server, ...] = ()
+    """Programs that offer tools by the Model Context Protocol; see below."""
     format: FormatName = "auto"
     """How calls are written; auto: as the chat template writes them, or plain where it shows no tools."""
     max_turns: int = 8
@@ -59,8 +67,11 @@ class Tools(Bounds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.builtin or self.functions or self.corpus):
-            raise ValueError("there is no tool: give builtin, functions or corpus")
+        if not (self.builtin or self.functions or self.corpus or self.mcp):
+            raise ValueError("there is no tool: give builtin, functions, corpus or mcp")
+        names = [server.name for server in self.mcp]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two servers are called {twice[0]!r}")
         if min(self.max_turns, self.max_calls) < 1:
             raise ValueError("max_turns and max_calls must be 1 or more")
 
@@ -76,6 +87,8 @@ class Tools(Bounds):
         if self.corpus:
             given = {"corpus": self.corpus}
             made.append(Function(search.TOOL, f"{search.__name__}:search", given, first={"query": "a"}))
+        for server in self.mcp:
+            made += offered(server, [each.tool.name for each in made])
         twice = [name for name, n in Counter(each.tool.name for each in made).items() if n > 1]
         if twice:
             raise UserError(f"two tools are called {twice[0]!r}", where="task.tools")

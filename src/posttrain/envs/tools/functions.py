@@ -16,7 +16,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -44,6 +44,11 @@ class Function:
     given: Mapping[str, Any] = field(default_factory=dict)
     first: Mapping[str, Any] | None = None
     """Arguments of a call that makes what later ones share."""
+
+    @property
+    def keeper(self) -> str:
+        """Itself."""
+        return self.tool.name
 
     def ready(self) -> None:
         """Loads the function, and what its calls share."""
@@ -209,13 +214,14 @@ def _ended(pid: int, before: set[int]) -> int:
                 status = gone if each == pid else status
         if time.monotonic() > until:
             raise RunError("a tool goes on starting processes, and cannot be ended")
-        alive = _children() - before
+        alive = _children(before)
         quiet = 0 if alive else quiet + 1
     return status
 
 
-def _children() -> set[int]:
-    return set(below(os.getpid())[1:]) if sys.platform == "linux" else set()
+def _children(besides: Collection[int] = ()) -> set[int]:
+    """What runs below this process, without these and what is below them."""
+    return set(below(os.getpid(), besides)[1:]) if sys.platform == "linux" else set()
 
 
 def _prctl(option: int, value: int) -> None:

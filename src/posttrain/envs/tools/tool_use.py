@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 from posttrain.base.chat import Chat
 from posttrain.envs.protocol import Start, Turn, broken_turn
 from posttrain.envs.repair import Judge
-from posttrain.envs.tools.call import COUNTED, OUTCOMES, Call, Result, arguments_of
+from posttrain.envs.tools.call import OUTCOMES, TOOLS, Call, Result, arguments_of
 from posttrain.envs.tools.choice import Runner, Tools
-from posttrain.envs.tools.template import Shown, result_message, shown_by
+from posttrain.envs.tools.template import Shown, example, result_messages, shown_by, with_tools
 from posttrain.errors import RunError, UserError
-from posttrain.types import Message, Task
+from posttrain.types import Task
 
 _BUSY = 20.0
 """On a loaded machine a box may take so many times its deadline."""
@@ -32,7 +32,7 @@ class Stand:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Calls so far, and those of each class but ok."""
     kept: Mapping[str, Any] = field(default_factory=dict)
-    """What the next call of a tool goes on from, by the tool's name."""
+    """What the next call of a tool goes on from, by the tool's keeper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,29 +71,13 @@ class ToolUse:
         """The task's question with the tools; UserError if it has none."""
         if not task.messages:
             raise UserError(f"task {task.id!r} asks nothing", where=task.source)
-        if self.shown.tools:
-            tools = tuple(each.tool.schema for each in self.runners)
-            return Start(state=Stand(task), messages=task.messages, tools=tools)
-        first, *rest = task.messages
-        said = f"{first['content']}\n\n" if first["role"] == "system" else ""
-        system = {"role": "system", "content": said + self.description()}
-        rest = rest if said else [first, *rest]
-        return Start(state=Stand(task), messages=(system, *rest))
+        tools = [each.tool for each in self.runners]
+        messages, schemas = with_tools(task.messages, tools, self.shown)
+        return Start(state=Stand(task), messages=messages, tools=schemas)
 
-    def description(self) -> str:
-        """The tools in words, each with a call as it is written."""
-        lines = ["You can call tools, and are then shown what they return:"]
-        for each in self.runners:
-            lines.append(f"{self.example(each)} {each.tool.description}")
-            told = {name: schema.get("description") for name, schema in each.tool.properties.items()}
-            lines += [f"  {name}: {text}" for name, text in told.items() if text]
-        return "\n".join([*lines, "Answer without a call when you know the answer."])
-
-    def example(self, runner: Runner | None = None) -> str:
-        """A call of a tool, of the first if none is named."""
-        tool = (runner or self.runners[0]).tool
-        given = tool.example or {name: _example(schema) for name, schema in tool.properties.items()}
-        return self.shown.called.write(tool, given)
+    def example(self) -> str:
+        """A call of the first tool."""
+        return example(self.runners[0].tool, self.shown.called)
 
     def reply(self, state: Stand, response: str) -> Turn:
         """What the calls of a response return; without any, or at the last turn, the verdict on its words."""
@@ -101,8 +85,8 @@ class ToolUse:
         if not calls or state.turns + 1 >= self.settings.max_turns:
             counts = Counter(state.counts) + Counter(calls=len(calls), too_many=len(calls))
             verdict = self.judge(state.task, words if calls else response)
-            parts = {**verdict.parts, **{f"{COUNTED}{name}": float(n) for name, n in counts.items()}}
-            parts.setdefault(f"{COUNTED}calls", 0.0)
+            parts = {**verdict.parts, **{f"{TOOLS}{name}": float(n) for name, n in counts.items()}}
+            parts.setdefault(f"{TOOLS}calls", 0.0)
             return Turn(state=state, done=True, verdict=replace(verdict, parts=parts), reward=verdict.score)
         try:
             return self._answered(state, calls)
@@ -114,9 +98,8 @@ class ToolUse:
         counts, kept, made = Counter(state.counts) + Counter(calls=len(calls)), dict(state.kept), 0
         said: list[tuple[str, str]] = []
         for call in calls[: self.settings.max_calls]:
-            result, goes_on = self._result(call, kept.get(call.name), state.task.id)
-            if result.label in OUTCOMES:
-                kept[call.name], made = goes_on, made + 1
+            result = self._result(call, kept, state.task.id)
+            made += result.label in OUTCOMES
             said.append((call.name[:60] or "tool", result.text))
             counts[result.label] += result.label != "ok"
         if (more := len(calls) - self.settings.max_calls) > 0:
@@ -127,48 +110,28 @@ class ToolUse:
             )
         return Turn(
             state=Stand(state.task, state.turns + 1, dict(+counts), kept),
-            messages=self._messages(said),
+            messages=result_messages(said, self.shown),
             reward=made * self.settings.call_reward or None,
         )
 
-    def _result(self, call: Call, kept: Any, seed: str) -> tuple[Result, Any]:
-        """What a call comes to, and what its tool goes on from."""
+    def _result(self, call: Call, kept: dict[str, Any], seed: str) -> Result:
+        """What a call comes to; what its tool goes on from is put into `kept`."""
         if call.fault:
-            return Result(f"{call.fault}: {call.reason}", call.fault), kept
+            return Result(f"{call.fault}: {call.reason}", call.fault)
         runner = next((each for each in self.runners if each.tool.name == call.name), None)
         if runner is None:
             there = ", ".join(each.tool.name for each in self.runners)
-            return Result(f"unknown: there is no tool {call.name[:60]!r}; there are {there}", "unknown"), kept
+            return Result(f"unknown: there is no tool {call.name[:60]!r}; there are {there}", "unknown")
         try:
             arguments = arguments_of(runner.tool, call)
         except ValueError as error:
-            return Result(f"arguments: {str(error)[:300]}", "arguments"), kept
-        return runner(arguments, kept, self.settings, seed)
-
-    def _messages(self, said: list[tuple[str, str]]) -> tuple[Message, ...]:
-        if self.shown.results:
-            return tuple(result_message(name, text, n) for n, (name, text) in enumerate(said))
-        # One, as many templates want turns to alternate.
-        return ({"role": "user", "content": "\n".join(f"{name}: {text}" for name, text in said)},)
+            return Result(f"arguments: {str(error)[:300]}", "arguments")
+        before = kept.get(runner.keeper)
+        result, kept[runner.keeper] = runner(arguments, before, self.settings, seed)
+        return result
 
 
 def _loaded(judge: Judge, runners: tuple[Runner, ...], settings: Tools, shown: Shown) -> ToolUse:
     for each in runners:
         each.ready()
     return ToolUse(judge=judge, runners=runners, settings=settings, shown=shown)
-
-
-_EXAMPLES: dict[str, Any] = {
-    "string": "text",
-    "integer": 1,
-    "number": 0.5,
-    "boolean": True,
-    "array": [],
-    "object": {},
-}
-
-
-def _example(schema: Mapping[str, Any]) -> Any:
-    """A value that a schema allows, for most schemas."""
-    kind = schema.get("type", "string")
-    return (schema.get("enum") or [_EXAMPLES.get(kind if isinstance(kind, str) else kind[0], "text")])[0]

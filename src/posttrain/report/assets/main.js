@@ -163,6 +163,7 @@ function start() {
     trained && ['curves', 'Curves'],
     run.searches.length && ['searches', 'Searches'],
     samples && ['rollouts', 'Rollouts'],
+    run.profile.rows && ['profile', 'Profile'],
     ['plan', 'Plan'],
     ['files', 'Configuration'],
   ].filter(Boolean);
@@ -181,6 +182,8 @@ function start() {
   }
   if (run.searches.length) searches($('searches'), run);
   else $('searches').remove();
+  if (run.profile.rows) profile($('profile'), run.profile);
+  else $('profile').remove();
   plan(run);
   sources(run);
   if (run.live !== undefined) keepUp({ run, draw });

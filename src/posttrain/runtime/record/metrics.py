@@ -93,8 +93,9 @@ def search_metrics(episodes: Sequence[Played], right: float) -> dict[str, float]
 
 
 def tool_metrics(episodes: Sequence[Played]) -> dict[str, float]:
-    """tools/*: calls of an episode, and those of each class but ok; empty where there are no tools."""
-    counts = [e.verdict.parts for e in episodes if f"{COUNTED}calls" in e.verdict.parts]
+    """tools/* and agent/*: what episodes counted, a mean over those that did; empty where none did."""
+    parts = [e.verdict.parts for e in episodes]
+    counts = [each for each in parts if any(name.startswith(COUNTED) for name in each)]
     names = sorted({name for parts in counts for name in parts if name.startswith(COUNTED)})
     return {name: statistics.fmean(parts.get(name, 0.0) for parts in counts) for name in names}
 

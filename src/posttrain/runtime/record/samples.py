@@ -9,13 +9,13 @@ from posttrain.learner.learner import Update
 from posttrain.runtime.record.metrics import is_right
 from posttrain.runtime.tasks.stream import dice
 from posttrain.search.record import bounded
-from posttrain.types import Episode, PerToken
+from posttrain.types import Episode, PerToken, Trajectory
 
 STATES = 400
 """Most states of a recorded tree, besides those on the way that was found."""
 
 Columns = Mapping[int, Mapping[str, PerToken]]
-"""What an update made of episodes, by their id(): for each name one number a token."""
+"""What an update made of rows, by their id(): for each name one number a token."""
 
 
 def drawn(groups: Sequence[Sequence[Episode]], tokens: int, key: str) -> list[int]:
@@ -24,7 +24,7 @@ def drawn(groups: Sequence[Sequence[Episode]], tokens: int, key: str) -> list[in
     Each group is as likely, however long it is, and one is there in any case. Which ones depends on the key
     and on the sizes alone, and of two shares by one key the larger holds the smaller.
     """
-    size = sum(len(e.trajectory.tokens) for group in groups for e in group)
+    size = sum(len(t.tokens) for group in groups for e in group for t in e.trajectories)
     if not tokens or size <= tokens:
         return list(range(len(groups)))
     draw = dice(key).random
@@ -32,8 +32,8 @@ def drawn(groups: Sequence[Sequence[Episode]], tokens: int, key: str) -> list[in
     return sorted(place for _, place in order[: max(1, len(groups) * tokens // size)])
 
 
-def columns(episodes: Sequence[Episode], update: Update) -> Columns:
-    """What the update made of each of its episodes, in the order of its rows."""
+def columns(rows: Sequence[Trajectory], update: Update) -> Columns:
+    """What the update made of each of its rows, in their order."""
     batch = update.batch
     known = {
         "logp": update.logp,
@@ -45,8 +45,8 @@ def columns(episodes: Sequence[Episode], update: Update) -> Columns:
     held = {name: column.cpu() for name, column in known.items() if column is not None}
     always = held.keys() - {"logp", "entropy"}  # what the model said is known of rows that it computed
     return {
-        id(e): {name: held[name][i] for name in held if computed or name in always}
-        for i, (e, computed) in enumerate(zip(episodes, update.computed.tolist(), strict=False))
+        id(row): {name: held[name][i] for name in held if computed or name in always}
+        for i, (row, computed) in enumerate(zip(rows, update.computed.tolist(), strict=False))
     }
 
 
@@ -61,11 +61,10 @@ def lines(
 
     def make() -> Iterator[dict[str, Any]]:
         for number in chosen:
-            for episode in groups[number]:
-                t = episode.trajectory
+            for episode, t in ((e, t) for e in groups[number] for t in e.trajectories):
                 start, stop = t.prompt_length, len(t.tokens)
-                found = (trained or {}).get(id(episode), {})
-                line = _line(update, number, episode, pieces)
+                found = (trained or {}).get(id(t), {})
+                line = _line(update, number, episode, t, pieces)
                 yield line | {name: _rounded(column[start:stop]) for name, column in found.items()}
 
     return make
@@ -108,9 +107,13 @@ def search_line(episode: Episode, right: float, states: int | None = None) -> di
 
 
 def _line(
-    update: int, group: int, episode: Episode, pieces: Callable[[Sequence[int]], list[str]]
+    update: int,
+    group: int,
+    episode: Episode,
+    t: Trajectory,
+    pieces: Callable[[Sequence[int]], list[str]],
 ) -> dict[str, Any]:
-    t, v = episode.trajectory, episode.verdict
+    v = episode.verdict
     start = t.prompt_length
     return {
         "update": update,

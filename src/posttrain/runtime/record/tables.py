@@ -75,8 +75,12 @@ def _row(each: Episode | Trajectory) -> Trajectory:
 
 
 def _paid(episode: Episode, score: float) -> Episode:
-    t = episode.trajectory
+    first, *others = (_paid_row(t, score) for t in episode.trajectories)
+    verdict = Verdict(score=score, label="scored")
+    return replace(episode, trajectory=first, branches=tuple(others), verdict=verdict)
+
+
+def _paid_row(t: Trajectory, score: float) -> Trajectory:
     last = max((place for place, sampled in enumerate(t.sampled) if sampled), default=None)
     rewards: Mapping[int | None, float] = {last: score}
-    paid = replace(t, reward=[rewards.get(place, 0.0) for place in range(len(t.tokens))])
-    return replace(episode, trajectory=paid, verdict=Verdict(score=score, label="scored"))
+    return replace(t, reward=[rewards.get(place, 0.0) for place in range(len(t.tokens))])

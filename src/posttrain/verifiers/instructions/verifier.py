@@ -14,14 +14,17 @@ from posttrain.verifiers.protocol import Verifier
 
 @dataclass(frozen=True, kw_only=True)
 class Instructions(Verifier):
-    """1 if the response follows all of the task's instructions, otherwise 0; an empty one follows none.
+    """1 if the response follows all of the task's instructions, otherwise 0, or with `partial` the share.
+
+    An empty response follows none.
 
     A task's fields are IFEval's: `instruction_id_list`, and `kwargs` with the numbers of each. The parts say
     how many there are (`instructions`), how many are followed (`strict`, `loose`), and whether all are
-    (`all_strict`, which is the score, and `all_loose`). Loosely, an instruction is followed if it is by the
-    response without its first line, its last line or both, or without its asterisks.
+    (`all_strict`, `all_loose`); the score is of the first, or with `loose` of the second. Loosely,
+    an instruction is followed if it is by the response without its first line, its last line or both, or
+    without its asterisks.
 
-    Labels: right, wrong.
+    Labels: right, wrong, and with `partial` partial for a share between 0 and 1.
 
     >>> fields = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
     >>> task = Task(id="q", messages=(), fields=fields)
@@ -31,6 +34,10 @@ class Instructions(Verifier):
     """
 
     name: str = "instructions"
+    partial: bool = False
+    """Whether some of the instructions are worth their share."""
+    loose: bool = False
+    """Whether an introduction, a last line and asterisks are overlooked."""
     trusted: ClassVar[bool] = True
     best: ClassVar[float] = 1.0
 
@@ -40,12 +47,14 @@ class Instructions(Verifier):
         versions = _versions(response)
         strict = [bool(response.strip()) and check(response) for _, check in asked]
         loose = [any(check(text) for text in versions) for _, check in asked]
-        broken = [name for (name, _), followed in zip(asked, strict, strict=True) if not followed]
+        counted = loose if self.loose else strict
+        broken = [name for (name, _), followed in zip(asked, counted, strict=True) if not followed]
+        share = sum(counted) / len(asked) if self.partial else float(not broken)
         parts = {"instructions": len(asked), "strict": sum(strict), "loose": sum(loose)}
         parts |= {"all_strict": all(strict), "all_loose": all(loose)}
         return Verdict(
-            score=float(not broken),
-            label="wrong" if broken else "right",
+            score=share,
+            label="right" if not broken else "partial" if share else "wrong",
             reason=f"not followed: {', '.join(broken)}" if broken else "all are followed",
             parts={name: float(value) for name, value in parts.items()},
         )

@@ -225,7 +225,7 @@ def forged(response: str) -> bool:
 def asked(task: Task) -> str:
     """A task's question: its message, or its messages with their roles where there are several."""
     if len(task.messages) == 1:
-        return task.messages[0]["content"]
+        return str(task.messages[0]["content"])
     return "\n\n".join(f"{m['role']}: {m['content']}" for m in task.messages)
 
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,14 +233,17 @@ def _drained(fd: int, found: bytearray, most: int) -> bool:
     return True
 
 
-def below(pid: int) -> list[int]:
-    """A process and all that it and its children have started, as the host numbers them."""
+def below(pid: int, besides: Collection[int] = ()) -> list[int]:
+    """A process and all that it and its children have started, as the host numbers them.
+
+    besides: processes that are left out, with what is below them.
+    """
     found = [pid]
     for process in found:
         with suppress(OSError):
             for task in os.listdir(f"/proc/{process}/task"):
                 with suppress(OSError), open(f"/proc/{process}/task/{task}/children") as children:
-                    found += map(int, children.read().split())
+                    found += [child for child in map(int, children.read().split()) if child not in besides]
     return found
 
 

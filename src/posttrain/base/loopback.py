@@ -1,0 +1,50 @@
+"""An HTTP server for this machine alone."""
+
+import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from posttrain.errors import UserError
+
+HOST = "127.0.0.1"
+_OWN_NAMES = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
+
+
+class LoopbackServer(ThreadingHTTPServer):
+    """A thread for each client; foreign names of this machine are for a request to refuse."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler], port: int) -> None:
+        """Opens the port, or a free one for 0; UserError for one that cannot be had."""
+        try:
+            super().__init__((HOST, port), handler)
+        except (OSError, OverflowError) as error:
+            what = getattr(error, "strerror", "") or "there is no such port"
+            raise UserError(
+                f"cannot be had: {what}", where=f"--port {port}", mend="name another, or 0 for a free one"
+            ) from None
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return f"http://{HOST}:{self.server_address[1]}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is nobody's mistake."""
+
+
+class LoopbackRequest(BaseHTTPRequestHandler):
+    """Says nothing of itself and, for each request, nothing in the terminal."""
+
+    server_version, sys_version = "posttrain", ""
+
+    @property
+    def is_own_name(self) -> bool:
+        """Whether it is asked under a name of this machine: a page of another site could have its own point
+        here, and read along."""
+        return _OWN_NAMES.fullmatch(self.headers.get("Host", "")) is not None
+
+    def log_message(self, *words: Any) -> None:
+        """Says nothing: a line for each request would bury the address."""

@@ -1,0 +1,183 @@
+"""What the backward pass keeps, and what it computes again. Gradients are the same bits in any case."""
+
+import ctypes
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    create_selective_checkpoint_contexts,
+)
+from transformers import PreTrainedModel
+
+from posttrain.types import RunError
+
+Recompute = Literal["none", "selective", "full"]
+"""Which activations the backward pass computes again: of norms and gates, all between products of matrices,
+or all of a layer."""
+PRODUCTS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm"})
+_GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+def keep_less(model: nn.Module) -> None:
+    """Makes norms keep their input alone, and gated feed-forward layers what their two products gave.
+
+    What they would keep besides, norms in float32, is computed again without any product of matrices. A
+    module is known by what it consists of; one that computes otherwise is left as it is, as are norms of
+    models in float32, which keep little more and whose gradients would be added in another order. Not for
+    what is differentiated twice.
+    """
+    for module in model.modules():
+        kind: Any = type(module)
+        children, weights = dict(module.named_children()), dict(module.named_parameters(recurse=False))
+        if kind.__name__.endswith("RMSNorm") and list(weights) == ["weight"] and not children:
+            if weights["weight"].dtype.itemsize == 2:
+                module.__class__ = _norm(kind)
+        elif set(children) == _GATED and _is_gated(module):
+            module.__class__ = _gated(kind)
+
+
+class _Again(torch.autograd.Function):
+    """A module of one weight whose forward pass is done again by the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kind: type[nn.Module], module: nn.Module, x: torch.Tensor, weight: torch.Tensor
+    ) -> Any:
+        """kind.forward(module, x), which reads the weight by itself."""
+        ctx.save_for_backward(x)
+        ctx.kind, ctx.module = kind, module
+        return kind.forward(module, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """The gradients, each where it is wanted."""
+        needs = ctx.needs_input_grad[2:]
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_(needs[0])
+            out = ctx.kind.forward(ctx.module, x)
+        wanted = [t for t, need in zip((x, ctx.module.weight), needs, strict=True) if need]
+        found = iter(torch.autograd.grad(out, wanted, grads))
+        return None, None, *(next(found) if need else None for need in needs)
+
+
+@cache
+def _norm(kind: Any) -> Any:
+    def forward(self: Any, hidden: torch.Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return kind.forward(self, hidden)
+        return _Again.apply(kind, self, hidden, self.weight)  # type: ignore[no-untyped-call]
+
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
+@cache
+def _gated(kind: Any) -> Any:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return kind.forward(self, x)
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        again = _GatedAgain(self.act_fn, gate.detach(), up.detach())
+        active = self.act_fn(gate)
+        product = _named(again.active, active, lambda: active * up)
+        return _named(again.product, product, lambda: self.down_proj(product))
+
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
+class _GatedAgain:
+    """act(gate) and its product with `up`, which the backward pass asks for in the other order."""
+
+    def __init__(self, act: Callable[..., Any], gate: torch.Tensor, up: torch.Tensor) -> None:
+        self._act, self._gate, self._up = act, gate, up
+        self._made: torch.Tensor | None = None
+
+    def product(self) -> torch.Tensor:
+        self._made = self._act(self._gate)
+        return self._made * self._up
+
+    def active(self) -> torch.Tensor:
+        made, self._made = self._made, None
+        return self._act(self._gate) if made is None else made
+
+
+def _named(again: Callable[[], torch.Tensor], made: torch.Tensor, use: Callable[[], Any]) -> Any:
+    """What `use` gives; if it keeps the tensor that was made, that is made again when it is asked for."""
+    place, size = made.data_ptr(), made.numel()
+    if not place:  # nothing, or a tensor that is none of PyTorch's own
+        return use()
+
+    def pack(kept: torch.Tensor) -> Any:
+        return (kept.shape,) if kept.data_ptr() == place and kept.numel() == size else kept
+
+    def unpack(kept: Any) -> torch.Tensor:
+        return again().reshape(kept[0]) if isinstance(kept, tuple) else kept
+
+    with saved_tensors_hooks(pack, unpack):
+        return use()
+
+
+def _is_gated(module: Any) -> bool:
+    """Whether it computes down(act(gate(x)) * up(x)), tried on some numbers."""
+    weight = next(module.gate_proj.parameters())
+    if weight.device.type == "meta":
+        return False
+    width = getattr(module.gate_proj, "in_features", weight.shape[-1])
+    x = torch.linspace(-1, 1, 2 * width).to(weight).reshape(1, 2, width)
+    with torch.no_grad():
+        made = module.down_proj(module.act_fn(module.gate_proj(x)) * module.up_proj(x))
+        return bool(torch.equal(made, module(x)))
+
+
+def compute_again(model: PreTrainedModel, what: Recompute, *, adapter: bool = False) -> None:
+    """Makes the backward pass compute activations again; the gradients are the same bits.
+
+    An adapter adds its part to what a product gave, in place: what was kept of it is then the sum, and stays
+    so, for the addition is a product as well and is not done twice.
+    """
+    how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if what == "selective":
+        how["context_fn"] = partial(
+            create_selective_checkpoint_contexts, _kept, allow_cache_entry_mutation=adapter
+        )
+    model.gradient_checkpointing_enable(how)
+    for module in model.modules():
+        # transformers checkpoints in training mode only; what a layer consists of stays without dropout.
+        module.training = getattr(module, "gradient_checkpointing", False)
+        if module.training:
+            # Some layers (OPT's) apply it themselves, at a rate that is their attribute.
+            rates = [k for k, v in vars(module).items() if "drop" in k and isinstance(v, float)]
+            for name in rates:
+                setattr(module, name, 0.0)
+
+
+def _kept(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -> CheckpointPolicy:
+    """Products of matrices and attention are kept; norms, rotations and gates cost little to repeat."""
+    name = op.overloadpacket.__name__
+    if name in PRODUCTS or "scaled_dot_product" in name:
+        return CheckpointPolicy.MUST_SAVE
+    if op._schema.is_mutable and args[0].is_floating_point():
+        # What was kept may lie in the same memory, and would then not be what it was.
+        raise RunError(
+            f"this architecture changes numbers in place ({name}): "
+            "set steps.gradient_checkpointing to 'full', or to 'none'"
+        )
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def give_back(device: torch.device) -> None:
+    """Hands free memory of the processor to the system; `runtime.process.settle` has glibc keep it for speed.
+
+    Activations of many sizes leave holes in its heap that outweigh what is not kept of them.
+    """
+    if device.type == "cpu":
+        with suppress(OSError, AttributeError):  # not glibc: nothing is kept
+            ctypes.CDLL(None).malloc_trim(0)

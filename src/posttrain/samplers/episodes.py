@@ -1,0 +1,189 @@
+"""Where agents ask: an episode has a URL of its own, and each request is one of its calls.
+
+    POST /v1/episodes/KEY/chat/completions   an answer of the policy
+    POST /v1/episodes/KEY/reward             {"score": 1.0}, once
+
+What is asked is taken in a thread for each client, under one mutex with all that an answer changes. The
+recipe says how answers are drawn; of a client's own wishes only its stop strings and a smaller limit of
+tokens count.
+"""
+
+import hashlib
+import json
+import math
+import queue
+import re
+import secrets
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from posttrain.envs.agent import Agent
+from posttrain.samplers.conversations import Conversation, Conversations
+from posttrain.serving.server import CHAT, Desk
+from posttrain.serving.speech import Speech
+from posttrain.serving.stepper import Asked
+from posttrain.serving.wire import Question, RefusedError, Said, question
+from posttrain.types import Completion, Request, Sampling, Task, UserError
+
+_PATH = re.compile(rf"/v1/episodes/([0-9a-f]{{32}})(?:({CHAT})|/reward)")
+
+
+@dataclass(eq=False)
+class Call:
+    """A request of an agent, and everybody who waits for its answer: a client that tries again joins."""
+
+    game: "Game"
+    talk: Conversation
+    request: Request
+    key: str
+    """Of its draws: no other call of the episode has it."""
+    body: bytes
+    askers: list[Asked]
+    answer: Completion | None = None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return all(asked.gone for asked in self.askers)
+
+
+@dataclass(eq=False)
+class Game:
+    """An episode that is going on."""
+
+    group: int
+    task: Task
+    sample: int
+    key: str
+    """Of its draws: the epoch and the task."""
+    sampling: Sampling
+    talks: Conversations
+    calls: list[Call] = field(default_factory=list)
+    score: float | None = None
+    """What was posted."""
+    last: str = ""
+    """What the policy said last."""
+    truncated: str = ""
+    """Why requests are no longer answered."""
+
+
+class EpisodeDesk(Desk):
+    """Takes what agents ask, for whoever steps the engine."""
+
+    def __init__(self, speech: Speech, agent: Agent, *, context: int, seed: int) -> None:
+        super().__init__(speech, "policy")
+        self.agent, self.context, self.seed = agent, context, seed
+        self.inbox: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._mutex = threading.RLock()
+        self._games: dict[str, Game] = {}
+
+    def open(self, game: Game) -> str:
+        """The key of an episode, under which it is asked from now on."""
+        key = secrets.token_hex(16)
+        with self._mutex:
+            self._games[key] = game
+        return key
+
+    def end(self, key: str) -> None:
+        """Answers nothing more of an episode; what is under way is given up."""
+        with self._mutex:
+            for call in self._games.pop(key).calls:
+                if call.answer is None:
+                    for asked in call.askers:
+                        asked.gone = True
+                        asked.news.put((0, RefusedError("the episode is over", status=404)))
+
+    def answer(self, call: Call, answer: Completion) -> None:
+        """Tells all who wait for an answer."""
+        tools = call.talk.tools
+        said = self.speech.read(answer.text, tools) if tools else Said("assistant", answer.text.strip())
+        with self._mutex:
+            call.talk.answer(answer, said)
+            call.answer, call.game.last = answer, answer.text
+            for asked in call.askers:
+                asked.news.put((0, answer))
+
+    def take_back(self, call: Call) -> bool:
+        """Forgets a call for which nobody waits any more; asked again, it is drawn as it would have been."""
+        with self._mutex:
+            if not call.is_given_up:
+                return False
+            call.game.calls.remove(call)
+            call.talk.take_back()
+            return True
+
+    # ------------------------------------------------------------------ in a thread for each client
+
+    def post(self, path: str, body: bytes, tries: int) -> Asked | dict[str, Any]:
+        """An answer that will come, or that a reward was taken; RefusedError.
+
+        A client that tries again gets the answer to what it asked before.
+        """
+        found = _PATH.fullmatch(path)
+        with self._mutex:
+            game = self._games.get(found[1]) if found else None
+            if found is None or game is None:
+                raise RefusedError("there is no such episode, or it is over", status=404)
+            if not found[2]:
+                return self._reward(game, body)
+            if tries and (call := next((c for c in game.calls if c.body == body), None)):
+                again = Asked(call.askers[0].question, call.askers[0].requests)
+                call.askers.append(again)
+                if call.answer is not None:
+                    again.news.put((0, call.answer))
+                return again
+            return self._ask(game, body)
+
+    def _reward(self, game: Game, body: bytes) -> dict[str, Any]:
+        try:
+            score = json.loads(body)["score"]
+            if isinstance(score, bool) or not math.isfinite(score):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise RefusedError('a reward is {"score": a finite number}', field="score") from None
+        if game.score is not None:
+            raise RefusedError("the episode has its reward", code="reward_given")
+        game.score = float(score)
+        return {"score": game.score}
+
+    def _ask(self, game: Game, body: bytes) -> Asked:
+        asked = question(body)
+        if asked.count > 1:
+            raise RefusedError("an episode is asked for one answer at a time", field="n")
+        if len(game.calls) >= self.agent.max_calls:
+            game.truncated = f"{self.agent.max_calls} calls"
+            raise RefusedError(f"an episode has {game.truncated}", status=403, code="episode_over")
+        try:
+            talk = game.talks.ask(asked.messages, asked.tools, self.context)
+        except UserError as error:
+            raise RefusedError(str(error), field="messages") from None
+        except RefusedError:
+            game.truncated = "context"
+            raise
+        call = self._call(game, talk, body, asked)
+        game.calls.append(call)
+        self.inbox.put(call)
+        return call.askers[0]
+
+    def _call(self, game: Game, talk: Conversation, body: bytes, asked: Question) -> Call:
+        live, wanted = talk.live, asked.sampling(self.context)
+        live.sampling = replace(
+            game.sampling,
+            max_new_tokens=min(wanted.max_new_tokens, game.sampling.max_new_tokens),
+            stop=tuple(dict.fromkeys((*game.sampling.stop, *wanted.stop))),
+        )
+        room = min(live.sampling.max_new_tokens, self.context - len(live.tokens))
+        prompt = tuple(live.tokens)
+        digest = hashlib.blake2b(repr((prompt, live.sampling.stop)).encode(), digest_size=12).hexdigest()
+        taken = {call.key for call in game.calls}
+        key = next(key for n in range(len(taken) + 1) if (key := f"{game.key}:{digest}:{n}") not in taken)
+        request = Request(
+            prompt=prompt,
+            sampling=replace(live.sampling, max_new_tokens=room),
+            seed=self.seed,
+            task=key,
+            sample=game.sample,
+            episode=f"{game.group}/{game.sample}/{talk.number}",
+        )
+        return Call(game, talk, request, key, body, [Asked(asked, [request])])

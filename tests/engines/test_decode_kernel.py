@@ -1,0 +1,102 @@
+"""engines/native/decode_kernel.py: what the compiled attention says, against the formula in float64."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from posttrain.engines.native import decode_kernel
+from posttrain.engines.native.decode_kernel import kernel_for, load
+
+torch.manual_seed(0)
+if load(torch.float32, 32, 1) is None:
+    pytest.skip("NOT RUN: no kernel is compiled here, which wants Linux and g++", allow_module_level=True)
+
+
+def formula(query, keys, values, lengths, scale, window):
+    """Row by row and head by head, in float64."""
+    B, H, _, D = query.shape
+    out = torch.empty(B, H, 1, D, dtype=torch.float64)
+    for b in range(B):
+        end = int(lengths[b]) + 1
+        begin = max(0, end - window) if window else 0
+        for h in range(H):
+            k = h // (H // keys.shape[1])
+            scores = keys[b, k, begin:end].double() @ query[b, h, 0].double() * scale
+            out[b, h, 0] = scores.softmax(0) @ values[b, k, begin:end].double()
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("size", "queries", "window"),
+    [(8, 2, None), (48, 1, None), (64, 3, None), (64, 3, 7), (128, 4, 16), (256, 5, None)],
+)
+def test_it_is_attention_over_each_row_as_far_as_it_goes(dtype, size, queries, window):
+    B, K, columns = 5, 2, 50
+    query, key, value = (torch.randn(B, n, 1, size).to(dtype) for n in (K * queries, K, K))
+    keys, values = (torch.full((B + 2, K, columns, size), math.nan, dtype=dtype) for _ in range(2))
+    lengths = torch.tensor([0, 1, 16, 33, 49])
+    for b, length in enumerate(lengths.tolist()):  # what lies behind is never read
+        keys[b, :, :length] = torch.randn(K, length, size).to(dtype)
+        values[b, :, :length] = torch.randn(K, length, size).to(dtype)
+    kernel = kernel_for(query, value, None)
+    assert kernel is not None
+    scale = size**-0.5
+    out = kernel(query, key, value, keys, values, lengths, scale=scale, window=window)
+    for b, length in enumerate(lengths.tolist()):
+        assert torch.equal(keys[b, :, length], key[b, :, 0])
+        assert torch.equal(values[b, :, length], value[b, :, 0])
+    assert keys[B:].isnan().all()
+    wanted = formula(query, keys, values, lengths, scale, window)
+    close = {"rtol": 2**-8, "atol": 1e-6} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 2e-6}
+    torch.testing.assert_close(out.double(), wanted, **close)
+
+
+def test_scores_far_apart_and_what_is_no_number(tmp_path):
+    """The largest score alone counts, however large; NaN stays NaN."""
+    query, key, value = torch.full((1, 1, 1, 32), 30.0), torch.zeros(1, 1, 1, 32), torch.ones(1, 1, 1, 32)
+    keys, values = torch.zeros(1, 1, 4, 32), torch.zeros(1, 1, 4, 32)
+    keys[0, 0, 1], values[0, 0, 1] = 30.0, 5.0
+    kernel = load(torch.float32, 32, 1)
+    out = kernel(query, key, value, keys, values, torch.tensor([3]), scale=1.0, window=None)
+    assert torch.equal(out, torch.full_like(out, 5.0))
+    for dtype in (torch.float32, torch.bfloat16):
+        broken = [x.to(dtype) for x in (query * math.nan, key, value, keys, values)]
+        assert load(dtype, 32, 1)(*broken, torch.tensor([3]), scale=1.0, window=None).isnan().all()
+
+
+def test_a_row_is_the_same_whatever_stands_beside_it():
+    query, key, value = torch.randn(4, 6, 1, 64), torch.randn(4, 2, 1, 64), torch.randn(4, 2, 1, 64)
+    keys, values, lengths = torch.randn(4, 2, 40, 64), torch.randn(4, 2, 40, 64), torch.tensor([3, 39, 7, 20])
+    kernel = load(torch.float32, 64, 3)
+    together = kernel(query, key, value, keys.clone(), values.clone(), lengths, scale=0.1, window=None)
+    for b in range(4):
+        own = [x[b : b + 1].clone() for x in (query, key, value)]
+        wider = [torch.randn(1, 2, 90, 64) for _ in range(2)]
+        for mine, theirs in zip(wider, (keys, values), strict=True):
+            mine[:, :, :40] = theirs[b]
+        alone = kernel(*own, *wider, lengths[b : b + 1], scale=0.1, window=None)
+        assert torch.equal(alone[0], together[b])
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "softcap"),
+    [(12, torch.float32, None), (64, torch.float16, None), (64, torch.float32, 30.0)],
+)
+def test_what_it_was_not_made_for_is_left_to_pytorch(size, dtype, softcap):
+    assert kernel_for(torch.zeros(1, 2, 1, size, dtype=dtype), torch.zeros(1, 1, 1, size), softcap) is None
+
+
+def test_without_a_compiler_or_with_one_that_errs_pytorch_does_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
+    for compiler in ("no-such-compiler", "false"):
+        monkeypatch.setenv("CXX", compiler)
+        assert load.__wrapped__(torch.float32, 32, 1) is None
+    monkeypatch.delenv("CXX")
+    wrong = tmp_path / "wrong.cpp"
+    source = Path(decode_kernel.__file__).with_name("decode.cpp").read_text()
+    wrong.write_text(source.replace("1.0f / 24", "1.0f / 2"))
+    monkeypatch.setattr(decode_kernel, "_SOURCE", wrong)
+    assert load.__wrapped__(torch.float32, 32, 1) is None

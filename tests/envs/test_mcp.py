@@ -1,0 +1,245 @@
+"""MCP servers as tools: a real server in a process of its own, whatever it does."""
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from posttrain.envs.protocol import guarded_reply, guarded_start
+from posttrain.envs.tools.call import Bounds
+from posttrain.envs.tools.choice import Tools
+from posttrain.envs.tools.mcp import Server, offered
+from posttrain.envs.tools.mcp_client import VERSIONS, Connection
+from posttrain.envs.tools.tool_use import ToolUse
+from posttrain.types import RunError, Task, UserError
+from posttrain.verifiers.answers import Number
+from posttrain.verifiers.workers.workers import Workers
+
+FILE = Path(__file__).with_name("mcp_server.py")
+TASK = Task(id="sum", messages=({"role": "user", "content": "3 + 4?"},), answer="7")
+BOUNDS = Bounds(deadline_s=60.0, max_chars=100)
+
+
+def server(*words, **options):
+    """The server of these tests, with words that change how it behaves."""
+    return Server(name="own", command=sys.executable, args=(str(FILE), *map(str, words)), **options)
+
+
+@pytest.fixture(scope="module")
+def workers():
+    with Workers(1, deadline_s=300.0) as made:
+        yield made
+
+
+def made(workers, call, *given):
+    """What a call returns in a worker process."""
+    workers.submit(call, *given)
+    [(_, outcome)] = workers.poll(300.0)
+    return outcome.value
+
+
+def tool(name, *words, **options):
+    """A tool of the server."""
+    return next(each for each in offered(server(*words, **options), []) if each.tool.name == name)
+
+
+def told(workers, runner, bounds=BOUNDS, **given):
+    """The class and text of a call's result, in a worker."""
+    result, _ = made(workers, runner, given, None, bounds, "")
+    return result.label, result.text
+
+
+def gone(pid):
+    """Whether a process ends, or has ended."""
+    for _ in range(6000):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_what_a_server_offers_is_told_in_its_order():
+    found = server().tools()
+    assert [each.name for each in found] == ["zadd", "misbehave", "count", "pid"], "over pages of two"
+    assert found == server().tools()
+    assert found[0].parameters["required"] == ["a", "b"]
+    assert [each.description for each in found[:2]] == ["Adds two whole numbers.", "Misbehaves."]
+    assert found[2].properties == {}
+    assert [each.name for each in server(only=("pid", "zadd")).tools()] == ["zadd", "pid"]
+    named = [each.tool.name for each in offered(server(), ["count"])]
+    assert named == ["zadd", "misbehave", "own_count", "pid"]
+    settings = Tools(
+        builtin=("calculator",), mcp=(server(only=("pid",)), replace(server(only=("pid",)), name="b"))
+    )
+    assert [each.tool.name for each in settings.runners()] == ["calculator", "pid", "b_pid"]
+
+
+def test_every_version_of_the_protocol_is_spoken():
+    connection = Connection([sys.executable, str(FILE)], {})
+    try:
+        assert connection.initialise(60.0)["protocolVersion"] == VERSIONS[0]
+    finally:
+        connection.close(1.0)
+    assert not connection.alive
+
+
+def test_whatever_a_server_does_is_a_result(workers):
+    runner = tool("misbehave")
+
+    def says(how, bounds=BOUNDS):
+        return told(workers, runner, bounds, how=how)
+
+    assert says("well") == ("ok", "well")
+    assert told(workers, tool("zadd"), a=2, b=3) == ("ok", "5"), "beside NaN that is not asked for"
+    assert says("error") == ("raised", "raised: ValueError: no such\nplace")
+    assert told(workers, replace(runner, called="oracle"), how="well") == (
+        "raised",
+        "raised: nothing is known of oracle",
+    )
+    assert says("long") == ("cut", "x" * 100 + " … (cut after 100 characters)")
+    assert says("large") == ("cut", "cut: a result of more than 4 MiB, of which nothing is read")
+    assert says("asks") == ("ok", "[{}, -32601]"), "a ping is answered, and what is not done is refused"
+    assert says("kinds") == ("ok", "one\n[image, image/png]\nheld\n[resource_link, file:///b]")
+    assert says("structured") == ("ok", '{"sum": 5}')
+    assert says("half") == ("ok", "? half")
+    for how in ("garbage", "stderr"):
+        assert says(how) == ("ok", "well"), how
+
+
+def test_what_ends_a_server_ends_one_call(workers):
+    runner, number = tool("misbehave"), tool("pid")
+    before = told(workers, number)
+    assert told(workers, number) == before, "calls share a process"
+    assert told(workers, runner, how="die") == ("died", "died: the server ended (exit status 3)")
+    second = told(workers, number)
+    assert (second[0], second != before) == ("ok", True)
+    late = told(workers, runner, replace(BOUNDS, deadline_s=0.3), how="hang")
+    assert late == ("timeout", "timeout: no result within 0.3 s")
+    assert gone(int(second[1])), "a server that hangs is ended"
+    assert told(workers, runner, how="well") == ("ok", "well")
+
+
+def test_what_a_server_remembers_is_shared_unless_it_is_fresh(workers):
+    shared, fresh = tool("count"), tool("count", fresh=True)
+    first = int(told(workers, shared)[1])
+    assert told(workers, shared) == ("ok", str(first + 1))
+    kept = None
+    for number in ("1", "2", "3"):
+        result, kept = made(workers, fresh, {}, kept, BOUNDS, "")
+        assert result.text == number, "the calls of this episode alone"
+    assert made(workers, fresh, {}, None, BOUNDS, "")[0].text == "1"
+    died = tool("misbehave", fresh=True)
+    assert fresh.keeper == died.keeper
+    assert made(workers, died, {"how": "die"}, kept, BOUNDS, "")[1] == kept, "what ends it is forgotten"
+
+
+def test_no_server_outlives_its_worker():
+    number = tool("pid", "deaf")
+    with Workers(1, deadline_s=300.0) as workers:
+        pid = int(told(workers, number)[1])
+        assert told(workers, number) == ("ok", str(pid))
+        workers.submit(os._exit, 3)
+        assert workers.poll(300.0)[0][1].label == "died"
+        assert gone(pid)
+        pid = int(told(workers, number)[1])
+    assert gone(pid)
+
+
+def test_a_server_below_a_shell_ends_with_it(workers):
+    line = f"{sys.executable} {FILE} deaf; true"
+    shell = Server(name="own", command="/bin/sh", args=("-c", line))
+    runners = {each.tool.name: each for each in offered(shell, [])}
+    pid = int(told(workers, runners["pid"])[1])
+    assert told(workers, runners["misbehave"], replace(BOUNDS, deadline_s=0.3), how="hang")[0] == "timeout"
+    assert gone(pid)
+
+
+def test_a_function_beside_a_server_leaves_it_alone(workers):
+    number = tool("pid")
+    pid = told(workers, number)
+    calculator = Tools(builtin=("calculator",)).runners()[0]
+    assert told(workers, calculator, expression="6 * 7") == ("ok", "42")
+    assert told(workers, number) == pid
+
+
+def test_episodes_call_servers(workers):
+    settings = Tools(mcp=(server(),), deadline_s=60.0)
+    env = ToolUse(judge=Number(), runners=settings.runners(), settings=settings)
+    state, said = made(workers, guarded_start, env, TASK).state, []
+    for response in (
+        '<call zadd>{"a": 3, "b": 4}</call><call misbehave>die</call><call misbehave>well</call>',
+        "<call zadd>3</call><call count></call>",
+        "It is 7.",
+    ):
+        turn = made(workers, guarded_reply, env, state, response)
+        state = turn.state
+        said += [message["content"] for message in turn.messages]
+    assert said[0].splitlines() == [
+        "zadd: 7",
+        "misbehave: died: the server ended (exit status 3)",
+        "misbehave: well",
+    ]
+    assert said[1].startswith("zadd: arguments: ")
+    assert turn.verdict.label == "right"
+    assert turn.verdict.parts == {"tools/calls": 5.0, "tools/died": 1.0, "tools/arguments": 1.0}
+
+
+def test_a_server_that_cannot_be_started_again_is_no_fault_of_the_policy(workers, tmp_path):
+    settings = Tools(mcp=(server("once", tmp_path / "seen"),), deadline_s=60.0)
+    env = ToolUse(judge=Number(), runners=settings.runners(), settings=settings)
+    state = made(workers, guarded_start, env, TASK).state
+    turn = made(workers, guarded_reply, env, state, "<call count></call>")
+    assert turn.verdict.failed
+    assert turn.verdict.label == "INFRA_ERROR"
+    assert "cannot be started by" in turn.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (server("fails"), "mcp_server.py fails': the server ended (exit status 1): there is no database"),
+        (server("old"), "it speaks version '1999-01-01' of the protocol"),
+        (server("none"), "offers no tools"),
+        (server(only=("sub",)), "has no tool 'sub'; it has zadd, misbehave, count, pid"),
+        (replace(server(), command="no-such-program"), "cannot be started by 'no-such-program "),
+        (Server(name="own", command="sleep", args=("1000",), start_s=0.3), "no result within 0.3 s"),
+    ],
+)
+def test_what_offers_nothing_is_refused(given, why):
+    with pytest.raises(UserError) as error:
+        given.tools()
+    assert why in str(error.value)
+    with pytest.raises(RunError):
+        replace(server("fails"), name="own").started()
+
+
+def test_validate_shows_what_a_server_offers(online, write, run_cli):
+    given = {"name": "own", "command": sys.executable, "args": [str(FILE)], "only": ["zadd"]}
+    done = run_cli("validate", write(online, {"task": {"tools": {"mcp": given, "deadline_s": 60.0}}}))
+    assert done.code == 0, done.err
+    assert "Adds two whole numbers." in done.out
+    assert "<|im_start|>tool\n2<|im_end|>" in done.out
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"name": "a", "command": "no-such-program"}, "cannot be started by 'no-such-program'"),
+        ({"name": "a b", "command": "x"}, "the name of a server has letters"),
+        ({"name": "a", "command": " "}, "has no command"),
+        ({"name": "a", "command": "x", "start_s": 0}, "start_s must be positive"),
+        ([{"name": "a", "command": "x"}] * 2, "two servers are called 'a'"),
+        ({"command": "x"}, "is missing"),
+        ({"name": "a", "command": "x", "arg": []}, "did you mean 'args'"),
+    ],
+)
+def test_mistakes_of_the_table_are_one_line(online, write, run_cli, given, why):
+    done = run_cli("validate", write(online, {"task": {"tools": {"mcp": given}}}))
+    assert done.code == 2
+    assert why in done.err.replace("\n", " ")

@@ -1,0 +1,134 @@
+"""learner/recompute.py: norms and gates that keep less, with the gradients of a model that keeps all."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from posttrain.learner.recompute import keep_less
+from posttrain.runtime.plan import Shape, activation_bytes
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+KINDS = {"llama": (2, 5), "qwen3": (2, 9), "gemma3_text": (2, 13), "phi3": (0, 5), "gpt2": (0, 0)}
+"""Modules that are changed: feed-forward layers that are gated by two products; and, below float32, norms."""
+
+
+def model_of(kind: str, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    shape = SHAPE | ({"n_embd": 32, "n_layer": 2, "n_head": 4} if kind == "gpt2" else {})
+    shape |= {"pad_token_id": 0} if kind == "phi3" else {}
+    config = AutoConfig.for_model(kind, **shape)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # not all ones, nor zeros
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+class Alive(TorchDispatchMode):
+    """The memory of all that was computed within it and is still held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[StorageWeakRef, int]] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = op(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in args if isinstance(x, torch.Tensor)}
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in given:
+                self.made.append((StorageWeakRef(x.untyped_storage()), x.untyped_storage().nbytes()))
+        return out
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for ref, size in self.made if not ref.expired())
+
+
+def kept(model: Any, tokens: torch.Tensor) -> float:
+    """Bytes that a forward pass of the body keeps."""
+    with Alive() as alive:
+        out = model(tokens, use_cache=False).last_hidden_state
+    assert out.requires_grad
+    return alive.bytes
+
+
+def gradients(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """(logits, gradients)"""
+    logits = model(torch.arange(48).reshape(2, 24), use_cache=False).logits
+    logits.float().logsumexp(-1).square().sum().backward()
+    return logits.detach(), {n: p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_the_same_bits(kind: str, dtype: torch.dtype) -> None:
+    plain = model_of(kind, dtype)
+    ours = copy.deepcopy(plain)
+    keep_less(ours)
+    changed = [m for m in ours.modules() if "learner.recompute" in type(m).__module__]
+    gates, norms = KINDS[kind]
+    assert len(changed) == gates + norms * (dtype != torch.float32)
+    for model in (ours, copy.deepcopy(ours)):  # a copy computes with its own weights
+        model.zero_grad()
+        logits, grads = gradients(model)
+        wanted_logits, wanted = gradients(copy.deepcopy(plain))
+        assert torch.equal(logits, wanted_logits)
+        for name, grad in grads.items():
+            assert torch.equal(grad, wanted[name]), name
+        with torch.no_grad():
+            assert torch.equal(model(torch.arange(4)[None]).logits, plain(torch.arange(4)[None]).logits)
+
+
+def test_less_is_kept() -> None:
+    """Of a feed-forward layer two of four; of a norm what comes in alone, and nothing in float32."""
+    plain = model_of("llama", torch.bfloat16).model
+    ours = copy.deepcopy(plain)
+    keep_less(ours)
+    layers, tokens, hidden, inner = 2, torch.arange(48).reshape(2, 24), 32, 96
+    gates = layers * 48 * 2 * inner * 2
+    norms = (2 * layers + 1) * 48 * 4 * hidden
+    assert kept(plain, tokens) - kept(ours, tokens) >= gates + norms
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_kept_is_what_a_plan_reckons_with(dtype: torch.dtype) -> None:
+    shape = SHAPE | {"hidden_size": 144, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 36}
+    config = AutoConfig.for_model("llama", **shape)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).model
+    keep_less(model)
+    guess = activation_bytes(Shape.of(config, 0, 0), dtype.itemsize, "none")
+    assert guess == pytest.approx(kept(model, torch.randint(64, (1, 256))) / 256, rel=0.15)
+
+
+def test_only_what_is_wanted_gets_a_gradient() -> None:
+    """Under an adapter no norm has one, and what stands below the first adapter needs none either."""
+    model = model_of("llama", torch.float32)
+    keep_less(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("layers.1.mlp" in name)
+    _, grads = gradients(model)
+    assert {name for name, grad in grads.items() if grad is not None} == {
+        f"model.layers.1.mlp.{part}_proj.weight" for part in ("gate", "up", "down")
+    }
+
+
+def test_what_computes_otherwise_is_left_alone() -> None:
+    model = model_of("llama", torch.float32)
+    kind = type(model.model.layers[0].mlp)
+    other = type("Other", (kind,), {"forward": lambda self, x: 2 * kind.forward(self, x)})
+    model.model.layers[0].mlp.__class__ = other
+    keep_less(model)
+    assert type(model.model.layers[0].mlp) is other
