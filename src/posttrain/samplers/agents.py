@@ -25,6 +25,7 @@ from posttrain.samplers.live import Live, Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.serving.server import Server
 from posttrain.serving.speech import Speech
+from posttrain.serving.stepper import stream
 from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, Verdict
 from posttrain.verifiers.protocol import TrainerState, Verifier
 from posttrain.verifiers.workers.pool import Pool
@@ -118,7 +119,8 @@ class AgentPlay(Plays):
         if self.engine.busy:
             self.steps += 1
             self.answered(self.engine.poll())
-            self._stream()
+            calls = self._answering.items()
+            stream(self.engine, {ticket: [(asked, 0) for asked in call.askers] for ticket, call in calls})
         begin = time.monotonic()
         for ticket, outcome in self.workers.poll(0.0):
             self._ended(*self._playing.pop(ticket), outcome)
@@ -158,14 +160,6 @@ class AgentPlay(Plays):
             self.park()
         self._waiting = [call for call in self._waiting if not self.desk.take_back(call)]
         self._take_requests(0.0)
-
-    def _stream(self) -> None:
-        if not any(asked.question.stream for call in self._answering.values() for asked in call.askers):
-            return
-        for ticket, request in self.engine.unanswered():
-            for asked in self._answering[ticket].askers if request.begun else ():
-                if asked.question.stream and request.begun:
-                    asked.news.put((0, list(request.begun.tokens)))
 
     def park(self) -> None:
         """Takes back from the engine all that it has not answered, as far as it has come."""

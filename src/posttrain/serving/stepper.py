@@ -10,7 +10,7 @@ seed and the place of its token alone.
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from posttrain.engines.protocol import Engine
@@ -108,8 +108,14 @@ class Stepper:
         for ticket, answer in self.engine.poll(LOOK_S):
             asked, n = self._of.pop(ticket)
             asked.news.put((n, answer))
-        if any(asked.question.stream for asked, _ in self._of.values()):
-            for ticket, request in self.engine.unanswered():
-                asked, n = self._of[ticket]
-                if asked.question.stream and request.begun is not None:
-                    asked.news.put((n, list(request.begun.tokens)))
+        stream(self.engine, {ticket: [each] for ticket, each in self._of.items()})
+
+
+def stream(engine: Engine, waiting: Mapping[int, Sequence[tuple[Asked, int]]]) -> None:
+    """Tells those who wait for an answer as a stream what has been drawn of it; waiting: by the ticket."""
+    if not any(asked.question.stream for each in waiting.values() for asked, _ in each):
+        return
+    for ticket, request in engine.unanswered():
+        for asked, n in waiting[ticket]:
+            if asked.question.stream and request.begun is not None:
+                asked.news.put((n, list(request.begun.tokens)))
