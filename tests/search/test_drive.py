@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoTokenizer, LlamaForTokenClassification
 
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
+from posttrain.runtime.ask import ask
 from posttrain.runtime.policy import surroundings
 from posttrain.runtime.sampling import engine_of
 from posttrain.samplers.trees import Trees
@@ -26,6 +29,7 @@ from posttrain.search.strategies.puct import puct
 from posttrain.search.tree import Tree
 from posttrain.search.values import SAID, taught, value_prompt
 from posttrain.types import Sampling, Task, Verdict
+from posttrain.verifiers.model.verifier import RewardModel
 
 SEARCH = {
     "method": {"name": "expert_iteration"},
@@ -437,3 +441,60 @@ def test_a_run_learns_values_and_asks_them(sums, write, run_cli, tmp_path):
     assert {(row["label"], row["score"], row["stop"]) for row in lessons} == {("value", 1.0, "eos")}
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert max(abs(line.get("kl/mismatch", 0.0)) for line in metrics) < 1e-3
+
+
+@pytest.fixture
+def process_model(tiny, tmp_path):
+    """A process reward model of random weights, whose scores are far apart."""
+    torch.manual_seed(5)
+    model = LlamaForTokenClassification.from_pretrained(tiny, num_labels=1)
+    torch.nn.init.normal_(model.score.weight, std=3.0)
+    place = tmp_path / "process_model"
+    model.save_pretrained(place)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize("strategy", ["best_of_n", "beam", "best_first", "puct", "gumbel"])
+def test_the_answer_is_the_end_that_the_reward_model_finds_best(
+    strategy, process_model, online, write, run_cli
+):
+    """Each end's value is the verifier's own score of it, and no other end has a greater one."""
+    search = {
+        "strategy": strategy,
+        "moves": 24,
+        "width": 4,
+        "separator": "e",
+        "value_model": {"paths": [str(process_model)], "kind": "process", "over_steps": "min"},
+    }
+    path = write(online, SEARCH | {"search": search, "sampling": {"max_new_tokens": 8}})
+    done = run_cli("search", path, "--json", "--limit", "3")
+    assert done.code == 0, done.err
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    judge = RewardModel(paths=(str(process_model),), kind="process", over_steps="min", separator="e")
+    tasks = {task.id: task for task in ask(config.read(path).recipe).held_out}
+    compared = 0
+    for line in lines:
+        spent = line["moves"] == 24 or strategy == "beam"  # which ends with its last state
+        assert spent, "an end does not end the search"
+        ends = {state["shown"]: state["value"] for state in line["states"] if state["done"]}
+        assert len(ends) == line["ends"]
+        for said, value in ends.items():
+            assert value == pytest.approx(judge(tasks[line["task"]], said).score, abs=1e-5)
+        if ends:
+            assert ends[line["answer"]] == max(ends.values())
+            compared += len(ends) > 1
+    assert compared
+
+
+def test_what_no_reward_model_can_guide_is_said(process_model, sums, write, run_cli, tmp_path):
+    model = {"value_model": {"paths": [str(process_model)], "kind": "process"}}
+    for over, said in (
+        ({"search": SEARCH["search"] | model | {"values": True}}, "a value_model goes with no values = true"),
+        ({"search": SEARCH["search"] | model | {"strategy": "rmax"}}, "goes with no strategy = 'rmax'"),
+        ({"search": SEARCH["search"] | model, **GAMES}, "a value_model reads the steps of an answer"),
+        ({"search": SEARCH["search"] | {"value_model": {"paths": [str(tmp_path / "none")]}}}, "none"),
+    ):
+        done = run_cli("validate", write(sums, SEARCH | over))
+        assert done.code == 2
+        assert said in done.err.replace("\n", " ")

@@ -14,6 +14,7 @@ from posttrain.search.strategies.gumbel import gumbel, perturbed
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct, rmax
 from posttrain.search.tree import Tree
+from posttrain.search.values import picked
 from posttrain.types import Task
 
 TASK = Task(id="toy", messages=({"role": "user", "content": "toy"},))
@@ -258,6 +259,98 @@ def test_a_move_back_to_where_one_came_from_leads_nowhere():
     tree = solved(best_first(toy.state(0), UNBOUNDED), toy)
     assert dict(tree.refused) == {"repeated": 2}
     assert [node.state.key for node in tree.nodes] == ["0", "1", "2"]
+
+
+# ---------------------------------------------------------------------- ends that are compared
+
+
+@dataclass
+class Ends(Toy):
+    """A tree with several ends, each worth its value."""
+
+    def left(self, to):
+        return (to,)
+
+    def state(self, to, moves=()):
+        [node] = to if isinstance(to, tuple) else (to,)
+        return State(task=TASK, moves=moves, key=str(node), done=node not in self.moves)
+
+
+def random_ends(seed: int) -> Ends:
+    """A random tree of at most four levels; every node has a value, an end's being what counts."""
+    dice, moves, ahead, count = random.Random(seed), {}, [(0, 0)], 1
+    while ahead:
+        node, depth = ahead.pop()
+        if depth == 4 or (depth and dice.random() < 0.2):
+            continue
+        weights = [dice.random() + 0.05 for _ in range(dice.randint(1, 3))]
+        moves[node] = {
+            f"m{count + k}": (w / sum(weights) * 0.99999, count + k) for k, w in enumerate(weights)
+        }
+        ahead += [(count + k, depth + 1) for k in range(len(weights))]
+        count += len(weights)
+    return Ends(moves, goal=-1, values={node: dice.random() for node in range(count)})
+
+
+COMPARING = {
+    "best_first": partial(best_first, width=2, guided=True, compares=True),
+    "beam": partial(beam, width=3, keep=1000, guided=True, compares=True),
+    "puct": partial(puct, width=2, compares=True),
+    "gumbel": partial(gumbel, width=2, compares=True),
+}
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_without_a_budget_the_best_of_all_ends_is_taken(name):
+    for seed in range(60):
+        toy = random_ends(seed)
+        tree = solved(picked(COMPARING[name](toy.state(0), UNBOUNDED)), toy)
+        ends = {
+            n: toy.values[n] for edges in toy.moves.values() for _, n in edges.values() if n not in toy.moves
+        }
+        assert tree.end, f"seed {seed}"
+        assert int(tree.end.key) == max(ends, key=ends.get), f"seed {seed}"
+        assert {int(node.state.key) for node in tree.ends} == set(ends), f"seed {seed}"
+        assert [edge.move.text for edge in tree.found] == list(tree.end.moves)
+
+
+def test_ways_that_are_sampled_are_compared_by_their_ends_and_spend_the_budget():
+    class Sampled(Ends):
+        def says(self, state, first, count):
+            dice, known = random.Random(f"{state.key}-{first}"), self.moves[int(state.key)]
+            drawn = dice.choices(list(known), [p for p, _ in known.values()], k=count)
+            return [Move(text, log(known[text][0])) for text in drawn]
+
+    many = (toy for toy in map(random_ends, range(60)) if len(toy.values) - len(toy.moves) > 8)
+    toy = Sampled(**vars(next(many)))
+    tree = solved(picked(best_of_n(toy.state(0), Budget(moves=40), width=3, compares=True)), toy)
+    assert tree.drawn == 40
+    assert len(tree.ends) > 2
+    assert tree.end.key == max(tree.ends, key=lambda node: toy.values[int(node.state.key)]).state.key
+
+
+def test_a_guided_search_goes_where_values_are_best_and_not_where_it_is_likely():
+    """Of a tree that says all at once each state asked has the greatest value of those that could be."""
+    moves, count = {}, 1
+    for node in range(13):
+        moves[node] = {f"m{count + k}": ((0.5, 0.3, 0.2)[k], count + k) for k in range(3)}
+        count += 3
+    dice = random.Random(5)
+    toy = Ends(moves, goal=-1, values={n: dice.random() for n in range(count)})
+    solved(best_first(toy.state(0), UNBOUNDED, width=3, guided=True, compares=True), toy)
+    asked = [(int(first[1:]) - 1) // 3 for first, *_ in zip(*[iter(toy.asked)] * 3, strict=True)]
+    open_ = {0}
+    for node in asked:
+        assert node == max(open_, key=lambda each: toy.values[each])
+        open_ = (open_ - {node}) | {to for _, to in moves_of(toy, node)}
+    assert sorted(asked) == list(range(13))
+
+    kept = solved(beam(toy.state(0), UNBOUNDED, width=3, keep=1, guided=True, compares=True), toy)
+    at = 0
+    while at in toy.moves:  # a beam of one is the greedy way
+        at = max((to for _, to in toy.moves[at].values()), key=lambda n: toy.values[n])
+        assert str(at) in {node.state.key for node in kept.nodes}
+    assert len(kept.nodes) == 1 + 3 * max(node.depth for node in kept.nodes)
 
 
 # ---------------------------------------------------------------------- gumbel: sequential halving

@@ -145,20 +145,22 @@ def _searched(trees: Plays, tasks: Sequence[Task], recipe: Recipe) -> list[Line]
 def table(told: Mapping[str, Sequence[Line]], budget: int) -> list[str]:
     """How many of the tasks each strategy solves with at most so many moves, from one search of each.
 
-    A task that was solved after m moves is solved at every budget of m or more.
+    A task that was solved after m moves is solved at every budget of m or more. Where all ends are compared
+    the whole budget is spent, and says nothing of smaller ones.
 
     >>> lines = [{"solved": True, "moves": 3}, {"solved": False, "moves": 8}, {"solved": True, "moves": 8}]
     >>> print(*table({"puct": lines}, 8), sep="\\n")
     solved of 3 within     1     2     4     8 moves
     puct                   0     0     1     2  6.333 a task
     """
-    budgets = [budget // 2**n for n in range(3, -1, -1) if budget >= 2**n]
+    compared = any("ends" in line for lines in told.values() for line in lines)
+    budgets = [budget] if compared else [budget // 2**n for n in range(3, -1, -1) if budget >= 2**n]
     count = len(next(iter(told.values())))
     head = f"solved of {count} within"
     width = max(len(head), *map(len, told)) + 1
     rows = [f"{head:{width}}" + "".join(f"{m:6}" for m in budgets)[1:] + " moves"]
     for name, lines in told.items():
-        solved = [sum(line["solved"] and line["moves"] <= m for line in lines) for m in budgets]
+        solved = [sum(line["solved"] and (compared or line["moves"] <= m) for line in lines) for m in budgets]
         spent = sum(line["moves"] for line in lines) / count
         rows.append(f"{name:{width}}" + "".join(f"{n:6}" for n in solved)[1:] + f"  {spent:.4g} a task")
     return rows

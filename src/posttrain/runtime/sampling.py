@@ -19,7 +19,6 @@ from posttrain.engines.vllm.start import require
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.methods.table import label
 from posttrain.models.loading import usable_device
 from posttrain.models.pretrained import silent, skeleton
 from posttrain.recipe.asynchrony import Asynchrony
@@ -39,7 +38,7 @@ from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import Arenas, Nowhere, Store
-from posttrain.samplers.trees import Trees
+from posttrain.samplers.trees import Trees, check_search
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.search.choice import SearchChoice
 from posttrain.search.moves.coq import CoqSteps
@@ -68,27 +67,8 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
 def check_samplers(asked: Asked) -> None:
     """UserError where samplers cannot be where the recipe has them, or cannot do what it wants of them."""
     recipe = asked.recipe
-    if recipe.search and asked.verifier and asked.verifier.grouped:
-        what = "a search is judged at its end, by a verifier that judges one answer"
-        raise UserError(what, where="search", mend="leave [search] out, or take such a verifier")
-    if recipe.search and recipe.search.learn == "proof" and asked.method.least_group > 1:
-        name = label(recipe.method["name"])
-        what = f"{name} compares answers to one task, and moves of a proof are worth the same"
-        raise UserError(what, where="search", mend="set search.learn = 'moves', or take expert_iteration")
-    tactics = isinstance(asked.verifier, Coq | Lean)
-    if recipe.search and recipe.search.strategy == "hypertree" and not tactics:
-        what = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
-        raise UserError(what, where="search.strategy", mend="take 'best_first', or the verifier of a prover")
-    alone = asked.env or tactics
-    if recipe.search and not alone and (recipe.search.values or recipe.search.learn == "moves"):
-        key = "values" if recipe.search.values else "learn"
-        what = "an answer's steps are judged at its end alone, and only the first end is"
-        raise UserError(
-            what, where=f"search.{key}", mend="leave it out, or prove or play: [task.env], coq, lean"
-        )
-    if recipe.search and recipe.async_.pace == "steps":
-        what = "when a tree is judged hangs on the clock"
-        raise UserError(what, where="async.pace", mend="leave it out")
+    if recipe.search:
+        check_search(recipe, recipe.search, asked.method, asked.verifier, asked.env)
     if recipe.async_.where == "ray":
         check_ray("async.place")
     for device in recipe.async_.devices:

@@ -14,6 +14,9 @@ from dataclasses import replace
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
+from posttrain.envs.protocol import Env
+from posttrain.methods.table import label
+from posttrain.recipe.recipe import Recipe
 from posttrain.samplers.live import Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.search.choice import SearchChoice
@@ -22,7 +25,9 @@ from posttrain.search.protocol import Move, Refused, State, Steps
 from posttrain.search.record import record
 from posttrain.search.tree import Node, Tree, spread
 from posttrain.search.values import value_prompt
-from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, UserError, Verdict
+from posttrain.types import Completion, Episode, Method, Sampling, Task, Trajectory, UserError, Verdict
+from posttrain.verifiers.proof.coq.verifier import Coq
+from posttrain.verifiers.proof.lean.verifier import Lean
 from posttrain.verifiers.protocol import TrainerState, Verifier
 from posttrain.verifiers.workers.pool import Pool
 
@@ -52,7 +57,8 @@ class Trees(Plays):
     ) -> None:
         self.engine, self.chat, self.choice, self.sampling = engine, chat, choice, sampling
         self.verifier = verifier
-        self.searches = Searches(engine, chat, world, context=context, seed=seed)
+        value = choice.valued()
+        self.searches = Searches(engine, chat, world, context=context, seed=seed, value=value)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
         self._groups: dict[int, tuple[Task, int]] = {}
         self._judging: dict[int, tuple[int, Tree]] = {}
@@ -237,6 +243,36 @@ class Trees(Plays):
             response=(move.text if move else "") if text is None else text,
             stop="eos" if move is None or move.ended else "length",
         )
+
+
+def check_search(
+    recipe: Recipe, choice: SearchChoice, method: Method, verifier: Verifier | None, env: Env | None
+) -> None:
+    """UserError where such a search cannot be, or this method cannot learn from it."""
+    if verifier and verifier.grouped:
+        what = "a search is judged at its end, by a verifier that judges one answer"
+        raise UserError(what, where="search", mend="leave [search] out, or take such a verifier")
+    if choice.learn == "proof" and method.least_group > 1:
+        name = label(recipe.method["name"])
+        what = f"{name} compares answers to one task, and moves of a proof are worth the same"
+        raise UserError(what, where="search", mend="set search.learn = 'moves', or take expert_iteration")
+    tactics = isinstance(verifier, Coq | Lean)
+    if choice.strategy == "hypertree" and not tactics:
+        what = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
+        raise UserError(what, where="search.strategy", mend="take 'best_first', or the verifier of a prover")
+    if choice.value_model:
+        if env or tactics:
+            what = "a value_model reads the steps of an answer, and these moves are none"
+            raise UserError(what, where="search.value_model", mend="set search.values = true")
+        choice.value_model.require()
+    if not (env or tactics) and (choice.values or choice.learn == "moves"):
+        key = "values" if choice.values else "learn"
+        what = "an answer's steps are judged at its end alone, and only the first end is"
+        mend = "leave it out, or prove or play: [task.env], coq, lean"
+        raise UserError(what, where=f"search.{key}", mend=mend)
+    if recipe.async_.pace == "steps":
+        what = "when a tree is judged hangs on the clock"
+        raise UserError(what, where="async.pace", mend="leave it out")
 
 
 def _unsolved(tree: Tree) -> Verdict:

@@ -1,16 +1,19 @@
 """How a run searches: `[search]`."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from posttrain.search.drive import Make
+from posttrain.search.drive import Make, Valued
 from posttrain.search.protocol import Budget
 from posttrain.search.strategies.best_first import beam, best_first, best_of_n
 from posttrain.search.strategies.gumbel import gumbel
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct, rmax
-from posttrain.search.values import taught
+from posttrain.search.tree import Search
+from posttrain.search.values import by_model, picked, taught
+from posttrain.verifiers.model.verifier import RewardModel
 
 Strategy = Literal["best_first", "beam", "best_of_n", "puct", "rmax", "gumbel", "hypertree"]
 
@@ -41,6 +44,10 @@ class SearchChoice:
     values: bool = False
     """The policy is asked how likely a state is to end well, which puct, gumbel and hypertree go by, and
     learns it from its trees with any strategy, in the rows that a proof leaves of rollout.group_size."""
+    value_model: RewardModel | None = None
+    """A reward model that says what the steps of an answer so far are worth, as [search.value_model] with
+    `paths` and `kind = "process"`; steps are told by search.separator. It guides all strategies but best_of_n
+    and rmax; the budget is then spent whole, and the answer is the end that it finds best."""
     learn: Literal["proof", "moves"] = "proof"
     """proof: the moves of the way that was found, all worth the same. moves: those that one state said when
     it was first asked, worth the verdict if a way to the end goes on from them and 0 otherwise; methods that
@@ -63,6 +70,11 @@ class SearchChoice:
             raise ValueError("alpha and c must be 0 or more")
         if not self.separator:
             raise ValueError("separator must not be empty")
+        if self.value_model and (self.values or self.strategy in ("rmax", "hypertree")):
+            what = "values = true" if self.values else f"strategy = {self.strategy!r}"
+            raise ValueError(f"a value_model goes with no {what}")
+        if self.value_model and self.value_model.separator not in ("\n\n", self.separator):
+            raise ValueError("steps are told by search.separator; leave that of value_model out")
         if self.learn == "moves" and (self.width < 2 or self.strategy == "gumbel"):
             raise ValueError(
                 "learn = 'moves' compares moves that are asked for together: "
@@ -76,20 +88,30 @@ class SearchChoice:
 
     def make(self, lessons: int = 0) -> Make:
         """Begins a search from a root and a budget, which teaches the values of so many states at most."""
-        width = self.width
-        made: dict[str, Make] = {
-            "best_first": partial(best_first, width=width, alpha=self.alpha),
-            "beam": partial(beam, width=width, keep=self.keep, alpha=self.alpha),
+        width, guided = self.width, self.value_model is not None
+        values = self.values or guided
+        made: dict[str, Callable[..., Search]] = {
+            "best_first": partial(best_first, width=width, alpha=self.alpha, guided=guided),
+            "beam": partial(beam, width=width, keep=self.keep, alpha=self.alpha, guided=guided),
             "best_of_n": partial(best_of_n, width=width),
-            "puct": partial(puct, width=width, c=self.c, values=self.values),
+            "puct": partial(puct, width=width, c=self.c, values=values),
             "rmax": partial(rmax, width=width),
-            "gumbel": partial(gumbel, width=width, values=self.values),
+            "gumbel": partial(gumbel, width=width, values=values),
             "hypertree": partial(hypertree, width=width, alpha=self.alpha, c=self.c, values=self.values),
         }
         begin = made[self.strategy]
+        if guided:
+            return lambda root, budget: picked(begin(root, budget, compares=True))
         if not (self.values and lessons):
             return begin
         return lambda root, budget: taught(begin(root, budget), lessons)
+
+    def valued(self) -> Valued | None:
+        """What says values in the policy's place."""
+        model = self.value_model
+        if model and model.kind == "process":
+            model = replace(model, separator=self.separator)
+        return by_model(model) if model else None
 
     def unread(self) -> dict[str, str]:
         """Keys that nothing reads beside the others, each with the reason."""
@@ -98,8 +120,9 @@ class SearchChoice:
             "keep": ("beam",),
             "c": ("puct", "hypertree") if self.values else ("puct",),
         }
-        return {
+        unread = {
             key: f"search.strategy is {self.strategy!r}"
             for key, by in read.items()
             if self.strategy not in by
         }
+        return {"alpha": "values guide the search", **unread} if self.value_model else unread

@@ -22,6 +22,7 @@ def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, 
     model_s, prover_s                 seconds of the engine and of Steps: of what was done for many searches
                                       at once a share by the number of its moves
     asked                             the states that spoke, in this order, a state as often as it did
+    ends                              the ends that were compared, where the best is taken and not the first
     """
     numbers = {k: v for k, v in task.fields.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     told: dict[str, Any] = {"strategy": choice.strategy, "budget": choice.moves, "fields": numbers}
@@ -38,6 +39,7 @@ def record(task: Task, tree: Tree | Refused, choice: SearchChoice) -> dict[str, 
         "model_s": round(tree.model_s, 4),
         "prover_s": round(tree.prover_s, 4),
         "asked": list(tree.asked),
+        **({"ends": len(tree.ends)} if tree.compares else {}),
         "states": [_state(node, way) for node in tree.nodes],
     }
 

@@ -82,6 +82,8 @@ class Tree:
     budget: Budget
     apart: bool = False
     """Whether the parts of states are nodes of their own."""
+    compares: bool = False
+    """Whether it goes on after an end, to take the best of all; `pick` then says which that is."""
     nodes: list[Node] = field(default_factory=list)
     drawn: int = 0
     """Moves, repeated ones included."""
@@ -122,9 +124,22 @@ class Tree:
         self.by_key[state.key] = node
         if self.apart:
             node.parts = [self.by_key.get(part.key) or self._add(part, parent) for part in state.parts]
-        elif state.done and self.solved is None:
-            self.solved, self.end, self.found = node, state, self.path(node)
+        elif state.done and self.solved is None and not self.compares:
+            self._end_at(node)
         return node
+
+    def _end_at(self, node: Node) -> None:
+        self.solved, self.end, self.found = node, node.state, self.path(node)
+
+    @property
+    def ends(self) -> list[Node]:
+        """The nodes that are done, the first one first."""
+        return [node for node in self.nodes if node.state.done]
+
+    def pick(self) -> None:
+        """Takes the end of the greatest value, of equal ones the first, for what was looked for."""
+        if self.ends:
+            self._end_at(max(self.ends, key=lambda node: node.value))
 
     def said(self, node: Node, moves: list[Move], asked: int) -> list[Edge]:
         """The edges that are new, of the moves that were drawn in a node when it was asked for so many."""

@@ -1,18 +1,23 @@
-"""Values from the policy itself: it is asked whether a state ends well, and says 1 or 0.
+"""Values of states: from the policy itself, which is asked whether one ends well, or from a reward model.
 
-    V(s) = π(1 | s, ask) / (π(1 | s, ask) + π(0 | s, ask))
+    the policy        V(s) = π(1 | s, ask) / (π(1 | s, ask) + π(0 | s, ask))
+    a process model   V(s) = its score of the steps that were said: the last one's, their least, product, mean
+    an outcome model  V(s) = σ(its score of what was said)
 
-So a value needs no head, and is sampled, learnt, saved and handed over as any token is. HTPS takes the value
+The policy's value needs no head, and is sampled, learnt, saved and handed over as any token is. HTPS takes it
 from two tokens of its model too (arXiv:2205.11491, section 4.3), there with a decoder of its own.
 """
 
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from math import exp
+from typing import Any
 
 from posttrain.base.chat import Chat
-from posttrain.search.protocol import State, Target
-from posttrain.search.tree import Search, Tree, spread
+from posttrain.search.protocol import Question, State, Target, Value
+from posttrain.search.tree import Node, Search, Tree, spread
 from posttrain.types import UserError
+from posttrain.verifiers.model.verifier import RewardModel
 
 ASK = "Can this be done? 1 or 0"
 SAID = ("0", "1")
@@ -35,6 +40,46 @@ def value_of(no: float, yes: float) -> float:
     (0.5, 0.881)
     """
     return 1 / (1 + exp(min(no - yes, 700)))
+
+
+def by_model(model: RewardModel) -> Callable[[Sequence[State]], list[float]]:
+    """Values in [0, 1] of states by what was said in them; 0.5 where that is nothing.
+
+    What the model cannot score, as it is too long, is worth 0.
+    """
+
+    def values(states: Sequence[State]) -> list[float]:
+        told = [state for state in states if state.said]
+        scores = iter(model.judge_all([(state.task, state.said) for state in told]))
+        return [_probability(next(scores).score, model) if state.said else 0.5 for state in states]
+
+    return values
+
+
+def _probability(score: float | None, model: RewardModel) -> float:
+    if score is None:
+        return 0.0
+    return min(max(score, 0.0), 1.0) if model.kind == "process" else value_of(0.0, score)
+
+
+def valued(tree: Tree, nodes: Sequence[Node]) -> Generator[tuple[Question, ...], list[Any], None]:
+    """Has these nodes valued. An end is worth 1, unless ends are compared."""
+    asked = [node for node in nodes if tree.compares or not node.state.done]
+    if asked:
+        [values] = yield (Value(tuple(node.state for node in asked)),)
+        for node, value in zip(asked, values, strict=True):
+            node.value = value
+    for node in nodes:
+        if node.state.done and not tree.compares:
+            node.value = 1.0
+
+
+def picked(search: Search) -> Search:
+    """The search, and behind it the choice among the ends that it came to, by their values."""
+    tree: Tree = yield from search
+    yield from valued(tree, tree.ends)
+    tree.pick()
+    return tree
 
 
 def taught(search: Search, most: int) -> Search:

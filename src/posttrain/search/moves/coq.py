@@ -104,23 +104,25 @@ class CoqSteps:
     # ------------------------------------------------------------------ one question
 
     def _begun(self, task: Task) -> State | Refused:
-        start = State(task=task)
-        try:
-            return self._at(start, None)
-        except EndedError as end:
-            return Refused(end.why, "Coq does not get through the statement")
+        return self._twice(State(task=task), None, "Coq does not get through the statement")
 
     def _applied(self, state: State, said: str) -> State | Refused:
         move = allowed(said)
         if isinstance(move, Refused):
             return move
-        for again in (False, True):
-            try:
-                return self._at(state, move)
-            except EndedError as end:
-                if again or end.why != "died":  # one that died may have been killed for another's memory
-                    return Refused(end.why, "Coq was ended while it worked on it")
-        raise AssertionError
+        return self._twice(state, move, "Coq was ended while it worked on it")
+
+    def _twice(self, state: State, move: str | None, failed: str) -> State | Refused:
+        """What a move leads to; asked again where Coq died: it may have been killed for another's memory."""
+        try:
+            return self._at(state, move)
+        except EndedError as end:
+            if end.why != "died":
+                return Refused(end.why, failed)
+        try:
+            return self._at(state, move)
+        except EndedError as end:
+            return Refused(end.why, failed)
 
     def _at(self, state: State, move: str | None) -> State | Refused:
         """What a move leads to, or what the state itself shows if there is none."""

@@ -5,6 +5,9 @@
 u is how likely that can be: 1 at first; of what n draws have not said about 1 / (n + 1), and no more than is
 left. α = 0 prefers short ways, as every move makes Σ log π smaller; α = 1 compares means. Source: BFS-Prover,
 arXiv:2502.03438, section 3.1, where α is 0.5; there a state says its moves once.
+
+Guided by values the score is log V + log u. A beam is then the one of Snell et al. 2024, arXiv:2408.03314,
+section 5.1, whose process model says which steps are kept, and best-of-n takes the best end.
 """
 
 from heapq import heappop, heappush
@@ -12,6 +15,10 @@ from math import log
 
 from posttrain.search.protocol import Apply, Budget, Propose, State
 from posttrain.search.tree import Edge, Node, Search, Tree
+from posttrain.search.values import valued
+
+_LEAST = 1e-9
+"""Below which values are alike."""
 
 
 def unsaid(node: Node) -> float:
@@ -24,21 +31,34 @@ def score(node: Node, alpha: float) -> float:
     return float((node.logp + log(unsaid(node))) / (node.depth + 1) ** alpha)
 
 
-def best_first(root: State, budget: Budget, *, width: int = 8, alpha: float = 0.5) -> Search:
+def best_first(
+    root: State,
+    budget: Budget,
+    *,
+    width: int = 8,
+    alpha: float = 0.5,
+    guided: bool = False,
+    compares: bool = False,
+) -> Search:
     """Asks the best state for `width` moves, follows all of them, and goes on with what is then best.
+
+    guided: what is best say values, and not how likely the way is.
 
     A state that has spoken waits for its next turn under what it has not said. So nothing is cut off for
     good, where a search that takes so many moves of each state and no others cannot find what is not among
     them.
     """
-    tree = Tree(root, budget)
+    tree = Tree(root, budget, compares=compares)
     queue: list[tuple[float, int, Node]] = []
     count = 0
 
+    def worth(node: Node) -> float:
+        return log(max(node.value, _LEAST)) + log(unsaid(node)) if guided else score(node, alpha)
+
     def push(node: Node) -> None:
         nonlocal count
-        if node.depth < budget.depth and not node.exhausted:
-            heappush(queue, (-score(node, alpha), count, node))
+        if node.depth < budget.depth and not (node.exhausted or node.state.done):
+            heappush(queue, (-worth(node), count, node))
             count += 1
 
     push(tree.nodes[0])
@@ -48,16 +68,27 @@ def best_first(root: State, budget: Budget, *, width: int = 8, alpha: float = 0.
         [moves] = yield (node.propose(asked),)
         if edges := tree.said(node, moves, asked):
             [led] = yield (Apply(tuple((node.state, edge.move.text) for edge in edges)),)
-            for edge, to in zip(edges, led, strict=True):
-                if new := tree.led(edge, to):
-                    push(new)
+            new = [found for edge, to in zip(edges, led, strict=True) if (found := tree.led(edge, to))]
+            if guided:
+                yield from valued(tree, new)
+            for found in new:
+                push(found)
         push(node)
     return tree
 
 
-def beam(root: State, budget: Budget, *, width: int = 8, keep: int = 8, alpha: float = 0.5) -> Search:
-    """All moves of the best `keep` states of each depth, `width` drawn in each."""
-    tree = Tree(root, budget)
+def beam(
+    root: State,
+    budget: Budget,
+    *,
+    width: int = 8,
+    keep: int = 8,
+    alpha: float = 0.5,
+    guided: bool = False,
+    compares: bool = False,
+) -> Search:
+    """All moves of the best `keep` states of each depth, `width` drawn in each; guided: best by values."""
+    tree = Tree(root, budget, compares=compares)
     nodes = tree.nodes[:1]
     for _ in range(budget.depth):
         nodes = nodes[: max(tree.room, 0)]
@@ -72,14 +103,16 @@ def beam(root: State, budget: Budget, *, width: int = 8, keep: int = 8, alpha: f
             break
         [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
         new = [node for edge, to in zip(edges, led, strict=True) if (node := tree.led(edge, to))]
-        new.sort(key=lambda node: -node.logp / node.depth**alpha)
-        nodes = new[:keep]
+        if guided:
+            yield from valued(tree, new)
+        new.sort(key=lambda node: -node.value if guided else -node.logp / node.depth**alpha)
+        nodes = [node for node in new if not node.state.done][:keep]
     return tree
 
 
-def best_of_n(root: State, budget: Budget, *, width: int = 8) -> Search:
+def best_of_n(root: State, budget: Budget, *, width: int = 8, compares: bool = False) -> Search:
     """Ways sampled from the root to their end, `width` side by side: the measure of every search."""
-    tree = Tree(root, budget)
+    tree = Tree(root, budget, compares=compares)
     ways: list[Node] = []
     while not tree.solved:
         ways += [tree.nodes[0]] * (width - len(ways))
@@ -107,5 +140,6 @@ def best_of_n(root: State, budget: Budget, *, width: int = 8) -> Search:
             [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in fresh)),)
             for edge, to in zip(fresh, led, strict=True):
                 tree.led(edge, to)
-        ways = [edge.target for edge in on if edge.target and edge.target.depth < budget.depth]
+        came = [edge.target for edge in on if edge.target]
+        ways = [node for node in came if node.depth < budget.depth and not node.state.done]
     return tree

@@ -25,9 +25,10 @@ from collections.abc import Generator, Iterator
 from math import ceil, exp, log, log2
 from typing import Any
 
-from posttrain.search.protocol import Apply, Budget, Question, State, Value
+from posttrain.search.protocol import Apply, Budget, Question, State
 from posttrain.search.strategies.best_first import unsaid
 from posttrain.search.tree import Edge, Node, Search, Tree
+from posttrain.search.values import valued
 
 
 def gumbel(
@@ -36,21 +37,24 @@ def gumbel(
     *,
     width: int = 8,
     values: bool = True,
+    compares: bool = False,
     c_visit: float = 50.0,
     c_scale: float = 1.0,
 ) -> Search:
     """Halves `width` moves of the root down to one, then of the state behind that, and so on.
 
-    values: without them what has not ended is worth 0, and moves are taken as the policy would.
+    values: without them what has not ended is worth 0, and moves are taken as the policy would. compares: an
+    end is worth its value, and the halving begins again at the root behind it.
     """
-    search = _Halving(Tree(root, budget), width, values, c_visit, c_scale)
+    search = _Halving(Tree(root, budget, compares=compares), width, values, c_visit, c_scale)
     tree, closed = search.tree, search.closed
     if values:
-        [[tree.nodes[0].value]] = yield (Value((root,)),)
+        yield from valued(tree, tree.nodes)
     node = tree.nodes[0]
     while tree.room > 0 and 0 not in closed:
         best = yield from search.best(node)
-        node = best.target if best and best.target else tree.nodes[0]
+        to = best.target if best else None
+        node = to if to and not to.state.done else tree.nodes[0]
     return tree
 
 
@@ -120,8 +124,8 @@ class _Halving:
         [[to]] = yield (Apply(((last.source.state, last.move.text),)),)
         new = tree.led(last, to)
         if new and self.values:
-            [[new.value]] = [[1.0]] if new.state.done else (yield (Value((new.state,)),))
-        if new and new.depth >= tree.budget.depth:
+            yield from valued(tree, [new])
+        if new and (new.state.done or new.depth >= tree.budget.depth):
             self.closed.add(new.number)
         tree.came(way, last.target.value if last.target else 0.0)
 

@@ -15,10 +15,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from posttrain.search.protocol import Apply, Budget, Question, State, Value
+from posttrain.search.protocol import Apply, Budget, Question, State
 from posttrain.search.strategies.best_first import score
 from posttrain.search.strategies.puct import bonus
 from posttrain.search.tree import Edge, Node, Search, Tree
+from posttrain.search.values import valued
 
 Proofs = dict[int, Edge | None]
 """By a state's number the move that proves it, None if it is done or has parts; each behind what it needs."""
@@ -37,7 +38,7 @@ def hypertree(
     """
     tree, proofs = Tree(root, budget, apart=True), Proofs()
     if values:
-        yield from _value(tree.nodes)
+        yield from _value(tree, tree.nodes)
     _prove(tree, proofs)
     while tree.room > 0:
         hope = tree.leading({*proofs, *(node.number for node in tree.nodes if _speaks(tree, node))})
@@ -50,7 +51,7 @@ def hypertree(
         count = len(tree.nodes)
         yield from _expand(tree, leaves, min(width, tree.room // len(leaves)))
         if values:
-            yield from _value(tree.nodes[count:])
+            yield from _value(tree, tree.nodes[count:])
         _prove(tree, proofs)
         _back(tree, proofs, way)
     return tree
@@ -66,16 +67,9 @@ def _expand(tree: Tree, leaves: list[Node], asked: int) -> Generator[tuple[Quest
             tree.led(edge, to)
 
 
-def _value(nodes: list[Node]) -> Generator[tuple[Question, ...], list[Any], None]:
+def _value(tree: Tree, nodes: list[Node]) -> Generator[tuple[Question, ...], list[Any], None]:
     """Has states valued; what has parts is worth their product."""
-    asked = [node for node in nodes if not node.parts and not node.state.done]
-    if asked:
-        [values] = yield (Value(tuple(node.state for node in asked)),)
-        for node, value in zip(asked, values, strict=True):
-            node.value = value
-    for node in nodes:
-        if node.state.done:
-            node.value = 1.0
+    yield from valued(tree, [node for node in nodes if not node.parts])
     for node in nodes:
         if node.parts:
             node.value = prod(part.value for part in node.parts)

@@ -11,24 +11,33 @@ from collections.abc import Callable, Generator
 from math import exp, inf, log, sqrt
 from typing import Any
 
-from posttrain.search.protocol import Apply, Budget, Question, State, Value
+from posttrain.search.protocol import Apply, Budget, Question, State
 from posttrain.search.tree import Edge, Node, Search, Tree
+from posttrain.search.values import valued
 
 Score = Callable[[Node, Edge], float]
 
 
-def puct(root: State, budget: Budget, *, width: int = 8, c: float = 1.25, values: bool = True) -> Search:
+def puct(
+    root: State,
+    budget: Budget,
+    *,
+    width: int = 8,
+    c: float = 1.25,
+    values: bool = True,
+    compares: bool = False,
+) -> Search:
     """Walks from the root to a move that nobody has followed, which is worth the value of where it leads.
 
     A move that was not followed counts as worth what its state is. values: without them what has not ended
-    is worth 0, and P alone says where to go.
+    is worth 0, and P alone says where to go. compares: an end is worth its value, and not what is looked for.
     """
 
     def score(node: Node, edge: Edge) -> float:
         mean = edge.total / edge.weight if edge.weight else node.value
         return mean + bonus(node, edge, c)
 
-    return _walks(root, budget, score, width=width, values=values)
+    return _walks(Tree(root, budget, compares=compares), score, width=width, values=values)
 
 
 def bonus(node: Node, edge: Edge, c: float) -> float:
@@ -47,12 +56,11 @@ def rmax(root: State, budget: Budget, *, width: int = 8, discount: float = 0.99)
         weight = sum(each.weight for each in node.edges.values())
         return edge.total / edge.weight + sqrt(2 * log(max(weight, 1.0)) / edge.weight)
 
-    return _walks(root, budget, score, width=width, discount=discount, novelty=True)
+    return _walks(Tree(root, budget), score, width=width, discount=discount, novelty=True)
 
 
 def _walks(
-    root: State,
-    budget: Budget,
+    tree: Tree,
     score: Score,
     *,
     width: int,
@@ -60,10 +68,9 @@ def _walks(
     discount: float = 1.0,
     novelty: bool = False,
 ) -> Search:
-    tree = Tree(root, budget)
     closed: set[int] = set()
     if values:
-        [[tree.nodes[0].value]] = yield (Value((root,)),)
+        yield from valued(tree, tree.nodes)
     while not tree.solved and 0 not in closed:
         way = yield from _walked(tree, score, closed, width)
         if not way:
@@ -72,8 +79,8 @@ def _walks(
         [[to]] = yield (Apply(((last.source.state, last.move.text),)),)
         new = tree.led(last, to)
         if new and values:
-            [[new.value]] = [[1.0]] if new.state.done else (yield (Value((new.state,)),))
-        if new and new.depth >= budget.depth:
+            yield from valued(tree, [new])
+        if new and (new.state.done or new.depth >= tree.budget.depth):
             closed.add(new.number)
         worth = float(new is not None) if novelty else last.target.value if last.target else 0.0
         tree.came(way, worth, discount)

@@ -1,0 +1,236 @@
+"""Searches that a process model guides against best-of-n that it ranks, at equally many steps drawn.
+
+A question is eight digits; an answer has a step for each, on a line of its own: begin with 0, and at each digit
+take the difference of the two without its sign. The policy has learnt from answers of which one step in five is
+wrong (any other digit, from which the next steps go on), so it is wrong as often, and no step of it is sure.
+A process model has learnt from other such answers whether all is right so far, of each step:
+
+    exact      8,000 labelled answers
+    few        500
+    wrong      8,000, of whose labels one in five is turned round
+
+Every search draws as many steps, 8 a way from the question to an end. Of best_of_n's ends, and of the ends
+that a search comes to, the answer is the one that the process model finds best; "majority" takes the commonest
+last digit of the same ends that best_of_n has, and asks no model.
+
+    python benchmarks/findings/guided.py --seeds 3 --out runs/findings/guided
+
+Models and searches that are there are not made again.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import statistics
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import posttrain
+from posttrain import cli
+from posttrain.base.process import settle
+from posttrain.base.toml import dump
+
+LENGTH, WRONG, TASKS = 8, 0.2, 200
+BUDGETS = (16, 32, 64, 128, 256)
+"""Steps that a search may draw."""
+STRATEGIES = {
+    "best_of_n": {"width": 8},
+    "beam": {"width": 4, "keep": 4},
+    "best_first": {"width": 4},
+    "puct": {"width": 4},
+    "gumbel": {"width": 4},
+}
+MODELS = {"exact": (8000, 0.0), "few": (500, 0.0), "wrong": (8000, 0.2)}
+"""Labelled answers, and the share of their labels that is turned round."""
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Makes what is missing and prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    settle(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    found: dict[tuple[str, str, int], list[float]] = {}
+    for seed in range(1, options.seeds + 1):
+        policy, models = made(options.out, seed)
+        for model, path in models.items():
+            for strategy in STRATEGIES:
+                for budget in BUDGETS:
+                    place = options.out / f"search-{seed}-{model}-{strategy}-{budget}.json"
+                    if not place.exists():
+                        place.write_text(json.dumps(searched(policy, path, strategy, budget, seed)) + "\n")
+                    told = json.loads(place.read_text())
+                    for name, share in told.items():
+                        found.setdefault((model, name, budget), []).append(share)
+                    print(f"seed {seed}, {model}, {strategy}, {budget}: {told}", file=sys.stderr, flush=True)
+    print(table(found))
+
+
+def right(digits: str) -> list[int]:
+    """The steps of a question.
+
+    >>> right("70390042")
+    [7, 7, 4, 5, 5, 5, 1, 1]
+    """
+    steps, at = list[int](), 0
+    for digit in digits:
+        at = abs(at - int(digit))
+        steps.append(at)
+    return steps
+
+
+def answered(dice: random.Random) -> tuple[str, list[int]]:
+    """A question, and an answer with wrong steps."""
+    digits = "".join(dice.choices("0123456789", k=LENGTH))
+    steps, at = list[int](), 0
+    for digit in digits:
+        at = abs(at - int(digit))
+        if dice.random() < WRONG:
+            at = dice.choice([n for n in range(10) if n != at])
+        steps.append(at)
+    return digits, steps
+
+
+def made(out: Path, seed: int) -> tuple[Path, dict[str, Path]]:
+    """A policy and its process models, from nothing; made unless they are there."""
+    dice, here = random.Random(f"guided-{seed}"), out / f"models-{seed}"
+    here.mkdir(exist_ok=True)
+    shown = [answered(dice) for _ in range(60_000)]
+    rows = [{"prompt": q, "answer": "\n".join(map(str, steps))} for q, steps in shown]
+    tasks = [{"prompt": q, "answer": str(right(q)[-1])} for q, _ in (answered(dice) for _ in range(TASKS))]
+    (here / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tasks))
+    start = here / "new"
+    if not start.exists():
+        (here / "text.txt").write_text("\n".join(f"{r['prompt']}\n{r['answer']}" for r in rows[:200]))
+        words = ["new", start, "--text", here / "text.txt", "--vocab", 264, "--layers", 2, "--hidden", 64]
+        assert said([*words, "--seed", seed]) is not None
+    policy = trained(here / "policy", start, {"name": "sft"}, rows, seed, updates=1500)
+    models = {}
+    for name, (count, noise) in MODELS.items():
+        labelled = []
+        for question, steps in (answered(dice) for _ in range(count)):
+            sound = [steps[: n + 1] == right(question)[: n + 1] for n in range(LENGTH)]
+            labels = [int(good) if dice.random() >= noise else int(not good) for good in sound]
+            labelled.append({"prompt": question, "steps": [str(step) for step in steps], "labels": labels})
+        method = {"name": "process_reward"}
+        # From the policy, so that it can read; few answers are passed over more often.
+        models[name] = trained(here / name, policy, method, labelled, seed, updates=600 if count > 500 else 150)
+    return policy, models
+
+
+def trained(place: Path, start: Path, method: Row, rows: list[Row], seed: int, updates: int) -> Path:
+    """The model of a run, which is made unless it is there."""
+    if not (place / "done").exists():
+        judge = method["name"] == "process_reward"
+        tables: Row = {"critic": {"lr": 3e-3}} if judge else {}
+        if judge:
+            tables["data"] = {"separator": "\n", "path": str(written(place.with_suffix(".jsonl"), rows))}
+        run = posttrain.train(
+            {"path": str(start), "dtype": "float32"},
+            method=method,
+            data=tables.pop("data", rows),
+            updates=updates,
+            seed=seed,
+            lr=1e-3 if judge else 3e-3,
+            dir=place,
+            show="none",
+            batch={"batch_size": 64},
+            optim={"schedule": "cosine", "warmup_steps": 20},
+            checkpoint={"every": 0},
+            run={"threads": 1},
+            **tables,
+        )
+        (place / "done").write_text(str(run.model))
+    return Path((place / "done").read_text())
+
+
+def written(file: Path, rows: list[Row]) -> Path:
+    """Records as a file."""
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def searched(policy: Path, model: Path, strategy: str, budget: int, seed: int) -> dict[str, float]:
+    """The share of tasks that a search answers rightly; beside best_of_n what a majority of its ends says."""
+    tables: Row = {
+        "model": {"path": str(policy), "dtype": "float32"},
+        "method": {"name": "expert_iteration"},
+        "task": {"data": {"path": str(policy_tasks(policy))}},
+        "verifier": {"number": {"where": "last"}},
+        "sampling": {"max_new_tokens": 4},
+        "engine": {"rows": 256},
+        "search": {
+            "strategy": strategy,
+            "moves": budget,
+            "depth": LENGTH + 2,
+            **STRATEGIES[strategy],
+            "value_model": {"paths": [str(model)], "kind": "process"},
+        },
+        "run": {"seed": seed, "threads": 1},
+    }
+    recipe = policy_tasks(policy).with_name("search.toml")
+    recipe.write_text(dump(tables))
+    lines = said(["search", recipe, "--split", "train", "--limit", TASKS, "--json"])
+    found = [json.loads(line) for line in lines.splitlines()]
+    told = {strategy: statistics.fmean(line["solved"] for line in found)}
+    if strategy == "best_of_n":
+        gold = {line["task"]: line["task"] for line in found}
+        assert len(gold) == TASKS
+        answers = [json.loads(line)["answer"] for line in policy_tasks(policy).read_text().splitlines()]
+        ordered = sorted(found, key=lambda line: int(line["task"].rpartition(":")[2]))
+        told["majority"] = statistics.fmean(
+            voted(line) == answer for line, answer in zip(ordered, answers, strict=True)
+        )
+    return told
+
+
+def voted(line: Row) -> str:
+    """The commonest last digit of the ends, each as often as it was drawn."""
+    votes: Counter[str] = Counter()
+    ends = {state["number"]: state["shown"] for state in line["states"] if state["done"]}
+    for state in line["states"]:
+        for move in state["moves"]:
+            if move.get("to") in ends:
+                votes[ends[move["to"]][-1]] += move["said"]
+    return votes.most_common(1)[0][0] if votes else ""
+
+
+def policy_tasks(policy: Path) -> Path:
+    """The tasks beside a policy's run."""
+    return next(each for each in policy.parents if each.name.startswith("models-")) / "tasks.jsonl"
+
+
+def said(words: list[Any]) -> str:
+    """What a command prints; it must succeed."""
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        code = cli.run([str(word) for word in words])
+    assert code == 0, words
+    return text.getvalue()
+
+
+def table(found: dict[tuple[str, str, int], list[float]]) -> str:
+    """Markdown: the mean share of right answers, with the range over seeds."""
+    lines = [f"| process model | search | {' | '.join(f'{b} steps' for b in BUDGETS)} |"]
+    lines.append("|---|---|" + "---|" * len(BUDGETS))
+    for model, name in dict.fromkeys((model, name) for model, name, _ in found):
+        if name == "majority" and model != "exact":
+            continue
+        cells = []
+        for budget in BUDGETS:
+            shares = found[model, name, budget]
+            cells.append(f"{statistics.fmean(shares):.0%} ({min(shares):.0%}–{max(shares):.0%})")
+        lines.append(f"| {'none' if name == 'majority' else model} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
