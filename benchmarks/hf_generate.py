@@ -62,6 +62,8 @@ def main() -> None:
     ).eval()
     warm_up(model, tokenizer)
     longest = options.max_new_tokens
+    if options.fixed:
+        model.generation_config.min_new_tokens = longest
     trials = {form: measure(model, tokenizer, form, options.seed, longest) for form in FORMS}
     fastest = max(trials, key=lambda form: trials[form].tokens_per_second)
     restart_peak()
@@ -97,6 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=3, help="measured calls of the fastest form")
     parser.add_argument("--seed", type=int, default=0, help="of the trials; repeat i has seed + 1 + i")
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--fixed", action="store_true", help="no answer ends before its last token")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     return parser.parse_args()

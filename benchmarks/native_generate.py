@@ -1,6 +1,7 @@
 """The native engine on the sampling workload: the other side of hf_generate.py.
 
 python benchmarks/native_generate.py --model DIR --dtype bfloat16 --repeat 3 --out X.json
+python benchmarks/native_generate.py --model DIR --fixed --max-new-tokens 64 --out X.json
 """
 
 import argparse
@@ -18,7 +19,7 @@ from prompts import sampling_prompts
 
 from posttrain.base.chat import Chat
 from posttrain.base.process import settle
-from posttrain.engines.native.engine import NativeEngine
+from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.models.pretrained import load_model, load_tokenizer
 from posttrain.types import Request, Sampling
 
@@ -32,6 +33,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--fixed", action="store_true", help="no answer ends before its last token")
+    parser.add_argument("--no-kernel", action="store_true", help="PyTorch's attention in decoding steps")
     parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -41,7 +44,8 @@ def main() -> None:
     engine = NativeEngine(
         load_model(options.model, dtype=getattr(torch, options.dtype)),
         decode=lambda tokens: str(tokenizer.decode(tokens)),
-        stop_tokens=sorted(chat.stops),
+        stop_tokens=[] if options.fixed else sorted(chat.stops),
+        config=NativeConfig(decode_kernel=not options.no_kernel),
     )
     prompts = [tuple(chat.render(p)) for p in sampling_prompts()]
     run(engine, prompts, 16, seed=1000)  # warm-up

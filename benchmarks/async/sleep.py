@@ -57,6 +57,7 @@ MODES = {
     "one-step-off": Asynchrony(samplers=3, max_lag=1),
     "lag 4, swaps between": Asynchrony(samplers=3, max_lag=4),
     "lag 4, swaps within": Asynchrony(samplers=3, max_lag=4, swap="within"),
+    "lag 8, swaps within": Asynchrony(samplers=3, max_lag=8, swap="within"),
 }
 
 
@@ -159,7 +160,7 @@ class SleepLearner:
 class OneToken:
     """What rollouts ask of a chat."""
 
-    def render(self, messages: object) -> list[int]:
+    def render(self, messages: object, tools: object = ()) -> list[int]:
         """A prompt."""
         return [0, 1]
 

@@ -1,17 +1,17 @@
 """Searches that a process model guides against best-of-n that it ranks, at equally many steps drawn.
 
-A question is eight digits; an answer has a step for each, on a line of its own: begin with 0, and at each digit
-take the difference of the two without its sign. The policy has learnt from answers of which one step in five is
-wrong (any other digit, from which the next steps go on), so it is wrong as often, and no step of it is sure.
+A question is eight digits; an answer has a step for each, on a line of its own: begin with 0, and at each
+digit take the difference of the two without its sign. The policy has learnt from answers of which one step
+in five is wrong (any other digit, from which the next steps go on), so it is wrong as often, and never sure.
 A process model has learnt from other such answers whether all is right so far, of each step:
 
     exact      8,000 labelled answers
     few        500
     wrong      8,000, of whose labels one in five is turned round
 
-Every search draws as many steps, 8 a way from the question to an end. Of best_of_n's ends, and of the ends
-that a search comes to, the answer is the one that the process model finds best; "majority" takes the commonest
-last digit of the same ends that best_of_n has, and asks no model.
+Every search draws as many steps, 8 a way from the question to an end. Of the ends that a search comes to, the
+answer is the one that the process model finds best; "majority" takes the commonest last digit of the same
+ends that best_of_n has, and asks no model.
 
     python benchmarks/findings/guided.py --seeds 3 --out runs/findings/guided
 
@@ -123,7 +123,8 @@ def made(out: Path, seed: int) -> tuple[Path, dict[str, Path]]:
             labelled.append({"prompt": question, "steps": [str(step) for step in steps], "labels": labels})
         method = {"name": "process_reward"}
         # From the policy, so that it can read; few answers are passed over more often.
-        models[name] = trained(here / name, policy, method, labelled, seed, updates=600 if count > 500 else 150)
+        passes = 600 if count > 500 else 150
+        models[name] = trained(here / name, policy, method, labelled, seed, updates=passes)
     return policy, models
 
 
@@ -132,18 +133,16 @@ def trained(place: Path, start: Path, method: Row, rows: list[Row], seed: int, u
     if not (place / "done").exists():
         judge = method["name"] == "process_reward"
         tables: Row = {"critic": {"lr": 3e-3}} if judge else {}
-        if judge:
-            tables["data"] = {"separator": "\n", "path": str(written(place.with_suffix(".jsonl"), rows))}
         run = posttrain.train(
             {"path": str(start), "dtype": "float32"},
             method=method,
-            data=tables.pop("data", rows),
+            data=rows,
             updates=updates,
             seed=seed,
             lr=1e-3 if judge else 3e-3,
             dir=place,
             show="none",
-            batch={"batch_size": 64},
+            batch={"batch_size": 64, **({"separator": "\n"} if judge else {})},
             optim={"schedule": "cosine", "warmup_steps": 20},
             checkpoint={"every": 0},
             run={"threads": 1},
@@ -151,12 +150,6 @@ def trained(place: Path, start: Path, method: Row, rows: list[Row], seed: int, u
         )
         (place / "done").write_text(str(run.model))
     return Path((place / "done").read_text())
-
-
-def written(file: Path, rows: list[Row]) -> Path:
-    """Records as a file."""
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
 
 
 def searched(policy: Path, model: Path, strategy: str, budget: int, seed: int) -> dict[str, float]:

@@ -1,11 +1,13 @@
 """Asynchrony is a schedule, not a race: what must come out bit for bit, and how old it may be."""
 
+import importlib
 import json
 import os
 import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +309,16 @@ def test_a_checkpoint_has_taken_what_is_under_way(ahead, trained, kind):
         assert state["admitted"] == 3 * state["update"] + len(flight["line"]["line"])
         under_way += len(flight["requests"])
     assert under_way
+
+
+def test_the_schedules_that_sleep_are_played(monkeypatch):
+    """benchmarks/async/sleep.py puts an engine, a learner and a chat of its own into the real loop."""
+    place = Path(__file__).parents[2] / "benchmarks" / "async"
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    sleep = importlib.import_module("sleep")
+    for name, value in {"GROUPS": 2, "SIZE": 2, "TRAIN": 0.01}.items():
+        monkeypatch.setattr(sleep, name, value)
+    told = sleep.measured(replace(sleep.MODES["lag 4, swaps within"], samplers=1), 9)
+    assert 0 < told["samplers/busy"] <= 1
+    assert 0 < told["lag/mean"] <= told["lag/max"] <= 4

@@ -21,12 +21,15 @@ Picked = Float[torch.Tensor, "M"]
 class Net(nn.Module):
     """The policy, and its critic where there is one: the one module through which the learner runs them.
 
-    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole.
+    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole. short: of
+    its packs.
     """
 
-    def __init__(self, policy: PreTrainedModel, critic: CriticModel | None = None) -> None:
+    def __init__(
+        self, policy: PreTrainedModel, critic: CriticModel | None = None, *, short: bool = True
+    ) -> None:
         super().__init__()
-        self.policy, self.critic = policy, critic
+        self.policy, self.critic, self.short = policy, critic, short
 
     def forward(
         self, packed: Pack, temperature: float | None
@@ -52,7 +55,7 @@ def forward(net: Net, batch: Batch, temperature: float, noise: Noise | None = No
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
     # The noise of a prompt is its group's own, so that groups have no beginning in common.
-    packed = pack(batch, stem=noise is None)
+    packed = pack(batch, stem=noise is None, short=net.short)
     with noisy(net.policy, packed, batch, noise):
         picked, entropies, numbers = net(packed, temperature)
     value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)
@@ -93,7 +96,7 @@ def scored(net: Net, batch: Batch, temperature: float, budget: int, together: Ev
 
 def values(net: Net, batch: Batch) -> PerToken:
     """V at every trained token, without the output head, nor the policy if the critic is not on it."""
-    packed = pack(batch)
+    packed = pack(batch, short=net.short)
     return _values(packed, batch, net(packed, None)[2])[0]
 
 

@@ -161,6 +161,8 @@ class Learner:
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
                 whole=method.unit == "group",
+                # Of its products selective checkpoints would keep the scores.
+                short=steps.gradient_checkpointing != "selective",
             )
         self.net = self.passes.net
         trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
+from posttrain.learner.short_attention import short_attention, suits
 from posttrain.models.attention import (
     WORTH,
     Bands,
@@ -93,6 +94,8 @@ class Pack:
     column: Int[torch.Tensor, "M"]
     stem: int = 0
     """Tokens before the first family, which all families begin with."""
+    short: bool = True
+    """Whether few tokens attend by products of matrices where that is quicker (short_attention.py)."""
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     _bands: Bands = field(default_factory=Bands)
 
@@ -128,7 +131,11 @@ class Pack:
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
             if seen:
                 k, v = (torch.cat([x[:, :, :seen], y], dim=2) for x, y in ((key, k), (value, v)))
-            if plain:
+            if self.short and whole and suits(q, k, v, softcap):
+                mask = self._bands.mask(q.shape[2], 0, None, q) if plain else None
+                mask = self._mask(number, family, seen, spare, window, q) if mask is None else mask
+                parts.append(short_attention(q, k, v, mask, scale)[:, :, :n])
+            elif plain:
                 out = causal_attention(q, k, v, self._bands, scale=scale, window=None, softcap=softcap)
                 parts.append(out[:, :, :n])
             elif whole:
@@ -182,10 +189,11 @@ def _joined(x: Heads, shared: int, start: int, stop: int) -> Heads:
     return torch.cat([x[:, :, :shared], x[:, :, start:stop]], dim=2)
 
 
-def pack(batch: Batch, *, stem: bool = True) -> Pack:
+def pack(batch: Batch, *, stem: bool = True, short: bool = True) -> Pack:
     """The trained rows of the batch, packed; rows that train nothing take no part.
 
-    With `stem` what all families begin with stands once before them, where that saves enough.
+    With `stem` what all families begin with stands once before them, where that saves enough. `short` is the
+    pack's; not for what is differentiated twice.
     Raises ValueError if no row has a trained token after its first position.
     """
     inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for rows in _families(batch) for i in rows}
@@ -230,6 +238,7 @@ def pack(batch: Batch, *, stem: bool = True) -> Pack:
         row=row,
         column=column,
         stem=S,
+        short=short,
     )
 
 

@@ -34,9 +34,11 @@ class Passes:
         temperature: float,
         budget: int,
         whole: bool,
+        short: bool,
     ) -> None:
-        self.net = Net(policy, critic)
-        self.reference = None if reference is None else Net(reference.requires_grad_(False))
+        self.net = Net(policy, critic, short=short)
+        frozen = None if reference is None else reference.requires_grad_(False)
+        self.reference = None if frozen is None else Net(frozen, short=short)
         self.ranks, self.parallel, self.whole = ranks, parallel, whole
         self.temperature, self.budget = temperature, budget
         nets = [net for net in (self.net, self.reference) if net is not None]

@@ -233,7 +233,9 @@ def reference_of(
             # Before the first step the policy is its own reference; a resumed one is not any more.
             return learner.score(batch).logp
         fresh = _weights(recipe, policy) if fresh is None else fresh
-        return forward.scored(forward.Net(fresh), batch, 1.0, learner.microbatch_tokens).logp
+        return forward.scored(
+            forward.Net(fresh, short=learner.net.short), batch, 1.0, learner.microbatch_tokens
+        ).logp
 
     def shared(batch: Batch) -> PerToken:
         """Each rank scores its share of the groups, and all are told."""

@@ -77,6 +77,7 @@ def _table(clock: Clock) -> list[tuple[Any, str, Timed]]:
         (pack, "hidden_states", part("", _states)),
         (pack.Pack, "attend", partial(_attend, clock)),
         *((module, "masked_attention", attends) for module in (pack, attention, cache)),
+        (pack, "short_attention", attends),
         (nn.Linear, "forward", linear),
         (forward, "output_head", makes),
         (tokens, "pick_from_hidden", part(HEAD, _picked)),
