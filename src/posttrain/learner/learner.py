@@ -135,7 +135,6 @@ class Learner:
     ) -> None:
         for each in (model, *([reference] if reference is not None else [])):
             use_layouts(each)
-            each.eval()  # dropout would make the trained policy another one than the sampled
         for each in (model, *([critic.body] if critic is not None and critic.body is not None else [])):
             if steps.gradient_checkpointing != "none":
                 compute_again(each, steps.gradient_checkpointing, adapter=bool(lora.rank) and each is model)
@@ -161,7 +160,6 @@ class Learner:
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
                 whole=method.unit == "group",
-                # Of its products selective checkpoints would keep the scores.
                 short=steps.gradient_checkpointing != "selective",
             )
         self.net = self.passes.net

@@ -14,6 +14,7 @@ read off the token before it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -95,7 +96,7 @@ class Pack:
     stem: int = 0
     """Tokens before the first family, which all families begin with."""
     short: bool = True
-    """Whether few tokens attend by products of matrices where that is quicker (short_attention.py)."""
+    """Whether few tokens attend by short_attention.py where it is quicker; not if differentiated twice."""
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     _bands: Bands = field(default_factory=Bands)
 
@@ -132,8 +133,7 @@ class Pack:
             if seen:
                 k, v = (torch.cat([x[:, :, :seen], y], dim=2) for x, y in ((key, k), (value, v)))
             if self.short and whole and suits(q, k, v, softcap):
-                mask = self._bands.mask(q.shape[2], 0, None, q) if plain else None
-                mask = self._mask(number, family, seen, spare, window, q) if mask is None else mask
+                mask = self._mask(number, family, seen, spare, window, q)
                 parts.append(short_attention(q, k, v, mask, scale)[:, :, :n])
             elif plain:
                 out = causal_attention(q, k, v, self._bands, scale=scale, window=None, softcap=softcap)
@@ -142,10 +142,9 @@ class Pack:
                 mask = self._mask(number, family, seen, spare, window, q)
                 parts.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap)[:, :, :n])
             else:
-                for part in _branches(family, seen, q, k, v):
-                    parts.append(
-                        causal_attention(*part, self._bands, scale=scale, window=window, softcap=softcap)
-                    )
+                how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
+                branches = _branches(family, seen, q, k, v)
+                parts += [causal_attention(*part, self._bands, **how) for part in branches]
         rest = query.shape[2] - self.families[-1].stop
         parts.append(query.new_zeros(*query.shape[:2], rest, value.shape[3]))
         return torch.cat(parts, dim=2)
@@ -192,8 +191,7 @@ def _joined(x: Heads, shared: int, start: int, stop: int) -> Heads:
 def pack(batch: Batch, *, stem: bool = True, short: bool = True) -> Pack:
     """The trained rows of the batch, packed; rows that train nothing take no part.
 
-    With `stem` what all families begin with stands once before them, where that saves enough. `short` is the
-    pack's; not for what is differentiated twice.
+    With `stem` what all families begin with stands once before them, where that saves enough.
     Raises ValueError if no row has a trained token after its first position.
     """
     inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for rows in _families(batch) for i in rows}

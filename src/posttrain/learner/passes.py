@@ -19,7 +19,8 @@ from posttrain.types import Batch, Outputs, PerToken, Trajectory
 class Passes:
     """The policy with its critic, and the reference, as several ranks compute them together.
 
-    `budget` are the packed tokens of a microbatch; `whole` keeps the rows of a group on one rank, and in one.
+    `budget` are the packed tokens of a microbatch; `whole` keeps the rows of a group on one rank, and in one;
+    `short` is for packs, but where a checkpoint keeps products, which would be the scores.
     """
 
     def __init__(

@@ -233,7 +233,7 @@ def use_layouts(model: PreTrainedModel) -> None:
     that lie end to end would leak into one another without a word), for one that wants more of its attention
     than a layout knows, and for one that makes other logits of a token than `output_head` does.
     """
-    model.eval()  # with dropout nothing could be compared
+    model.eval()  # with dropout the trained policy would be another one than the sampled
     name = type(model).__name__
     if model.config._attn_implementation == NAME:
         return

@@ -114,15 +114,13 @@ class CoqSteps:
 
     def _twice(self, state: State, move: str | None, failed: str) -> State | Refused:
         """What a move leads to; asked again where Coq died: it may have been killed for another's memory."""
-        try:
-            return self._at(state, move)
-        except EndedError as end:
-            if end.why != "died":
-                return Refused(end.why, failed)
-        try:
-            return self._at(state, move)
-        except EndedError as end:
-            return Refused(end.why, failed)
+        for again in (False, True):
+            try:
+                return self._at(state, move)
+            except EndedError as end:
+                if again or end.why != "died":
+                    return Refused(end.why, failed)
+        raise AssertionError
 
     def _at(self, state: State, move: str | None) -> State | Refused:
         """What a move leads to, or what the state itself shows if there is none."""
