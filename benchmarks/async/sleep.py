@@ -253,7 +253,8 @@ def main() -> None:
         for mode, ahead in MODES.items():
             found[mode].append(measured(ahead, options.updates))
             print(mode, found[mode][-1], file=sys.stderr, flush=True)
-    print("| schedule | s an update | of synchronous | samplers busy | lag (most) |\n|---|---|---|---|---|")
+    print("| schedule | s an update | of synchronous | samplers busy | lag (mean of each batch's most) |")
+    print("|---|---|---|---|---|")
     sync = statistics.median(run["seconds"] for run in found["synchronous"])
     for mode, runs in found.items():
         seconds = sorted(run["seconds"] for run in runs)
@@ -262,7 +263,7 @@ def main() -> None:
         old, most = statistics.fmean(run["lag/mean"] for run in runs), max(run["lag/max"] for run in runs)
         print(
             f"| {mode} | {middle:.2f} ({seconds[0]:.2f}–{seconds[-1]:.2f}) | {sync / middle:.2f}× "
-            f"| {busy[0]:.0%}–{busy[-1]:.0%} | {old:.1f} ({most:.0f}) |"
+            f"| {busy[0]:.0%}–{busy[-1]:.0%} | {old:.1f} ({most:.1f}) |"
         )
 
 
