@@ -1,14 +1,13 @@
 """Searches that a process model guides against best-of-n that it ranks, at equally many steps drawn.
 
-A question is eight digits; an answer has a step for each, on a line of its own: begin with 0, and at each
-digit take the difference of the two without its sign. The policy has learnt from answers of which one step
-in five is wrong (any other digit, from which the next steps go on), so it is wrong as often, and never sure.
-A process model has learnt from other such answers whether each step follows from the one before; what an
+A question is eight digits; an answer has a step for each, on a line of its own as 7-3=4: begin with 0, and at
+each digit take the difference of the two without its sign. The policy has learnt from answers of which one
+step in five is wrong (any other digit, from which the next steps go on), so it is wrong as often, and never
+sure. A process model has learnt from other such answers whether each step follows from the one before; what an
 answer so far is worth is the product of these probabilities:
 
     many       20,000 labelled answers
-    few        1,000
-    wrong      20,000, of whose labels one in five is turned round
+    few        300
 
 Every search draws as many steps, 8 a way from the question to an end. Of the ends that a search comes to, the
 answer is the one that the process model finds best; "majority" takes the commonest last digit of the same
@@ -36,7 +35,7 @@ from posttrain.base.process import settle
 from posttrain.base.toml import dump
 
 LENGTH, WRONG, TASKS = 8, 0.2, 200
-BUDGETS = (16, 32, 64, 128, 256)
+BUDGETS = (16, 64, 256)
 """Steps that a search may draw."""
 STRATEGIES = {
     "best_of_n": {},  # as many ways as the budget has
@@ -45,8 +44,8 @@ STRATEGIES = {
     "puct": {"width": 4},
     "gumbel": {"width": 4},
 }
-MODELS = {"many": (20_000, 0.0), "few": (1000, 0.0), "wrong": (20_000, 0.2)}
-"""Labelled answers, and the share of their labels that is turned round."""
+MODELS = {"many": 20_000, "few": 300}
+"""Labelled answers."""
 Row = dict[str, Any]
 
 
@@ -56,12 +55,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     settle(1)
     options.out.mkdir(parents=True, exist_ok=True)
     found: dict[tuple[str, str, int], list[float]] = {}
-    for seed in range(1, options.seeds + 1):
+    for seed in range(options.first, options.first + options.seeds):
         policy, models = made(options.out, seed)
         for model, path in models.items():
             for strategy in STRATEGIES:
@@ -101,12 +101,22 @@ def answered(dice: random.Random) -> tuple[str, list[int]]:
     return digits, steps
 
 
+def shown_steps(question: str, steps: list[int]) -> list[str]:
+    """The lines of an answer.
+
+    >>> shown_steps("703", [7, 7, 4])
+    ['0-7=7', '7-0=7', '7-3=4']
+    """
+    before = [0, *steps[:-1]]
+    return [f"{a}-{b}={c}" for a, b, c in zip(before, question, steps, strict=True)]
+
+
 def made(out: Path, seed: int) -> tuple[Path, dict[str, Path]]:
     """A policy and its process models, from nothing; made unless they are there."""
     dice, here = random.Random(f"guided-{seed}"), out / f"models-{seed}"
     here.mkdir(exist_ok=True)
     shown = [answered(dice) for _ in range(60_000)]
-    rows = [{"prompt": q, "answer": "\n".join(map(str, steps))} for q, steps in shown]
+    rows = [{"prompt": q, "answer": "\n".join(shown_steps(q, steps))} for q, steps in shown]
     tasks = [{"prompt": q, "answer": str(right(q)[-1])} for q, _ in (answered(dice) for _ in range(TASKS))]
     (here / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tasks))
     start = here / "new"
@@ -114,18 +124,18 @@ def made(out: Path, seed: int) -> tuple[Path, dict[str, Path]]:
         (here / "text.txt").write_text("\n".join(f"{r['prompt']}\n{r['answer']}" for r in rows[:200]))
         words = ["new", start, "--text", here / "text.txt", "--vocab", 264, "--layers", 2, "--hidden", 64]
         assert said([*words, "--seed", seed]) is not None
-    policy = trained(here / "policy", start, {"name": "sft"}, rows, seed, updates=1500)
+    policy = trained(here / "policy", start, {"name": "sft"}, rows, seed, updates=1000)
     models = {}
-    for name, (count, noise) in MODELS.items():
+    for name, count in MODELS.items():
         labelled = []
         for question, steps in (answered(dice) for _ in range(count)):
             before = [0, *steps[:-1]]
             sound = [abs(a - int(b)) == c for a, b, c in zip(before, question, steps, strict=True)]
-            labels = [int(good) if dice.random() >= noise else int(not good) for good in sound]
-            labelled.append({"prompt": question, "steps": [str(step) for step in steps], "labels": labels})
+            written = shown_steps(question, steps)
+            labelled.append({"prompt": question, "steps": written, "labels": list(map(int, sound))})
         method = {"name": "process_reward"}
         # From the policy, so that it can read; few answers are passed over more often.
-        passes = 1200 if count > 1000 else 300
+        passes = 600 if count > 1000 else 100
         models[name] = trained(here / name, policy, method, labelled, seed, updates=passes)
     return policy, models
 
@@ -161,7 +171,7 @@ def searched(policy: Path, model: Path, strategy: str, budget: int, seed: int) -
         "method": {"name": "expert_iteration"},
         "task": {"data": {"path": str(policy_tasks(policy))}},
         "verifier": {"number": {"where": "last"}},
-        "sampling": {"max_new_tokens": 4},
+        "sampling": {"max_new_tokens": 8},
         "engine": {"rows": 256},
         "search": {
             "strategy": strategy,
