@@ -3,8 +3,8 @@
 A question is eight digits; an answer has a step for each, on a line of its own as 7-3=4: begin with 0, and at
 each digit take the difference of the two without its sign. The policy has learnt from answers of which one
 step in five is wrong (any other digit, from which the next steps go on), so it is wrong as often, and never
-sure. A process model has learnt from other such answers whether each step follows from the one before; what an
-answer so far is worth is the product of these probabilities:
+sure. A process model has learnt from other such answers whether each step follows from the one before; what
+an answer so far is worth is the product of these probabilities:
 
     many       20,000 labelled answers
     few        300
