@@ -299,6 +299,17 @@ def test_games_are_searched_by_their_turns_and_learnt_from(sums, write, run_cli,
             ]
 
 
+def test_seconds_end_a_search_and_its_tree_is_kept(process_model, online, write, run_cli):
+    model = {"value_model": {"paths": [str(process_model)], "kind": "process"}}
+    search = {"moves": 100_000, "width": 4, "seconds": 0.5, "separator": "e"} | model
+    path = write(online, SEARCH | {"search": search, "sampling": {"max_new_tokens": 8}})
+    done = run_cli("search", path, "--json", "--limit", "2")
+    assert done.code == 0, done.err
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert len(lines) == 2
+    assert all(0 < line["moves"] < 100_000 and line["states"] for line in lines)
+
+
 def searched(asked, make, count: int = 6):
     """The trees of so many tasks, searched side by side with a real engine, and that engine."""
     policy, recipe = asked

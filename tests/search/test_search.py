@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, log, prod
 
@@ -243,6 +243,24 @@ def test_no_search_draws_more_than_its_budget(name):
             assert tree.drawn == sum(each.said for node in tree.nodes for each in node.edges.values())
             assert tree.applied == len(toy.asked)
             toy.asked.clear()
+
+
+@pytest.mark.parametrize("name", ["best_first", "puct", "rmax", "beam", "best_of_n", "gumbel", "hypertree"])
+def test_a_search_draws_nothing_more_once_its_time_is_over(name):
+    searches = COMPLETE | {"beam": beam, "best_of_n": best_of_n}
+    for seed in range(30):
+        toy, asked = random_toy(seed, size=30), [0]
+
+        def late(asked=asked) -> bool:
+            asked[0] += 1
+            return asked[0] > 12
+
+        trees = []
+        for given in (late, None):
+            budget = replace(UNBOUNDED, moves=400, late=given)
+            trees.append(solved(searches[name](toy.state(0), budget, width=2), toy))
+        assert trees[0].drawn <= trees[1].drawn
+        assert trees[0].drawn <= 2 * 12 * 2, f"seed {seed}"
 
 
 def test_a_beam_that_keeps_everything_reaches_every_state_of_its_depth():

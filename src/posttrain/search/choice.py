@@ -30,6 +30,8 @@ class SearchChoice:
     """Moves that a search may draw, repeated ones included."""
     tokens: int = 0
     """Tokens of these moves; 0: any number."""
+    seconds: float = 0.0
+    """That a search may take, with all that is searched beside it; 0: any. Trees then hang on the clock."""
     depth: int = 32
     """Moves from the start to a state."""
     width: int = 8
@@ -61,7 +63,7 @@ class SearchChoice:
     """What ends a step of an answer, where moves are such steps."""
 
     def __post_init__(self) -> None:
-        Budget(moves=self.moves, tokens=self.tokens, depth=self.depth)
+        Budget(moves=self.moves, tokens=self.tokens, depth=self.depth, seconds=self.seconds)
         if min(self.width, self.keep, self.timeout_s) < 1:
             raise ValueError("width, keep and timeout_s must be 1 or more")
         if not 0 < self.surest <= 1:
@@ -84,7 +86,7 @@ class SearchChoice:
     @property
     def budget(self) -> Budget:
         """What a search may spend."""
-        return Budget(moves=self.moves, tokens=self.tokens, depth=self.depth)
+        return Budget(moves=self.moves, tokens=self.tokens, depth=self.depth, seconds=self.seconds)
 
     def make(self, lessons: int = 0) -> Make:
         """Begins a search from a root and a budget, which teaches the values of so many states at most."""

@@ -93,6 +93,8 @@ class Searches:
         """The number of a new search about this task; key: of its draws, the task's id without one."""
         number, self._begun = self._begun, self._begun + 1
         start = time.monotonic()
+        if budget.seconds:
+            budget = replace(budget, late=lambda: time.monotonic() - start > budget.seconds)
         root = self._root(task)
         spent = time.monotonic() - start
         if isinstance(root, Refused):

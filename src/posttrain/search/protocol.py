@@ -9,8 +9,8 @@ the same tree, whatever runs beside it. What a state proposes hangs on it and on
 answers are the same too, and a search that was cut short is made again by beginning it anew.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from posttrain.types import Message, Task, Verdict
@@ -148,7 +148,11 @@ class Budget:
     """Of these moves; 0: any."""
     depth: int = 64
     """Moves from the root to a state."""
+    seconds: float = 0.0
+    """From when the search begins, whatever is searched beside it; 0: any."""
+    late: Callable[[], bool] | None = field(default=None, compare=False)
+    """Whether the seconds are over, as whoever runs the search says; nobody asks a clock without it."""
 
     def __post_init__(self) -> None:
-        if self.moves < 1 or self.depth < 1 or self.tokens < 0:
-            raise ValueError("moves and depth must be 1 or more, tokens 0 (any) or more")
+        if self.moves < 1 or self.depth < 1 or min(self.tokens, self.seconds) < 0:
+            raise ValueError("moves and depth must be 1 or more, tokens and seconds 0 (any) or more")

@@ -213,6 +213,8 @@ class Tree:
         """Moves that may still be drawn."""
         if self.solved or (self.budget.tokens and self.tokens >= self.budget.tokens):
             return 0
+        if self.budget.late and self.budget.late():
+            return 0
         return self.budget.moves - self.drawn
 
     # ------------------------------------------------------------------ reading
