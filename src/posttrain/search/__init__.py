@@ -6,7 +6,7 @@ best_first.py  best_first, beam, best_of_n
 puct.py        PUCT with values, and with the reward for what is new
 gumbel.py      sequential halving over the moves of a state, then of the state behind the best
 hypertree.py   proofs of goals that can be proved apart: AND over parts, OR over moves
-values.py      values that the policy itself says of states, and what a tree teaches of them
+values.py      values of states by the policy itself or by a reward model, and what a tree teaches of them
 record.py      a search as plain data
 drive.py       many searches at once over one engine, without a barrier
 coq.py, lean.py, reasoning.py, turns.py    where moves lead: tactics, steps of an answer, turns
