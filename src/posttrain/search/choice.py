@@ -48,8 +48,8 @@ class SearchChoice:
     learns it from its trees with any strategy, in the rows that a proof leaves of rollout.group_size."""
     value_model: RewardModel | None = None
     """A reward model that says what the steps of an answer so far are worth, as [search.value_model] with
-    `paths` and `kind = "process"`; steps are told by search.separator. It guides all strategies but best_of_n
-    and rmax; the budget is then spent whole, and the answer is the end that it finds best."""
+    `paths` and `kind = "process"`; steps are told by search.separator. It guides the search (best_of_n it
+    ranks alone); the budget is then spent whole, and the answer is the end that it finds best."""
     learn: Literal["proof", "moves"] = "proof"
     """proof: the moves of the way that was found, all worth the same. moves: those that one state said when
     it was first asked, worth the verdict if a way to the end goes on from them and 0 otherwise; methods that
