@@ -199,6 +199,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gpu]]:
     monkeypatch.setattr("posttrain.engines.native.runner.CudaGraphs", Graphs)
     # Key heads are repeated on a GPU alone, and a sum over others in another order has other last bits.
     monkeypatch.setattr("posttrain.models.attention._repeats", lambda query, mask: False)
+    # Likewise attention by products, which is a processor's alone.
+    monkeypatch.setattr("posttrain.learner.pack.suits", lambda *heads: False)
     with Gpu():
         yield Gpu
 
