@@ -3,11 +3,8 @@
 A question is eight digits; an answer has a step for each, on a line of its own as 7-3=4: begin with 0, and at
 each digit take the difference of the two without its sign. The policy has learnt from answers of which one
 step in five is wrong (any other digit, from which the next steps go on), so it is wrong as often, and never
-sure. A process model has learnt from other such answers whether each step follows from the one before; what
-an answer so far is worth is the product of these probabilities:
-
-    many       20,000 labelled answers
-    few        300
+sure. A process model has learnt from 20,000 other such answers whether each step follows from the one before;
+what an answer so far is worth is the product of these probabilities.
 
 Every search draws as many steps, 8 a way from the question to an end. Of the ends that a search comes to, the
 answer is the one that the process model finds best; "majority" takes the commonest last digit of the same
@@ -44,8 +41,8 @@ STRATEGIES = {
     "puct": {"width": 4},
     "gumbel": {"width": 4},
 }
-MODELS = {"many": 20_000, "few": 300}
-"""Labelled answers."""
+LABELLED = 20_000
+"""Answers that the process model learns from."""
 Row = dict[str, Any]
 
 
@@ -60,19 +57,18 @@ def main() -> None:
     options = parser.parse_args()
     settle(1)
     options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[tuple[str, str, int], list[float]] = {}
+    found: dict[tuple[str, int], list[float]] = {}
     for seed in range(options.first, options.first + options.seeds):
-        policy, models = made(options.out, seed)
-        for model, path in models.items():
-            for strategy in STRATEGIES:
-                for budget in BUDGETS:
-                    place = options.out / f"search-{seed}-{model}-{strategy}-{budget}.json"
-                    if not place.exists():
-                        place.write_text(json.dumps(searched(policy, path, strategy, budget, seed)) + "\n")
-                    told = json.loads(place.read_text())
-                    for name, share in told.items():
-                        found.setdefault((model, name, budget), []).append(share)
-                    print(f"seed {seed}, {model}, {strategy}, {budget}: {told}", file=sys.stderr, flush=True)
+        policy, model = made(options.out, seed)
+        for strategy in STRATEGIES:
+            for budget in BUDGETS:
+                place = options.out / f"search-{seed}-{strategy}-{budget}.json"
+                if not place.exists():
+                    place.write_text(json.dumps(searched(policy, model, strategy, budget, seed)) + "\n")
+                told = json.loads(place.read_text())
+                for name, share in told.items():
+                    found.setdefault((name, budget), []).append(share)
+                print(f"seed {seed}, {strategy}, {budget}: {told}", file=sys.stderr, flush=True)
     print(table(found))
 
 
@@ -111,8 +107,8 @@ def shown_steps(question: str, steps: list[int]) -> list[str]:
     return [f"{a}-{b}={c}" for a, b, c in zip(before, question, steps, strict=True)]
 
 
-def made(out: Path, seed: int) -> tuple[Path, dict[str, Path]]:
-    """A policy and its process models, from nothing; made unless they are there."""
+def made(out: Path, seed: int) -> tuple[Path, Path]:
+    """A policy and its process model, from nothing; made unless they are there."""
     dice, here = random.Random(f"guided-{seed}"), out / f"models-{seed}"
     here.mkdir(exist_ok=True)
     shown = [answered(dice) for _ in range(60_000)]
@@ -125,19 +121,14 @@ def made(out: Path, seed: int) -> tuple[Path, dict[str, Path]]:
         words = ["new", start, "--text", here / "text.txt", "--vocab", 264, "--layers", 2, "--hidden", 64]
         assert said([*words, "--seed", seed]) is not None
     policy = trained(here / "policy", start, {"name": "sft"}, rows, seed, updates=1000)
-    models = {}
-    for name, count in MODELS.items():
-        labelled = []
-        for question, steps in (answered(dice) for _ in range(count)):
-            before = [0, *steps[:-1]]
-            sound = [abs(a - int(b)) == c for a, b, c in zip(before, question, steps, strict=True)]
-            written = shown_steps(question, steps)
-            labelled.append({"prompt": question, "steps": written, "labels": list(map(int, sound))})
-        method = {"name": "process_reward"}
-        # From the policy, so that it can read; few answers are passed over more often.
-        passes = 600 if count > 1000 else 100
-        models[name] = trained(here / name, policy, method, labelled, seed, updates=passes)
-    return policy, models
+    labelled = []
+    for question, steps in (answered(dice) for _ in range(LABELLED)):
+        before = [0, *steps[:-1]]
+        sound = [abs(a - int(b)) == c for a, b, c in zip(before, question, steps, strict=True)]
+        written = shown_steps(question, steps)
+        labelled.append({"prompt": question, "steps": written, "labels": list(map(int, sound))})
+    # From the policy, so that it can read.
+    return policy, trained(here / "process", policy, {"name": "process_reward"}, labelled, seed, updates=600)
 
 
 def trained(place: Path, start: Path, method: Row, rows: list[Row], seed: int, updates: int) -> Path:
@@ -188,8 +179,6 @@ def searched(policy: Path, model: Path, strategy: str, budget: int, seed: int) -
     found = [json.loads(line) for line in lines.splitlines()]
     told = {strategy: statistics.fmean(line["solved"] for line in found)}
     if strategy == "best_of_n":
-        gold = {line["task"]: line["task"] for line in found}
-        assert len(gold) == TASKS
         answers = [json.loads(line)["answer"] for line in policy_tasks(policy).read_text().splitlines()]
         ordered = sorted(found, key=lambda line: int(line["task"].rpartition(":")[2]))
         told["majority"] = statistics.fmean(
@@ -222,18 +211,15 @@ def said(words: list[Any]) -> str:
     return text.getvalue()
 
 
-def table(found: dict[tuple[str, str, int], list[float]]) -> str:
+def table(found: dict[tuple[str, int], list[float]]) -> str:
     """Markdown: the mean share of right answers, with the range over seeds."""
-    lines = [f"| process model | search | {' | '.join(f'{b} steps' for b in BUDGETS)} |"]
-    lines.append("|---|---|" + "---|" * len(BUDGETS))
-    for model, name in dict.fromkeys((model, name) for model, name, _ in found):
-        if name == "majority" and model != "many":
-            continue
+    lines = [f"| search | {' | '.join(f'{b} steps' for b in BUDGETS)} |", "|---|" + "---|" * len(BUDGETS)]
+    for name in dict.fromkeys(name for name, _ in found):
         cells = []
         for budget in BUDGETS:
-            shares = found[model, name, budget]
+            shares = found[name, budget]
             cells.append(f"{statistics.fmean(shares):.0%} ({min(shares):.0%}–{max(shares):.0%})")
-        lines.append(f"| {'none' if name == 'majority' else model} | {name} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
