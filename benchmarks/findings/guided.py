@@ -119,7 +119,7 @@ def made(out: Path, seed: int) -> tuple[Path, Path]:
     if not start.exists():
         (here / "text.txt").write_text("\n".join(f"{r['prompt']}\n{r['answer']}" for r in rows[:200]))
         words = ["new", start, "--text", here / "text.txt", "--vocab", 264, "--layers", 2, "--hidden", 64]
-        assert said([*words, "--seed", seed]) is not None
+        said([*words, "--seed", seed])
     policy = trained(here / "policy", start, {"name": "sft"}, rows, seed, updates=1000)
     labelled = []
     for question, steps in (answered(dice) for _ in range(LABELLED)):
@@ -135,7 +135,7 @@ def trained(place: Path, start: Path, method: Row, rows: list[Row], seed: int, u
     """The model of a run, which is made unless it is there."""
     if not (place / "done").exists():
         judge = method["name"] == "process_reward"
-        tables: Row = {"critic": {"lr": 3e-3}} if judge else {}
+        own: Row = {"critic": {"lr": 3e-3}} if judge else {}
         run = posttrain.train(
             {"path": str(start), "dtype": "float32"},
             method=method,
@@ -149,7 +149,7 @@ def trained(place: Path, start: Path, method: Row, rows: list[Row], seed: int, u
             optim={"schedule": "cosine", "warmup_steps": 20},
             checkpoint={"every": 0},
             run={"threads": 1},
-            **tables,
+            **own,
         )
         (place / "done").write_text(str(run.model))
     return Path((place / "done").read_text())

@@ -82,16 +82,7 @@ def test_a_pack_attends_by_it_alike_whatever_stands_beside_a_family(monkeypatch)
     monkeypatch.setattr(packing, "short_attention", counted)
 
     def row(prompt: list[int], answer: list[int]) -> Trajectory:
-        n = len(prompt) + len(answer)
-        zeros = [0.0] * n
-        return Trajectory(
-            tokens=prompt + answer,
-            sampled=[t >= len(prompt) for t in range(n)],
-            logp_gen=zeros,
-            logp_policy=zeros,
-            version=[0] * n,
-            reward=zeros,
-        )
+        return Trajectory.given(prompt + answer, len(prompt))
 
     rows = [row([1, 2, 3, k], [4 + n, 5, 6][: n + 1]) for k in (7, 8) for n in range(3)] + [row([9], [1, 2])]
     batch = Batch.of(rows, group=[0, 0, 0, 1, 1, 1, 2])

@@ -311,8 +311,8 @@ def random_ends(seed: int) -> Ends:
 
 
 COMPARING = {
-    "best_first": partial(best_first, width=2, guided=True, compares=True),
-    "beam": partial(beam, width=3, keep=1000, guided=True, compares=True),
+    "best_first": partial(best_first, width=2, compares=True),
+    "beam": partial(beam, width=3, keep=1000, compares=True),
     "puct": partial(puct, width=2, compares=True),
     "gumbel": partial(gumbel, width=2, compares=True),
 }
@@ -355,7 +355,7 @@ def test_a_guided_search_goes_where_values_are_best_and_not_where_it_is_likely()
         count += 3
     dice = random.Random(5)
     toy = Ends(moves, goal=-1, values={n: dice.random() for n in range(count)})
-    solved(best_first(toy.state(0), UNBOUNDED, width=3, guided=True, compares=True), toy)
+    solved(best_first(toy.state(0), UNBOUNDED, width=3, compares=True), toy)
     asked = [(int(first[1:]) - 1) // 3 for first, *_ in zip(*[iter(toy.asked)] * 3, strict=True)]
     open_ = {0}
     for node in asked:
@@ -363,7 +363,7 @@ def test_a_guided_search_goes_where_values_are_best_and_not_where_it_is_likely()
         open_ = (open_ - {node}) | {to for _, to in moves_of(toy, node)}
     assert sorted(asked) == list(range(13))
 
-    kept = solved(beam(toy.state(0), UNBOUNDED, width=3, keep=1, guided=True, compares=True), toy)
+    kept = solved(beam(toy.state(0), UNBOUNDED, width=3, keep=1, compares=True), toy)
     at = 0
     while at in toy.moves:  # a beam of one is the greedy way
         at = max((to for _, to in toy.moves[at].values()), key=lambda n: toy.values[n])

@@ -93,8 +93,8 @@ class SearchChoice:
         width, guided = self.width, self.value_model is not None
         values = self.values or guided
         made: dict[str, Callable[..., Search]] = {
-            "best_first": partial(best_first, width=width, alpha=self.alpha, guided=guided),
-            "beam": partial(beam, width=width, keep=self.keep, alpha=self.alpha, guided=guided),
+            "best_first": partial(best_first, width=width, alpha=self.alpha),
+            "beam": partial(beam, width=width, keep=self.keep, alpha=self.alpha),
             "best_of_n": partial(best_of_n, width=width),
             "puct": partial(puct, width=width, c=self.c, values=values),
             "rmax": partial(rmax, width=width),

@@ -77,7 +77,6 @@ def valued(tree: Tree, nodes: Sequence[Node]) -> Generator[tuple[Question, ...],
 def picked(search: Search) -> Search:
     """The search, and behind it the choice among the ends that it came to, by their values."""
     tree: Tree = yield from search
-    yield from valued(tree, tree.ends)
     tree.pick()
     return tree
 

@@ -37,12 +37,11 @@ def best_first(
     *,
     width: int = 8,
     alpha: float = 0.5,
-    guided: bool = False,
     compares: bool = False,
 ) -> Search:
     """Asks the best state for `width` moves, follows all of them, and goes on with what is then best.
 
-    guided: what is best say values, and not how likely the way is.
+    compares: ends are compared by their values, and what is best say values too, not how likely the way is.
 
     A state that has spoken waits for its next turn under what it has not said. So nothing is cut off for
     good, where a search that takes so many moves of each state and no others cannot find what is not among
@@ -53,7 +52,7 @@ def best_first(
     count = 0
 
     def worth(node: Node) -> float:
-        return log(max(node.value, _LEAST)) + log(unsaid(node)) if guided else score(node, alpha)
+        return log(max(node.value, _LEAST)) + log(unsaid(node)) if compares else score(node, alpha)
 
     def push(node: Node) -> None:
         nonlocal count
@@ -69,7 +68,7 @@ def best_first(
         if edges := tree.said(node, moves, asked):
             [led] = yield (Apply(tuple((node.state, edge.move.text) for edge in edges)),)
             new = [found for edge, to in zip(edges, led, strict=True) if (found := tree.led(edge, to))]
-            if guided:
+            if compares:
                 yield from valued(tree, new)
             for found in new:
                 push(found)
@@ -84,10 +83,9 @@ def beam(
     width: int = 8,
     keep: int = 8,
     alpha: float = 0.5,
-    guided: bool = False,
     compares: bool = False,
 ) -> Search:
-    """All moves of the best `keep` states of each depth, `width` drawn in each; guided: best by values."""
+    """All moves of the best `keep` states of each depth, `width` drawn in each; compares: best by values."""
     tree = Tree(root, budget, compares=compares)
     nodes = tree.nodes[:1]
     for _ in range(budget.depth):
@@ -103,15 +101,18 @@ def beam(
             break
         [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
         new = [node for edge, to in zip(edges, led, strict=True) if (node := tree.led(edge, to))]
-        if guided:
+        if compares:
             yield from valued(tree, new)
-        new.sort(key=lambda node: -node.value if guided else -node.logp / node.depth**alpha)
+        new.sort(key=lambda node: -node.value if compares else -node.logp / node.depth**alpha)
         nodes = [node for node in new if not node.state.done][:keep]
     return tree
 
 
 def best_of_n(root: State, budget: Budget, *, width: int = 8, compares: bool = False) -> Search:
-    """Ways sampled from the root to their end, `width` side by side: the measure of every search."""
+    """Ways sampled from the root to their end, `width` side by side: the measure of every search.
+
+    compares: all ends have values; nothing on the way is asked for one.
+    """
     tree = Tree(root, budget, compares=compares)
     ways: list[Node] = []
     while not tree.solved:
@@ -138,8 +139,9 @@ def best_of_n(root: State, budget: Budget, *, width: int = 8, compares: bool = F
         fresh = list({id(edge): edge for edge in on if not edge.applied}.values())
         if fresh:
             [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in fresh)),)
-            for edge, to in zip(fresh, led, strict=True):
-                tree.led(edge, to)
+            new = [node for edge, to in zip(fresh, led, strict=True) if (node := tree.led(edge, to))]
+            if compares:
+                yield from valued(tree, [node for node in new if node.state.done])
         came = [edge.target for edge in on if edge.target]
         ways = [node for node in came if node.depth < budget.depth and not node.state.done]
     return tree
