@@ -139,7 +139,7 @@ def best_of_n(root: State, budget: Budget, *, width: int = 8, compares: bool = F
         fresh = list({id(edge): edge for edge in on if not edge.applied}.values())
         if fresh:
             [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in fresh)),)
-            new = [node for edge, to in zip(fresh, led, strict=True) if (node := tree.led(edge, to))]
+            new = [found for edge, to in zip(fresh, led, strict=True) if (found := tree.led(edge, to))]
             if compares:
                 yield from valued(tree, [node for node in new if node.state.done])
         came = [edge.target for edge in on if edge.target]
