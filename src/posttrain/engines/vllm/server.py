@@ -127,6 +127,8 @@ class Streams:
         self._news: queue.SimpleQueue[tuple[int, Said]] = queue.SimpleQueue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Of the thread below alone."""
+        self.refused = ""
+        """Why the last that was refused has not begun, where it is tried again."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -195,6 +197,7 @@ class Streams:
                 tries += 1
                 if time.monotonic() + pause > until:
                     raise self.server.fault(f"{why} ({tries} tries)")
+                self.refused = why
                 await asyncio.sleep(pause)
             self._news.put((ticket, None))
         except RunError as error:
