@@ -31,6 +31,13 @@ from posttrain.types import Task, UserError
 
 Line = Mapping[str, Any]
 """A search, as in trees/."""
+Kept = Annotated[
+    Path | None, typer.Option("--out", help="A new directory for these lines, and a report of them.")
+]
+Goals = Annotated[
+    Path | None,
+    typer.Option(help="A file for what sketches of unsolved theorems left to prove: tasks, a line each."),
+]
 
 
 def search(
@@ -55,9 +62,8 @@ def search(
     as_json: Annotated[
         bool, typer.Option("--json", help="A line of JSON for each task, tree included.")
     ] = False,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="A new directory for these lines, and a report of them.")
-    ] = None,
+    out_dir: Kept = None,
+    goals: Goals = None,
 ) -> None:
     """Searches tasks with a policy, and prints answers or proofs with their trees.
 
@@ -72,7 +78,7 @@ def search(
     settings = recipe.search or SearchChoice()
     recipe = replace(recipe, search=settings)
     process.settle(recipe.run.threads)
-    choices = [replace(settings, strategy=each) for each in strategies] or [settings]
+    choices = [_chosen(settings, each) for each in strategies] or [settings]
     try:
         asked, tasks = _asked(recipe, choices, split, limit)
         policy = surroundings(recipe, pretrained.silent if as_json else say)
@@ -83,16 +89,21 @@ def search(
     told: dict[str, list[Line]] = {}
     for choice in choices:
         searched = replace(asked, recipe=replace(recipe, search=choice))
-        told[choice.strategy] = _searched(rollouts_of(searched, policy, engine), tasks, recipe)
-        for line in told[choice.strategy]:
+        told[choice.strategy] = lines = _searched(rollouts_of(searched, policy, engine), tasks, recipe)
+        for line in lines:
             _print(line, tree, as_json)
+    _write_goals(goals, told)
     said = [] if as_json else table(told, settings.moves)
     if kept:
         about = {"of": target, "tasks": f"{len(tasks)} of {split}", "moves": settings.moves}
-        kept.describe(dump(found.tables), f"{target.stem}: {' beside '.join(told)}", {"Search": about})
-        said += [f"report {_written(kept, told)}"][as_json:]
+        said += [f"report {_written(kept, told, dump(found.tables), about)}"][as_json:]
     for row in said:
         out.print(row, soft_wrap=True)
+
+
+def _chosen(settings: SearchChoice, strategy: Strategy) -> SearchChoice:
+    """The same by another strategy, without what that has not."""
+    return replace(settings, strategy=strategy, sketches=settings.sketches * (strategy == "hypertree"))
 
 
 def _strategies(named: str | None) -> list[Strategy]:
@@ -122,13 +133,23 @@ def _asked(
     return asked, tasks
 
 
-def _written(kept: RunDir, told: Mapping[str, Sequence[Line]]) -> Path:
+def _written(kept: RunDir, told: Mapping[str, Sequence[Line]], config: str, about: dict[str, object]) -> Path:
     """The page of these searches, beside their lines."""
+    kept.describe(config, f"{Path(str(about['of'])).stem}: {' beside '.join(told)}", {"Search": about})
     with kept.recording():
         for name, lines in told.items():
             kept.samples(name, partial(iter, lines), "trees")
     kept.close()
     return write(kept.path)
+
+
+def _write_goals(path: Path | None, told: Mapping[str, Sequence[Line]]) -> None:
+    """What was left to prove, each theorem once, as [task.data] reads it."""
+    if path is None:
+        return
+    goals = (goal for lines in told.values() for line in lines for goal in line.get("goals", ()))
+    left = {goal["statement"]: json.dumps(goal) + "\n" for goal in goals}
+    path.write_text("".join(left.values()), encoding="utf-8")
 
 
 def _searched(trees: Plays, tasks: Sequence[Task], recipe: Recipe) -> list[Line]:

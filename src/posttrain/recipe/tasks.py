@@ -17,6 +17,7 @@ from posttrain.envs.repair import Repair
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
 from posttrain.envs.tasks.horn import Horn, horn
+from posttrain.envs.tasks.peano import Peano, peano
 from posttrain.envs.tasks.propositional import Propositional, propositional
 from posttrain.envs.textarena import TextArena, textarena_tasks
 from posttrain.envs.tools.choice import Tools
@@ -103,7 +104,7 @@ class Games:
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
     """What is asked or learnt: exactly one of arithmetic, coq, coq_library, data, guess, gymnasium,
-    horn, maze, own, propositional, reasoning_gym, text and textarena. env plays data."""
+    horn, maze, own, peano, propositional, reasoning_gym, text and textarena. env plays data."""
 
     arithmetic: Arithmetic | None = None
     coq: CoqExercises | None = None
@@ -122,6 +123,7 @@ class TaskChoice:
     maze: Maze | None = None
     own: OwnTasks | None = None
     """Tasks of a function of yours; see below."""
+    peano: Peano | None = None
     propositional: Propositional | None = None
     textarena: TextArena | None = None
     """A game of TextArena; see below."""
@@ -142,7 +144,7 @@ class TaskChoice:
 
     def __post_init__(self) -> None:
         kinds = ["arithmetic", "coq", "coq_library", "data", "guess", "gymnasium", "horn", "maze", "own"]
-        kinds += ["propositional", "reasoning_gym", "text", "textarena"]
+        kinds += ["peano", "propositional", "reasoning_gym", "text", "textarena"]
         given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) if given else "none"
@@ -204,6 +206,8 @@ def tasks(
         return _split(coq_library, choice.coq_library, limit if choice.coq_library.held_out_files else 0)
     if choice.horn is not None:
         return _split(horn, choice.horn, limit if choice.horn.held_out else 0)
+    if choice.peano is not None:
+        return _split(peano, choice.peano, limit if choice.peano.held_out else 0)
     if choice.propositional is not None:
         return _split(propositional, choice.propositional, limit if choice.propositional.held_out else 0)
     if choice.reasoning_gym is not None:

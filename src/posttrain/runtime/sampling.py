@@ -172,7 +172,12 @@ def steps_of(recipe: Recipe, verifier: Verifier | None, env: Env | None) -> Step
             memory_mb=settings.memory_mb,
         )
     if isinstance(verifier, Coq):
-        return CoqSteps(level=verifier.level, timeout_s=search.timeout_s, memory_mb=verifier.memory_mb)
+        return CoqSteps(
+            level=verifier.level,
+            timeout_s=search.timeout_s,
+            memory_mb=verifier.memory_mb,
+            sketches=search.sketches > 0,
+        )
     if isinstance(verifier, Lean):
         return LeanSteps(lean=verifier)
     return ReasoningSteps(search.separator)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
@@ -19,10 +20,13 @@ from posttrain.methods.table import label
 from posttrain.recipe.recipe import Recipe
 from posttrain.samplers.live import Part
 from posttrain.samplers.plays import UNKNOWN, Plays
+from posttrain.search.asking import prompt_of
 from posttrain.search.choice import SearchChoice
-from posttrain.search.drive import Searches, prompt_of
+from posttrain.search.drive import Searches
+from posttrain.search.moves.coq_goals import alone
 from posttrain.search.protocol import Move, Refused, State, Steps
 from posttrain.search.record import record
+from posttrain.search.strategies.hypertree import left_out
 from posttrain.search.tree import Node, Tree, spread
 from posttrain.search.values import value_prompt
 from posttrain.types import Completion, Episode, Method, Sampling, Task, Trajectory, UserError, Verdict
@@ -58,7 +62,8 @@ class Trees(Plays):
         self.engine, self.chat, self.choice, self.sampling = engine, chat, choice, sampling
         self.verifier = verifier
         value = choice.valued()
-        self.searches = Searches(engine, chat, world, context=context, seed=seed, value=value)
+        how = {"context": context, "seed": seed, "sketch_tokens": choice.sketch_tokens}
+        self.searches = Searches(engine, chat, world, value=value, **how)
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
         self._groups: dict[int, tuple[Task, int]] = {}
         self._judging: dict[int, tuple[int, Tree]] = {}
@@ -148,7 +153,11 @@ class Trees(Plays):
     def _over(self, number: int, tree: Tree | Refused, verdict: Verdict | None) -> None:
         task, size = self._groups.pop(number)
         first, *others = self._episodes(task, size, tree, verdict)
-        first = replace(first, search=record(task, tree, self.choice))
+        found = record(task, tree, self.choice)
+        if self.choice.sketches and isinstance(tree, Tree):
+            goals = [each for node in left_out(tree) if (each := alone(node.state))]
+            found["goals"] = [{"prompt": g.messages[-1]["content"], **g.fields} for g in goals]
+        first = replace(first, search=found)
         self._finished.append((number, [first, *others]))
 
     def _episodes(
@@ -216,12 +225,13 @@ class Trees(Plays):
         state: State,
         move: Move | None,
         verdict: Verdict,
-        shown: Callable[[Chat, State], list[int]] = prompt_of,
+        shown: Callable[[Chat, State], list[int]] | None = None,
         text: str | None = None,
     ) -> Episode:
         """A state as it is shown and the move that was said in it, worth what became of the tree."""
         try:
-            prompt = shown(self.chat, state)
+            asked = shown or partial(prompt_of, sketch=bool(move and move.sketch))
+            prompt = asked(self.chat, state)
         except UserError:  # of a task that nobody can be shown, which has been said
             prompt = []
         tokens, nothing = list(move.tokens) if move else [], [0.0] * len(prompt)
@@ -260,6 +270,8 @@ def check_search(
     if choice.strategy == "hypertree" and not tactics:
         what = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
         raise UserError(what, where="search.strategy", mend="take 'best_first', or the verifier of a prover")
+    if choice.sketches and not isinstance(verifier, Coq):
+        raise UserError("only Coq's proofs have sketches", where="search.sketches", mend="leave it out")
     if choice.value_model:
         if env or tactics:
             what = "a value_model reads the steps of an answer, and these moves are none"

@@ -57,6 +57,14 @@ class SearchChoice:
     surest: float = 1.0
     """Moves of a proof that the policy says with more than this probability are not learnt; 1: all are.
     Learning again what is known takes from the policy what else it might say, and so from the search."""
+    sketches: int = 0
+    """Of hypertree in Coq: how many sketches a theorem, and what a sketch leaves out, is asked for before its
+    first move: tactics with lemmas (`assert`) and `hole.` for each proof that is left out, which is searched
+    apart. A sketch counts as a move."""
+    sketch_tokens: int = 256
+    """Tokens of a sketch."""
+    nested: int = 2
+    """Sketches within one another."""
     timeout_s: int = 2
     """Seconds that one tactic may take in Coq; Lean counts what it does, and goes by no clock."""
     separator: str = "\n"
@@ -72,6 +80,10 @@ class SearchChoice:
             raise ValueError("alpha and c must be 0 or more")
         if not self.separator:
             raise ValueError("separator must not be empty")
+        if self.sketches and self.strategy != "hypertree":
+            raise ValueError("sketches are proved in parts, which strategy = 'hypertree' does")
+        if min(self.sketch_tokens, self.nested) < 1 or self.sketches < 0:
+            raise ValueError("sketch_tokens and nested must be 1 or more, sketches 0 or more")
         if self.value_model and (self.values or self.strategy in ("rmax", "hypertree")):
             what = "values = true" if self.values else f"strategy = {self.strategy!r}"
             raise ValueError(f"a value_model goes with no {what}")
@@ -99,7 +111,15 @@ class SearchChoice:
             "puct": partial(puct, width=width, c=self.c, values=values),
             "rmax": partial(rmax, width=width),
             "gumbel": partial(gumbel, width=width, values=values),
-            "hypertree": partial(hypertree, width=width, alpha=self.alpha, c=self.c, values=self.values),
+            "hypertree": partial(
+                hypertree,
+                width=width,
+                alpha=self.alpha,
+                c=self.c,
+                values=self.values,
+                sketches=self.sketches,
+                nested=self.nested,
+            ),
         }
         begin = made[self.strategy]
         if guided:
@@ -127,4 +147,6 @@ class SearchChoice:
             for key, by in read.items()
             if self.strategy not in by
         }
+        if not self.sketches:
+            unread |= dict.fromkeys(("sketch_tokens", "nested"), "search.sketches is 0")
         return {"alpha": "values guide the search", **unread} if self.value_model else unread

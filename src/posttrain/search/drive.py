@@ -5,7 +5,6 @@ step   consumes       moves that the engine has drawn
        unblocked by   nothing: while one search waits for its moves the others' are drawn
 """
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,20 +13,18 @@ from typing import Any, NamedTuple
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
+from posttrain.search.asking import Asking, move_of, values
 from posttrain.search.protocol import (
     Apply,
     Budget,
-    Move,
     Propose,
     Question,
     Refused,
     State,
     Steps,
-    Target,
     Value,
 )
 from posttrain.search.tree import Search, Tree
-from posttrain.search.values import SAID, value_of, value_prompt
 from posttrain.types import Completion, Request, RunError, Sampling, Task, UserError
 
 _MOST = 128
@@ -61,7 +58,8 @@ class _Place(NamedTuple):
 class Searches:
     """Searches side by side. What is drawn in a state hangs on the seed, the task and the state alone.
 
-    context: tokens that prompt and move may have together. value: of states; without it the policy says it.
+    context: tokens that prompt and move may have together; sketch_tokens: a sketch. value: of states; without
+    it the policy says it.
     """
 
     def __init__(
@@ -73,9 +71,11 @@ class Searches:
         context: int,
         seed: int = 0,
         value: Valued | None = None,
+        sketch_tokens: int = 256,
     ) -> None:
-        self.engine, self.chat, self.world, self.context = engine, chat, steps, context
-        self.seed, self.value = seed, value
+        self.engine, self.world = engine, steps
+        self.value = value
+        self.asking = Asking(chat, context, seed, sketch_tokens, by_policy=value is None)
         self.steps = 0
         """Of the engine."""
         self._running: dict[int, _Running] = {}
@@ -134,7 +134,8 @@ class Searches:
         for ticket, answer in answers:
             place = self._places.pop(ticket)
             running = self._running[place.number]
-            running.answers[place.question][place.move] = move_of(answer)
+            asked = running.questions[place.question]
+            running.answers[place.question][place.move] = move_of(answer, asked)
             running.missing -= 1
         self._advance()
 
@@ -178,7 +179,7 @@ class Searches:
             for number, n, question in asked:
                 if isinstance(question, Value):
                     said = self._running[number].answers[n]
-                    worth = self.value(question.states) if self.value else _values(said)
+                    worth = self.value(question.states) if self.value else values(said)
                     self._running[number].answers[n] = list(worth)
             for number in ready:
                 self._send(number, self._running[number].answers)
@@ -210,91 +211,22 @@ class Searches:
             del self._running[number]
             tree: Tree = end.value
             tree.model_s, tree.prover_s = running.model_s, running.prover_s
+            if tree.end:
+                tree.trimmed(self.world.trim(tree.end))
             self._done.append((number, tree))
             return
         running.questions, running.missing = questions, 0
         running.answers = [None] * len(questions)
         for n, question in enumerate(questions):
-            requests = self._requests(running, question)
+            requests = self.asking.requests(running.key, running.sampling, question)
             running.answers[n] = [None] * len(requests)
             for move, request in enumerate(requests):
                 if request:
                     running.missing += 1
                     self._places[self.engine.submit(request)] = _Place(number, n, move)
 
-    def _requests(self, running: _Running, question: Question) -> list[Request | None]:
-        """What the engine is asked of a question; None where a state leaves no room."""
-        if isinstance(question, Propose):
-            return list(self._moves(running, question))
-        if isinstance(question, Target):
-            told = zip(question.states, question.ends, strict=True)
-            return [self._valued(running, state, SAID[ends]) for state, ends in told]
-        if isinstance(question, Value) and not self.value:
-            return [self._valued(running, state, said) for state in question.states for said in SAID]
-        return []
-
-    def _valued(self, running: _Running, state: State, said: str) -> Request | None:
-        """How likely the policy says just this of a state's value; it is forced, so nothing is drawn."""
-        try:
-            prompt = tuple(value_prompt(self.chat, state))
-        except UserError:
-            return None
-        forced = tuple(self.chat.spell(said))
-        if len(prompt) + len(forced) > self.context:
-            return None
-        sampling = replace(running.sampling, max_new_tokens=len(forced))
-        return Request(prompt=prompt, sampling=sampling, forced=forced, sample=SAID.index(said))
-
-    def _moves(self, running: _Running, question: Propose) -> list[Request]:
-        """What the engine is asked; nothing where the state leaves no room for a move."""
-        try:
-            prompt = tuple(prompt_of(self.chat, question.state))
-        except UserError:
-            return []
-        room = min(running.sampling.max_new_tokens, self.context - len(prompt))
-        if room < 1:
-            return []
-        said = tuple((each.tokens, each.logp_policy) for each in question.said)
-        state = hashlib.blake2b(question.state.key.encode(), digest_size=12).hexdigest()
-        return [
-            Request(
-                prompt=prompt,
-                sampling=replace(running.sampling, max_new_tokens=room),
-                seed=self.seed,
-                task=f"{running.key}:{state}",
-                sample=sample,
-                excluded=said,
-                again=True,
-            )
-            for sample in range(question.first, question.first + question.count)
-        ]
-
 
 def _shares(seconds: float, parts: Mapping[int, int]) -> list[tuple[int, float]]:
     """What of a time belongs to each, in proportion to their parts."""
     whole = sum(parts.values())
     return [(number, seconds * part / whole) for number, part in parts.items()] if whole else []
-
-
-def _values(said: Sequence[Move | None]) -> list[float]:
-    """Of states, from the two answers to each; 0.5 where there was no room to ask."""
-    pairs = zip(said[::2], said[1::2], strict=True)
-    return [value_of(no.logp, yes.logp) if no and yes else 0.5 for no, yes in pairs]
-
-
-def prompt_of(chat: Chat, state: State) -> list[int]:
-    """The tokens behind which a policy says its next move. UserError if it cannot be shown the state."""
-    return [*chat.render(state.shown), *(chat.spell(state.said) if state.said else [])]
-
-
-def move_of(answer: Completion) -> Move:
-    """What an engine has drawn, as a move."""
-    return Move(
-        text=answer.text,
-        logp=sum(answer.logp_policy),
-        tokens=tuple(answer.tokens),
-        logp_gen=tuple(answer.logp_gen),
-        logp_policy=tuple(answer.logp_policy),
-        version=tuple(answer.version),
-        ended=answer.stop != "length",
-    )

@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 from posttrain.types import Message, Task, Verdict
 
+HOLE = "\0"
+"""Stands in a move where the proof of a part goes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
@@ -36,6 +39,9 @@ class State:
     there is one, or if what is said of one may bear on another. A part that is done proves itself alone."""
     around: tuple[str, str] = ("", "")
     """What stands before and behind the proof of a part, where those of all parts stand in their order."""
+    taken: str = ""
+    """The last move as it stands in the answer, with HOLE for each part that it leaves out; the parts that it
+    leaves open come before those in `parts`. Without it, it stands there as in `moves`."""
     done: bool = False
     """Whether nothing is left to say. A verifier then judges the whole."""
     text: str = ""
@@ -70,6 +76,8 @@ class Move:
     version: tuple[int, ...] = ()
     ended: bool = True
     """Whether it came to its end, and was not cut off by its length."""
+    sketch: bool = False
+    """Whether it was said where a sketch was asked for."""
 
 
 class Steps(Protocol):
@@ -88,6 +96,10 @@ class Steps(Protocol):
 
     def apply(self, asked: Sequence[tuple[State, str]]) -> list[State | Refused]:
         """Where each move leads from its state."""
+        ...
+
+    def trim(self, end: State) -> State:
+        """An end without what its answer does not need, as lemmas that nothing uses."""
         ...
 
     def close(self) -> None:
@@ -110,6 +122,8 @@ class Propose:
     first: int
     count: int
     said: tuple[Move, ...] = ()
+    sketch: bool = False
+    """Whether a sketch is asked for: many moves at once, with holes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ def _shown(state: State) -> str:
 
 def _said(edge: Edge, found: bool) -> dict[str, Any]:
     said: dict[str, Any] = {"text": edge.move.text, "logp": edge.move.logp, "said": edge.said}
+    if edge.move.sketch:
+        said["sketch"] = True
     if edge.visits:
         said |= {"visits": edge.visits, "value": edge.total / edge.weight}
     if edge.target:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Any, TypeVar
 
-from posttrain.search.protocol import Budget, Move, Propose, Question, Refused, State
+from posttrain.search.protocol import HOLE, Budget, Move, Propose, Question, Refused, State
 
 _T = TypeVar("_T")
 SAID = 1e-5
@@ -51,6 +51,8 @@ class Node:
     """By what was said."""
     drawn: dict[tuple[tuple[int, ...], str], Move] = field(default_factory=dict)
     """The moves by their tokens and text, as one text may be said in several ways."""
+    sketches: list[Move] = field(default_factory=list)
+    """What was drawn where a sketch was asked for, which are no draws of a move."""
     asked: int = 0
     """Moves drawn here, repeated ones included."""
     independent: list[Move] = field(default_factory=list)
@@ -72,6 +74,10 @@ class Node:
         """The question for so many more of its moves."""
         self.excluding = bool(self.drawn)
         return Propose(self.state, self.asked, count, tuple(self.drawn.values()))
+
+    def sketch(self) -> Propose:
+        """The question for one more sketch."""
+        return Propose(self.state, len(self.sketches), 1, tuple(self.sketches), sketch=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +125,9 @@ class Tree:
         source = parent.source if parent else None
         node = Node(state, len(self.nodes), parent)
         if parent and source:
-            node.logp, node.depth = source.logp + parent.move.logp, source.depth + 1
+            # Of a sketch its mean token counts: its length says nothing of what it leaves to do.
+            share = len(parent.move.tokens) if parent.move.sketch else 1
+            node.logp, node.depth = source.logp + parent.move.logp / max(share, 1), source.depth + 1
         self.nodes.append(node)
         self.by_key[state.key] = node
         if self.apart:
@@ -130,6 +138,13 @@ class Tree:
 
     def _end_at(self, node: Node) -> None:
         self.solved, self.end, self.found = node, node.state, self.path(node)
+
+    def trimmed(self, end: State) -> None:
+        """Takes an end that says less, and leaves out the sketches of which not all is said."""
+        if self.end and end.text != self.end.text:
+            said = [(edge, map(str.strip, edge.taken.split(HOLE))) for edge in self.found]
+            kept = [e for e, told in said if not e.move.sketch or all(piece in end.text for piece in told)]
+            self.end, self.found = end, kept or self.found
 
     @property
     def ends(self) -> list[Node]:
@@ -143,15 +158,26 @@ class Tree:
 
     def said(self, node: Node, moves: list[Move], asked: int) -> list[Edge]:
         """The edges that are new, of the moves that were drawn in a node when it was asked for so many."""
-        new = []
-        self.asked.append(node.number)
         node.asked += len(moves)
-        self.drawn += len(moves)
         if not node.excluding:
             node.independent += moves
         for move in moves:
-            self.tokens += len(move.tokens)
             node.drawn.setdefault((move.tokens, move.text), move)
+        node.exhausted = len(moves) < asked or node.unsaid < SAID
+        return self._edges(node, moves)
+
+    def sketched(self, node: Node, moves: list[Move]) -> list[Edge]:
+        """Likewise of sketches. Where there is no room for one, no more are asked for."""
+        node.sketches += moves or [Move("", 0.0, ended=False, sketch=True)]
+        return self._edges(node, moves)
+
+    def _edges(self, node: Node, moves: list[Move]) -> list[Edge]:
+        """Counts what a node has said; the edges that are new and have come to their end."""
+        new = []
+        self.asked.append(node.number)
+        self.drawn += len(moves)
+        for move in moves:
+            self.tokens += len(move.tokens)
             if edge := node.edges.get(move.text):
                 edge.said += 1
             else:
@@ -161,7 +187,6 @@ class Tree:
                 else:
                     edge.refused = Refused("cut", "it was cut off at its length")
                     self.refused["cut"] += 1
-        node.exhausted = len(moves) < asked or node.unsaid < SAID
         return new
 
     def led(self, edge: Edge, to: State | Refused) -> Node | None:
@@ -172,7 +197,7 @@ class Tree:
         may be proved on another, and be needed beside it: only a move that changes nothing is refused.
         """
         self.applied += 1
-        edge.taken = to.moves[-1] if isinstance(to, State) else ""
+        edge.taken = (to.taken or to.moves[-1]) if isinstance(to, State) else ""
         if isinstance(to, State) and (found := self.by_key.get(to.key)):
             if found is edge.source or (not self.apart and self._comes_to(found, edge.source)):
                 to = Refused("repeated", "it leads back to where it came from")

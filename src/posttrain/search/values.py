@@ -16,7 +16,7 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.search.protocol import Question, State, Target, Value
 from posttrain.search.tree import Node, Search, Tree, spread
-from posttrain.types import UserError
+from posttrain.types import Message, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 
 ASK = "Can this be done? 1 or 0"
@@ -26,11 +26,16 @@ SAID = ("0", "1")
 
 def value_prompt(chat: Chat, state: State) -> list[int]:
     """The tokens that ask for a state's value. UserError if it cannot be shown."""
+    return chat.render(below(state, ASK))
+
+
+def below(state: State, question: str) -> list[Message]:
+    """A state as it is shown, with a line below that asks something else of it than a move."""
     if not state.shown:
         raise UserError("there is nothing to ask about")
     *before, last = state.shown
-    asked = "\n".join(part for part in (last["content"], state.said, ASK) if part)
-    return chat.render([*before, {**last, "content": asked}])
+    asked = "\n".join(part for part in (last["content"], state.said, question) if part)
+    return [*before, {**last, "content": asked}]
 
 
 def value_of(no: float, yes: float) -> float:

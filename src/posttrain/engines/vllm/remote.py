@@ -240,7 +240,8 @@ class ServerEngine:
         elif now - self._heard > self.server.deadline_s:
             waiting, seconds = len(self._running), self.server.deadline_s
             why = f": it {self._streams.refused}" if self._streams.refused else ""
-            raise self.server.fault(f"has said nothing for {seconds:g} s, while {waiting} answers are owed{why}")
+            what = f"has said nothing for {seconds:g} s, while {waiting} answers are owed{why}"
+            raise self.server.fault(what)
 
     def _extend(self, sequence: Sequence, said: dict[str, Any]) -> Completion | None:
         """Appends what was drawn; the answer, if it ended with that."""

@@ -12,14 +12,14 @@ share and says the rest again, as Coq forgets what was left. A proof that is fou
 tactic mode accepts need not compile, so the verifier `coq` judges the whole.
 """
 
-import re
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from posttrain.search.moves.coq_move import allowed
+from posttrain.search.moves.coq_goals import CLOSED, PART_PROVED, PROVED, SHELVED, goals_of, shown
+from posttrain.search.moves.coq_move import Said, allowed, said_in, sketched, without_lemma
 from posttrain.search.protocol import Refused, State
-from posttrain.types import Message, RunError, Task, UserError
+from posttrain.types import RunError, Task, UserError
 from posttrain.verifiers.proof.coq import check
 from posttrain.verifiers.proof.coq.check import Problem, error_in
 from posttrain.verifiers.proof.coq.script import sentences
@@ -37,10 +37,6 @@ _MOST_SESSIONS = 4
 _MOST_GOALS = 32
 _MOST_CHARACTERS = 20_000
 """Of the goals of a state; more is refused, as no policy could read it."""
-_SORT = re.compile(r"^[\w', ]+ : (?:Prop|Set|Type)$")
-_GOAL = re.compile(
-    r"^(?:\d+ (?:focused )?goals?|goal \d+)(?: \(shelved: \d+\))?(?: \(ID \d+\))?(?: is:)?\n", re.MULTILINE
-)
 _SET = (
     "Set Silent.",
     "Set Printing Width 1000.",
@@ -71,14 +67,22 @@ _Key = tuple[str, str]
 class CoqSteps:
     """Where tactics lead in Coq. A session is started for each header, and again when one ends.
 
-    timeout_s: of one tactic, which Coq itself keeps; a session that takes longer is ended. Whatever ends it,
-    the tactic that was being said is refused by its class (timeout, output, died), and no other.
+    sketches: a move may be several tactics, with holes. timeout_s: of one tactic, which Coq itself keeps; a
+    session that takes longer is ended. Whatever ends it, what was being said is refused by its class
+    (timeout, output, died), and nothing else.
     """
 
     stop: tuple[str, ...] = ()
 
-    def __init__(self, *, level: Level = "strict", timeout_s: int = 2, memory_mb: int = 2048) -> None:
-        self.level, self.timeout_s, self.memory_mb = level, timeout_s, memory_mb
+    def __init__(
+        self,
+        *,
+        level: Level = "strict",
+        timeout_s: int = 2,
+        memory_mb: int = 2048,
+        sketches: bool = False,
+    ) -> None:
+        self.level, self.timeout_s, self.memory_mb, self.sketches = level, timeout_s, memory_mb, sketches
         self.restarts = 0
         self._sessions: OrderedDict[_Key, tuple[Session, _Place]] = OrderedDict()
         self._read: tuple[Task, Problem, tuple[str, ...]] | None = None
@@ -107,12 +111,12 @@ class CoqSteps:
         return self._twice(State(task=task), None, "Coq does not get through the statement")
 
     def _applied(self, state: State, said: str) -> State | Refused:
-        move = allowed(said)
+        move = sketched(said) if self.sketches else allowed(said)
         if isinstance(move, Refused):
             return move
         return self._twice(state, move, "Coq was ended while it worked on it")
 
-    def _twice(self, state: State, move: str | None, failed: str) -> State | Refused:
+    def _twice(self, state: State, move: Said | None, failed: str) -> State | Refused:
         """What a move leads to; asked again where Coq died: it may have been killed for another's memory."""
         for again in (False, True):
             try:
@@ -122,72 +126,85 @@ class CoqSteps:
                     return Refused(end.why, failed)
         raise AssertionError
 
-    def _at(self, state: State, move: str | None) -> State | Refused:
+    def _at(self, state: State, move: Said | None) -> State | Refused:
         """What a move leads to, or what the state itself shows if there is none."""
         problem, theorem = self._theorem(state.task)
+        now = move.sentences if move else ()
         key = (problem.header, problem.definitions)
         session, place = self._session(key, problem)
         try:
-            session.allow(_SLACK_S + 2 * self.timeout_s * (len(state.moves) + 2))
+            session.allow(_SLACK_S + 2 * self.timeout_s * (len(state.moves) + len(now) + 2))
             if place.theorem != theorem:
                 self._open(session, place, theorem, state.task)
             shared = _shared(place.moves, state.moves)
             again = [f"Timeout {2 * self.timeout_s} {each}" for each in state.moves[shared:]]
-            said = [f"BackTo {place.states[shared]}.", *again]
-            if move:
-                said.append(f"Timeout {self.timeout_s} {move}")
-            answers = session.say_all([*said, "Show."])
+            new = [f"Timeout {self.timeout_s} {each}" for each in now]
+            answers = session.say_all([f"BackTo {place.states[shared]}.", *again, *new, "Show."])
             place.said += len(answers)
             reached = answers[1 : 1 + len(again)]
             place.states[shared + 1 :] = [each.state for each in reached]
             place.moves[shared:] = state.moves[shared:]
             if not all(each.accepted for each in reached):
                 raise EndedError("died")  # it refuses what it has accepted before: another is asked
-            if move and not answers[-2].accepted:
-                return Refused(*_why(answers[-2].output))
-            if move:
-                place.moves.append(move)
-                place.states.append(answers[-2].state)
+            done = answers[1 + len(again) : -1]
+            for each in done:
+                if not each.accepted:
+                    return Refused(*_why(each.output))
+            place.moves += now
+            place.states += [each.state for each in done]
             return self._state(session, state, move, answers[-1].output)
         except BaseException:
             self._end(key)
             raise
 
-    def _state(self, session: Session, state: State, move: str | None, shown: str) -> State | Refused:
+    def _state(self, session: Session, state: State, move: Said | None, show: str) -> State | Refused:
         """What Coq shows after the move."""
-        moves = (*state.moves, move) if move else state.moves
+        moves = (*state.moves, *move.sentences) if move else state.moves
         text = "\n".join([*self._theorem(state.task)[1][1:], *moves])
-        shelved = _SHELVED.search(shown) is not None
+        shelved = SHELVED.search(show) is not None
         inside = any(each.endswith("{") for each in moves)
-        if shown.strip() == _PROVED or (inside and _PART_PROVED in shown and not shelved):
-            return State(task=state.task, moves=moves, key=_PROVED, done=True, text=text)
-        goals = [] if inside and _PART_PROVED in shown else _goals(shown)
-        if not goals or "remaining goals are on the shelf" in shown:
+        if show.strip() == PROVED or (inside and PART_PROVED in show and not shelved):
+            return State(task=state.task, moves=moves, key=PROVED, done=True, text=text)
+        goals = [] if inside and PART_PROVED in show else goals_of(show)
+        if not goals or "remaining goals are on the shelf" in show:
             return Refused("shelved", "no goal is left in sight, and not all are proved")
         if len(goals) > _MOST_GOALS:
             return Refused("goals", f"it leaves {len(goals)} goals")
         apart = False
         if len(goals) > 1:
             asked = [f"Show {n}." for n in range(2, len(goals) + 1)]
-            *others, closed = session.say_all([*asked, f"Timeout {self.timeout_s} {_CLOSED}"])
-            goals = [goals[0], *(goal for each in others for goal in _goals(each.output))]
+            *others, closed = session.say_all([*asked, f"Timeout {self.timeout_s} {CLOSED}"])
+            goals = [goals[0], *(goal for each in others for goal in goals_of(each.output))]
             apart = closed.accepted and not shelved
+        if move and move.holes and not (apart or len(goals) == 1):
+            return Refused("form", "what it leaves out hangs on one another")
         key = "\n\n".join(goals)
         if len(key) > _MOST_CHARACTERS:
             return Refused("output", f"its goals take {len(key):,} characters")
         parts = [
-            State(task=state.task, moves=(*moves, f"{n}: {{"), shown=_shown([goal]), key=goal)
+            State(task=state.task, moves=(*moves, f"{n}: {{"), shown=shown([goal]), key=goal)
             for n, goal in enumerate(goals if apart else (), start=1)
         ]
         return State(
             task=state.task,
             moves=moves,
-            shown=_shown(goals),
+            shown=shown(goals),
             key=key,
             parts=tuple(parts),
             around=("{", "}"),
+            taken=move.taken if move else "",
             text=text,
         )
+
+    def trim(self, end: State) -> State:
+        """Without each lemma (`assert`) that Coq does not miss in the proof."""
+        opening = "\n".join(self._theorem(end.task)[1][1:])
+        text, at = end.text.removeprefix(opening), 0
+        while (shorter := without_lemma(text, at)) is not None:
+            led = self._twice(State(task=end.task), Said(tuple(said_in(shorter))), "")
+            kept = isinstance(led, Refused) or not led.done
+            text, at = (text, at + 1) if kept else (shorter, at)
+        return replace(end, text="\n".join(filter(None, [opening, text])))
 
     def _theorem(self, task: Task) -> tuple[Problem, tuple[str, ...]]:
         """The problem of a task; its statement, and what it opens with."""
@@ -247,27 +264,6 @@ class CoqSteps:
         return Opening(box, command, tuple(sorted(files.items())), problem.preamble)
 
 
-_LINE = "============================\n"
-_PROVED = "No more goals."
-_PART_PROVED = "This subproof is complete"
-_SHELVED = re.compile(r"\(shelved: \d+\)")
-_HAS = "match goal with |- ?a => has_evar a | _ : ?a |- _ => has_evar a | _ := ?a |- _ => has_evar a end"
-_CLOSED = f"all: assert_fails (idtac; {_HAS})."
-"""Accepted if no goal has an existential variable; those that are shown are not all, as some are implicit."""
-
-
-def _shown(goals: Sequence[str]) -> tuple[Message, ...]:
-    """The first of these goals, and what is to be proved in the others."""
-    waiting = [f"then: {goal.rpartition(_LINE)[2].strip()}" for goal in goals[1:]]
-    return ({"role": "user", "content": "\n".join([_short(goals[0]), *waiting])},)
-
-
-def _short(goal: str) -> str:
-    """A goal for a policy to read: without the lines that only say what is a proposition or a type."""
-    lines = goal.replace(_LINE, "======\n").splitlines()
-    return "\n".join(line for line in lines if not _SORT.search(line))
-
-
 def _shared(a: Sequence[str], b: Sequence[str]) -> int:
     """How many moves two ways begin with alike."""
     return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -287,13 +283,3 @@ def _opening_of(task: Task) -> list[str]:
     if wrong:
         raise UserError(f"the opening of task {task.id!r} is not Coq: {wrong}", where=task.source)
     return [each.text for each in found]
-
-
-def _goals(output: str) -> list[str]:
-    """The goals that `Show` prints, without their numbers; of all but the first only what is to be proved.
-
-    >>> _goals("1 goal (ID 4)\\n  \\n  A : Prop\\n  h : A\\n  ============================\\n  A\\n\\n")
-    ['A : Prop\\nh : A\\n============================\\nA']
-    """
-    parts = _GOAL.split(output)[1:]
-    return ["\n".join(line.strip() for line in part.splitlines() if line.strip()) for part in parts]

@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from posttrain.search.protocol import Apply, Budget, Question, State
+from posttrain.search.protocol import HOLE, Apply, Budget, Question, State
 from posttrain.search.strategies.best_first import score
 from posttrain.search.strategies.puct import bonus
 from posttrain.search.tree import Edge, Node, Search, Tree
@@ -28,15 +28,28 @@ Way = list[tuple[Node, Edge | None]]
 
 
 def hypertree(
-    root: State, budget: Budget, *, width: int = 8, alpha: float = 0.5, c: float = 1.25, values: bool = False
+    root: State,
+    budget: Budget,
+    *,
+    width: int = 8,
+    alpha: float = 0.5,
+    c: float = 1.25,
+    values: bool = False,
+    sketches: int = 0,
+    nested: int = 2,
 ) -> Search:
     """Asks for `width` moves in states that a proof still needs, follows all, and joins proofs of parts.
 
     Without values it is the one state with the best score of `best_first`, where what was said of other parts
     does not count. With values it is every state in which a hypertree ends, taken from the root by PUCT down
     all parts; where that leads nowhere, the one with the best score.
+
+    The root says so many sketches, one at a time, before its first move; so does each part of a sketch, until
+    so many are nested. A sketch scores as one move does, with the mean log-probability of its tokens.
     """
     tree, proofs = Tree(root, budget, apart=True), Proofs()
+    plans = {0: 0} if sketches else {}
+    """By a state's number, of those that may sketch, the sketches in which it lies."""
     if values:
         yield from _value(tree, tree.nodes)
     _prove(tree, proofs)
@@ -49,7 +62,11 @@ def hypertree(
         leaves = [node for node, edge in way if edge is None and node in needed]
         leaves = leaves[: tree.room] or [max(needed, key=lambda node: score(node, alpha))]
         count = len(tree.nodes)
-        yield from _expand(tree, leaves, min(width, tree.room // len(leaves)))
+        planning = [leaf for leaf in leaves if leaf.number in plans and len(leaf.sketches) < sketches]
+        if planning:
+            yield from _sketch(tree, planning, plans, nested)
+        else:
+            yield from _expand(tree, leaves, min(width, tree.room // len(leaves)))
         if values:
             yield from _value(tree, tree.nodes[count:])
         _prove(tree, proofs)
@@ -60,11 +77,40 @@ def hypertree(
 def _expand(tree: Tree, leaves: list[Node], asked: int) -> Generator[tuple[Question, ...], list[Any], None]:
     """Asks these states for so many moves each, and follows what they say."""
     said = yield tuple(node.propose(asked) for node in leaves)
-    edges = [edge for node, moves in zip(leaves, said, strict=True) for edge in tree.said(node, moves, asked)]
+    yield from _follow(
+        tree, [e for node, moves in zip(leaves, said, strict=True) for e in tree.said(node, moves, asked)]
+    )
+
+
+def _sketch(
+    tree: Tree, leaves: list[Node], plans: dict[int, int], nested: int
+) -> Generator[tuple[Question, ...], list[Any], None]:
+    """Asks these states for a sketch each; the parts of each may be sketched in their turn."""
+    said = yield tuple(node.sketch() for node in leaves)
+    edges = [e for node, moves in zip(leaves, said, strict=True) for e in tree.sketched(node, moves)]
+    yield from _follow(tree, edges)
+    for edge in edges:
+        within = plans[edge.source.number] + 1
+        if edge.target and within < nested:
+            for part in edge.target.parts or [edge.target]:
+                plans.setdefault(part.number, within)
+
+
+def _follow(tree: Tree, edges: list[Edge]) -> Generator[tuple[Question, ...], list[Any], None]:
     if edges:
         [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
         for edge, to in zip(edges, led, strict=True):
             tree.led(edge, to)
+
+
+def left_out(tree: Tree) -> list[Node]:
+    """What sketches have left to prove and was not proved, each once; nothing if the whole was."""
+    sketched = [
+        each for node in tree.nodes for each in node.edges.values() if each.move.sketch and each.target
+    ]
+    found = {part.number: part for each in sketched if each.target for part in each.target.parts}
+    proved = tree.leading({node.number for node in tree.nodes if node.state.done})
+    return [] if tree.solved else [part for number, part in found.items() if number not in proved]
 
 
 def _value(tree: Tree, nodes: list[Node]) -> Generator[tuple[Question, ...], list[Any], None]:
@@ -101,17 +147,28 @@ def _joined(tree: Tree, proofs: Proofs) -> tuple[list[Edge], State]:
     while ahead:
         at = ahead.pop()
         if isinstance(at, str):
-            said.append(at)
+            said.append(at.strip())
         elif at.parts:
             before, behind = at.state.around
             ahead += [each for part in reversed(at.parts) for each in (behind, part, before)]
         elif (edge := proofs[at.number]) and edge.target:
             edges[id(edge)] = edge
-            said.append(edge.taken)
-            ahead.append(edge.target)
+            ahead += reversed(_filled(edge.taken, edge.target))
     text = "\n".join(filter(None, [tree.root.text, *said]))
     end = replace(tree.root, moves=(*tree.root.moves, *said), shown=(), parts=(), done=True, text=text)
     return list(edges.values()), end
+
+
+def _filled(taken: str, target: Node) -> list[Node | str]:
+    """A move, with the parts that are its holes in their places, and what it leaves open behind it."""
+    first, *pieces = taken.split(HOLE)
+    if not pieces:
+        return [first, target]
+    parts = target.parts or [target]
+    open_ = len(parts) - len(pieces)
+    before, behind = target.state.around
+    filled = zip([*parts[open_:], *parts[:open_]], [*pieces, *[""] * open_], strict=True)
+    return [first, *(each for part, piece in filled for each in (before, part, behind, piece))]
 
 
 def _speaks(tree: Tree, node: Node) -> bool:

@@ -1,0 +1,236 @@
+"""Sketches: what they leave out is proved apart, joined in its place, and judged; lemmas nobody needs go."""
+
+import json
+import random
+
+import pytest
+
+from posttrain.search.choice import SearchChoice
+from posttrain.search.moves.coq import CoqSteps
+from posttrain.search.moves.coq_goals import alone
+from posttrain.search.protocol import Budget, Move, Propose, Refused, State
+from posttrain.search.strategies.hypertree import hypertree, left_out
+from posttrain.search.tree import Tree
+from posttrain.types import Task
+from posttrain.verifiers.proof.coq.verifier import Coq
+
+ADD = "forall a b : nat, a + b = b + a"
+ZERO, STEP = "forall n, n + 0 = n", "forall n m, n + S m = S (n + m)"
+
+
+def task(statement: str, **fields: str) -> Task:
+    given = {"name": "goal", "statement": statement, **fields}
+    return Task(id="t", messages=({"role": "user", "content": statement},), fields=given)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    made = CoqSteps(sketches=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return Coq()
+
+
+def led(steps, state: State, *moves: str) -> State | Refused:
+    for move in moves:
+        assert isinstance(state, State)
+        [state] = steps.apply([(state, move)])
+    return state
+
+
+def root(steps, given: Task) -> State:
+    [state] = steps.begin([given])
+    return state
+
+
+def moves_of(state: State) -> list[str]:
+    """A policy that knows what to try, and not what helps."""
+    given, _, goal = state.key.rpartition("============================\n")
+    if goal.startswith("forall"):
+        return ["intros."]
+    names = [name for line in given.splitlines() for name in line.partition(" : ")[0].split(", ")]
+    tried = [f"induction {name}." for name in "na" if name in names and f"IH{name}" not in names]
+    rewrites = [f"rewrite {name}." for name in names if name in ("IHn", "IHa", "z", "s")]
+    return ["reflexivity.", *tried[:1], "simpl.", *rewrites]
+
+
+def searched(steps, given: Task, sketches: list[str], moves: int = 300, silent: bool = False, **how) -> Tree:
+    """The hypertree of a policy that sketches so wherever it may; a silent one begins with that alone."""
+
+    def says(question: Propose) -> list[Move]:
+        state = question.state
+        said = sketches if question.sketch else moves_of(state) if state.moves or not silent else []
+        known = [Move(text, -2.5, tokens=(n,), sketch=question.sketch) for n, text in enumerate(said)]
+        return known[question.first : question.first + question.count]
+
+    search = hypertree(root(steps, given), Budget(moves=moves), width=1, sketches=len(sketches), **how)
+    try:
+        asked = next(search)
+        while True:
+            asked = search.send([says(q) if isinstance(q, Propose) else steps.apply(q.asked) for q in asked])
+    except StopIteration as end:
+        return end.value
+
+
+# ---------------------------------------------------------------------- in Coq
+
+
+def test_a_sketch_leaves_a_part_for_each_hole_and_for_what_is_open(steps):
+    start = root(steps, task(ADD))
+    to = led(steps, start, f"assert (z : {ZERO}). {{ hole. }} intros. induction a. hole. simpl.")
+    assert [part.key.rpartition("\n")[2] for part in to.parts] == [
+        "S (a + b) = b + S a",
+        "forall n : nat, n + 0 = n",
+        "0 + b = b + 0",
+    ]
+    assert "z : forall n : nat, n + 0 = n" in to.parts[2].key
+    assert "z :" not in to.parts[1].key
+    assert led(steps, to.parts[1], "induction n. reflexivity. simpl. rewrite IHn. reflexivity.").done
+    plain = led(steps, start, f"assert (z : {ZERO}).")
+    assert [len(plain.parts), plain.taken] == [2, ""]
+
+
+@pytest.mark.parametrize(
+    ("said", "label"),
+    [
+        ("assert (0 = 1). { hole. } - intros.", "form"),
+        ("intros. { induction a.", "form"),
+        ("intros. } {", "form"),
+        ("intros. all: hole.", "form"),
+        ("intros. Abort.", "forbidden"),
+        ("intros. { admit. }", "forbidden"),
+        ("intros. nonsense x. hole.", "error"),
+        ("intros. shelve.", "shelved"),
+        ("", "form"),
+    ],
+)
+def test_what_is_no_sketch_is_refused_by_its_class(steps, said, label):
+    to = led(steps, root(steps, task(ADD)), said)
+    assert isinstance(to, Refused)
+    assert to.label == label
+    assert led(steps, root(steps, task("0 = 0")), "reflexivity.").done, "the session goes on"
+
+
+def test_holes_that_hang_on_one_another_are_refused(steps):
+    start = root(steps, task("exists n : nat, n = 2"))
+    to = led(steps, start, "unshelve eexists. hole.")
+    assert isinstance(to, Refused)
+    assert to.label == "form"
+
+
+def test_without_sketches_a_move_is_one_tactic():
+    plain = CoqSteps()
+    try:
+        assert led(plain, root(plain, task(ADD)), "intros. induction a.").label == "form"
+    finally:
+        plain.close()
+
+
+def test_holes_of_any_sketch_are_filled_in_their_places(steps, judge):
+    """A known proof with holes cut into it anywhere: filled by a search, Coq accepts the whole."""
+    seed = random.randrange(1000)
+    print("seed", seed)
+    dice = random.Random(seed)
+    zero = "intros. { induction n. reflexivity. simpl. rewrite IHn. reflexivity. }"
+    step = "intros. { induction n. reflexivity. simpl. rewrite IHn. reflexivity. }"
+    rest = [
+        "intros.",
+        "induction a.",
+        "{ simpl. rewrite z. reflexivity. }",
+        "{ simpl. rewrite s. rewrite IHa. reflexivity. }",
+    ]
+    for _ in range(6):
+        lemmas = [
+            f"assert (z : {ZERO}). {{ {dice.choice((zero, 'hole.'))} }}",
+            f"assert (s : {STEP}). {{ {dice.choice((step, 'hole.'))} }}",
+        ]
+        said = [*dice.sample(lemmas, 2), *rest[:2]]
+        said += [dice.choice((each, "hole.", "{ hole. }")) for each in rest[2:]]
+        sketch = " ".join(said[: dice.randrange(2, 7)])
+        tree = searched(steps, task(ADD), [sketch], silent=True)
+        assert tree.end, sketch
+        end = steps.trim(tree.end)
+        assert judge(task(ADD), end.text).score == 1.0, (sketch, tree.end.text)
+        assert "hole" not in end.text
+        assert "shelve" not in end.text
+
+
+# ---------------------------------------------------------------------- searched
+
+
+def test_a_theorem_that_needs_lemmas_is_proved_with_them_alone(steps, judge):
+    lemmas = [f"assert (z : {ZERO}).", f"assert (s : {STEP})."]
+    with_lemmas = searched(steps, task(ADD), lemmas, moves=400)
+    without = searched(steps, task(ADD), [], moves=400)
+    assert with_lemmas.end
+    assert without.end is None
+    assert judge(task(ADD), with_lemmas.end.text).score == 1.0
+    assert {edge.move.text for edge in with_lemmas.found} >= set(lemmas)
+
+
+def test_sketches_are_counted_asked_first_and_nested_no_deeper_than_told(steps):
+    lemmas = [f"assert (z : {ZERO}).", f"assert (s : {STEP})."]
+    for nested in (1, 2, 3):
+        tree = searched(steps, task("forall a b : nat, a + b = b + b"), lemmas, moves=80, nested=nested)
+        assert tree.drawn <= 80
+        spoke = [tree.nodes[number] for number in tree.asked]
+        assert [len(node.sketches) for node in spoke[:2]] == [2, 2]
+        depths = [sum(edge.move.sketch for edge in tree.path(node)) for node in tree.nodes if node.sketches]
+        assert max(depths) == nested - 1
+        for node in tree.nodes:
+            assert len(node.sketches) in (0, 2)
+            assert not any(move.sketch for move in node.independent)
+
+
+def test_a_lemma_that_nothing_uses_is_left_out(steps, judge):
+    tree = searched(steps, task("forall a : nat, 0 + a = a"), [f"assert (z : {ZERO})."], silent=True)
+    assert tree.end
+    assert "assert" in tree.end.text
+    tree.trimmed(steps.trim(tree.end))
+    assert "assert" not in tree.end.text
+    assert judge(task("forall a : nat, 0 + a = a"), tree.end.text).score == 1.0
+    assert not any(edge.move.sketch for edge in tree.found), "it is not learnt"
+    needed = searched(steps, task(ADD), [f"assert (z : {ZERO}).", f"assert (s : {STEP})."], moves=400)
+    assert needed.end
+    assert steps.trim(needed.end) == needed.end, "what is used stays"
+
+
+def test_the_lemma_that_is_left_out_may_be_one_of_several(steps, judge):
+    both = (
+        f"assert (u : {STEP}). {{ hole. }} assert (z : {ZERO}). {{ hole. }} intros. rewrite z. reflexivity."
+    )
+    given = task("forall a : nat, a + 0 = a")
+    tree = searched(steps, given, [both], silent=True)
+    assert tree.end
+    end = steps.trim(tree.end)
+    assert [name in end.text for name in ("(u :", "(z :")] == [False, True]
+    assert judge(given, end.text).score == 1.0
+
+
+def test_what_a_sketch_left_to_prove_is_a_task_with_the_same_state(steps):
+    given = task("forall a b : nat, a + b = b + S a")
+    tree = searched(steps, given, [f"assert (s : {STEP}). {{ hole. }} intros. induction a."], moves=150)
+    assert tree.end is None
+    left = left_out(tree)
+    assert left
+    for node in left:
+        made = alone(node.state)
+        assert made
+        again = root(steps, made)
+        assert isinstance(again, State)
+        assert (again.key, again.shown) == (node.state.key, node.state.shown)
+    assert not any("n + S m = S (n + m)" in node.state.key.splitlines()[-1] for node in left), "it is proved"
+
+
+# ---------------------------------------------------------------------- recipes
+
+
+def test_sketches_want_a_hypertree():
+    with pytest.raises(ValueError, match="hypertree"):
+        SearchChoice(sketches=2)
+    assert SearchChoice().unread()["nested"] == "search.sketches is 0"
+    assert json.dumps(SearchChoice(strategy="hypertree", sketches=2).unread()).count("sketches") == 0
