@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check test-ray test-vllm style lint docs bench clean
+.PHONY: setup demo test check test-ray test-vllm test-verifiers style lint docs bench clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,17 @@ test-vllm: .venv-vllm/.ready
 	bash scripts/setup_vllm.sh $(PYTHON) .venv-vllm
 	touch .venv-vllm/.ready
 
+# The library verifiers wants an older openai than .venv has.
+test-verifiers: .venv-verifiers/.ready
+	.venv-verifiers/bin/python -m pytest -n 0 tests/envs/test_verifiers_library.py
+
+.venv-verifiers/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-verifiers
+	.venv-verifiers/bin/python -m pip install -q --disable-pip-version-check --no-input \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		-e '.[verifiers-envs]' pytest pytest-timeout pytest-xdist hypothesis jaxtyping beartype
+	touch .venv-verifiers/.ready
+
 # The site: generated parts, notebooks with what they print, and Zensical in an environment of its own.
 DOCS := .venv-docs
 $(DOCS)/.ready: scripts/docs-requirements.txt | $(STAMP)
@@ -72,4 +83,4 @@ bench: setup
 	bash benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) $(RAY) $(DOCS) .venv-vllm runs site .site
+	rm -rf $(VENV) $(RAY) $(DOCS) .venv-vllm .venv-verifiers runs site .site

@@ -2,7 +2,7 @@
 
     moves        of propositional theorems
     proofs       propositional theorems with proofs that are whole
-    equations    of equations of natural numbers, and sketches: a lemma each, which is as likely as any other
+    harvested    of proofs that a prover finds
 
     text.txt     goals with moves                        (to learn a tokenizer from)
     sft.jsonl    goals, each with a move drawn at random (to fine-tune on)
@@ -13,18 +13,16 @@ is, and nothing of which one helps. What it learns of that it learns from proofs
 
 import json
 import random
-import re
+import subprocess
+import sys
 from pathlib import Path
 
-from posttrain.envs.tasks.peano import Peano, peano
 from posttrain.envs.tasks.propositional import Propositional, propositional
-from posttrain.search.asking import SKETCH
 
 SEPARATOR = "<|endoftext|>"
 NAMES = ("H", *(f"H{n}" for n in range(5)))
 """Of hypotheses, in the order in which Coq gives them."""
 PLAIN = ("intro.", "split.", "left.", "right.", "exfalso.", "assumption.")
-NUMBERS = ("intro.", "intros.", "simpl.", "reflexivity.", "symmetry.", "f_equal.")
 
 
 def moves(directory: Path, *, goals: int = 8000, seed: int = 0) -> None:
@@ -55,47 +53,6 @@ def proofs(directory: Path) -> None:
     (directory / "text.txt").write_text(f"\n{SEPARATOR}\n".join(told), encoding="utf-8")
 
 
-def equations(directory: Path, *, goals: int = 8000, sketches: bool = True, seed: int = 0) -> None:
-    """Writes the two files; without sketches there are moves alone."""
-    dice = random.Random(seed)
-    theorems = [
-        str(task.fields["statement"])
-        for low, train in ((1, 50), (2, 400), (3, 400), (4, 400))
-        for task in peano("train", Peano(low=low, high=low, train=train))
-    ]
-    lemmas = [_plain(each) for each in theorems[:450]]
-    rows = []
-    for _ in range(goals):
-        variables = "abc"[: dice.randrange(4)]
-        known = [f"{name} : {dice.choice(lemmas)}" for name in ("H", "H0")[: dice.choice((0, 0, 1, 2))]]
-        hypotheses = [f"IH{name} : {_equation(theorems, dice)}" for name in variables if dice.random() < 0.3]
-        context = [*known, *([f"{', '.join(variables)} : nat"] if variables else []), *hypotheses]
-        goal = _equation(theorems, dice) if variables else dice.choice(theorems)
-        shown = "\n".join([*context, "======", goal])
-        if sketches and not variables and dice.random() < 0.5:
-            rows.append({"prompt": f"{shown}\n{SKETCH}", "answer": f"assert ({dice.choice(lemmas)})."})
-            continue
-        names = [each.partition(" :")[0] for each in (*known, *hypotheses)] or ["H"]
-        say = f"rewrite {dice.choice(('', '<- '))}{dice.choice(names)}."
-        move = dice.choice((*NUMBERS, say, say, say, *[f"induction {dice.choice(variables or 'a')}."] * 2))
-        rows.append({"prompt": shown, "answer": move})
-    _write(directory, rows)
-
-
-def _equation(theorems: list[str], dice: random.Random) -> str:
-    """Two sides of theorems, which need not be equal."""
-    left, right = (dice.choice(theorems).partition(", ")[2].split(" = ") for _ in range(2))
-    return f"{left[0]} = {right[1]}"
-
-
-def _plain(theorem: str) -> str:
-    """The same with a, b, c for its variables, in the order in which they come."""
-    equation = theorem.partition(", ")[2]
-    names = dict(zip(dict.fromkeys(re.findall("[abc]", equation)), "abc", strict=False))
-    equation = re.sub("[abc]", lambda found: names[found.group()], equation)
-    return f"forall {' '.join(names.values())} : nat, {equation}"
-
-
 def _write(directory: Path, rows: list[dict[str, str]]) -> None:
     with (directory / "sft.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -111,3 +68,21 @@ def _whole(formula: str) -> bool:
         if depth < 0:
             return False
     return depth == 0
+
+
+def harvested(directory: Path, *, model: str, limit: int = 600) -> None:
+    """Writes the moves of the proofs that a prover finds: sft.jsonl alone, each state with its move once."""
+    found = directory / "found"
+    asked = [sys.executable, "-m", "posttrain", "search", "recipes/prover/prove.toml", "--model", model]
+    subprocess.run([*asked, "--split", "train", "--limit", str(limit), "--out", str(found)], check=True)
+    rows = {}
+    for path in (found / "trees").iterdir():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            searched = json.loads(line)
+            for state in searched["states"] if searched["solved"] else ():
+                for move in state["moves"]:
+                    if move.get("found"):
+                        rows[state["shown"]] = move["text"]
+    told = [{"prompt": shown, "answer": move} for shown, move in rows.items()]
+    with (directory / "sft.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in told)

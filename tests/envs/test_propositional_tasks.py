@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from posttrain.envs.tasks import intuitionistic
-from posttrain.envs.tasks.intuitionistic import FALSE, Formula, Prover, by_introductions, implies
+from posttrain.envs.tasks.formula import FALSE, Formula, parsed
+from posttrain.envs.tasks.intuitionistic import Prover, by_introductions, implies
 from posttrain.envs.tasks.propositional import Propositional, form, propositional, tautology, theorem
 from posttrain.recipe.tasks import TaskChoice, tasks
 from posttrain.types import UserError
@@ -195,3 +196,23 @@ def test_too_many_or_none_is_an_error():
         propositional("train", Propositional(low=2, high=2, train=500))
     with pytest.raises(UserError, match="0 propositional theorems in 'held_out'"):
         propositional("held_out", Propositional(held_out=0))
+
+
+def test_what_is_printed_is_read_again():
+    seed = random.randrange(1000)
+    print("seed", seed)
+    dice = random.Random(seed)
+
+    def drawn(size: int) -> Formula:
+        if not size:
+            return FALSE if dice.random() < 0.1 else Formula(dice.choice("ABCD"))
+        sign, left = dice.choice(("->", "/\\", "\\/", "~")), dice.randrange(size)
+        if sign == "~":
+            return Formula(sign, (drawn(size - 1),))
+        return Formula(sign, (drawn(left), drawn(size - 1 - left)))
+
+    for _ in range(500):
+        formula = drawn(dice.randrange(12))
+        assert parsed(str(formula)) == formula
+        if "(" in str(formula):
+            assert parsed(str(formula).replace("(", "", 1)) is None

@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from posttrain.envs.tasks.formula import FALSE, Formula
 from posttrain.envs.tasks.horn import Horn, horn
-from posttrain.envs.tasks.intuitionistic import FALSE, Formula, Prover
+from posttrain.envs.tasks.intuitionistic import Prover
 from posttrain.envs.tasks.propositional import Propositional, propositional
 from posttrain.verifiers.proof.coq import check
 from posttrain.verifiers.proof.coq.verifier import Coq

@@ -16,7 +16,12 @@ from types import ModuleType
 
 from posttrain.types import UserError
 
-EXTRAS = {"reasoning_gym": "reasoning-gym", "gymnasium": "gymnasium", "textarena": "textarena"}
+EXTRAS = {
+    "reasoning_gym": "reasoning-gym",
+    "gymnasium": "gymnasium",
+    "textarena": "textarena",
+    "verifiers": "verifiers-envs",
+}
 """The extra that installs each."""
 
 

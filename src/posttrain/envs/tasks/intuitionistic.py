@@ -22,38 +22,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-
-class Formula(NamedTuple):
-    r"""An atom, which has no parts, or a connective of one or two formulas.
-
-    >>> A, B = Formula("A"), Formula("B")
-    >>> print(Formula("->", (A, Formula("~", (Formula("\\/", (A, B)),)))))
-    A -> ~ (A \/ B)
-    """
-
-    sign: str
-    r"""->, /\\, \\/ or ~; without parts False, or the name of an atom."""
-    parts: tuple["Formula", ...] = ()
-
-    def __str__(self) -> str:
-        """As Coq prints it."""
-        return _printed(self)
-
-
-FALSE = Formula("False")
-_LEVELS = {"~": 75, "/\\": 80, "\\/": 85, "->": 99}
-"""Of Coq's notations, all of which associate to the right: the greater, the less they bind."""
-
-
-def _printed(formula: Formula, most: int = 200) -> str:
-    """With brackets if its level is above `most`."""
-    level = _LEVELS.get(formula.sign, 0)
-    if not formula.parts:
-        return formula.sign
-    *left, right = formula.parts
-    before = "".join(f"{_printed(part, level - 1)} " for part in left)
-    text = f"{before}{formula.sign} {_printed(right, level)}"
-    return f"({text})" if level > most else text
+from posttrain.envs.tasks.formula import FALSE, Formula
 
 
 class Derivation(NamedTuple):

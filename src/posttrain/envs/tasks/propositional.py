@@ -13,7 +13,8 @@ from functools import partial
 from itertools import permutations
 
 from posttrain.envs.tasks.drawn import Split, in_split, of_split, picked
-from posttrain.envs.tasks.intuitionistic import FALSE, Formula, Found, Prover, by_introductions, script
+from posttrain.envs.tasks.formula import FALSE, Formula
+from posttrain.envs.tasks.intuitionistic import Found, Prover, by_introductions, script
 from posttrain.types import Task
 
 _CONNECTIVES = ("->", "->", "/\\", "\\/", "~")

@@ -1,0 +1,135 @@
+"""Searches of equations in Coq under a policy that knows what to try: what lemmas are worth, and whose.
+
+    python benchmarks/sketches.py --tasks 32 --seeds 2 --moves 512
+
+The equations ([task.peano], two to four operations) are those that computation alone does not prove. In a
+state the policy says induction on each variable, rewriting with each hypothesis in either direction, simpl
+and reflexivity, each as likely as any other and none twice. A planner sketches one lemma at a time:
+
+    none      no sketches
+    drawn     any equation of one or two operations that holds, as likely as any other
+    known     one of four: n + 0 = n, n + S m = S (n + m), and that addition commutes and associates
+
+What is found is judged by the verifier `coq` with --judge.
+"""
+
+import argparse
+import random
+from collections.abc import Callable
+from functools import partial
+from math import log
+
+from posttrain.envs.tasks.peano import Peano, peano
+from posttrain.search.moves.coq import CoqSteps
+from posttrain.search.protocol import Apply, Budget, Move, Propose, State
+from posttrain.search.strategies.best_first import best_first
+from posttrain.search.strategies.hypertree import hypertree
+from posttrain.search.tree import Search, Tree
+from posttrain.types import Task
+from posttrain.verifiers.proof.coq.verifier import Coq
+
+KNOWN = (
+    "forall n : nat, n + 0 = n",
+    "forall n m : nat, n + S m = S (n + m)",
+    "forall n m : nat, n + m = m + n",
+    "forall n m k : nat, n + (m + k) = n + m + k",
+)
+DRAWN = tuple(
+    str(task.fields["statement"])
+    for size, count in ((1, 60), (2, 400))
+    for task in peano("train", Peano(low=size, high=size, train=count))
+)
+ARMS: dict[str, tuple[Callable[..., Search], tuple[str, ...]]] = {
+    "best_first": (best_first, ()),
+    "none": (hypertree, ()),
+    "drawn": (partial(hypertree, sketches=4), DRAWN),
+    "known": (partial(hypertree, sketches=4), KNOWN),
+}
+
+
+def theorems(count: int) -> list[Task]:
+    """Equations that computation does not prove."""
+    return peano("held_out", Peano(low=2, high=4, computed=False, held_out=count))
+
+
+def says(question: Propose, seed: int, lemmas: tuple[str, ...]) -> list[Move]:
+    """The next draws of a state."""
+    state = question.state
+    dice = random.Random(f"{seed} {state.task.id} {state.key} {question.sketch}")
+    if question.sketch:
+        drawn = dice.sample(lemmas, min(len(lemmas), question.first + question.count))
+        chance = log(1 / len(lemmas))
+        said = [f"assert ({each})." for each in drawn]
+    else:
+        known = tried(state)
+        said, chance = dice.sample(known, len(known)), log((1 - 1e-6) / len(known))
+    # Of a sketch the mean over its tokens counts; an equation has about ten.
+    tokens = tuple(range(10)) if question.sketch else ()
+    moves = [Move(text, chance, tokens, sketch=question.sketch) for text in said]
+    return moves[question.first :][: question.count]
+
+
+def tried(state: State) -> list[str]:
+    """What may help in a state."""
+    given, _, goal = state.key.rpartition("============================\n")
+    if goal.startswith("forall"):
+        return ["intros.", "induction a."]
+    lines = [line.partition(" : ") for line in given.splitlines()]
+    variables = [name for names, _, kind in lines if kind == "nat" for name in names.split(", ")]
+    rules = [name for name, _, kind in lines if "=" in kind]
+    said = ["reflexivity.", "simpl.", *(f"induction {name}." for name in variables)]
+    return said + [f"rewrite {way}{name}." for name in rules for way in ("", "<- ")]
+
+
+def searched(search: Search, steps: CoqSteps, seed: int, lemmas: tuple[str, ...]) -> Tree:
+    """The tree of a search."""
+    try:
+        questions = next(search)
+        while True:
+            answers = []
+            for q in questions:
+                assert isinstance(q, Propose | Apply)
+                answers.append(says(q, seed, lemmas) if isinstance(q, Propose) else steps.apply(q.asked))
+            questions = search.send(answers)
+    except StopIteration as end:
+        tree: Tree = end.value
+        return tree
+
+
+def main() -> None:
+    """Prints, for each planner, how many were proved within budgets, and how many of these with a lemma."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--tasks", type=int, default=32)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--moves", type=int, default=512)
+    parser.add_argument("--judge", action="store_true", help="Have each proof judged too.")
+    given = parser.parse_args()
+    steps, judge, tasks = CoqSteps(sketches=True), Coq(), theorems(given.tasks)
+    budgets = [given.moves // 8, given.moves // 4, given.moves // 2, given.moves]
+    for name in given.arms.split(","):
+        strategy, lemmas = ARMS[name]
+        rows, used, refused = [], 0, 0
+        for seed in range(given.seeds):
+            spent = []
+            for task in tasks:
+                [root] = steps.begin([task])
+                assert isinstance(root, State)
+                search = strategy(root, Budget(moves=given.moves, depth=64), width=1)
+                tree = searched(search, steps, seed, lemmas)
+                if tree.end:
+                    end = steps.trim(tree.end)
+                    spent.append(tree.drawn)
+                    used += "assert" in end.text
+                    refused += given.judge and judge(task, end.text).score != 1.0
+            rows.append([sum(m <= budget for m in spent) for budget in budgets])
+        told = "  ".join(
+            f"{b}: {'/'.join(map(str, each))}"
+            for b, each in zip(budgets, zip(*rows, strict=True), strict=True)
+        )
+        print(f"{name:10}  of {len(tasks)}  {told}  with a lemma {used}  refused {refused}", flush=True)
+    steps.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What the stages of conjectures.toml write: a corpus; what a prover conjectures in a round, and can prove.
+
+    corpus         text.txt and sft.jsonl, as moves.py writes them, with conjectures among them: formulas
+                   drawn at random, most of which can be neither proved nor refuted
+                   held_out.jsonl, theorems to be judged by
+    conjectured    paid.jsonl, conjectures that it could barely prove, or refute, to make more like them
+                   proved.jsonl, all that it could prove, or whose negation it could, to learn to prove
+                   counts.json, how many there were of each kind
+
+A conjecture is paid if its search took more than a part of its budget, as in STP (arXiv:2502.00212): what is
+easy is worth nothing, and what fails cannot be told from what is false. Nobody says which ones hold.
+"""
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from moves import moves
+
+from posttrain.envs.tasks.drawn import held_out
+from posttrain.envs.tasks.formula import Formula, parsed
+from posttrain.envs.tasks.intuitionistic import by_introductions
+from posttrain.envs.tasks.propositional import Propositional, atoms_of, form, propositional
+from posttrain.recipe.writers import NativeWriter
+
+SIGNS = ("->", "->", "/\\", "\\/", "~")
+
+
+def corpus(directory: Path, *, held: int = 128, seed: int = 0) -> None:
+    """Writes the files that a model begins with."""
+    moves(directory, seed=seed)
+    dice = random.Random(seed)
+    drawn = [{"prompt": _ask(dice.randrange(9999)), "answer": str(_drawn(dice))} for _ in range(3000)]
+    lines = (directory / "sft.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [*map(json.loads, lines), *drawn]
+    _write(directory / "sft.jsonl", dice.sample(rows, len(rows)))
+    tasks = propositional("held_out", Propositional(held_out=held))
+    _write(directory / "held_out.jsonl", (_record(task.id, dict(task.fields)) for task in tasks))
+
+
+def conjectured(
+    directory: Path,
+    *,
+    model: str,
+    number: int,
+    before: str = "",
+    count: int = 800,
+    budget: int = 64,
+    barely: int = 8,
+) -> None:
+    """Writes what the model conjectures and proves; conjectures of one form are one.
+
+    before: the directory of the round before, whose proofs are kept. barely: moves that a search must take
+    for its conjecture to be paid.
+    """
+    writer = NativeWriter(path=model, rows=128)
+    asked = [[{"role": "user", "content": _ask(n)}] for n in range(count)]
+    said = [each.text for each in writer.write(asked, max_tokens=48, temperature=1.0, seed=number)]
+    counts, made = Counter(said=len(said)), dict[str, Formula]()
+    for text in said:
+        formula = parsed(text)
+        if formula is None or not atoms_of(formula) <= set("ABCDE") or not atoms_of(formula):
+            counts["no formula"] += 1
+        elif by_introductions(formula):
+            counts["trivial"] += 1
+        elif held_out(form(formula)):
+            counts["held out"] += 1
+        else:
+            made.setdefault(form(formula), formula)
+    counts["new"] = len(made)
+    if not made:
+        raise ValueError(f"none of {count} conjectures is new: {dict(counts)}")
+    tried = [(name, each) for f in made.values() for name, each in (("", f), ("not ", Formula("~", (f,))))]
+    told = [_record(f"{name}{each}", _fields(each)) for name, each in tried]
+    _write(directory / "tried.jsonl", told)
+    found = directory / "found"
+    command = [sys.executable, "-m", "posttrain", "search", "recipes/prover/own.toml", "--model", model]
+    command += ["--set", f"task.data.path={directory / 'tried.jsonl'}", "--set", "task.held_out="]
+    command += ["--split", "train", "--limit", str(len(told)), "--budget", str(budget), "--out", str(found)]
+    subprocess.run(command, check=True)
+    [path] = (found / "trees").iterdir()
+    searched = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    proved = [(row, line["moves"]) for row, line in zip(told, searched, strict=True) if line["solved"]]
+    counts |= Counter(proved=sum(not row["id"].startswith("not ") for row, _ in proved))
+    counts["refuted"] = len(proved) - counts["proved"]
+    paid = [row["id"].removeprefix("not ~ ").strip() for row, spent in proved if spent > barely]
+    counts["paid"] = len(paid)
+    kept = {form(_read(row)): row for row in (*_rows(before, "proved.jsonl"), *(row for row, _ in proved))}
+    _write(directory / "proved.jsonl", kept.values())
+    _write(directory / "paid.jsonl", ({"prompt": _ask(n), "answer": each} for n, each in enumerate(paid)))
+    (directory / "counts.json").write_text(json.dumps(counts) + "\n", encoding="utf-8")
+    print(", ".join(f"{what} {n}" for what, n in counts.items()))
+
+
+def _ask(number: int) -> str:
+    """A model is asked the same again and again; the number makes each draw another one."""
+    return f"Conjecture {number}"
+
+
+def _drawn(dice: random.Random, size: int | None = None) -> Formula:
+    """A formula over four atoms, provable or not."""
+    size = dice.randrange(3, 11) if size is None else size
+    if not size:
+        return Formula(dice.choice("ABCD")) if dice.random() > 0.05 else Formula("False")
+    sign, left = dice.choice(SIGNS), dice.randrange(size)
+    parts = (size - 1,) if sign == "~" else (left, size - 1 - left)
+    return Formula(sign, tuple(_drawn(dice, each) for each in parts))
+
+
+def _fields(formula: Formula) -> dict[str, Any]:
+    atoms = " ".join(sorted(atoms_of(formula)))
+    return {"statement": f"forall {atoms} : Prop, {formula}", "opening": [f"intros {atoms}."]}
+
+
+def _record(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """A theorem as [task.data] reads it."""
+    shown = str(fields["statement"]).partition(": Prop, ")[2]
+    kept = {key: fields[key] for key in ("statement", "opening", "difficulty") if key in fields}
+    return {"id": name, "prompt": f"======\n{shown}", "name": "goal", **kept}
+
+
+def _read(row: dict[str, Any]) -> Formula:
+    """The formula of a record."""
+    formula = parsed(str(row["statement"]).partition(", ")[2])
+    assert formula
+    return formula
+
+
+def _rows(directory: str, name: str) -> list[dict[str, Any]]:
+    path = Path(directory) / name
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if directory else []
+
+
+def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
