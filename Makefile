@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check test-ray test-vllm test-verifiers style lint docs bench clean
+.PHONY: setup demo test check test-ray test-vllm test-verifiers test-openenv style lint docs bench clean
 
 setup: $(STAMP)
 
@@ -53,16 +53,19 @@ test-vllm: .venv-vllm/.ready
 	bash scripts/setup_vllm.sh $(PYTHON) .venv-vllm
 	touch .venv-vllm/.ready
 
-# The library verifiers wants an older openai than .venv has.
-test-verifiers: .venv-verifiers/.ready
-	.venv-verifiers/bin/python -m pytest -n 0 tests/envs/test_verifiers_library.py
+# The libraries verifiers and openenv want different versions of mcp, and the former an older openai than .venv has.
+test-verifiers: .venv-verifiers-envs/.ready
+	.venv-verifiers-envs/bin/python -m pytest -n 0 tests/envs/test_verifiers_library.py
 
-.venv-verifiers/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-verifiers
-	.venv-verifiers/bin/python -m pip install -q --disable-pip-version-check --no-input \
+test-openenv: .venv-openenv/.ready
+	.venv-openenv/bin/python -m pytest -n 0 tests/envs/test_openenv.py
+
+.venv-verifiers-envs/.ready .venv-openenv/.ready: .venv-%/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-input \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-		-e '.[verifiers-envs]' pytest pytest-timeout pytest-xdist hypothesis jaxtyping beartype
-	touch .venv-verifiers/.ready
+		-e '.[$*]' pytest pytest-timeout pytest-xdist hypothesis jaxtyping beartype
+	touch $@
 
 # The site: generated parts, notebooks with what they print, and Zensical in an environment of its own.
 DOCS := .venv-docs
@@ -83,4 +86,4 @@ bench: setup
 	bash benchmarks/run.sh
 
 clean:
-	rm -rf $(VENV) $(RAY) $(DOCS) .venv-vllm .venv-verifiers runs site .site
+	rm -rf $(VENV) $(RAY) $(DOCS) .venv-vllm .venv-verifiers-envs .venv-openenv runs site .site

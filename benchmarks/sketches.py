@@ -1,14 +1,15 @@
 """Searches of equations in Coq under a policy that knows what to try: what lemmas are worth, and whose.
 
-    python benchmarks/sketches.py --tasks 32 --seeds 2 --moves 512
+    python benchmarks/sketches.py --tasks 12 --seeds 2 --moves 2048
 
-The equations ([task.peano], two to four operations) are those that computation alone does not prove. In a
-state the policy says induction on each variable, rewriting with each hypothesis in either direction, simpl
-and reflexivity, each as likely as any other and none twice. A planner sketches one lemma at a time:
+The equations ([task.peano], two or three operations) are those that are proved with one of four lemmas for a
+premise in an eighth of the budget, and not without. In a state the policy says induction on each variable
+that has no hypothesis of one, rewriting with each hypothesis from left to right, simpl and reflexivity, each
+as likely as any other and none twice. A planner sketches one lemma at a time:
 
     none      no sketches
     drawn     any equation of one or two operations that holds, as likely as any other
-    known     one of four: n + 0 = n, n + S m = S (n + m), and that addition commutes and associates
+    known     one of the four: n + 0 = n, n + S m = S (n + m), and that addition commutes and associates
 
 What is found is judged by the verifier `coq` with --judge.
 """
@@ -16,6 +17,7 @@ What is found is judged by the verifier `coq` with --judge.
 import argparse
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import log
 
@@ -42,14 +44,32 @@ DRAWN = tuple(
 ARMS: dict[str, tuple[Callable[..., Search], tuple[str, ...]]] = {
     "best_first": (best_first, ()),
     "none": (hypertree, ()),
-    "drawn": (partial(hypertree, sketches=4), DRAWN),
-    "known": (partial(hypertree, sketches=4), KNOWN),
+    "drawn": (partial(hypertree, sketches=4, nested=1), DRAWN),
+    "known": (partial(hypertree, sketches=4, nested=1), KNOWN),
 }
 
 
-def theorems(count: int) -> list[Task]:
-    """Equations that computation does not prove."""
-    return peano("held_out", Peano(low=2, high=4, computed=False, held_out=count))
+def theorems(count: int, steps: CoqSteps, moves: int) -> list[Task]:
+    """Equations that are proved with a known lemma for a premise, and not without, in so many moves."""
+    found = list[Task]()
+    for task in peano("held_out", Peano(low=2, high=3, computed=False, held_out=300)):
+        statement = task.fields["statement"]
+        premised = [
+            {**task.fields, "statement": f"({lemma}) -> {statement}", "opening": "intro H."}
+            for lemma in KNOWN
+        ]
+        given = [replace(task, id=f"{task.id}-{n}", fields=each) for n, each in enumerate(premised)]
+        if any(_proved(each, steps, moves) for each in given) and not _proved(task, steps, moves):
+            found.append(task)
+        if len(found) == count:
+            break
+    return found
+
+
+def _proved(task: Task, steps: CoqSteps, moves: int) -> bool:
+    [root] = steps.begin([task])
+    assert isinstance(root, State)
+    return searched(hypertree(root, Budget(moves=moves), width=1), steps, 0, ()).end is not None
 
 
 def says(question: Propose, seed: int, lemmas: tuple[str, ...]) -> list[Move]:
@@ -73,12 +93,13 @@ def tried(state: State) -> list[str]:
     """What may help in a state."""
     given, _, goal = state.key.rpartition("============================\n")
     if goal.startswith("forall"):
-        return ["intros.", "induction a."]
+        return ["intros."]
     lines = [line.partition(" : ") for line in given.splitlines()]
     variables = [name for names, _, kind in lines if kind == "nat" for name in names.split(", ")]
     rules = [name for name, _, kind in lines if "=" in kind]
-    said = ["reflexivity.", "simpl.", *(f"induction {name}." for name in variables)]
-    return said + [f"rewrite {way}{name}." for name in rules for way in ("", "<- ")]
+    begun = {name.removeprefix("IH") for name in rules}
+    said = ["reflexivity.", "simpl.", *(f"induction {name}." for name in variables if name not in begun)]
+    return said + [f"rewrite {name}." for name in rules]
 
 
 def searched(search: Search, steps: CoqSteps, seed: int, lemmas: tuple[str, ...]) -> Tree:
@@ -105,7 +126,8 @@ def main() -> None:
     parser.add_argument("--moves", type=int, default=512)
     parser.add_argument("--judge", action="store_true", help="Have each proof judged too.")
     given = parser.parse_args()
-    steps, judge, tasks = CoqSteps(sketches=True), Coq(), theorems(given.tasks)
+    steps, judge = CoqSteps(sketches=True), Coq()
+    tasks = theorems(given.tasks, steps, given.moves // 8)
     budgets = [given.moves // 8, given.moves // 4, given.moves // 2, given.moves]
     for name in given.arms.split(","):
         strategy, lemmas = ARMS[name]

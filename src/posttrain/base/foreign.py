@@ -20,6 +20,7 @@ EXTRAS = {
     "reasoning_gym": "reasoning-gym",
     "gymnasium": "gymnasium",
     "textarena": "textarena",
+    "openenv": "openenv",
     "verifiers": "verifiers-envs",
 }
 """The extra that installs each."""

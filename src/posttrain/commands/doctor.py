@@ -59,6 +59,8 @@ def examine() -> list[Fact]:
         ("reasoning_gym", "reasoning-gym", "task.reasoning_gym"),
         ("gymnasium", "gymnasium", "task.gymnasium"),
         ("textarena", "textarena", "task.textarena"),
+        ("openenv", "openenv", "task.openenv"),
+        ("verifiers", "verifiers-envs", "environments of verifiers"),
     ):
         there = importlib.util.find_spec(package) is not None
         mend = "" if there else f"pip install 'posttrain[{extra}]'"

@@ -1,11 +1,11 @@
-"""Environments in the format of the library verifiers (0.4 and later): its own harness plays, by our endpoint.
+"""Environments in the format of the library verifiers, from 0.4 on: its own harness plays, by our endpoint.
 
     [task.own]      function = "posttrain.envs.verifiers_library:tasks"   what a taskset asks
     [task.agent]    function = "posttrain.envs.verifiers_library:play"    an episode, by its harness
 
-Nothing of an environment is read or written anew: data, system prompts, tools and rewards are the library's. An
-episode is what its `Env` makes of one task, whose model is ours; the tokens are kept as they were sampled, as
-of any agent, and the reward is the mean of its traces' rewards. What goes wrong there is an error of the
+Nothing of an environment is read or written anew: data, system prompts, tools and rewards are the library's.
+An episode is what its `Env` makes of one task, whose model is ours; the tokens are kept as they were sampled,
+as of any agent, and the reward is the mean of its traces' rewards. What goes wrong there is an error of the
 episode, and no reward of 0. Source: github.com/PrimeIntellect-ai/verifiers, `verifiers.v1`.
 """
 

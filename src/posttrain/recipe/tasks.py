@@ -12,6 +12,7 @@ from posttrain.envs.agent import Agent
 from posttrain.envs.guess import Guess, guess_tasks
 from posttrain.envs.gymnasium import Gymnasium, gymnasium_tasks
 from posttrain.envs.maze import Maze, laid_out, layout_tasks, maze_tasks
+from posttrain.envs.openenv import OpenEnv, openenv_tasks
 from posttrain.envs.protocol import Env
 from posttrain.envs.repair import Repair
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
@@ -104,7 +105,7 @@ class Games:
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
     """What is asked or learnt: exactly one of arithmetic, coq, coq_library, data, guess, gymnasium,
-    horn, maze, own, peano, propositional, reasoning_gym, text and textarena. env plays data."""
+    horn, maze, openenv, own, peano, propositional, reasoning_gym, text and textarena. env plays data."""
 
     arithmetic: Arithmetic | None = None
     coq: CoqExercises | None = None
@@ -121,6 +122,8 @@ class TaskChoice:
     """An environment of Gymnasium in words; see below."""
     horn: Horn | None = None
     maze: Maze | None = None
+    openenv: OpenEnv | None = None
+    """An environment behind a server of OpenEnv; see below."""
     own: OwnTasks | None = None
     """Tasks of a function of yours; see below."""
     peano: Peano | None = None
@@ -133,7 +136,7 @@ class TaskChoice:
     maze_layout: str = ""
     """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
     games: Games = Games()
-    """Of guess, gymnasium, maze and textarena."""
+    """Of guess, gymnasium, maze, openenv and textarena."""
     env: UserEnv | None = None
     repair: Repair | None = None
     """Wrong answers are asked for again, with what the verifier says of them."""
@@ -143,8 +146,8 @@ class TaskChoice:
     """A program of yours plays, and asks the policy over the OpenAI chat API."""
 
     def __post_init__(self) -> None:
-        kinds = ["arithmetic", "coq", "coq_library", "data", "guess", "gymnasium", "horn", "maze", "own"]
-        kinds += ["peano", "propositional", "reasoning_gym", "text", "textarena"]
+        kinds = ["arithmetic", "coq", "coq_library", "data", "guess", "gymnasium", "horn", "maze"]
+        kinds += ["openenv", "own", "peano", "propositional", "reasoning_gym", "text", "textarena"]
         given = [name for name in kinds if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) if given else "none"
@@ -165,9 +168,9 @@ class TaskChoice:
             raise ValueError("agent plays tasks by itself, without games, env, repair and tools")
 
     @property
-    def game(self) -> Guess | Maze | Gymnasium | TextArena | None:
+    def game(self) -> Guess | Maze | Gymnasium | OpenEnv | TextArena | None:
         """What [task.games] counts the games of."""
-        return self.guess or self.maze or self.gymnasium or self.textarena
+        return self.guess or self.maze or self.gymnasium or self.openenv or self.textarena
 
     def scorer(self) -> Verifier | None:
         """Who judges where no verifier is named: what the tasks bring themselves."""
@@ -224,6 +227,8 @@ def tasks(
         games = guess_tasks(n.train + n.held_out, high=choice.guess.high, seed=seed)
     elif choice.gymnasium is not None:
         games = gymnasium_tasks(choice.gymnasium, n.train + n.held_out, seed)
+    elif choice.openenv is not None:
+        games = openenv_tasks(choice.openenv, n.train + n.held_out, seed)
     elif choice.textarena is not None:
         games = textarena_tasks(choice.textarena, n.train + n.held_out, seed)
     elif choice.maze_layout:
