@@ -60,7 +60,6 @@ UNSAID = {
     "TaskChoice.coq_library": "Theorems of Coq's standard library; see below.",
     "TaskChoice.data": "Records of a file or of the Hub; see below.",
     "TaskChoice.horn": "Horn theorems to prove in Coq, of known least proofs; see below.",
-    "TaskChoice.openenv": "An environment behind a server of OpenEnv; see below.",
     "TaskChoice.peano": "Random equations of numbers to prove in Coq by induction; see below.",
     "TaskChoice.propositional": "Random theorems of propositional logic to prove in Coq; see below.",
     "TaskChoice.guess": "A guessing game of several turns; see below.",

@@ -331,7 +331,7 @@ def test_the_first_recipe_is_explained_key_by_key() -> None:
 
 @each_page
 def test_every_toml_block_sets_keys_that_exist(page: Path) -> None:
-    free = ("task.env.options", "verifier.weights", "task.data.columns", "method")
+    free = ("task.env.options", "task.own.options", "verifier.weights", "task.data.columns", "method")
     free += ("task.reasoning_gym.weights", "task.reasoning_gym.options", "task.gymnasium.options")
     known = set(keys_of(Recipe))
     for block in fences(page, "toml"):
