@@ -18,8 +18,8 @@ class OpenEnv(Replayed):
     """An environment that a server of OpenEnv plays, each call in a session of its own.
 
     An episode is its seed and its moves: each turn is asked of a session that is reset with the seed and told
-    all moves before, so the server must answer the same moves alike. Rewards arrive with the actions that earn
-    them, and the score is their sum; nothing is asked after `done`, as a server may pay again.
+    all moves before, so the server must answer the same moves alike. Rewards arrive with the actions that
+    earn them, and the score is their sum; nothing is asked after `done`, as a server may pay again.
 
     Labels: ended (the server says so), invalid (it refuses the action), truncated (`max_turns`).
     """
