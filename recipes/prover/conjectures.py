@@ -28,6 +28,7 @@ from posttrain.envs.tasks.intuitionistic import by_introductions
 from posttrain.envs.tasks.propositional import Propositional, atoms_of, form, propositional
 from posttrain.recipe.writers import NativeWriter
 
+OWN = str(Path(__file__).with_name("own.toml"))
 SIGNS = ("->", "->", "/\\", "\\/", "~")
 
 
@@ -75,20 +76,21 @@ def conjectured(
     counts["new"] = len(made)
     if not made:
         raise ValueError(f"none of {count} conjectures is new: {dict(counts)}")
-    tried = [(name, each) for f in made.values() for name, each in (("", f), ("not ", Formula("~", (f,))))]
-    told = [_record(f"{name}{each}", _fields(each)) for name, each in tried]
+    tried = {f"{number}-{n}": (each, each) for n, each in enumerate(made.values())}
+    tried |= {f"{name}-not": (Formula("~", (each,)), each) for name, (each, _) in tried.items()}
+    told = [_record(name, _fields(each)) for name, (each, _) in tried.items() if not held_out(form(each))]
     _write(directory / "tried.jsonl", told)
     found = directory / "found"
-    command = [sys.executable, "-m", "posttrain", "search", "recipes/prover/own.toml", "--model", model]
+    command = [sys.executable, "-m", "posttrain", "search", OWN, "--model", model]
     command += ["--set", f"task.data.path={directory / 'tried.jsonl'}", "--set", "task.held_out="]
     command += ["--split", "train", "--limit", str(len(told)), "--budget", str(budget), "--out", str(found)]
     subprocess.run(command, check=True)
     [path] = (found / "trees").iterdir()
     searched = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     proved = [(row, line["moves"]) for row, line in zip(told, searched, strict=True) if line["solved"]]
-    counts |= Counter(proved=sum(not row["id"].startswith("not ") for row, _ in proved))
+    counts["proved"] = sum(not row["id"].endswith("-not") for row, _ in proved)
     counts["refuted"] = len(proved) - counts["proved"]
-    paid = [row["id"].removeprefix("not ~ ").strip() for row, spent in proved if spent > barely]
+    paid = [str(tried[row["id"]][1]) for row, spent in proved if spent > barely]
     counts["paid"] = len(paid)
     kept = {form(_read(row)): row for row in (*_rows(before, "proved.jsonl"), *(row for row, _ in proved))}
     _write(directory / "proved.jsonl", kept.values())

@@ -73,7 +73,8 @@ def _whole(formula: str) -> bool:
 def harvested(directory: Path, *, model: str, limit: int = 600) -> None:
     """Writes the moves of the proofs that a prover finds: sft.jsonl alone, each state with its move once."""
     found = directory / "found"
-    asked = [sys.executable, "-m", "posttrain", "search", "recipes/prover/prove.toml", "--model", model]
+    recipe = str(Path(__file__).with_name("prove.toml"))
+    asked = [sys.executable, "-m", "posttrain", "search", recipe, "--model", model]
     subprocess.run([*asked, "--split", "train", "--limit", str(limit), "--out", str(found)], check=True)
     rows = {}
     for path in (found / "trees").iterdir():

@@ -2,18 +2,24 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
+from transformers import AutoTokenizer
 
+from posttrain.base.chat import Chat
 from posttrain.commands.prove import _write_goals
 from posttrain.data import Data, load_tasks
+from posttrain.search.asking import SKETCH, prompt_of
 from posttrain.search.choice import SearchChoice
+from posttrain.search.drive import Searches
 from posttrain.search.moves.coq import CoqSteps
 from posttrain.search.moves.coq_goals import alone
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State
+from posttrain.search.record import record
 from posttrain.search.strategies.hypertree import hypertree, left_out
 from posttrain.search.tree import Tree
-from posttrain.types import Task
+from posttrain.types import Completion, Request, Sampling, Task
 from posttrain.verifiers.proof.coq.verifier import Coq
 
 ADD = "forall a b : nat, a + b = b + a"
@@ -122,6 +128,28 @@ def test_holes_that_hang_on_one_another_are_refused(steps):
     to = led(steps, start, "unshelve eexists. hole.")
     assert isinstance(to, Refused)
     assert to.label == "form"
+
+
+@pytest.mark.parametrize(
+    ("statement", "sketch"),
+    [
+        ("exists n, n = 2 /\\ True", "unshelve eexists. hole. split. reflexivity. hole."),
+        ("exists n, n = 2", "unshelve eexists. hole. reflexivity."),
+    ],
+)
+def test_a_hole_that_is_filled_by_what_stands_behind_it_is_refused(steps, statement, sketch):
+    to = led(steps, root(steps, task(statement)), sketch)
+    assert isinstance(to, Refused)
+    assert to.label == "form"
+
+
+def test_a_sketch_without_holes_stands_whole_in_the_proof(steps, judge):
+    whole = "intros. induction n. reflexivity. simpl. rewrite IHn. reflexivity."
+    for sketch in (whole, f"assert (z : {ZERO}). {{ hole. }} exact z."):
+        tree = searched(steps, task(ZERO), [sketch, whole], silent=True)
+        assert tree.end
+        assert judge(task(ZERO), tree.end.text).score == 1.0, tree.end.text
+        assert "induction n." in tree.end.text
 
 
 def test_without_sketches_a_move_is_one_tactic():
@@ -234,8 +262,62 @@ def test_what_a_sketch_left_to_prove_is_a_task_with_the_same_state(steps, tmp_pa
 # ---------------------------------------------------------------------- recipes
 
 
-def test_sketches_want_a_hypertree():
-    with pytest.raises(ValueError, match="hypertree"):
-        SearchChoice(sketches=2)
-    assert SearchChoice().unread()["nested"] == "search.sketches is 0"
+class Speaks:
+    """An engine that answers each request as soon as it is asked, by what stands in its prompt."""
+
+    def __init__(self, chat: Chat) -> None:
+        self.chat, self.asked = chat, list[tuple[Request, str]]()
+        self._answers = list[tuple[int, Completion]]()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._answers)
+
+    def submit(self, request: Request) -> int:
+        prompt = self.chat.tokenizer.decode(list(request.prompt))
+        self.asked.append((request, prompt))
+        state = State(task=task(ADD), key=prompt.partition("user\n")[2].partition("<|im_end|>")[0])
+        state = replace(state, key=state.key.replace("======\n", "============================\n"))
+        known = [f"assert (z : {ZERO}).", f"assert (s : {STEP})."] if SKETCH in prompt else moves_of(state)
+        text = known[request.sample % len(known)]
+        half = [-0.5] * 3
+        drawn = Completion(
+            tokens=[1] * 3, logp_gen=half, logp_policy=half, version=[0] * 3, text=text, stop="eos"
+        )
+        self._answers.append((len(self.asked), drawn))
+        return len(self.asked)
+
+    def poll(self) -> list[tuple[int, Completion]]:
+        answers, self._answers = self._answers, []
+        return answers
+
+
+def test_an_engine_is_asked_for_sketches_with_their_question_and_their_room(steps, tiny):
+    chat = Chat(AutoTokenizer.from_pretrained(tiny))
+    engine = Speaks(chat)
+    choice = SearchChoice(strategy="hypertree", sketches=2, width=1, moves=60)
+    searches = Searches(engine, chat, steps, context=4096, seed=3, sketch_tokens=77)
+    searches.begin(task(ADD), choice.make(), choice.budget, Sampling(max_new_tokens=8))
+    while not (done := searches.step()):
+        pass
+    [(_, tree)] = done
+    assert isinstance(tree, Tree)
+    sketched = [request for request, prompt in engine.asked if SKETCH in prompt]
+    assert [request.sample for request in sketched[:2]] == [0, 1]
+    assert len(sketched[1].excluded) == 1
+    for request, prompt in engine.asked:
+        asks = SKETCH in prompt
+        assert request.sampling.max_new_tokens == (77 if asks else 8)
+        assert request.task.endswith(":sketch") == asks
+    [first] = [edge for edge in tree.nodes[0].edges.values() if edge.move.text.startswith("assert (z")]
+    assert first.move.sketch
+    assert (first.target.logp, first.target.depth) == (-0.5, 1), "the mean of its three tokens"
+    assert prompt_of(chat, first.source.state, sketch=True) == list(sketched[0].prompt)
+    assert record(task(ADD), tree, choice)["states"][0]["moves"][0]["sketch"]
+
+
+def test_sketches_are_read_by_a_hypertree_alone():
+    assert SearchChoice(sketches=2).unread()["sketches"] == "search.strategy is 'best_first'"
+    assert SearchChoice().unread()["nested"] == "search.strategy is 'best_first'"
+    assert SearchChoice(strategy="hypertree").unread()["nested"] == "search.sketches is 0"
     assert json.dumps(SearchChoice(strategy="hypertree", sketches=2).unread()).count("sketches") == 0

@@ -17,7 +17,7 @@ from posttrain.base import process
 from posttrain.base.toml import dump
 from posttrain.models import pretrained
 from posttrain.recipe.recipe import Recipe
-from posttrain.recipe.target import target_of
+from posttrain.recipe.target import Target, target_of
 from posttrain.report import write
 from posttrain.report.terminal import err, out
 from posttrain.runtime.ask import Asked, ask
@@ -72,13 +72,13 @@ def search(
     too, and shown in a report.html.
     """
     strategies = _strategies(strategy)
-    given = [*(sets or ()), *(f"search.strategy={each}" for each in strategies[:1])]
-    given += [f"search.moves={budget}"] if budget else []
-    found, recipe, adapter = target_of(target, given, model, say)
+    given = [*(sets or ()), *([f"search.moves={budget}"] if budget else [])]
+    found, recipe, adapter = _target(target, given, model, strategies)
     settings = recipe.search or SearchChoice()
     recipe = replace(recipe, search=settings)
     process.settle(recipe.run.threads)
-    choices = [_chosen(settings, each) for each in strategies] or [settings]
+    choices = [replace(settings, strategy=each) for each in strategies] or [settings]
+    _check_goals(goals, choices)
     try:
         asked, tasks = _asked(recipe, choices, split, limit)
         policy = surroundings(recipe, pretrained.silent if as_json else say)
@@ -92,18 +92,13 @@ def search(
         told[choice.strategy] = lines = _searched(rollouts_of(searched, policy, engine), tasks, recipe)
         for line in lines:
             _print(line, tree, as_json)
-    _write_goals(goals, told)
     said = [] if as_json else table(told, settings.moves)
     if kept:
         about = {"of": target, "tasks": f"{len(tasks)} of {split}", "moves": settings.moves}
         said += [f"report {_written(kept, told, dump(found.tables), about)}"][as_json:]
+    _write_goals(goals, told)
     for row in said:
         out.print(row, soft_wrap=True)
-
-
-def _chosen(settings: SearchChoice, strategy: Strategy) -> SearchChoice:
-    """The same by another strategy, without what that has not."""
-    return replace(settings, strategy=strategy, sketches=settings.sketches * (strategy == "hypertree"))
 
 
 def _strategies(named: str | None) -> list[Strategy]:
@@ -143,13 +138,35 @@ def _written(kept: RunDir, told: Mapping[str, Sequence[Line]], config: str, abou
     return write(kept.path)
 
 
+def _target(target: Path, given: list[str], model: str | None, strategies: list[Strategy]) -> Target:
+    """What is searched, with keys that one of the strategies reads; the recipe's own is asked last."""
+    for strategy in strategies:
+        try:
+            return target_of(target, [*given, f"search.strategy={strategy}"], model, say)
+        except UserError as error:
+            if "is never read" not in str(error):
+                raise
+    return target_of(target, given, model, say)
+
+
+def _check_goals(path: Path | None, choices: Sequence[SearchChoice]) -> None:
+    """UserError for a file of goals that nothing would fill, or that could not be written."""
+    if path is None:
+        return
+    if not any(each.sketches and each.strategy == "hypertree" for each in choices):
+        mend = "set search.strategy = 'hypertree' and search.sketches"
+        raise UserError("nothing is sketched, so nothing is left to prove", where="--goals", mend=mend)
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {str(path.parent)!r}", where="--goals", mend="make it first")
+
+
 def _write_goals(path: Path | None, told: Mapping[str, Sequence[Line]]) -> None:
     """What was left to prove, each theorem once, as [task.data] reads it."""
     if path is None:
         return
     goals = (goal for lines in told.values() for line in lines for goal in line.get("goals", ()))
-    left = {goal["statement"]: json.dumps(goal) + "\n" for goal in goals}
-    path.write_text("".join(left.values()), encoding="utf-8")
+    left = dict.fromkeys(json.dumps(goal, sort_keys=True) + "\n" for goal in goals)
+    path.write_text("".join(left), encoding="utf-8")
 
 
 def _searched(trees: Plays, tasks: Sequence[Task], recipe: Recipe) -> list[Line]:

@@ -65,6 +65,9 @@ class _Live:
         try:
             self._client.connect()
             self._first = self._shown(self._client.reset(seed=seed, **env.reset).observation)
+        except UserError:
+            self.close()
+            raise
         except Exception as error:
             self.close()
             raise RunError(f"the server at {env.url} does not begin a game: {cause(error)}") from None

@@ -80,8 +80,6 @@ class SearchChoice:
             raise ValueError("alpha and c must be 0 or more")
         if not self.separator:
             raise ValueError("separator must not be empty")
-        if self.sketches and self.strategy != "hypertree":
-            raise ValueError("sketches are proved in parts, which strategy = 'hypertree' does")
         if min(self.sketch_tokens, self.nested) < 1 or self.sketches < 0:
             raise ValueError("sketch_tokens and nested must be 1 or more, sketches 0 or more")
         if self.value_model and (self.values or self.strategy in ("rmax", "hypertree")):
@@ -141,12 +139,14 @@ class SearchChoice:
             "alpha": ("best_first", "beam", "hypertree"),
             "keep": ("beam",),
             "c": ("puct", "hypertree") if self.values else ("puct",),
+            "sketches": ("hypertree",),
         }
         unread = {
             key: f"search.strategy is {self.strategy!r}"
             for key, by in read.items()
             if self.strategy not in by
         }
-        if not self.sketches:
-            unread |= dict.fromkeys(("sketch_tokens", "nested"), "search.sketches is 0")
+        if not self.sketches or self.strategy != "hypertree":
+            why = unread.get("sketches", "search.sketches is 0")
+            unread |= dict.fromkeys(("sketch_tokens", "nested"), why)
         return {"alpha": "values guide the search", **unread} if self.value_model else unread

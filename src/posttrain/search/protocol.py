@@ -79,6 +79,12 @@ class Move:
     sketch: bool = False
     """Whether it was said where a sketch was asked for."""
 
+    @property
+    def counted(self) -> float:
+        """log π as a search counts it: of a sketch the mean of its tokens', as its length says nothing of
+        what it leaves to do."""
+        return self.logp / max(len(self.tokens), 1) if self.sketch else self.logp
+
 
 class Steps(Protocol):
     """Where moves lead. Pure like an `Env`: no clock, no draw, nothing kept that a state does not hold.

@@ -125,9 +125,7 @@ class Tree:
         source = parent.source if parent else None
         node = Node(state, len(self.nodes), parent)
         if parent and source:
-            # Of a sketch its mean token counts: its length says nothing of what it leaves to do.
-            share = len(parent.move.tokens) if parent.move.sketch else 1
-            node.logp, node.depth = source.logp + parent.move.logp / max(share, 1), source.depth + 1
+            node.logp, node.depth = source.logp + parent.move.counted, source.depth + 1
         self.nodes.append(node)
         self.by_key[state.key] = node
         if self.apart:
@@ -142,8 +140,9 @@ class Tree:
     def trimmed(self, end: State) -> None:
         """Takes an end that says less, and leaves out the sketches of which not all is said."""
         if self.end and end.text != self.end.text:
-            said = [(edge, map(str.strip, edge.taken.split(HOLE))) for edge in self.found]
-            kept = [e for e, told in said if not e.move.sketch or all(piece in end.text for piece in told)]
+            text = " ".join(end.text.split())
+            said = [(e, [" ".join(piece.split()) for piece in e.taken.split(HOLE)]) for e in self.found]
+            kept = [e for e, told in said if not e.move.sketch or all(piece in text for piece in told)]
             self.end, self.found = end, kept or self.found
 
     @property
@@ -167,7 +166,7 @@ class Tree:
         return self._edges(node, moves)
 
     def sketched(self, node: Node, moves: list[Move]) -> list[Edge]:
-        """Likewise of sketches. Where there is no room for one, no more are asked for."""
+        """Likewise of sketches; where there was no room for one, it counts as drawn."""
         node.sketches += moves or [Move("", 0.0, ended=False, sketch=True)]
         return self._edges(node, moves)
 

@@ -217,6 +217,7 @@ class Streams:
                     if response.status_code in _BUSY:
                         return why
                     raise self.server.fault(why)
+                self.refused = ""
                 async for line in response.aiter_lines():
                     if line == "data: [DONE]":
                         return None

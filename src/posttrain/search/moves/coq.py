@@ -164,7 +164,10 @@ class CoqSteps:
         shelved = SHELVED.search(show) is not None
         inside = any(each.endswith("{") for each in moves)
         if show.strip() == PROVED or (inside and PART_PROVED in show and not shelved):
-            return State(task=state.task, moves=moves, key=PROVED, done=True, text=text)
+            taken = move.taken if move else ""
+            if move and move.holes:
+                return Refused("form", "what it leaves out is proved by what stands behind it")
+            return State(task=state.task, moves=moves, key=PROVED, done=True, taken=taken, text=text)
         goals = [] if inside and PART_PROVED in show else goals_of(show)
         if not goals or "remaining goals are on the shelf" in show:
             return Refused("shelved", "no goal is left in sight, and not all are proved")
@@ -176,13 +179,19 @@ class CoqSteps:
             *others, closed = session.say_all([*asked, f"Timeout {self.timeout_s} {CLOSED}"])
             goals = [goals[0], *(goal for each in others for goal in goals_of(each.output))]
             apart = closed.accepted and not shelved
-        if move and move.holes and not (apart or len(goals) == 1):
+        if move and move.holes and (len(goals) < move.holes or not (apart or len(goals) == 1)):
             return Refused("form", "what it leaves out hangs on one another")
         key = "\n\n".join(goals)
         if len(key) > _MOST_CHARACTERS:
             return Refused("output", f"its goals take {len(key):,} characters")
         parts = [
-            State(task=state.task, moves=(*moves, f"{n}: {{"), shown=shown([goal]), key=goal)
+            State(
+                task=state.task,
+                moves=(*moves, f"{n}: {{"),
+                shown=shown([goal]),
+                key=goal,
+                around=("{", "}"),
+            )
             for n, goal in enumerate(goals if apart else (), start=1)
         ]
         return State(
@@ -199,12 +208,13 @@ class CoqSteps:
     def trim(self, end: State) -> State:
         """Without each lemma (`assert`) that Coq does not miss in the proof."""
         opening = "\n".join(self._theorem(end.task)[1][1:])
-        text, at = end.text.removeprefix(opening), 0
+        whole = end.text.removeprefix(opening).lstrip("\n")
+        text, at = whole, 0 if self.sketches else len(whole)
         while (shorter := without_lemma(text, at)) is not None:
             led = self._twice(State(task=end.task), Said(tuple(said_in(shorter))), "")
             kept = isinstance(led, Refused) or not led.done
             text, at = (text, at + 1) if kept else (shorter, at)
-        return replace(end, text="\n".join(filter(None, [opening, text])))
+        return end if text == whole else replace(end, text="\n".join(filter(None, [opening, text])))
 
     def _theorem(self, task: Task) -> tuple[Problem, tuple[str, ...]]:
         """The problem of a task; its statement, and what it opens with."""

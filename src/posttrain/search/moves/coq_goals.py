@@ -56,7 +56,8 @@ def alone(state: State) -> Task | None:
         return None
     names = [name.replace(",", "") for name, _, _ in lines]
     binders = " ".join(f"({name} : {kind})" for name, (_, _, kind) in zip(names, lines, strict=True))
-    fields = {**state.task.fields, "statement": f"forall {binders}, {goal}" if lines else goal}
+    fields = {k: state.task.fields[k] for k in ("name", "header", "definitions") if k in state.task.fields}
+    fields["statement"] = f"forall {binders}, {goal}" if lines else goal
     fields["opening"] = f"intros {' '.join(names)}." if lines else ""
     digest = hashlib.blake2b(fields["statement"].encode(), digest_size=8).hexdigest()
     return Task(id=f"goal-{digest}", messages=state.shown, fields=fields, source=state.task.source)

@@ -6,6 +6,7 @@
 the last tactic brings all of them back, behind the goals that are still open.
 """
 
+import re
 from dataclasses import dataclass
 
 from posttrain.search.protocol import HOLE, Refused
@@ -13,6 +14,7 @@ from posttrain.verifiers.proof.coq.screen import refusal
 from posttrain.verifiers.proof.coq.script import Sentence, is_tactic, sentences, submission, unselected
 
 _HOLE = "hole."
+_SHELVES = re.compile(r"\bshelve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def allowed(said: str) -> Said | Refused:
         return Refused("form", wrong or "a move is one tactic")
     if unfit := _unfit(found):
         return unfit
-    return Said((found[0].code if "(*" in text else text,))
+    return Said((_told(found[0]),))
 
 
 def sketched(said: str) -> Said | Refused:
@@ -71,9 +73,11 @@ def sketched(said: str) -> Said | Refused:
         return Refused("form", "braces must match, and bullets are none")
     if any(each.code.endswith(_HOLE) and each.code != _HOLE for each in found):
         return Refused("form", "hole. is for the first goal, and stands alone")
+    if any(_SHELVES.search(each.code) for each in found):
+        return Refused("shelved", "a goal is left out by hole.")
     holes = [each.code == _HOLE for each in found]
-    told = ["shelve." if hole else each.code for hole, each in zip(holes, found, strict=True)]
-    taken = "\n".join(HOLE if hole else each.code for hole, each in zip(holes, found, strict=True))
+    told = ["shelve." if hole else _told(each) for hole, each in zip(holes, found, strict=True)]
+    taken = "\n".join(HOLE if hole else _told(each) for hole, each in zip(holes, found, strict=True))
     return Said((*told, *["Unshelve."] * any(holes)), taken, sum(holes))
 
 
@@ -89,7 +93,12 @@ def _unfit(found: list[Sentence]) -> Refused | None:
 
 def said_in(text: str) -> list[str]:
     """The sentences of a proof."""
-    return [each.code for each in sentences(text)[0]]
+    return [_told(each) for each in sentences(text)[0]]
+
+
+def _told(sentence: Sentence) -> str:
+    """A sentence without its comments; where it has none, with its strings."""
+    return sentence.code if "(*" in sentence.text else " ".join(sentence.text.split())
 
 
 def without_lemma(text: str, number: int) -> str | None:

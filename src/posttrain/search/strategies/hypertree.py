@@ -108,7 +108,9 @@ def left_out(tree: Tree) -> list[Node]:
     sketched = [
         each for node in tree.nodes for each in node.edges.values() if each.move.sketch and each.target
     ]
-    found = {part.number: part for each in sketched if each.target for part in each.target.parts}
+    found = {
+        part.number: part for each in sketched if each.target for part in each.target.parts or [each.target]
+    }
     proved = tree.leading({node.number for node in tree.nodes if node.state.done})
     return [] if tree.solved else [part for number, part in found.items() if number not in proved]
 
