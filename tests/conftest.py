@@ -27,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background work so, and the commands that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+collect_ignore = ["envs/openenv_server.py", "envs/verifiers_taskset.py"]
+"""Programs that tests start, with libraries that are not here."""
+
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>")
 LETTERS = "\n" + "".join(chr(c) for c in range(32, 127))
 """One token each: digits, letters and signs."""

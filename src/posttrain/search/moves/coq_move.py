@@ -61,7 +61,7 @@ def sketched(said: str) -> Said | Refused:
     found, wrong = sentences(text)
     if wrong or not found:
         return Refused("form", wrong or "it says nothing")
-    if len(found) == 1 and found[0].code != _HOLE:
+    if len(found) == 1 and not found[0].code.endswith(_HOLE):
         return allowed(said)
     if unfit := _unfit([each for each in found if not each.is_structure]):
         return unfit
