@@ -10,6 +10,7 @@ judged by the verifier `coq`; a search of which it refuses the proof is counted 
 import argparse
 import json
 import random
+from collections.abc import Callable
 from functools import partial
 from math import log
 from pathlib import Path
@@ -65,15 +66,15 @@ def says(question: Propose, seed: int, repeats: bool) -> list[Move]:
     return [Move(text, chance) for text in drawn[question.first :][: question.count]]
 
 
-def run(search: Search, steps: CoqSteps, seed: int, repeats: bool) -> Tree:
-    """The tree of a search."""
+def run(search: Search, steps: CoqSteps, says: Callable[[Propose], list[Move]]) -> Tree:
+    """The tree of a search, under a policy that says so."""
     try:
         questions = next(search)
         while True:
             answers = []
             for q in questions:
                 assert isinstance(q, Propose | Apply)
-                answers.append(says(q, seed, repeats) if isinstance(q, Propose) else steps.apply(q.asked))
+                answers.append(says(q) if isinstance(q, Propose) else steps.apply(q.asked))
             questions = search.send(answers)
     except StopIteration as end:
         tree: Tree = end.value
@@ -105,7 +106,7 @@ def main() -> None:
                     [root] = steps.begin([task])
                     assert isinstance(root, State)
                     search = SEARCHES[name](root, Budget(moves=given.moves, depth=64), width=given.width)
-                    tree = run(search, steps, seed, name == "best_of_n")
+                    tree = run(search, steps, partial(says, seed=seed, repeats=name == "best_of_n"))
                     if tree.end and given.judge and judge(task, tree.end.text).score != 1.0:
                         refused += 1
                     elif tree.end:

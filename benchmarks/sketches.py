@@ -21,12 +21,14 @@ from dataclasses import replace
 from functools import partial
 from math import log
 
+from parts import run
+
 from posttrain.envs.tasks.peano import Peano, peano
 from posttrain.search.moves.coq import CoqSteps
-from posttrain.search.protocol import Apply, Budget, Move, Propose, State
+from posttrain.search.protocol import Budget, Move, Propose, State
 from posttrain.search.strategies.best_first import best_first
 from posttrain.search.strategies.hypertree import hypertree
-from posttrain.search.tree import Search, Tree
+from posttrain.search.tree import Search
 from posttrain.types import Task
 from posttrain.verifiers.proof.coq.verifier import Coq
 
@@ -69,7 +71,10 @@ def theorems(count: int, steps: CoqSteps, moves: int) -> list[Task]:
 def _proved(task: Task, steps: CoqSteps, moves: int) -> bool:
     [root] = steps.begin([task])
     assert isinstance(root, State)
-    return searched(hypertree(root, Budget(moves=moves), width=1), steps, 0, ()).end is not None
+    return (
+        run(hypertree(root, Budget(moves=moves), width=1), steps, partial(says, seed=0, lemmas=())).end
+        is not None
+    )
 
 
 def says(question: Propose, seed: int, lemmas: tuple[str, ...]) -> list[Move]:
@@ -102,21 +107,6 @@ def tried(state: State) -> list[str]:
     return said + [f"rewrite {name}." for name in rules]
 
 
-def searched(search: Search, steps: CoqSteps, seed: int, lemmas: tuple[str, ...]) -> Tree:
-    """The tree of a search."""
-    try:
-        questions = next(search)
-        while True:
-            answers = []
-            for q in questions:
-                assert isinstance(q, Propose | Apply)
-                answers.append(says(q, seed, lemmas) if isinstance(q, Propose) else steps.apply(q.asked))
-            questions = search.send(answers)
-    except StopIteration as end:
-        tree: Tree = end.value
-        return tree
-
-
 def main() -> None:
     """Prints, for each planner, how many were proved within budgets, and how many of these with a lemma."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -138,7 +128,7 @@ def main() -> None:
                 [root] = steps.begin([task])
                 assert isinstance(root, State)
                 search = strategy(root, Budget(moves=given.moves, depth=64), width=1)
-                tree = searched(search, steps, seed, lemmas)
+                tree = run(search, steps, partial(says, seed=seed, lemmas=lemmas))
                 if tree.end:
                     end = steps.trim(tree.end)
                     spent.append(tree.drawn)

@@ -13,14 +13,11 @@ easy is worth nothing, and what fails cannot be told from what is false. Nobody 
 
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from moves import moves
+from moves import moves, read_lines, searched, write_lines
 
 from posttrain.envs.tasks.drawn import held_out
 from posttrain.envs.tasks.formula import Formula, parsed
@@ -28,7 +25,6 @@ from posttrain.envs.tasks.intuitionistic import by_introductions
 from posttrain.envs.tasks.propositional import Propositional, atoms_of, form, propositional
 from posttrain.recipe.writers import NativeWriter
 
-OWN = str(Path(__file__).with_name("own.toml"))
 SIGNS = ("->", "->", "/\\", "\\/", "~")
 
 
@@ -37,11 +33,10 @@ def corpus(directory: Path, *, held: int = 128, seed: int = 0) -> None:
     moves(directory, seed=seed)
     dice = random.Random(seed)
     drawn = [{"prompt": _ask(dice.randrange(9999)), "answer": str(_drawn(dice))} for _ in range(3000)]
-    lines = (directory / "sft.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [*map(json.loads, lines), *drawn]
-    _write(directory / "sft.jsonl", dice.sample(rows, len(rows)))
+    rows = [*read_lines(directory / "sft.jsonl"), *drawn]
+    write_lines(directory / "sft.jsonl", dice.sample(rows, len(rows)))
     tasks = propositional("held_out", Propositional(held_out=held))
-    _write(directory / "held_out.jsonl", (_record(task.id, dict(task.fields)) for task in tasks))
+    write_lines(directory / "held_out.jsonl", (_record(task.id, dict(task.fields)) for task in tasks))
 
 
 def conjectured(
@@ -79,22 +74,21 @@ def conjectured(
     tried = {f"{number}-{n}": (each, each) for n, each in enumerate(made.values())}
     tried |= {f"{name}-not": (Formula("~", (each,)), each) for name, (each, _) in tried.items()}
     told = [_record(name, _fields(each)) for name, (each, _) in tried.items() if not held_out(form(each))]
-    _write(directory / "tried.jsonl", told)
-    found = directory / "found"
-    command = [sys.executable, "-m", "posttrain", "search", OWN, "--model", model]
-    command += ["--set", f"task.data.path={directory / 'tried.jsonl'}", "--set", "task.held_out="]
-    command += ["--split", "train", "--limit", str(len(told)), "--budget", str(budget), "--out", str(found)]
-    subprocess.run(command, check=True)
-    [path] = (found / "trees").iterdir()
-    searched = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    proved = [(row, line["moves"]) for row, line in zip(told, searched, strict=True) if line["solved"]]
+    write_lines(directory / "tried.jsonl", told)
+    how = ["--set", "task.propositional=", "--set", f"task.data.path={directory / 'tried.jsonl'}"]
+    how += ["--split", "train", "--limit", str(len(told)), "--budget", str(budget)]
+    found = searched(directory, model, *how)
+    proved = [(row, line["moves"]) for row, line in zip(told, found, strict=True) if line["solved"]]
     counts["proved"] = sum(not row["id"].endswith("-not") for row, _ in proved)
     counts["refuted"] = len(proved) - counts["proved"]
     paid = [str(tried[row["id"]][1]) for row, spent in proved if spent > barely]
     counts["paid"] = len(paid)
-    kept = {form(_read(row)): row for row in (*_rows(before, "proved.jsonl"), *(row for row, _ in proved))}
-    _write(directory / "proved.jsonl", kept.values())
-    _write(directory / "paid.jsonl", ({"prompt": _ask(n), "answer": each} for n, each in enumerate(paid)))
+    known = read_lines(Path(before) / "proved.jsonl") if before else []
+    kept = {form(_read(row)): row for row in (*known, *(row for row, _ in proved))}
+    write_lines(directory / "proved.jsonl", kept.values())
+    write_lines(
+        directory / "paid.jsonl", ({"prompt": _ask(n), "answer": each} for n, each in enumerate(paid))
+    )
     (directory / "counts.json").write_text(json.dumps(counts) + "\n", encoding="utf-8")
     print(", ".join(f"{what} {n}" for what, n in counts.items()))
 
@@ -131,13 +125,3 @@ def _read(row: dict[str, Any]) -> Formula:
     formula = parsed(str(row["statement"]).partition(", ")[2])
     assert formula
     return formula
-
-
-def _rows(directory: str, name: str) -> list[dict[str, Any]]:
-    path = Path(directory) / name
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if directory else []
-
-
-def _write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)

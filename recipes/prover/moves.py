@@ -15,7 +15,9 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from posttrain.envs.tasks.propositional import Propositional, propositional
 
@@ -43,21 +45,53 @@ def moves(directory: Path, *, goals: int = 8000, seed: int = 0) -> None:
             (*PLAIN, *(f"{verb} {dice.choice(NAMES[: max(1, held)])}." for verb in ("apply", "destruct")))
         )
         rows.append({"prompt": f"{hypotheses}======\n{dice.choice(formulas)}{waiting}", "answer": move})
-    _write(directory, rows)
+    write_lines(directory / "sft.jsonl", rows)
+    _write_text(directory, (f"{row['prompt']}\n{row['answer']}" for row in rows[:2000]))
 
 
 def proofs(directory: Path) -> None:
     """Writes text.txt alone: propositional theorems with proofs, whole."""
     tasks = propositional("train", Propositional(low=4, high=8, train=2000))
-    told = [f"{task.messages[0]['content']}\n{task.fields['gold']}" for task in tasks]
-    (directory / "text.txt").write_text(f"\n{SEPARATOR}\n".join(told), encoding="utf-8")
+    _write_text(directory, (f"{task.messages[0]['content']}\n{task.fields['gold']}" for task in tasks))
 
 
-def _write(directory: Path, rows: list[dict[str, str]]) -> None:
-    with (directory / "sft.jsonl").open("w", encoding="utf-8") as file:
+def harvested(directory: Path, *, model: str, limit: int = 600) -> None:
+    """Writes the moves of the proofs that a prover finds: sft.jsonl alone, each state with its move once."""
+    found = searched(directory, model, "--split", "train", "--limit", str(limit))
+    rows = {
+        state["shown"]: move["text"]
+        for line in found
+        if line["solved"]
+        for state in line["states"]
+        for move in state["moves"]
+        if move.get("found")
+    }
+    told = ({"prompt": shown, "answer": move} for shown, move in rows.items())
+    write_lines(directory / "sft.jsonl", told)
+
+
+def searched(directory: Path, model: str, *how: str) -> list[dict[str, Any]]:
+    """The lines of trees/ that `posttrain search` of prove.toml leaves in a new folder of the directory."""
+    recipe, found = str(Path(__file__).with_name("prove.toml")), directory / "found"
+    command = [sys.executable, "-m", "posttrain", "search", recipe, "--model", model, *how]
+    subprocess.run([*command, "--out", str(found)], check=True)
+    [path] = (found / "trees").iterdir()
+    return read_lines(path)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Its records, a line each."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Records, a line each."""
+    with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-    with (directory / "text.txt").open("w", encoding="utf-8") as file:
-        file.write(f"\n{SEPARATOR}\n".join(f"{row['prompt']}\n{row['answer']}" for row in rows[:2000]))
+
+
+def _write_text(directory: Path, told: Iterable[str]) -> None:
+    (directory / "text.txt").write_text(f"\n{SEPARATOR}\n".join(told), encoding="utf-8")
 
 
 def _whole(formula: str) -> bool:
@@ -68,22 +102,3 @@ def _whole(formula: str) -> bool:
         if depth < 0:
             return False
     return depth == 0
-
-
-def harvested(directory: Path, *, model: str, limit: int = 600) -> None:
-    """Writes the moves of the proofs that a prover finds: sft.jsonl alone, each state with its move once."""
-    found = directory / "found"
-    recipe = str(Path(__file__).with_name("prove.toml"))
-    asked = [sys.executable, "-m", "posttrain", "search", recipe, "--model", model]
-    subprocess.run([*asked, "--split", "train", "--limit", str(limit), "--out", str(found)], check=True)
-    rows = {}
-    for path in (found / "trees").iterdir():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            searched = json.loads(line)
-            for state in searched["states"] if searched["solved"] else ():
-                for move in state["moves"]:
-                    if move.get("found"):
-                        rows[state["shown"]] = move["text"]
-    told = [{"prompt": shown, "answer": move} for shown, move in rows.items()]
-    with (directory / "sft.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in told)

@@ -128,9 +128,9 @@ def _asked(
     return asked, tasks
 
 
-def _written(kept: RunDir, told: Mapping[str, Sequence[Line]], config: str, about: dict[str, object]) -> Path:
+def _written(kept: RunDir, told: Mapping[str, Sequence[Line]], config: str, about: dict[str, Any]) -> Path:
     """The page of these searches, beside their lines."""
-    kept.describe(config, f"{Path(str(about['of'])).stem}: {' beside '.join(told)}", {"Search": about})
+    kept.describe(config, f"{about['of'].stem}: {' beside '.join(told)}", {"Search": about})
     with kept.recording():
         for name, lines in told.items():
             kept.samples(name, partial(iter, lines), "trees")
@@ -153,7 +153,7 @@ def _check_goals(path: Path | None, choices: Sequence[SearchChoice]) -> None:
     """UserError for a file of goals that nothing would fill, or that could not be written."""
     if path is None:
         return
-    if not any(each.sketches and each.strategy == "hypertree" for each in choices):
+    if not any(each.asks_sketches for each in choices):
         mend = "set search.strategy = 'hypertree' and search.sketches"
         raise UserError("nothing is sketched, so nothing is left to prove", where="--goals", mend=mend)
     if not path.parent.is_dir():

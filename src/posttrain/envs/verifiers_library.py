@@ -11,7 +11,6 @@ episode, and no reward of 0. Source: github.com/PrimeIntellect-ai/verifiers, `ve
 
 import asyncio
 from collections.abc import Mapping
-from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -59,14 +58,9 @@ def _table(taskset: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "taskset": {**config.get("taskset", {}), "id": taskset}, "agent": agent}
 
 
-@cache
-def _loaded() -> Any:
-    return library(_LIBRARY)
-
-
 def _environment(table: Mapping[str, Any]) -> Any:
     """What the library makes of a table."""
-    vf = _loaded()
+    vf = library(_LIBRARY)
     loaders = library(f"{_LIBRARY}.utils.loaders")
     kind = loaders.environment_class(table["taskset"]["id"], table.get("id", ""))
     config = library(f"{_LIBRARY}.utils.generic").concrete_type(kind, vf.EnvConfig, origin=vf.Env)
@@ -79,7 +73,7 @@ def _listed(table: Mapping[str, Any], limit: int) -> list[str]:
 
 
 async def _played(table: Mapping[str, Any], index: int, base_url: str) -> float:
-    vf, env = _loaded(), _environment(table)
+    vf, env = library(_LIBRARY), _environment(table)
     task = next(islice(env.taskset, index, None))
     client = vf.EvalClientConfig(base_url=base_url, api_key_var="OPENAI_API_KEY")
     async with env.serving():

@@ -176,7 +176,7 @@ def steps_of(recipe: Recipe, verifier: Verifier | None, env: Env | None) -> Step
             level=verifier.level,
             timeout_s=search.timeout_s,
             memory_mb=verifier.memory_mb,
-            sketches=search.sketches > 0 and search.strategy == "hypertree",
+            sketches=search.asks_sketches,
         )
     if isinstance(verifier, Lean):
         return LeanSteps(lean=verifier)

@@ -154,7 +154,7 @@ class Trees(Plays):
         task, size = self._groups.pop(number)
         first, *others = self._episodes(task, size, tree, verdict)
         found = record(task, tree, self.choice)
-        if self.choice.sketches and isinstance(tree, Tree):
+        if self.choice.asks_sketches and isinstance(tree, Tree):
             goals = [each for node in left_out(tree) if (each := alone(node.state))]
             found["goals"] = [{"prompt": g.messages[-1]["content"], **g.fields} for g in goals]
         first = replace(first, search=found)

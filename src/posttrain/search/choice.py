@@ -94,6 +94,11 @@ class SearchChoice:
             )
 
     @property
+    def asks_sketches(self) -> bool:
+        """Whether sketches are asked for."""
+        return self.sketches > 0 and self.strategy == "hypertree"
+
+    @property
     def budget(self) -> Budget:
         """What a search may spend."""
         return Budget(moves=self.moves, tokens=self.tokens, depth=self.depth, seconds=self.seconds)
@@ -146,7 +151,7 @@ class SearchChoice:
             for key, by in read.items()
             if self.strategy not in by
         }
-        if not self.sketches or self.strategy != "hypertree":
+        if not self.asks_sketches:
             why = unread.get("sketches", "search.sketches is 0")
             unread |= dict.fromkeys(("sketch_tokens", "nested"), why)
         return {"alpha": "values guide the search", **unread} if self.value_model else unread

@@ -92,7 +92,7 @@ def _sketch(
     for edge in edges:
         within = plans[edge.source.number] + 1
         if edge.target and within < nested:
-            for part in edge.target.parts or [edge.target]:
+            for part in _goals(edge.target):
                 plans.setdefault(part.number, within)
 
 
@@ -105,14 +105,17 @@ def _follow(tree: Tree, edges: list[Edge]) -> Generator[tuple[Question, ...], li
 
 def left_out(tree: Tree) -> list[Node]:
     """What sketches have left to prove and was not proved, each once; nothing if the whole was."""
-    sketched = [
-        each for node in tree.nodes for each in node.edges.values() if each.move.sketch and each.target
-    ]
-    found = {
-        part.number: part for each in sketched if each.target for part in each.target.parts or [each.target]
-    }
+    if tree.solved:
+        return []
+    edges = [edge for node in tree.nodes for edge in node.edges.values() if edge.move.sketch]
+    found = {part.number: part for edge in edges if edge.target for part in _goals(edge.target)}
     proved = tree.leading({node.number for node in tree.nodes if node.state.done})
-    return [] if tree.solved else [part for number, part in found.items() if number not in proved]
+    return [part for number, part in found.items() if number not in proved]
+
+
+def _goals(node: Node) -> list[Node]:
+    """The parts of a state, or itself where it has none."""
+    return node.parts or [node]
 
 
 def _value(tree: Tree, nodes: list[Node]) -> Generator[tuple[Question, ...], list[Any], None]:
@@ -166,7 +169,7 @@ def _filled(taken: str, target: Node) -> list[Node | str]:
     first, *pieces = taken.split(HOLE)
     if not pieces:
         return [first, target]
-    parts = target.parts or [target]
+    parts = _goals(target)
     open_ = len(parts) - len(pieces)
     before, behind = target.state.around
     filled = zip([*parts[open_:], *parts[:open_]], [*pieces, *[""] * open_], strict=True)
