@@ -76,9 +76,35 @@ def test_nothing_is_proved_that_rests_on_what_is_open() -> None:
         assert batch.proved(box, [(problem, text), honest, honest]) == [False, True, True]
 
 
-def test_progress_is_of_single_proofs() -> None:
-    """A verifier that pays for progress takes one at a time, and no batch is empty."""
-    with pytest.raises(ValueError, match="batch must be 1"):
-        Coq(partial=True, batch=2)
+def test_progress_in_a_batch_is_that_alone() -> None:
+    """What each tactic gained, and what an unfinished proof is worth; no batch is empty."""
+    halves = ("intros P Q [p q]. split.", "Proof. intros P Q [p q]. split. - exact q. - exact q.")
+    pairs = [*PAIRS[1:6], *((task(SWAP), half) for half in halves), PAIRS[-1]]
+    alone = [Coq(level=LEVEL, partial=True)(*pair) for pair in pairs]
+    together = Coq(level=LEVEL, partial=True, batch=len(pairs)).judge_all(pairs)
+    assert [(said(v), v.progress) for v in together] == [(said(v), v.progress) for v in alone]
+    assert [v.reason for v in together] == [v.reason for v in alone]
+    assert sum(0 < (v.score or 0) < 1 for v in together) == 2
     with pytest.raises(ValueError, match="at least 1"):
         Coq(batch=0)
+
+
+def test_wrong_proofs_take_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler runs for what fails in a session; one that ends it is judged alone, and others are not."""
+    starts: list[str] = []
+    start = Box.start
+
+    def counted(self: Box, argv: list[str], **options: object) -> object:
+        starts.append(argv[0].rsplit("/", 1)[-1])
+        return start(self, argv, **options)  # type: ignore[arg-type]
+
+    wrong = [(task(SWAP), "intros P Q h. exact h."), (task(SWAP), "left."), (task("0 = 1"), "auto.")] * 4
+    floods = (task("0 = 0"), 'do 40000 idtac "0123456789012345678901234567890123456789". reflexivity.')
+    monkeypatch.setattr(Box, "start", counted)
+    verifier = Coq(level=LEVEL, batch=16, budget=19.0)  # no session of another test waits for it
+    assert [v.label for v in verifier.judge_all(wrong)] == ["error", "error", "incomplete"] * 4
+    assert starts == ["coqtop"]
+    starts.clear()
+    verdicts = verifier.judge_all([wrong[0], floods, *wrong[1:]])
+    assert [v.label for v in verdicts] == ["error", "error", *(["error", "incomplete", "error"] * 4)][:13]
+    assert starts == ["coqtop"] * 4  # two for all, one for what flooded, one that waits for the next

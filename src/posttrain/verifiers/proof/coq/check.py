@@ -25,6 +25,7 @@ from posttrain.verifiers.sandbox import Box, Ran
 _NONCE = secrets.token_hex(8)
 SPEC = f"Spec_{_NONCE}"
 CLOSED = "Closed under the global context"
+CLOSES = "closed under the global context"
 _MOST_COMPILED = 256
 _compiled_before: dict[tuple[str | bytes, ...], bytes] = {}
 _FINDLIB = "/etc/ocamlfind.conf"
@@ -163,7 +164,7 @@ def assumed(printed: str, summary: str, axioms: tuple[str, ...]) -> Outcome:
     if own:
         return Outcome("assumes", f"{own[0].removeprefix('Submission.')} is assumed, not proved")
     if printed.strip() == CLOSED:
-        return Outcome("proved", "closed under the global context")
+        return Outcome("proved", CLOSES)
     lines = printed.splitlines()
     used = [line.split()[0] for line in lines[1:] if line[:1].strip()]
     strange = [line for line in lines[1:] if re.search(r"\b(relies|is assumed|are assumed)\b", line)]

@@ -94,12 +94,22 @@ class Progress:
     """(index of the sentence, Φ)."""
     finish: tuple[str, ...] = ()
 
+    @property
+    def last(self) -> float:
+        """Φ of the last state; 0 where none was measured."""
+        return self.potentials[-1][1] if self.potentials else 0.0
 
-def first_rank(session: Session, problem: Problem) -> tuple[int, list[str]]:
-    """The rank of the bare statement, before the submission has said anything, and the ladder's rungs."""
+
+def first_rank(session: Session, problem: Problem) -> tuple[int, list[str]] | None:
+    """The rank of the bare statement, before the submission has said anything, and the ladder's rungs.
+
+    None if the statement is not accepted.
+    """
     before = session.say("Set Silent.").state
     rungs = ladder(loaded_by(session))
     opened = session.say(f"Theorem bare{session.secret} : {problem.statement}.")
+    if not opened.accepted:
+        return None
     rank, _ = ranked(session, opened.state, rungs, ())
     session.say(f"BackTo {before}.")
     return rank, rungs
