@@ -21,6 +21,7 @@ from posttrain.samplers.trees import Trees
 from posttrain.search.asking import prompt_of
 from posttrain.search.choice import SearchChoice
 from posttrain.search.drive import Searches
+from posttrain.search.harvest import harvest
 from posttrain.search.protocol import Budget, Refused, State
 from posttrain.search.record import record
 from posttrain.search.strategies.best_first import best_first, best_of_n
@@ -396,6 +397,35 @@ def test_the_moves_of_the_state_that_tells_most_are_compared(asked):
     assert mixed, "no state had moves of both kinds: nothing was tested"
 
 
+def test_shares_of_visits_are_those_of_the_walks(asked):
+    """Counted again from the record of each tree: whole states, those visited most first, shares that add to 1."""
+    trees, engine, chat = searched(asked, partial(puct, width=4), count=20)
+    choice = SearchChoice(strategy="puct", learn="visits", width=4)
+    right, told = Verdict(score=1.0, label="right"), 0
+    for tree in trees:
+        assert [row.verdict.score for row in harvest(tree, None, choice, 12)] == [0.0]
+        rows = harvest(tree, right, choice, 12)
+        shares: dict[str, dict[str, float]] = {}
+        for row in rows:
+            if row.verdict.label == "visits":
+                shares.setdefault(row.state.key, {})[row.move.text] = row.verdict.score
+        assert sum(map(len, shares.values())) <= 12
+        seen = []
+        for node, state in zip(tree.nodes, record(tree.root.task, tree, choice)["states"], strict=True):
+            came = {move["text"]: move["visits"] for move in state["moves"] if move.get("visits")}
+            if node.state.key in shares:
+                whole = sum(came.values())
+                assert shares[node.state.key] == pytest.approx({m: n / whole for m, n in came.items()})
+                seen.append(whole)
+        told += len(shares) > 1
+        assert max(seen, default=0) == max((n.visits for n in tree.nodes if 1 < branches(n) <= 12), default=0)
+    assert told, "no tree had two states with a choice: nothing was tested"
+
+
+def branches(node) -> int:
+    return sum(edge.visits > 0 for edge in node.edges.values())
+
+
 def test_what_was_found_of_parts_is_learnt_move_by_move(asked):
     """Of a proof by parts each row is a state alone and what was said in it; its answer is all of them."""
     trees, engine, chat = searched(asked, partial(hypertree, width=4), count=20)
@@ -442,6 +472,24 @@ def test_methods_that_compare_learn_from_the_moves_of_a_state(method, sums, writ
     learnt = [line for line in metrics if line.get("grad_norm")]
     assert learnt, "no update learnt anything"
     assert max(abs(line.get("kl/mismatch", 0.0)) for line in metrics) < 1e-3
+
+
+def test_a_run_learns_what_its_walks_came_to(sums, write, run_cli, tmp_path):
+    """REINFORCE on shares; methods and strategies for which they are nothing are refused."""
+    search = {"search": {"moves": 24, "width": 6, "strategy": "puct", "learn": "visits"}}
+    rollout = {"rollout": SEARCH["rollout"] | {"group_size": 12, "select": "varied"}}
+    recipe = SEARCH | GAMES | search | rollout | {"method": {"name": "reinforce"}}
+    run = tmp_path / "run"
+    done = run_cli("train", write(sums, recipe), "--run-dir", run, "--quiet")
+    assert done.code == 0, done.err
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("grad_norm") for line in metrics), "no update learnt anything"
+    for change, said in (
+        ({"method": {"name": "rloo"}}, "method.name = 'reinforce'"),
+        ({"search": search["search"] | {"strategy": "best_first"}}, "'visits' goes with puct"),
+    ):
+        done = run_cli("validate", write(sums, recipe | change))
+        assert (done.code, said in done.err) == (2, True), done.err
 
 
 def test_a_run_learns_values_and_asks_them(sums, write, run_cli, tmp_path):

@@ -7,7 +7,6 @@ judged by the task's verifier, as any answer is, so a prover that accepts too mu
 accepted is not imitated.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,11 +22,12 @@ from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.search.asking import prompt_of
 from posttrain.search.choice import SearchChoice
 from posttrain.search.drive import Searches
+from posttrain.search.harvest import harvest
 from posttrain.search.moves.coq_goals import alone
 from posttrain.search.protocol import Move, Refused, State, Steps
 from posttrain.search.record import record
 from posttrain.search.strategies.hypertree import left_out
-from posttrain.search.tree import Node, Tree, spread
+from posttrain.search.tree import Tree
 from posttrain.search.values import value_prompt
 from posttrain.types import Completion, Episode, Method, Sampling, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.proof.coq.verifier import Coq
@@ -172,52 +172,11 @@ class Trees(Plays):
             label = "bad_task" if tree.solved else "context"
             why = "nothing is left to say" if tree.solved else "there is no room for a move"
             return [self._episode(root, None, Verdict(score=None, label=label, reason=why))]
-        learns = size > 1 and not (verdict and verdict.failed)
-        if learns and self.choice.learn == "moves":
-            rows = self._children(size, tree, verdict)
-        elif verdict is None or tree.end is None:
-            spoke = tree.nodes[tree.asked[0]]
-            move = next((each.move for each in spoke.edges.values()), None)
-            return [self._episode(spoke.state, move, _unsolved(tree), text="")]
-        else:
-            verdict = replace(verdict, reason=f"{verdict.reason}; {_told(tree)}", progress=())
-            way = tree.found
-            if not learns:
-                return [self._episode(way[0].source.state, way[0].move, verdict, text=tree.end.text)]
-            unsure = [edge for edge in way if edge.move.logp <= math.log(self.choice.surest)]
-            way = unsure or [min(way, key=lambda edge: edge.move.logp)]
-            rows = [self._episode(edge.source.state, edge.move, verdict) for edge in spread(way, size)]
-        if verdict and verdict.score:
-            lessons = tree.lessons[: size - len(rows)]
-            told = Verdict(score=1.0, label="value", reason="whether an end was found from here: 1 or 0")
-            rows += [self._episode(node.state, move, told, value_prompt) for node, move in lessons]
-        return [replace(row, sample=n) for n, row in enumerate(rows)]
-
-    def _children(self, size: int, tree: Tree, verdict: Verdict | None) -> list[Episode]:
-        """The moves that one state said when it was first asked, those behind which an end was found first.
-
-        The state is the one, of those from which an end was found, whose moves differ most in that; the first
-        that spoke if there is none.
-        """
-        ending = tree.ending() if verdict and verdict.score else set[int]()
-
-        def leads(node: Node, move: Move) -> bool:
-            target = node.edges[move.text].target
-            return target is not None and target.number in ending
-
-        def differ(node: Node) -> float:
-            led = [leads(node, move) for move in node.independent[:size]]
-            return sum(led) * (len(led) - sum(led)) / max(len(led), 1) ** 2
-
-        spoke = [tree.nodes[n] for n in tree.asked if tree.nodes[n].independent]
-        told = [node for node in spoke if node.number in ending]
-        node = max(sorted(told or spoke[:1], key=lambda node: node.number), key=differ)
         rows = []
-        for move in sorted(node.independent[:size], key=lambda move: not leads(node, move)):
-            refused = node.edges[move.text].refused
-            came = Verdict(score=0.0, label=refused.label, reason=refused.reason) if refused else None
-            came = verdict if verdict and leads(node, move) else came or _unsolved(tree)
-            rows.append(self._episode(node.state, move, replace(came, progress=())))
+        for n, row in enumerate(harvest(tree, verdict, self.choice, size)):
+            shown = value_prompt if row.asks_value else None
+            episode = self._episode(row.state, row.move, row.verdict, shown, row.text)
+            rows.append(replace(episode, sample=n))
         return rows
 
     def _episode(
@@ -266,6 +225,11 @@ def check_search(
         name = label(recipe.method["name"])
         what = f"{name} compares answers to one task, and moves of a proof are worth the same"
         raise UserError(what, where="search", mend="set search.learn = 'moves', or take expert_iteration")
+    if choice.learn == "visits" and recipe.method["name"] != "reinforce":
+        what = (
+            f"shares of visits are targets of a cross-entropy, and {label(recipe.method['name'])} makes none"
+        )
+        raise UserError(what, where="search.learn", mend="set method.name = 'reinforce'")
     tactics = isinstance(verifier, Coq | Lean)
     if choice.strategy == "hypertree" and not tactics:
         what = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
@@ -277,7 +241,7 @@ def check_search(
             what = "a value_model reads the steps of an answer, and these moves are none"
             raise UserError(what, where="search.value_model", mend="set search.values = true")
         choice.value_model.require()
-    if not (env or tactics) and (choice.values or choice.learn == "moves"):
+    if not (env or tactics) and (choice.values or choice.learn != "proof"):
         key = "values" if choice.values else "learn"
         what = "an answer's steps are judged at its end alone, and only the first end is"
         mend = "leave it out, or prove or play: [task.env], coq, lean"
@@ -285,16 +249,3 @@ def check_search(
     if recipe.async_.pace == "steps":
         what = "when a tree is judged hangs on the clock"
         raise UserError(what, where="async.pace", mend="leave it out")
-
-
-def _unsolved(tree: Tree) -> Verdict:
-    return Verdict(score=0.0, label="unsolved", reason=_told(tree))
-
-
-def _told(tree: Tree) -> str:
-    """What a search did, in a line."""
-    refused = sum(tree.refused.values())
-    return (
-        f"{tree.drawn} moves drawn, {tree.applied} followed, {refused} refused, {tree.merged} merged; "
-        f"{len(tree.nodes)} states, at most {tree.depth} deep"
-    )

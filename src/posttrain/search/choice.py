@@ -50,10 +50,12 @@ class SearchChoice:
     """A reward model that says what the steps of an answer so far are worth, as [search.value_model] with
     `paths` and `kind = "process"`; steps are told by search.separator. It guides the search (best_of_n it
     ranks alone); the budget is then spent whole, and the answer is the end that it finds best."""
-    learn: Literal["proof", "moves"] = "proof"
+    learn: Literal["proof", "moves", "visits"] = "proof"
     """proof: the moves of the way that was found, all worth the same. moves: those that one state said when
     it was first asked, worth the verdict if a way to the end goes on from them and 0 otherwise; methods that
-    compare (GRPO, online DPO) learn from these. It is the state on the way whose moves differ most."""
+    compare (GRPO, online DPO) learn from these. It is the state on the way whose moves differ most. visits:
+    those of the states that puct, gumbel or a hypertree with values visited most, each worth its share of
+    the visits, of trees that ended well; reinforce makes of that AlphaZero's cross-entropy."""
     surest: float = 1.0
     """Moves of a proof that the policy says with more than this probability are not learnt; 1: all are.
     Learning again what is known takes from the policy what else it might say, and so from the search."""
@@ -92,6 +94,10 @@ class SearchChoice:
                 "learn = 'moves' compares moves that are asked for together: "
                 "width must be above 1, and gumbel asks for one at a time"
             )
+        if self.learn == "visits" and not (
+            self.strategy in ("puct", "gumbel") or (self.strategy == "hypertree" and self.values)
+        ):
+            raise ValueError("learn = 'visits' goes with puct, gumbel, or a hypertree with values")
 
     @property
     def asks_sketches(self) -> bool:
