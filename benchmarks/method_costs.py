@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from prompts import peak_resident_mib, resident_mib, restart_peak
 
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--one", choices=list(CASES), help="only this case, in this process")
     options = parser.parse_args()
     if options.one:
-        settle(options.threads)
+        configure(options.threads)
         options.out.write_text(json.dumps(measure(options.one, options.model, options.repeat)))
         return
     found = {}

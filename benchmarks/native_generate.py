@@ -18,7 +18,7 @@ import torch
 from prompts import sampling_prompts
 
 from posttrain.base.chat import Chat
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.models.pretrained import load_model, load_tokenizer
 from posttrain.types import Request, Sampling
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(options.threads)
+    configure(options.threads)
     tokenizer = load_tokenizer(options.model)
     chat = Chat(tokenizer)
     engine = NativeEngine(

@@ -1,7 +1,7 @@
 """posttrain's GRPO on the additions, step by step: the other side of trl_grpo.py.
 
 The same prompts in the same order, reward, learning rate, clipping, credit (ddof 1, eps 1e-4) and
-loss; fp32 masters, bf16 compute. `--microbatch` is a number of rows: as many families of eight
+loss; fp32 masters, bf16 compute. `--microbatch` is a number of rows: as many prompt groups of eight
 samples, each its prompt once and at most 32 new tokens a sample, go through one pass.
 
     python benchmarks/native_grpo.py --model DIR --steps 30 --seed 0 --out X.json
@@ -22,7 +22,7 @@ import torch
 from prompts import addition_tasks, chat, peak_resident_mib, resident_mib, restart_peak, reward
 
 from posttrain.base.chat import Chat
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(options.threads)
+    configure(options.threads)
     tokenizer = load_tokenizer(options.model)
     speaks = Chat(tokenizer)
     engine = NativeEngine(

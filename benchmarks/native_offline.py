@@ -36,7 +36,7 @@ from offline_data import (
 )
 from prompts import resident_mib, restart_peak
 
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.data import Data
 from posttrain.errors import RunError
 from posttrain.learner.learner import Steps
@@ -62,7 +62,7 @@ def main() -> None:
     if not options.one:
         return repeated(options)
     options.microbatch_tokens = options.microbatch_tokens or options.microbatch * LIMIT
-    settle(options.threads)
+    configure(options.threads)
     n = batch_size(options) * (WARM_UP + options.steps)
     draw = conversations if options.method == "sft" else pairs
     drawn: list[Messages] | list[Pair] = draw(options.data, n, options.seed)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     found: dict[str, list[list[float]]] = {}
     print("| bound | reward of the last 10 updates (range over seeds) | of all updates |\n|---|---|---|")
     for name, (method, numbers) in CASES.items():

@@ -23,7 +23,7 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 # isort: on
 import torch
 
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.learner.process_ranks import joined
@@ -52,7 +52,7 @@ def rows() -> tuple[list[Trajectory], list[int]]:
 
 def measured(model: Path, mode: str) -> dict[str, Any]:
     """One rank's numbers."""
-    settle()
+    configure()
     with joined(Parallel()) as ranks:
         learner = Learner(
             load_model(model, dtype=torch.bfloat16),

@@ -17,7 +17,7 @@ from posttrain.base.toml import dump
 from posttrain.math.spectrum import effective_rank, energy_rank, participation_rank, stable_rank
 from posttrain.models import checkpoint
 from posttrain.models.loading import quiet
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 
 Tables = dict[str, Any]
 Make = Callable[..., Any]
@@ -188,7 +188,7 @@ def test_every_matrix_of_a_run_against_its_definition(
     found = inspected(run)
     assert found.keys() == {n for n, w in end.items() if w.ndim == 2}
     for name, line in found.items():
-        began = spread(name, start[name].to(getattr(torch, dtype)))
+        began = dither(name, start[name].to(getattr(torch, dtype)))
         assert len(line["singular_values"]) == 5
         agrees(line, end[name] - began, began)
     assert min(line["norm"] for line in found.values()) > 0

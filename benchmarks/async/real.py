@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.models.fingerprint import digest
 from posttrain.models.pretrained import silent
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     sets = [f"model.path={options.model}", "run.threads=1", "rollout.group_size=8"]
     recipe = config.read(DEMO, sets).recipe
     policy = bounded(recipe, surroundings(recipe, silent), silent)

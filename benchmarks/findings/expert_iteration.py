@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.api import training
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.evaluation.compare import Compare, answers
 from posttrain.recipe import config
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="a model that answers sums; made if not given")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     options.out.mkdir(parents=True, exist_ok=True)
     start = options.start or made(options.out / "start")
     before = kept(options.out / "before.json", lambda: measured(start, seed=0))

@@ -43,7 +43,7 @@ from tiny import (
 )
 from transformers import LlamaForCausalLM
 
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.methods.build import build
 from posttrain.runtime.record.agreement import correlation
 from posttrain.runtime.rows import marked
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     options.out.mkdir(parents=True, exist_ok=True)
     found = []
     for seed in range(options.first_seed, options.first_seed + options.seeds):

@@ -28,7 +28,7 @@ from typing import Any
 
 import posttrain
 from posttrain import cli
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.base.toml import dump
 
 LENGTH, WRONG, TASKS = 8, 0.2, 200
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     options.out.mkdir(parents=True, exist_ok=True)
     found: dict[tuple[str, int], list[float]] = {}
     for seed in range(options.first, options.first + options.seeds):

@@ -30,7 +30,7 @@ from tiny import (
     reference_of,
 )
 
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.methods.build import build
 
 PAIRS, EPOCHS, PAIRS_A_STEP, FRESH, LR = 256, 64, 64, 4096, 5e-3
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     options.out.mkdir(parents=True, exist_ok=True)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     for seed in seeds:

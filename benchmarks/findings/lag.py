@@ -24,7 +24,7 @@ from typing import Any
 from lora_rank import PIPELINE, made, newest
 
 from posttrain.api import training
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.methods import table as methods
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.recipe import config
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="a directory of the pipeline; made if not given")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     options.out.mkdir(parents=True, exist_ok=True)
     known()
     start = begun(options.start or made(options.out / "start"), options.out)

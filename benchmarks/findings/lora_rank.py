@@ -28,7 +28,7 @@ from safetensors import safe_open
 
 from posttrain.api import training
 from posttrain.api.merge import write_merged
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.evaluation.changes import compare, summary
 from posttrain.evaluation.compare import Compare, answers
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="a directory of the pipeline; made if not given")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     options.out.mkdir(parents=True, exist_ok=True)
     start = options.start or made(options.out / "start")
     chosen = options.only or list(TRAININGS)

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch.nn.functional import one_hot, pad
 
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.math import reduce, reward
 from posttrain.methods.build import build
 from posttrain.types import Batch, Method, Outputs
@@ -80,7 +80,7 @@ def collected(
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     options.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
     for seed in range(options.first, options.first + options.seeds):

@@ -17,7 +17,7 @@ from typing import Any
 from posttrain.recipe import config
 from posttrain.data.load import load_tasks
 from posttrain.models import checkpoint
-from posttrain.base.process import settle
+from posttrain.base.process import configure
 from posttrain.verifiers.model.scorer import Scorer
 
 REWARD, GOLD, POLICIES = "03-reward", "04-gold", {"PPO": "05-ppo", "GRPO": "06-grpo"}
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("pipeline", type=Path, help="the directory of a finished pipeline")
     parser.add_argument("--out", type=Path, required=True, help="where the picture goes")
     options = parser.parse_args()
-    settle(1)
+    configure(1)
     print(reward_models(options.pipeline))
     found, _ = checkpoint.newest(options.pipeline / GOLD / "checkpoints")
     gold = Scorer(str(found and found / "model"), "outcome", dtype="auto", device="cpu")

@@ -91,7 +91,7 @@ def gradients(
 
     spoil: what then stands in the advantages and targets of tokens that are not trained.
     """
-    batch = method.prepare(replace(batch, carry={**method.start, **batch.carry}))
+    batch = method.prepare(replace(batch, state={**method.start, **batch.state}))
     if spoil is not None:
         made: dict[str, Any] = {"advantage": batch.advantage, "target": batch.target}
         known: dict[str, Any] = {
@@ -255,7 +255,7 @@ def _least(found: Line, method: Method, seed: int) -> str:
 def _given(gradient: Callable[..., PerToken], method: Method, seed: int) -> str:
     batch, out = update(seed)
     if takes(gradient, "batch"):
-        ready = method.prepare(replace(batch, carry=dict(method.start)))
+        ready = method.prepare(replace(batch, state=dict(method.start)))
         wanted, got = gradient(ready, out), gradients(method, batch, out).logp
     else:
         log_ratio = torch.linspace(-1, 1, batch.mask.numel(), dtype=torch.float64).view(batch.mask.shape)

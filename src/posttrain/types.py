@@ -427,7 +427,7 @@ class Batch:
     """What a critic, or a Q on tokens, learns."""
     episode: Int[torch.Tensor, "B"] | None = None
     """Rows of one episode share a number, and what it is worth; None: each row is one."""
-    carry: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE
     """The ranks that hold the other rows of the update, whose sums a method may ask for."""
@@ -541,7 +541,7 @@ class Method(Protocol):
 
     @property
     def start(self) -> Mapping[str, float]:
-        """What the first update finds in batch.carry."""
+        """What the first update finds in batch.state."""
         return {}
 
     def prepare(self, batch: Batch) -> Batch:
@@ -560,6 +560,6 @@ class Method(Protocol):
         """Per-token quantities to log, by metric name: their mean over the step is what is shown."""
         return {}
 
-    def settle(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
-        """What the next update finds in batch.carry, from this one and the metrics of its last step."""
-        return batch.carry
+    def update_state(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
+        """What the next update finds in batch.state, from this one and the metrics of its last step."""
+        return batch.state

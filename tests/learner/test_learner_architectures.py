@@ -120,11 +120,11 @@ def test_every_row_is_as_it_would_be_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Log-probabilities, entropies and the gradients of both, at a temperature."""
-    monkeypatch.setattr(pack, "WHOLE_FAMILY", whole)
+    monkeypatch.setattr(pack, "WHOLE_PROMPT_GROUP", whole)
     monkeypatch.setattr(pack, "_half", lambda x: filled)
     plain, ours = build(name)
     batch, temperature = rows_of(seed=2, turns=3, system=system), 0.8
-    assert bool(pack.pack(batch).stem) == bool(system)
+    assert bool(pack.pack(batch).shared_prefix) == bool(system)
     g = torch.Generator().manual_seed(1)
     c, d = (torch.randn(batch.mask.shape, generator=g, dtype=torch.float64) for _ in range(2))
     seen = []
@@ -205,9 +205,9 @@ def states(model: LlamaForCausalLM, sizes: list[int]) -> torch.Tensor:
     """Hidden states of documents of these sizes, end to end."""
     tokens = torch.arange(sum(sizes)) % SHAPE["vocab_size"]
     positions = torch.cat([torch.arange(n) for n in sizes])
-    families = [pack.Family(sum(sizes[:i]), n, ()) for i, n in enumerate(sizes)]
+    groups = [pack.PromptGroup(sum(sizes[:i]), n, ()) for i, n in enumerate(sizes)]
     none = torch.empty(0, dtype=torch.long)
-    layout = pack.Pack(tokens, positions, families, none, none, none, none)
+    layout = pack.Pack(tokens, positions, groups, none, none, none, none)
     with torch.no_grad():
         return hidden_states(model, tokens[None], positions[None], layout)[0]
 

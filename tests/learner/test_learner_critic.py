@@ -17,7 +17,7 @@ from posttrain.learner.optim import MasterWeights, Optim
 from posttrain.learner.reference import Follower, Reference
 from posttrain.methods.table import A2C, GRPO, LEARNED, PPO, PPO_PENALTY, RLOO
 from posttrain.models.checkpoint import read_tensors, write_tensors
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 from posttrain.types import Batch
 
 Make = Callable[..., Any]
@@ -288,7 +288,7 @@ def test_the_count_of_steps_is_shown_where_there_could_be_several(llama: Make, r
 def test_an_average_in_bfloat16_loses_no_small_step(llama: Make) -> None:
     """w_n = w + (w_0 - w) keep^n; each step is far below half a unit in bfloat16's last place."""
     model = llama(0).bfloat16()
-    start = {n: spread(n, p) for n, p in model.named_parameters()}
+    start = {n: dither(n, p) for n, p in model.named_parameters()}
     goal = {n: p * 1.01 + 1e-4 for n, p in start.items()}
     follower = Follower(model, Reference(refresh_every=1, keep=0.99))
     naive = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -398,7 +398,7 @@ def test_all_that_a_learner_holds_is_put_back_bit_for_bit(
     assert wanted.keys() == got.keys()
     assert [n for n in wanted if not torch.equal(wanted[n], got[n])] == []
     assert other.state() == straight.state()
-    assert other.state()["carry"].keys() == PARTS[kind]["method"].start.keys()
+    assert other.state()["method"].keys() == PARTS[kind]["method"].start.keys()
     parts = {n.split("/")[0] for n in wanted}
     assert parts == {"trained", "optimizer"} | (
         {"reference"} if "reference" in kind else {"critic", "critic_optimizer"}

@@ -16,7 +16,7 @@ from posttrain.learner.optim import MasterWeights, Optim, adamw, learning_rate
 from posttrain.learner.pack import microbatches
 from posttrain.math import reduce
 from posttrain.methods.table import REINFORCE, SFT
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 from posttrain.types import Batch, RunError
 
 Make = Callable[..., Any]
@@ -157,7 +157,7 @@ def test_bfloat16_trains_on_gradients_and_weights_kept_in_float32(llama: Make, r
     config = Optim(lr=1e-3, weight_decay=0.1, max_grad_norm=0.0)
     rounded = llama(0).bfloat16()
     learner = Learner(copy.deepcopy(rounded), SFT, optim=config, steps=Steps(microbatch_tokens=9))
-    shadow = {n: spread(n, p) for n, p in rounded.named_parameters()}
+    shadow = {n: dither(n, p) for n, p in rounded.named_parameters()}
     optimizer = torch.optim.AdamW(
         [
             {"params": [m for m in shadow.values() if m.ndim > 1], "weight_decay": 0.1},
@@ -208,7 +208,7 @@ def test_a_step_of_a_millionth_is_not_lost() -> None:
         optimizer.step()
         weights.publish()
         weights.zero_grad()
-    wanted = spread("weight", torch.ones(4, 4, dtype=torch.bfloat16)) - 3e-3
+    wanted = dither("weight", torch.ones(4, 4, dtype=torch.bfloat16)) - 3e-3
     # Above 1 a float32 has steps of 1.2e-7, so that each of the 3000 may be rounded by a twentieth.
     torch.testing.assert_close(weights.masters[0], wanted, rtol=0, atol=2e-4)
     assert torch.equal(weight, weights.masters[0].bfloat16())
@@ -232,7 +232,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_moves_nothing(
     after = {k: v for part in learner.tensors().values() for k, v in part.items()}
     assert torch.equal(bits(learner.model), model)
     assert all(torch.equal(after[k], v) for k, v in before.items())
-    assert learner.state() == {"step": 1, "update": 1, "carry": {}}
+    assert learner.state() == {"step": 1, "update": 1, "method": {}}
     assert all(p.grad is None for p in learner.model.parameters())
     learner.update(batch)  # and nothing of the bad step is left in the sums
     fresh.update(batch)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from posttrain.learner import pack as packing
-from posttrain.learner.pack import Family, Pack, microbatches, pack, trained_states
+from posttrain.learner.pack import Pack, PromptGroup, microbatches, pack, trained_states
 from posttrain.learner.recompute import Recompute
 from posttrain.learner.short_attention import short_attention
 from posttrain.models.attention import use_layouts
@@ -34,25 +34,25 @@ def row(tokens: list[int], sampled: list[int]) -> Trajectory:
 
 
 def branch_of(packed: Pack) -> list[tuple[int, int]]:
-    """For each packed token: its family, and its branch in it (-1 for the prompt); the stem's are all -1."""
-    out = [(-1, -1)] * packed.stem
-    for number, family in enumerate(packed.families):
-        assert family.start == len(out)
-        out += [(number, -1)] * family.prefix
-        for b, length in enumerate(family.branches):
+    """For each packed token: its group, and its branch in it (-1 for the prompt); the prefix's are all -1."""
+    out = [(-1, -1)] * packed.shared_prefix
+    for number, prompt_group in enumerate(packed.prompt_groups):
+        assert prompt_group.start == len(out)
+        out += [(number, -1)] * prompt_group.prefix
+        for b, length in enumerate(prompt_group.branches):
             out += [(number, b)] * length
-        assert family.stop == len(out)
+        assert prompt_group.stop == len(out)
     return out
 
 
 def context(packed: Pack, index: int) -> list[int]:
     """The tokens that a packed token sees, in the order of their positions, itself last."""
     owner = branch_of(packed)
-    family, branch = owner[index]
+    prompt_group, branch = owner[index]
     seen = [
         j
         for j in range(index + 1)
-        if owner[j] == (-1, -1) or (owner[j][0] == family and owner[j][1] in (-1, branch))
+        if owner[j] == (-1, -1) or (owner[j][0] == prompt_group and owner[j][1] in (-1, branch))
     ]
     assert [int(packed.positions[j]) for j in seen] == list(range(len(seen)))
     return [int(packed.tokens[j]) for j in seen]
@@ -97,18 +97,20 @@ def test_every_trained_token_is_predicted_from_exactly_what_came_before_it(batch
 @given(batches())
 @settings(max_examples=100, deadline=None)
 def test_nothing_is_fed_that_nothing_is_predicted_from(batch: Batch) -> None:
-    """The stem once; of each family the rest of its prompt, and what every row has between it and its last
-    trained token."""
+    """The shared prefix once; of each group the rest of its prompt, and of every row what lies between it and
+    its last trained token."""
     if not batch.mask.any():
         return
     packed = pack(batch)
     rows = [i for i in range(len(batch)) if batch.mask[i].any()]
     fed = sum(int(batch.mask[i].nonzero().max()) for i in rows)
-    families = {int(batch.group[i]) for i in rows}
-    assert len(packed.families) == len(families)
-    saved = sum((packed.stem + f.prefix) * (len(f.branches) - 1) for f in packed.families if f.branches)
-    saved += packed.stem * (len(families) - 1)
-    assert len(packed.tokens) == fed - saved == packed.families[-1].stop
+    prompt_groups = {int(batch.group[i]) for i in rows}
+    assert len(packed.prompt_groups) == len(prompt_groups)
+    saved = sum(
+        (packed.shared_prefix + f.prefix) * (len(f.branches) - 1) for f in packed.prompt_groups if f.branches
+    )
+    saved += packed.shared_prefix * (len(prompt_groups) - 1)
+    assert len(packed.tokens) == fed - saved == packed.prompt_groups[-1].stop
 
 
 @given(batches(), st.integers(1, 20))
@@ -124,15 +126,15 @@ def test_microbatches_deal_every_trained_row_once_within_the_budget(batch: Batch
 
 def test_a_row_alone_is_plainly_causal_and_a_group_shares_its_prompt() -> None:
     alone = pack(Batch.of([row([1, 2, 3, 4], [2, 3])], [0]))
-    assert alone.families == [Family(0, 3, ())]
+    assert alone.prompt_groups == [PromptGroup(0, 3, ())]
     both = pack(Batch.of([row([1, 2, 3, 4], [2, 3]), row([1, 2, 5, 6], [2, 3])], [0, 0]))
-    assert both.families == [Family(0, 2, (1, 1))]
+    assert both.prompt_groups == [PromptGroup(0, 2, (1, 1))]
 
 
 def test_one_token_answers_feed_nothing_but_the_prompt() -> None:
     packed = pack(Batch.of([row([1, 2, t], [2]) for t in (3, 4, 5)], [0, 0, 0]))
     assert packed.tokens.tolist() == [1, 2]
-    assert packed.families == [Family(0, 2, (0, 0, 0))]
+    assert packed.prompt_groups == [PromptGroup(0, 2, (0, 0, 0))]
     assert packed.source.tolist() == [1, 1, 1]
     assert packed.target.tolist() == [3, 4, 5]
 
@@ -140,7 +142,7 @@ def test_one_token_answers_feed_nothing_but_the_prompt() -> None:
 def test_a_later_turn_is_not_shared_even_where_rows_agree() -> None:
     """The prompt ends before anything sampled: two rows that drew the same token are still two rows."""
     packed = pack(Batch.of([row([1, 2, 2, 7], [1, 3]), row([1, 2, 2, 8], [1, 3])], [0, 0]))
-    assert packed.families == [Family(0, 1, (2, 2))]
+    assert packed.prompt_groups == [PromptGroup(0, 1, (2, 2))]
 
 
 def test_what_all_prompts_begin_with_is_computed_once() -> None:
@@ -148,28 +150,28 @@ def test_what_all_prompts_begin_with_is_computed_once() -> None:
     packed = pack(Batch.of(asked, [0, 0, 1, 2]))
     assert packed.tokens.tolist() == [4] * 6 + [1, 9, 9] + [2, 9] + [3, 9]
     assert packed.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7, 6, 7, 6, 7]
-    assert packed.families == [Family(6, 1, (1, 1)), Family(9, 2, ()), Family(11, 2, ())]
-    assert pack(Batch.of(asked, [0, 0, 1, 2]), stem=False).stem == 0
+    assert packed.prompt_groups == [PromptGroup(6, 1, (1, 1)), PromptGroup(9, 2, ()), PromptGroup(11, 2, ())]
+    assert pack(Batch.of(asked, [0, 0, 1, 2]), shared_prefix=False).shared_prefix == 0
 
 
 def test_prompts_of_other_groups_that_are_the_very_same_feed_nothing_of_their_own() -> None:
     packed = pack(Batch.of([row([4, 4, 4, t], [3]) for t in (1, 2, 3)], [0, 1, 2]))
     assert packed.tokens.tolist() == [4, 4, 4]
     assert packed.source.tolist() == [2, 2, 2]
-    assert [f.stop - f.start for f in packed.families] == [0, 0, 0]
+    assert [f.stop - f.start for f in packed.prompt_groups] == [0, 0, 0]
 
 
 def test_a_beginning_that_saves_little_is_not_set_apart() -> None:
     """Documents that share the token they begin with, and nothing else, stay plainly causal."""
     packed = pack(Batch.of([row([4, i, *range(20)], list(range(1, 22))) for i in range(3)], [0, 1, 2]))
-    assert packed.stem == 0
+    assert packed.shared_prefix == 0
 
 
 def test_long_rows_of_their_own_stay_plainly_causal() -> None:
     """A mask for each would cost more than what they share."""
     long = [row([4] * 300 + [i] * 300, list(range(300, 600))) for i in range(3)]
-    assert pack(Batch.of(long, [0, 1, 2])).stem == 0
-    assert pack(Batch.of(long, [0, 0, 0])).families[0].prefix == 300
+    assert pack(Batch.of(long, [0, 1, 2])).shared_prefix == 0
+    assert pack(Batch.of(long, [0, 0, 0])).prompt_groups[0].prefix == 300
 
 
 def test_rows_that_train_nothing_cost_nothing(rows_of: Callable[..., Batch]) -> None:
@@ -225,13 +227,13 @@ def test_in_16_bits_a_model_meets_few_sizes(
 
 
 def test_the_last_tokens_that_fill_up_are_enough_for_every_family() -> None:
-    """Also where the last family is fed nothing of its own, and the one before it lacks 15."""
+    """Also where the last prompt group is fed nothing of its own, and the one before it lacks 15."""
     none = torch.empty(0, dtype=torch.long)
-    for sizes, stem, spare in (([33, 0], 0, 31), ([33, 1], 0, 30), ([64], 0, 0), ([0], 17, 47)):
-        starts = [stem + sum(sizes[:i]) for i in range(len(sizes))]
-        families = [Family(start, n, ()) for start, n in zip(starts, sizes, strict=True)]
-        tokens = torch.zeros(stem + sum(sizes), dtype=torch.long)
-        assert Pack(tokens, tokens, families, none, none, none, none, stem).spare == spare
+    for sizes, shared_prefix, spare in (([33, 0], 0, 31), ([33, 1], 0, 30), ([64], 0, 0), ([0], 17, 47)):
+        starts = [shared_prefix + sum(sizes[:i]) for i in range(len(sizes))]
+        prompt_groups = [PromptGroup(start, n, ()) for start, n in zip(starts, sizes, strict=True)]
+        tokens = torch.zeros(shared_prefix + sum(sizes), dtype=torch.long)
+        assert Pack(tokens, tokens, prompt_groups, none, none, none, none, shared_prefix).spare == spare
 
 
 @pytest.mark.parametrize("sizes", [[(3, 40)] * 4, [(1, 600)], [(1, 1500), (4, 300)], [(2, 700), (8, 30)]])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from posttrain.learner.optim import MasterWeights, Optim, adamw
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 
 SIZE = 200_000
 
@@ -18,7 +18,7 @@ SIZE = 200_000
 def test_a_master_rounds_to_its_weight(values: list[float]) -> None:
     weight = torch.tensor(values).bfloat16()
     weight = weight[weight.isfinite()]
-    master = spread("w", weight)
+    master = dither("w", weight)
     assert master.dtype == torch.float32
     assert torch.equal(master.bfloat16(), weight)
     assert not master[weight == 0].any()
@@ -28,7 +28,7 @@ def test_a_master_rounds_to_its_weight(values: list[float]) -> None:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_powers_of_two_have_a_shorter_interval_below(power: int, sign: float) -> None:
     weight = torch.full((SIZE,), sign * 2.0**power).bfloat16()
-    master = spread("w", weight)
+    master = dither("w", weight)
     assert torch.equal(master.bfloat16(), weight)
     away = (master - weight.float()) * sign / 2.0**power
     if power > -126:  # what is not subnormal
@@ -37,7 +37,7 @@ def test_powers_of_two_have_a_shorter_interval_below(power: int, sign: float) ->
 
 
 def test_masters_are_even_over_the_interval_and_know_nothing_of_one_another() -> None:
-    place = (spread("w", torch.full((SIZE,), 1.5).bfloat16()) - 1.5) * 2**7 + 0.5
+    place = (dither("w", torch.full((SIZE,), 1.5).bfloat16()) - 1.5) * 2**7 + 0.5
     assert float(place.min()) > 0
     assert float(place.max()) < 1
     counts = torch.histc(place, 20, 0, 1) / SIZE
@@ -45,22 +45,22 @@ def test_masters_are_even_over_the_interval_and_know_nothing_of_one_another() ->
     noise = (place[: 400 * 500].view(400, 500) - 0.5) * math.sqrt(12)
     # The largest singular value of independent numbers; a pattern in them would be many times that.
     assert float(torch.linalg.matrix_norm(noise, 2)) == pytest.approx(20 + 500**0.5, rel=0.05)
-    other = (spread("v", torch.full((SIZE,), 1.5).bfloat16()) - 1.5) * 2**7 + 0.5
+    other = (dither("v", torch.full((SIZE,), 1.5).bfloat16()) - 1.5) * 2**7 + 0.5
     assert abs(float(torch.corrcoef(torch.stack([place, other]))[0, 1])) < 5 / math.sqrt(SIZE)
 
 
 def test_the_place_hangs_on_name_and_position_alone() -> None:
     weight = torch.randn(70, 3000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    assert torch.equal(spread("w", weight), spread("w", weight.clone()))
-    assert torch.equal(spread("w", weight.T.contiguous().T), spread("w", weight))
-    assert torch.equal(spread("w", weight).flatten(), spread("w", weight.flatten()))
-    assert not torch.equal(spread("w", weight), spread("v", weight))
+    assert torch.equal(dither("w", weight), dither("w", weight.clone()))
+    assert torch.equal(dither("w", weight.T.contiguous().T), dither("w", weight))
+    assert torch.equal(dither("w", weight).flatten(), dither("w", weight.flatten()))
+    assert not torch.equal(dither("w", weight), dither("v", weight))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_other_dtypes_keep_their_numbers(dtype: torch.dtype) -> None:
     weight = torch.randn(5, dtype=dtype)
-    out = spread("w", weight)
+    out = dither("w", weight)
     assert torch.equal(out, weight)
     assert out.dtype == dtype
     out += 1

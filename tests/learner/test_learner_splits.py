@@ -76,7 +76,7 @@ class Held:
         return {}
 
     def gradient(self, batch: Batch) -> torch.Tensor:
-        self.learner.carry = dict(self.learner.method.start)
+        self.learner.method_state = dict(self.learner.method.start)
         self.learner.update(batch)
         return self.taken.pop()
 
@@ -137,7 +137,7 @@ def test_every_call_of_the_loss_sees_no_more_than_its_rows(
     batch = with_probes(rows_of(K=4, seed=3))
     held = Held(llama, method, budget=1)
     held.gradient(batch)
-    held.learner.carry = dict(method.start)
+    held.learner.method_state = dict(method.start)
     weighs = (method.weight(held.learner.update(batch).batch) != 0).any(-1)
     alone = [1] * int(weighs.sum())
     together = [int((batch.group[weighs] == g).sum()) for g in dict.fromkeys(batch.group[weighs].tolist())]

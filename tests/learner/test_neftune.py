@@ -177,11 +177,11 @@ def test_a_token_has_the_same_noise_in_every_pack(seed: int, rows_of: Make) -> N
             fed = found[packed.source]
             wanted = [alone[int(rows[r])][c - 1] for r, c in zip(packed.row, packed.column, strict=True)]
             assert torch.equal(fed, torch.stack(wanted))
-            for family in packed.families:  # and the tokens that predict nothing
-                own = packed.row[(packed.source >= family.start) & (packed.source < family.stop)]
+            for prompt_group in packed.prompt_groups:  # and the tokens that predict nothing
+                own = packed.row[(packed.source >= prompt_group.start) & (packed.source < prompt_group.stop)]
                 row = alone[int(rows[own[0]])]
-                shared = family.prefix if family.branches else len(row)
-                assert torch.equal(found[family.start : family.start + shared], row[:shared])
+                shared = prompt_group.prefix if prompt_group.branches else len(row)
+                assert torch.equal(found[prompt_group.start : prompt_group.start + shared], row[:shared])
 
 
 @pytest.mark.usefixtures("float64")

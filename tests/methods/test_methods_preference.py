@@ -346,15 +346,15 @@ def test_what_the_probes_measure_is_carried(update: Update) -> None:
     for seed in SEEDS:
         batch, _ = update(seed)
         assert batch.logp_old is not None
-        found = method.prepare(replace(batch, carry=method.start)).carry
+        found = method.prepare(replace(batch, state=method.start)).state
         assert found == {"kl": pytest.approx(measured(batch), abs=1e-9)}
         signs.add(found["kl"] > 0)
         probes = (batch.version == PROBE).any(-1)
         other = torch.where(probes[:, None], batch.logp_old, batch.logp_old - 3)
-        again = method.prepare(replace(batch, logp_old=other, carry=method.start)).carry
+        again = method.prepare(replace(batch, logp_old=other, state=method.start)).state
         assert again == found
-        lower = replace(batch, logp_old=batch.logp_old - 30, carry=method.start)
-        assert method.prepare(lower).carry == {"kl": 0.0}
+        lower = replace(batch, logp_old=batch.logp_old - 30, state=method.start)
+        assert method.prepare(lower).state == {"kl": 0.0}
     assert signs == {True, False}
 
 
@@ -373,10 +373,10 @@ def test_probes_are_measured_and_not_learnt(update: Update, gradients: Gradients
 def test_without_a_probe_the_origin_is_0(update: Update) -> None:
     batch, _ = update(1)
     method = build("kto", {}, horizon=16)
-    plain = replace(batch, version=torch.zeros_like(batch.version), carry=method.start)
-    assert method.prepare(plain).carry == {"kl": 0.0}
-    failed = replace(batch, mask=batch.mask & (batch.version != PROBE), carry=method.start)
-    assert method.prepare(failed).carry == {"kl": 0.0}
+    plain = replace(batch, version=torch.zeros_like(batch.version), state=method.start)
+    assert method.prepare(plain).state == {"kl": 0.0}
+    failed = replace(batch, mask=batch.mask & (batch.version != PROBE), state=method.start)
+    assert method.prepare(failed).state == {"kl": 0.0}
 
 
 def test_a_step_of_probes_alone_weighs_nothing(update: Update, gradients: Gradients) -> None:
@@ -439,7 +439,7 @@ def test_an_update_of_such_groups_only_is_no_error(name: str, update: Update, gr
 def seen(name: str, batch: Batch, out: Outputs) -> dict[str, float]:
     """What the learner would show: means under the method's own weights."""
     method = build(name, {}, horizon=16)
-    batch = method.prepare(replace(batch, carry=method.start))
+    batch = method.prepare(replace(batch, state=method.start))
     weight = masked.fill(method.weight(batch).double(), batch.mask)
     watched = method.watch(out, batch)
     return {

@@ -134,7 +134,7 @@ def test_what_is_watched_reads_no_garbage_either(variant: str, update: Update) -
     method, seen = method_of(variant), []
     for filler in (0.0, math.nan):
         bad, said = (columns(x, lambda v, f=filler: torch.where(batch.mask, v, f)) for x in (batch, out))
-        seen.append(method.watch(said, method.prepare(replace(bad, carry=method.start))))
+        seen.append(method.watch(said, method.prepare(replace(bad, state=method.start))))
     assert seen[0].keys() == seen[1].keys()
     for key in seen[0]:
         assert not seen[0][key].requires_grad
@@ -302,7 +302,7 @@ def test_answers_of_one_worth_are_alike_however_they_were_paid(ways: list[list[f
         method = build(
             name, {"returns": "total", "kl_in_reward": 0} if name == "reinforce_pp" else {}, horizon=16
         )
-        weight = method.weight(ready := method.prepare(replace(batch, carry=method.start)))
+        weight = method.weight(ready := method.prepare(replace(batch, state=method.start)))
         assert extra_penalty(name) or not weight.any(), name
         assert ready.advantage is None or not ready.advantage.any()
     for credit in COMPARING:
@@ -310,7 +310,7 @@ def test_answers_of_one_worth_are_alike_however_they_were_paid(ways: list[list[f
         assert ready.advantage is not None
         assert not ready.advantage.any(), credit
     scaled = build("reinforce", {"running_scale": 0.9}, horizon=16)
-    assert scaled.settle(replace(batch, carry=scaled.start), {})["variance"] == 0.0
+    assert scaled.update_state(replace(batch, state=scaled.start), {})["variance"] == 0.0
     for keep in names("keep"):
         method = build("expert_iteration", {"keep": keep, "accept": min(map(sum, ways))}, horizon=16)
         assert bool((method.weight(method.prepare(batch))[:, 1:] > 0).all()), keep
@@ -323,7 +323,7 @@ def test_what_is_trained_on_has_the_type_of_the_losses(
     """Rewards are float64; advantages, targets and losses are what the model computes in."""
     batch, out = (columns(x, torch.Tensor.float) for x in update(seed=6))
     batch, method = replace(batch, reward=batch.reward.double()), method_of(variant)
-    ready = method.prepare(replace(batch, carry=method.start))
+    ready = method.prepare(replace(batch, state=method.start))
     found = [x for x in (ready.advantage, ready.target) if x is not None] + [method.loss(out, ready)]
     assert {x.dtype for x in found} == {torch.float32}
     assert {x.dtype for x in gradients(method, batch, out)} == {torch.float32}

@@ -88,7 +88,7 @@ def test_a_discount_is_put_into_rewards_that_are_potentials_and_leaves_others(na
     def first(potentials: bool) -> list[float]:
         method = build(name, {"gamma": 0.5, **options}, horizon=4, potentials=potentials)
         batch = replace(Batch.of(rows, [0, 0]), logp_old=flat, logp_ref=flat, value=flat)
-        return method.prepare(replace(batch, carry=dict(method.start))).advantage[:, 1].tolist()
+        return method.prepare(replace(batch, state=dict(method.start))).advantage[:, 1].tolist()
 
     assert first(True) == pytest.approx([0.25, 0.25])
     assert first(False) == pytest.approx([0.3 + 0.1 + 0.125, 0.7 - 0.1 + 0.125])

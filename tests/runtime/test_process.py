@@ -98,7 +98,7 @@ def test_memory_is_bounded_by_every_group_above(groups):
 def test_a_run_gives_the_threads_back():
     before, inside = torch.get_num_threads(), []
 
-    @process.settled(before + 1)
+    @process.configured(before + 1)
     def fail() -> None:
         inside.append(torch.get_num_threads())
         raise KeyError

@@ -100,7 +100,7 @@ def test_they_are_written_beside_the_loop_and_are_there_before_a_checkpoint(tmp_
         run.samples("000001", slowly)
         assert not file.exists(), "nobody waits for them"
         go_on.set()
-        run.settle()
+        run.wait()
         assert file.read_text() == '{"a": 1}\n'
         run.samples("000002", list)
     assert (run.path / "samples" / "000002.jsonl").read_text() == ""

@@ -88,11 +88,11 @@ def test_a_pair_is_computed_as_its_question_once_and_both_answers(shaper: Shape)
     shape = shaper()
     answers = ("five", "no idea", "7")
     groups = shape.groups([ranking(*answers), ranking("a", "b", name="s")], "rankings", quiet)
-    packed = pack(Batch.of(*numbered(groups)), stem=False)
+    packed = pack(Batch.of(*numbered(groups)), shared_prefix=False)
     P = len(shape.chat.render(QUESTION))
     # An answer's end token is predicted and never fed.
     assert len(packed.tokens) == (P + sum(map(len, answers))) + (P + 2)
-    assert [(f.prefix, f.branches) for f in packed.families] == [(P, (4, 7, 1)), (P, (1, 1))]
+    assert [(f.prefix, f.branches) for f in packed.prompt_groups] == [(P, (4, 7, 1)), (P, (1, 1))]
     assert len(packed.target) == sum(len(a) + 1 for a in (*answers, "a", "b"))
 
 
@@ -138,7 +138,7 @@ def test_a_head_is_read_behind_the_last_token_of_the_conversation(
     assert [r.reward[-1] for r in pair] == [0.0, -1.0]
     packed = pack(Batch.of(*numbered([pair])))
     # All that is in a row is fed but the token that is nobody's, and what is the same in both rows once.
-    assert int(packed.tokens.numel()) == sum(len(r.tokens) - 1 for r in pair) - packed.families[0].prefix
+    assert int(packed.tokens.numel()) == sum(len(r.tokens) - 1 for r in pair) - packed.prompt_groups[0].prefix
     assert packed.tokens[packed.source].tolist() == [r.tokens[-2] for r in pair]
 
 

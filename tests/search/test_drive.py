@@ -398,8 +398,8 @@ def test_the_moves_of_the_state_that_tells_most_are_compared(asked):
 
 
 def test_shares_of_visits_are_those_of_the_walks(asked):
-    """Counted again from the record of each tree: whole states, those visited most first, shares that add to 1."""
-    trees, engine, chat = searched(asked, partial(puct, width=4), count=20)
+    """Counted again from the record of each tree: whole states, those visited most first, shares of 1."""
+    trees, _, _ = searched(asked, partial(puct, width=4), count=20)
     choice = SearchChoice(strategy="puct", learn="visits", width=4)
     right, told = Verdict(score=1.0, label="right"), 0
     for tree in trees:

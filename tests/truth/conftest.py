@@ -75,7 +75,7 @@ def taken() -> Taken:
         learner._move = move  # type: ignore[method-assign]
 
         def gradient(batch: Batch) -> torch.Tensor:
-            learner.carry = dict(method.start)
+            learner.method_state = dict(method.start)
             learner.update(batch)
             return kept.pop()
 

@@ -93,7 +93,7 @@ def test_003_reward_to_go_starts_at_t(uneven: World) -> None:
     whole = to_go[:, :1] * paid.spoken
     assert error(exact.score(paid, to_go), J) < EXACT
     assert error(exact.score(paid, whole), J) < EXACT
-    assert exact.spread(paid, to_go) < exact.spread(paid, whole)
+    assert exact.trace_of_covariance(paid, to_go) < exact.trace_of_covariance(paid, whole)
 
 
 def test_001_one_over_length_favours_length_among_wrong_answers_only() -> None:

@@ -23,7 +23,7 @@ def variances(table: list[Row], section: str) -> dict[str, float]:
 
 def left(world: World, baseline: torch.Tensor) -> float:
     """The variance that this baseline of each state leaves."""
-    return exact.spread(world, (exact.discounted(world) - baseline) * world.spoken)
+    return exact.trace_of_covariance(world, (exact.discounted(world) - baseline) * world.spoken)
 
 
 def test_no_baseline_of_a_state_is_better_than_the_best(both: World) -> None:
@@ -115,8 +115,8 @@ def test_reward_to_go_is_noisier_where_the_past_foretells_the_rest(short: World)
     paid = short.rewarded(r.scatter(1, last, -r.sum(1, keepdim=True)))
     G = exact.discounted(paid)
     assert float(paid.returns.abs().max()) < 1e-12
-    assert exact.spread(paid, G[:, :1] * paid.spoken) < 1e-20
-    assert exact.spread(paid, G) > 1e-3
+    assert exact.trace_of_covariance(paid, G[:, :1] * paid.spoken) < 1e-20
+    assert exact.trace_of_covariance(paid, G) > 1e-3
 
 
 def test_another_right_answer_is_another_world(short: World) -> None:

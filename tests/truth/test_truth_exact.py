@@ -59,7 +59,7 @@ def test_the_gradient_is_the_scores_weighed_by_any_psi(paid: World) -> None:
 def test_less_that_cannot_matter_is_less_variance(paid: World) -> None:
     G = exact.discounted(paid)
     best, V = exact.token_baselines(paid), exact.state_values(paid)
-    assert exact.spread(paid, G - best) < exact.spread(paid, G)
+    assert exact.trace_of_covariance(paid, G - best) < exact.trace_of_covariance(paid, G)
     # E[(G - V)² | s, a] = A² + Var(G | s, a) at each token. Tokens of an answer correlate, so that their
     # sum can vary less with G - V than with A all the same.
     weight = exact.visits(paid) * exact.token_scores(paid).square().sum(-1)
@@ -69,9 +69,9 @@ def test_less_that_cannot_matter_is_less_variance(paid: World) -> None:
 def test_the_best_constant_is_the_best(paid: World) -> None:
     R = paid.returns[:, None]
     b = exact.constant_baseline(paid)
-    least = exact.spread(paid, (R - b) * paid.spoken)
+    least = exact.trace_of_covariance(paid, (R - b) * paid.spoken)
     for other in (0.0, float(exact.objective(paid).detach()), b - 0.01, b + 0.01):
-        assert least < exact.spread(paid, (R - other) * paid.spoken)
+        assert least < exact.trace_of_covariance(paid, (R - other) * paid.spoken)
 
 
 def test_the_best_number_of_a_state_is_the_best_for_a_token(short: World) -> None:
@@ -83,9 +83,9 @@ def test_the_best_number_of_a_state_is_the_best_for_a_token(short: World) -> Non
         for seed in range(3):
             moved = best + step * of_states(short, seed)
             assert float((weight * (G - moved).square()).sum()) > float(least)
-            sums.append(exact.spread(short, G - moved))
+            sums.append(exact.trace_of_covariance(short, G - moved))
     # The tokens of an answer correlate: for their sum there is something better.
-    assert min(sums) < exact.spread(short, G - best)
+    assert min(sums) < exact.trace_of_covariance(short, G - best)
     assert float((weight * (G - exact.state_values(short)).square()).sum()) > float(least)
 
 

@@ -104,7 +104,7 @@ def test_a_running_mean_costs_its_own_variance(short: World, table: list[Row]) -
     weights = torch.tensor([0.9**2, 0.9, 1.0], dtype=torch.float64) * 0.1
     weights = weights / weights.sum()
     noise = float(weights.square().sum() * (p @ (R - mean).square()))
-    fixed = exact.spread(short, (R - mean)[:, None] * short.spoken)
+    fixed = exact.trace_of_covariance(short, (R - mean)[:, None] * short.spoken)
     more = noise * float(p @ exact.answer_scores(short).square().sum(1))
     measured = found(table, "Baselines")["running mean of 3", "variance"].number
     assert measured == pytest.approx(fixed + more, rel=1e-9)

@@ -31,7 +31,7 @@ def merge(
     if adapter is None:
         mend = f"the model is {recipe.model.path}"
         raise UserError("the run has no adapter to merge", where=str(run), mend=mend)
-    process.settle()
+    process.configure()
     out.parent.mkdir(parents=True, exist_ok=True)
     write_merged(found, adapter, out)
     typer.echo(str(out))

@@ -90,7 +90,7 @@ def train(
         if shown is None:
             print_plan(chosen)
             say(f"run directory: {directory.path}")
-        with process.settled(found.recipe.run.threads):
+        with process.configured(found.recipe.run.threads):
             how: dict[str, Any] = {"resume": resume, "config": found.tables, "recorded": recorded}
             how["ranks"] = ranks
             return _run(chosen, directory, how, shown)

@@ -19,7 +19,7 @@ _MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.u
 """Limit and use of a control group, as versions 2 and 1 call them."""
 
 
-def settle(threads: int = 0) -> None:
+def configure(threads: int = 0) -> None:
     """Sets the number of threads (0: as many as `cores`) and keeps freed memory for the next tensor.
 
     glibc hands every large block back to the kernel, and asks for it again, page by page and
@@ -35,10 +35,10 @@ def settle(threads: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def settled(threads: int = 0) -> Iterator[None]:
-    """Within it the process is as `settle` makes it; then it has the threads that it had before."""
+def configured(threads: int = 0) -> Iterator[None]:
+    """Within it the process is as `configure` makes it; then it has the threads that it had before."""
     with as_before():
-        settle(threads)
+        configure(threads)
         yield
 
 

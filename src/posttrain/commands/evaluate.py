@@ -83,7 +83,7 @@ def evaluate(
         _held_out(target, sets or (), model, as_json, told)
         return
     recipe, adapter = model_of(target, sets or (), model, dtype, told)
-    process.settle(recipe.run.threads)
+    process.configure(recipe.run.threads)
     chosen = _suites(suites, data or (), verifier, limit)
     who = Evaluated(recipe, adapter, seed, told)
     asked = [(who.asking(suite, samples, temperature), problems) for suite, problems in chosen]
@@ -128,7 +128,7 @@ def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool
             mend="name --suite gsm8k, or a recipe",
         )
     found, recipe, adapter = target_of(Path(target), sets, model, told)
-    process.settle(recipe.run.threads)
+    process.configure(recipe.run.threads)
     try:
         metrics = evaluated(recipe, adapter, told)
     except UserError as error:

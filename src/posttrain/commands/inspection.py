@@ -45,7 +45,7 @@ def inspect(
     Example: `posttrain inspect runs/arithmetic_sft-001`
     """
     found = _read(run)
-    process.settle(found.recipe.run.threads)
+    process.configure(found.recipe.run.threads)
     folder, skipped = checkpoint.newest(run / "checkpoints")
     for fault in skipped:
         err.print(fault, style="dim", soft_wrap=True)

@@ -70,7 +70,7 @@ def profile(
     told = silent if as_json else say
     try:
         _check(found.recipe, updates)
-        with process.settled(found.recipe.run.threads):
+        with process.configured(found.recipe.run.threads):
             made = _profiled(found, updates, told)
     except UserError as error:
         raise found.locate(error) from None

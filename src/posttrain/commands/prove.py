@@ -76,7 +76,7 @@ def search(
     found, recipe, adapter = _target(target, given, model, strategies)
     settings = recipe.search or SearchChoice()
     recipe = replace(recipe, search=settings)
-    process.settle(recipe.run.threads)
+    process.configure(recipe.run.threads)
     choices = [replace(settings, strategy=each) for each in strategies] or [settings]
     _check_goals(goals, choices)
     try:

@@ -34,7 +34,7 @@ from posttrain.methods.build import build
 from posttrain.methods.preference import Preference, better
 from posttrain.methods.table import label, line
 from posttrain.models import pretrained
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import is_run, target_of
 from posttrain.report.terminal import out
@@ -76,7 +76,7 @@ def score(
     """
     if dtype not in ("bfloat16", "float32"):
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
-    process.settle()
+    process.configure()
     chosen, adapter, start, usual = _policy(target, dtype)
     origin = _origin(start, chosen, reference)
     if origin is None:
@@ -217,7 +217,7 @@ def _weights(recipe: Recipe, policy: Policy, adapter: Path | None) -> Any:
         for name, parameter in model.named_parameters():
             # Under an adapter, and of a reference elsewhere, the weights stay and have no masters.
             stays = recipe.lora.rank or recipe.reference.path == recipe.model.path
-            parameter.data = parameter.data.float() if stays else spread(name, parameter)
+            parameter.data = parameter.data.float() if stays else dither(name, parameter)
     return lora.with_saved_adapter(model, adapter) if adapter else model
 
 

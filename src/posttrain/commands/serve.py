@@ -33,7 +33,7 @@ def serve(
     Example: `posttrain serve runs/arithmetic_grpo-001`
     """
     recipe, adapter = named(target, say)
-    process.settle()
+    process.configure()
     recipe = replace(recipe, engine=replace(recipe.engine, rows=rows))
     policy, engine = opened(recipe, adapter, say)
     name = name or Path(target).name

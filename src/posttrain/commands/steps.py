@@ -59,7 +59,7 @@ def steps(
         right=recipe.eval.right,
         estimate=hard if reachable else soft,
     )
-    process.settle(recipe.run.threads)
+    process.configure(recipe.run.threads)
     try:
         asked, verifier, policy = _asked(recipe, limit or None)
     except UserError as error:

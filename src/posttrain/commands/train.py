@@ -170,7 +170,7 @@ def sample(
     text = _prompt(prompt)
     recipe, adapter = named(target, say)
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
-    process.settle()
+    process.configure()
     told = pretrained.silent if as_json else say
     messages = [{"role": "user", "content": text}]
     recipe = replace(recipe, model=model)

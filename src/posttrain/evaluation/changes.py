@@ -20,7 +20,7 @@ from posttrain.math import spectrum
 from posttrain.models import pretrained
 from posttrain.models.fingerprint import finite
 from posttrain.models.heads import WEIGHT
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 from posttrain.recipe.recipe import Recipe
 from posttrain.types import UserError
 
@@ -162,7 +162,7 @@ def start_of(
 
 def _begun(name: str, matrix: Matrix, dtype: torch.dtype, frozen: bool) -> torch.Tensor:
     weight = matrix.read().to(dtype)
-    return weight.float() if frozen else spread(name, weight)
+    return weight.float() if frozen else dither(name, weight)
 
 
 def _adapted(matrix: Matrix, factors: Factors) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 
-from posttrain.learner.pack import families_of
+from posttrain.learner.pack import prompt_groups_of
 from posttrain.learner.ranks import Ranks
 from posttrain.types import Batch, PerToken
 
@@ -37,7 +37,7 @@ class Portion:
 def portions(batch: Batch, rank: int, *, whole: bool) -> list[Portion]:
     """The pieces of a rank's rows; rows that train nothing are in none."""
     found = []
-    for rows, shared, fed in families_of(batch):
+    for rows, shared, fed in prompt_groups_of(batch):
         parts = [tuple(rows)] if whole else [(i,) for i in rows]
         for part in parts:
             own = sum(fed[i] - shared for i in part)
@@ -74,11 +74,11 @@ def _parts(pieces: Sequence[Portion], ranks: int) -> Iterator[tuple[int, int, li
     A part is at least a quarter of what a rank should have, and longer than the prompt, which each rank that
     has a part computes.
     """
-    families: dict[tuple[int, int], list[Portion]] = {}
+    prompt_groups: dict[tuple[int, int], list[Portion]] = {}
     for piece in pieces:
-        families.setdefault((piece.owner, piece.group), []).append(piece)
-    total = sum(each[0].shared + sum(p.own for p in each) for each in families.values())
-    for each in families.values():
+        prompt_groups.setdefault((piece.owner, piece.group), []).append(piece)
+    total = sum(each[0].shared + sum(p.own for p in each) for each in prompt_groups.values())
+    for each in prompt_groups.values():
         least, part, own = max(total / (4 * ranks), each[0].shared), list[Portion](), 0
         for piece in each:
             part, own = [*part, piece], own + piece.own

@@ -55,7 +55,7 @@ def forward(net: Net, batch: Batch, temperature: float, noise: Noise | None = No
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
     # The noise of a prompt is its group's own, so that groups have no beginning in common.
-    packed = pack(batch, stem=noise is None, short=net.short)
+    packed = pack(batch, shared_prefix=noise is None, short=net.short)
     with noisy(net.policy, packed, batch, noise):
         picked, entropies, numbers = net(packed, temperature)
     value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)

@@ -171,7 +171,7 @@ class Learner:
             Trained(((n, p) for n, p in own if p.requires_grad), critic_optim, ranks) if critic else None
         )
         self.follower = Follower(reference, refresh) if reference and refresh.refresh_every else None
-        self.carry = dict(method.start)
+        self.method_state = dict(method.start)
 
     def _check(self) -> None:
         """ValueError for parts that do not fit one another."""
@@ -234,7 +234,7 @@ class Learner:
         batch = replace(batch, everywhere=self.ranks)
         several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
         batch = self._filled(batch, steps[0][1])
-        batch = self.method.prepare(replace(batch, carry=self.carry))
+        batch = self.method.prepare(replace(batch, state=self.method_state))
         seen = Outputs(logp=torch.zeros_like(batch.logp_gen), entropy=torch.zeros_like(batch.logp_gen))
         computed = torch.zeros(len(batch), dtype=torch.bool)
         logs: list[dict[str, float]] = []
@@ -255,7 +255,7 @@ class Learner:
         for key, value in (pair for log in logs for pair in log.items()):
             by_key.setdefault(key, []).append(value)
         metrics = {key: sum(v) / len(v) for key, v in by_key.items()}
-        metrics |= {f"carry/{key}": value for key, value in self.carry.items()}
+        metrics |= {f"state/{key}": value for key, value in self.method_state.items()}
         if several:
             metrics["steps"] = float(len(logs))
         if batch.value is not None and batch.target is not None:
@@ -269,7 +269,7 @@ class Learner:
         return Update(batch, seen.logp, seen.entropy, computed, metrics)
 
     def _finish_update(self, batch: Batch, metrics: Mapping[str, float]) -> None:
-        self.carry = dict(self.method.settle(batch, metrics))
+        self.method_state = dict(self.method.update_state(batch, metrics))
         self.update_count += 1
         if self.follower:
             self.follower.after(self.update_count, self.masters.tensors())
@@ -288,7 +288,7 @@ class Learner:
         batch = self._filled(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
         if given is not None or self._skips_first(batch):
             batch = replace(batch, logp_old=given)
-        batch = self.method.prepare(replace(batch, carry=self.carry))
+        batch = self.method.prepare(replace(batch, state=self.method_state))
         try:
             out, _, metrics = self._seen(batch, self.method.weight(batch), learns=True, loss=loss)
         except Exception:
@@ -375,7 +375,7 @@ class Learner:
             batch = replace(batch, logp_old=self.score(batch).logp)
         if "logp_ref" in self.method.needs and batch.logp_ref is None:
             batch = replace(batch, logp_ref=self.score_reference(batch).logp)
-        batch = self.method.prepare(replace(batch, carry=self.carry))
+        batch = self.method.prepare(replace(batch, state=self.method_state))
         with torch.no_grad():
             return self._seen(batch, self.method.weight(batch), learns=False)[2]
 
@@ -526,7 +526,7 @@ class Learner:
             both = [self.masters.tensors(), self.values.masters.tensors() if self.values else {}]
             alike = ((f"{n} {name}", x) for n, each in enumerate(both) for name, x in each.items())
             held = digest((name, x) for name, x in alike if local(x) is x)
-            self.ranks.agree("hold weights", f"{held} {self.step_count} {self.carry}")
+            self.ranks.agree("hold weights", f"{held} {self.step_count} {self.method_state}")
 
     # ------------------------------------------------------------------ keeping
 
@@ -545,7 +545,7 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides tensors."""
-        return {"step": self.step_count, "update": self.update_count, "carry": self.carry}
+        return {"step": self.step_count, "update": self.update_count, "method": self.method_state}
 
     def restore(self, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any]) -> None:
         """Puts back what tensors() and state() gave; KeyError if it is of another model or adapter."""
@@ -555,7 +555,8 @@ class Learner:
         if self.follower:
             self.follower.restore(tensors["reference"])
         self.step_count, self.update_count = state["step"], state["update"]
-        self.carry = {name: state["carry"][name] for name in self.method.start}
+        kept = state["method"] if "method" in state else state["carry"]  # as it was called before
+        self.method_state = {name: kept[name] for name in self.method.start}
 
 
 def _mismatch(batch: Batch, logp: PerToken) -> dict[str, float]:

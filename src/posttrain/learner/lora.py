@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.learner.shards import whole
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 from posttrain.types import UserError
 
 ADAPTER = "default"
@@ -209,7 +209,7 @@ def _into(name: str, weight: torch.Tensor, factors: Factors) -> torch.Tensor:
     of a small update would be rounded away.
     """
     adapted = factors.adapted(weight)
-    return adapted if weight.dtype != torch.bfloat16 else spread(name, weight) + (adapted - weight.float())
+    return adapted if weight.dtype != torch.bfloat16 else dither(name, weight) + (adapted - weight.float())
 
 
 def _factors(layer: LoraLayer) -> Factors:

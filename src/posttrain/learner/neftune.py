@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.learner.pack import Family, Pack
+from posttrain.learner.pack import Pack, PromptGroup
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.types import Batch
 
@@ -93,33 +93,33 @@ def drawn(
 ) -> Float[torch.Tensor, "N d"]:
     """The noise of every token of the pack, in float32; the same numbers on every device."""
     streams, scales = [], []
-    for family, group in zip(packed.families, _groups(packed, batch), strict=True):
-        streams.append(_streams(noise.key, packed, family, group))
+    for prompt_group, group in zip(packed.prompt_groups, _groups(packed, batch), strict=True):
+        streams.append(_streams(noise.key, packed, prompt_group, group))
         scale = noise.alpha / math.sqrt(noise.longest[group] * d)
-        scales.append(torch.full((family.stop - family.start, 1), scale))
+        scales.append(torch.full((prompt_group.stop - prompt_group.start, 1), scale))
     chunks = torch.split(torch.cat(streams).to(device), max(1, CHUNK // d))
     return torch.cat([_uniform(chunk, d) for chunk in chunks]) * torch.cat(scales).to(device)
 
 
 def _groups(packed: Pack, batch: Batch) -> list[int]:
-    """The group of each family: that of any of its trained tokens."""
-    starts = torch.tensor([f.start for f in packed.families])
-    family = torch.bucketize(packed.source, starts, right=True) - 1
+    """The group of each prompt group: that of any of its trained tokens."""
+    starts = torch.tensor([f.start for f in packed.prompt_groups])
+    prompt_group = torch.bucketize(packed.source, starts, right=True) - 1
     group = torch.empty(len(starts), dtype=torch.long)
-    group[family] = batch.group[packed.row]
+    group[prompt_group] = batch.group[packed.row]
     found: list[int] = group.tolist()
     return found
 
 
-def _streams(key: int, packed: Pack, family: Family, group: int) -> Int[torch.Tensor, "n"]:
-    """A 64-bit number for each token of a family: a hash of the group, and of its row up to there.
+def _streams(key: int, packed: Pack, prompt_group: PromptGroup, group: int) -> Int[torch.Tensor, "n"]:
+    """A 64-bit number for each token of a prompt group: a hash of the group, and of its row up to there.
 
     A row's hash is a sum over its tokens and their positions, modulo 2^64, so that every branch goes on
     from the sum of the prefix, and a row that is cut off from its siblings finds the same.
     """
-    span = slice(family.start, family.stop)
+    span = slice(prompt_group.start, prompt_group.stop)
     each = _mixed(_mixed(packed.tokens[span] + key) + packed.positions[span])
-    prefix, *branches = torch.split(each, [family.prefix, *family.branches])
+    prefix, *branches = torch.split(each, [prompt_group.prefix, *prompt_group.branches])
     upto = torch.cat([prefix.cumsum(0), *(prefix.sum() + branch.cumsum(0) for branch in branches)])
     return _mixed(upto + _mixed(torch.tensor(key) + group))
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.learner.shards import as_held, local
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class MasterWeights:
             if parameter.dtype in (torch.float32, torch.float64):
                 self.masters.append(parameter)
                 continue
-            master = spread(name, parameter.detach())
+            master = dither(name, parameter.detach())
             self.masters.append(master)
             self._rounded.append((parameter, master))
             # One microbatch's gradient is added to the sum, in float32, as soon as it is complete.

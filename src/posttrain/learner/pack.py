@@ -1,10 +1,10 @@
 """Rows laid end to end, without padding between them and without computing a shared beginning twice.
 
-Rows of one group begin with the same prompt. A *family* is that prompt, once, followed by the
+Rows of one group begin with the same prompt. A *prompt group* is that prompt, once, followed by the
 rest of each row; a token of a rest sees the prompt and what comes before it in its own rest, at
 the positions it would have alone. Prompts of different groups often begin alike as well (a system
-message, worked examples): that beginning, the *stem*, stands once before all families, and every
-token sees it. So the model's work is the number of *different* tokens, and every row's result is
+message, worked examples): that beginning, the *shared prefix*, stands once before all prompt groups, and
+every token sees it. So the model's work is the number of *different* tokens, and every row's result is
 what it would be by itself. This is the only place that knows that the distribution of token t is
 read off the token before it.
 
@@ -34,13 +34,13 @@ from posttrain.models.attention import (
 )
 from posttrain.types import Batch
 
-WHOLE_FAMILY = 512
-"""Up to this many tokens a family is attended to in one call under a mask; longer ones branch by branch."""
+WHOLE_PROMPT_GROUP = 512
+"""Up to this many tokens a prompt group attends in one call under a mask; longer ones branch by branch."""
 
 EVEN = 64
 """In 16 bits the model is shown a multiple of so many tokens: for every number of them that it meets, oneDNN
 compiles kernels, and keeps them: 10 MiB each for SmolLM2-135M. What fills up is seen by none."""
-EVEN_FAMILY = 16
+EVEN_PROMPT_GROUP = 16
 """The same for the tokens that attend at once, 3 MiB for every number of them; not where branch by branch."""
 
 
@@ -49,12 +49,12 @@ def _half(x: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Family:
+class PromptGroup:
     """Where a shared prompt and its branches lie in the packed sequence."""
 
     start: int
     prefix: int
-    """Tokens of the shared prompt, after the stem."""
+    """Tokens of the shared prompt, after the shared prefix."""
     branches: tuple[int, ...]
     """Tokens of each rest, in order; together with the prefix they fill [start, stop)."""
 
@@ -66,7 +66,7 @@ class Family:
     @property
     def spare(self) -> int:
         """Tokens after it that make its number even."""
-        return (self.start - self.stop) % EVEN_FAMILY
+        return (self.start - self.stop) % EVEN_PROMPT_GROUP
 
 
 @dataclass
@@ -87,14 +87,14 @@ class Pack:
 
     tokens: Int[torch.Tensor, "N"]
     positions: Int[torch.Tensor, "N"]
-    families: list[Family]
+    prompt_groups: list[PromptGroup]
     source: Int[torch.Tensor, "M"]
     """For each trained token, the packed index whose hidden state predicts it."""
     target: Int[torch.Tensor, "M"]
     row: Int[torch.Tensor, "M"]
     column: Int[torch.Tensor, "M"]
-    stem: int = 0
-    """Tokens before the first family, which all families begin with."""
+    shared_prefix: int = 0
+    """Tokens before the first prompt group, which all prompt groups begin with."""
     short: bool = True
     """Whether few tokens attend by short_attention.py where it is quicker; not if differentiated twice."""
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
@@ -102,8 +102,8 @@ class Pack:
 
     @property
     def spare(self) -> int:
-        """Tokens after the last that make their number even, and those of every family."""
-        needed = max(f.stop + f.spare for f in (Family(0, self.stem, ()), *self.families))
+        """Tokens after the last that make their number even, and those of every prompt group."""
+        needed = max(f.stop + f.spare for f in (PromptGroup(0, self.shared_prefix, ()), *self.prompt_groups))
         return needed + -needed % EVEN - len(self.tokens)
 
     def attend(
@@ -116,55 +116,57 @@ class Pack:
         window: int | None,
         softcap: float | None,
     ) -> Heads:
-        """Attention within each family and to the stem (see attention.Layout)."""
+        """Attention within each prompt group and to the shared prefix (see attention.Layout)."""
         parts = []
-        stem = Family(0, self.stem, ())
-        for number, family in enumerate([stem, *self.families] if self.stem else self.families):
-            if family.start == family.stop:
-                continue  # all that its rows are fed is the stem
-            n, seen = family.stop - family.start, self.stem if family is not stem else 0
-            plain = not (family.branches or seen) and (window is None or window >= n)
-            whole = plain or seen + n <= WHOLE_FAMILY
-            # Nobody sees, or asks for, the tokens after the family that fill up.
-            even = whole and _half(query) and family.stop + family.spare <= query.shape[2]
-            spare = family.spare if even else 0
-            span = slice(family.start, family.stop + spare)
+        prefix = PromptGroup(0, self.shared_prefix, ())
+        for number, group in enumerate(
+            [prefix, *self.prompt_groups] if self.shared_prefix else self.prompt_groups
+        ):
+            if group.start == group.stop:
+                continue  # all that its rows are fed is the shared prefix
+            n, seen = group.stop - group.start, self.shared_prefix if group is not prefix else 0
+            plain = not (group.branches or seen) and (window is None or window >= n)
+            whole = plain or seen + n <= WHOLE_PROMPT_GROUP
+            # Nobody sees, or asks for, the tokens after the prompt group that fill up.
+            even = whole and _half(query) and group.stop + group.spare <= query.shape[2]
+            spare = group.spare if even else 0
+            span = slice(group.start, group.stop + spare)
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
             if seen:
                 k, v = (torch.cat([x[:, :, :seen], y], dim=2) for x, y in ((key, k), (value, v)))
             if self.short and whole and suits(q, k, v, softcap):
-                mask = self._mask(number, family, seen, spare, window, q)
+                mask = self._mask(number, group, seen, spare, window, q)
                 parts.append(short_attention(q, k, v, mask, scale)[:, :, :n])
             elif plain:
                 out = causal_attention(q, k, v, self._bands, scale=scale, window=None, softcap=softcap)
                 parts.append(out[:, :, :n])
             elif whole:
-                mask = self._mask(number, family, seen, spare, window, q)
+                mask = self._mask(number, group, seen, spare, window, q)
                 parts.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap)[:, :, :n])
             else:
                 how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
-                branches = _branches(family, seen, q, k, v)
+                branches = _branches(group, seen, q, k, v)
                 parts += [causal_attention(*part, self._bands, **how) for part in branches]
-        rest = query.shape[2] - self.families[-1].stop
+        rest = query.shape[2] - self.prompt_groups[-1].stop
         parts.append(query.new_zeros(*query.shape[:2], rest, value.shape[3]))
         return torch.cat(parts, dim=2)
 
     def _mask(
-        self, number: int, family: Family, seen: int, spare: int, window: int | None, like: torch.Tensor
+        self, number: int, group: PromptGroup, seen: int, spare: int, window: int | None, like: torch.Tensor
     ) -> torch.Tensor:
-        """Who sees whom in a family. The same for every layer, so made once."""
+        """Who sees whom in a prompt group. The same for every layer, so made once."""
         if (number, spare, window) not in self._masks:
-            position = self.positions[family.start : family.stop]
-            mask = nn.functional.pad(_family_mask(family, seen, position, window), (0, spare, 0, spare))
+            position = self.positions[group.start : group.stop]
+            mask = nn.functional.pad(_group_mask(group, seen, position, window), (0, spare, 0, spare))
             mask[len(position) :, 0] = True  # what sees nothing would be NaN
             self._masks[number, spare, window] = additive(mask.to(like.device), like.dtype)
         return self._masks[number, spare, window]
 
 
-def _family_mask(family: Family, seen: int, position: torch.Tensor, window: int | None) -> torch.Tensor:
-    """[tokens of the family, tokens of the stem that it sees and of the family]."""
+def _group_mask(group: PromptGroup, seen: int, position: torch.Tensor, window: int | None) -> torch.Tensor:
+    """[tokens of the prompt group, tokens of the shared prefix that it sees and of the prompt group]."""
     branch = torch.repeat_interleave(
-        torch.arange(len(family.branches) + 1), torch.tensor([seen + family.prefix, *family.branches])
+        torch.arange(len(group.branches) + 1), torch.tensor([seen + group.prefix, *group.branches])
     ).to(position.device)
     before = torch.cat([torch.arange(seen).to(position), position])
     mask = ((branch[seen:, None] == branch) | (branch == 0)) & (before <= position[:, None])
@@ -172,11 +174,11 @@ def _family_mask(family: Family, seen: int, position: torch.Tensor, window: int 
 
 
 def _branches(
-    family: Family, seen: int, query: Heads, key: Heads, value: Heads
+    group: PromptGroup, seen: int, query: Heads, key: Heads, value: Heads
 ) -> Iterator[tuple[Heads, Heads, Heads]]:
     """Queries of the prefix and of each branch, in order, with keys and values of all that they may see."""
-    P = seen + family.prefix
-    ends = torch.tensor([P, *family.branches]).cumsum(0).tolist()
+    P = seen + group.prefix
+    ends = torch.tensor([P, *group.branches]).cumsum(0).tolist()
     for start, stop in zip([seen, *ends[:-1]], ends, strict=True):
         if start == stop:
             continue
@@ -188,18 +190,18 @@ def _joined(x: Heads, shared: int, start: int, stop: int) -> Heads:
     return torch.cat([x[:, :, :shared], x[:, :, start:stop]], dim=2)
 
 
-def pack(batch: Batch, *, stem: bool = True, short: bool = True) -> Pack:
+def pack(batch: Batch, *, shared_prefix: bool = True, short: bool = True) -> Pack:
     """The trained rows of the batch, packed; rows that train nothing take no part.
 
-    With `stem` what all families begin with stands once before them, where that saves enough.
+    With `shared_prefix` what all prompt groups begin with stands once before them, where that saves enough.
     Raises ValueError if no row has a trained token after its first position.
     """
-    inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for rows in _families(batch) for i in rows}
-    shared = [(rows, _shared(batch, rows, inputs)) for rows in _families(batch)]
-    S = _stem(shared, inputs) if stem else 0
+    inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for rows in _rows_by_group(batch) for i in rows}
+    shared = [(rows, _shared(batch, rows, inputs)) for rows in _rows_by_group(batch)]
+    S = _shared_prefix(shared, inputs) if shared_prefix else 0
     tokens: list[int] = inputs[shared[0][0][0]][:S] if S else []
     positions: list[int] = list(range(S))
-    families: list[Family] = []
+    prompt_groups: list[PromptGroup] = []
     source: list[int] = []
     where: list[tuple[int, int]] = []
     for rows, P in shared:
@@ -209,7 +211,7 @@ def pack(batch: Batch, *, stem: bool = True, short: bool = True) -> Pack:
         branches = []
         for i in rows:
             rest = inputs[i][P:]
-            # Where token 0 of this row would stand if it did not share the stem, or the prompt.
+            # Where token 0 of this row would stand if it did not share the shared prefix, or the prompt.
             prompt, first = start - S, len(tokens) - P
             tokens += rest
             positions += range(P, P + len(rest))
@@ -221,8 +223,10 @@ def pack(batch: Batch, *, stem: bool = True, short: bool = True) -> Pack:
                 where.append((i, t))
         # A row by itself is a prompt with one branch, and plainly causal.
         alone = len(rows) == 1
-        families.append(
-            Family(start, P - S + branches[0], ()) if alone else Family(start, P - S, tuple(branches))
+        prompt_groups.append(
+            PromptGroup(start, P - S + branches[0], ())
+            if alone
+            else PromptGroup(start, P - S, tuple(branches))
         )
     if not where:
         raise ValueError("nothing to train on: no row has a trained token with a token before it")
@@ -230,22 +234,22 @@ def pack(batch: Batch, *, stem: bool = True, short: bool = True) -> Pack:
     return Pack(
         tokens=torch.tensor(tokens),
         positions=torch.tensor(positions),
-        families=families,
+        prompt_groups=prompt_groups,
         source=torch.tensor(source),
         target=batch.tokens[row, column],
         row=row,
         column=column,
-        stem=S,
+        shared_prefix=S,
         short=short,
     )
 
 
-def _stem(shared: Sequence[tuple[list[int], int]], inputs: dict[int, list[int]]) -> int:
+def _shared_prefix(shared: Sequence[tuple[list[int], int]], inputs: dict[int, list[int]]) -> int:
     """Length of the beginning that all prompts share; 0 where that saves too little.
 
     A long row by itself is plainly causal, for which there are better kernels than for any mask.
     """
-    if any(len(rows) == 1 and len(inputs[rows[0]]) > WHOLE_FAMILY for rows, _ in shared):
+    if any(len(rows) == 1 and len(inputs[rows[0]]) > WHOLE_PROMPT_GROUP for rows, _ in shared):
         return 0
     S = common([inputs[rows[0]][:P] for rows, P in shared])
     fed = sum(P + sum(len(inputs[i]) - P for i in rows) for rows, P in shared)
@@ -266,7 +270,7 @@ def _fed(batch: Batch, i: int) -> int:
     return int(batch.mask[i].nonzero().max())
 
 
-def _families(batch: Batch) -> list[list[int]]:
+def _rows_by_group(batch: Batch) -> list[list[int]]:
     """Rows with something to train on, gathered by group, in order of first appearance."""
     found: dict[int, list[int]] = {}
     for i, trains in enumerate((batch.mask[:, 1:]).any(-1).tolist()):
@@ -280,18 +284,18 @@ def _shared(batch: Batch, rows: Sequence[int], inputs: dict[int, list[int]]) -> 
     return common([inputs[i][: int(batch.mask[i].nonzero().min())] for i in rows])
 
 
-def families_of(batch: Batch) -> Iterator[tuple[list[int], int, dict[int, int]]]:
+def prompt_groups_of(batch: Batch) -> Iterator[tuple[list[int], int, dict[int, int]]]:
     """(rows, tokens that they begin with, tokens that each is fed) of each group that trains something."""
-    for rows in _families(batch):
+    for rows in _rows_by_group(batch):
         inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for i in rows}
         yield rows, _shared(batch, rows, inputs), {i: len(fed) for i, fed in inputs.items()}
 
 
 def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list[int]]:
-    """Rows cut into microbatches of at most `budget` packed tokens each, in order, by family.
+    """Rows cut into microbatches of at most `budget` packed tokens each, in order, by prompt group.
 
-    A family larger than the budget is split, and its prompt is then computed once per part; with `whole`
-    no family is. A single row, or a whole family, larger than the budget is a microbatch by itself.
+    A prompt group larger than the budget is split, and its prompt is then computed once per part; with
+    `whole` none is. A single row, or a whole group, larger than the budget is a microbatch by itself.
 
     >>> from posttrain.types import Batch, Trajectory
     >>> def row(n):
@@ -303,7 +307,7 @@ def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list
     out: list[list[int]] = []
     current: list[int] = []
     used = 0
-    for rows, P, fed in families_of(batch):
+    for rows, P, fed in prompt_groups_of(batch):
         opened = False
         if whole:
             cost = P + sum(fed[i] - P for i in rows)

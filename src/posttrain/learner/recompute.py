@@ -174,7 +174,7 @@ def _kept(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -
 
 
 def give_back(device: torch.device) -> None:
-    """Hands free memory of the processor to the system; `runtime.process.settle` has glibc keep it for speed.
+    """Hands free memory of the processor to the system; `base.process.configure` has glibc keep it.
 
     Activations of many sizes leave holes in its heap that outweigh what is not kept of them.
     """

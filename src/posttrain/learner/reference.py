@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from posttrain.learner.shards import as_held, whole
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Follower:
     def __init__(self, model: PreTrainedModel, config: Reference) -> None:
         self.model, self.config = model, config
         # Of a share: that share of what the whole would be spread to.
-        self.average = {name: as_held(spread(name, whole(p)), p) for name, p in model.named_parameters()}
+        self.average = {name: as_held(dither(name, whole(p)), p) for name, p in model.named_parameters()}
 
     def after(self, update: int, trained: Mapping[str, torch.Tensor]) -> None:
         """Follows these weights, if a refresh is due after this update."""

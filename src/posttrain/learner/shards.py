@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from posttrain.learner.forward import Net
 from posttrain.learner.ranks import Parallel
-from posttrain.models.rounding import spread
+from posttrain.models.rounding import dither
 
 
 def shard(net: Net, settings: Parallel, size: int, *, adapter: bool) -> None:
@@ -76,7 +76,7 @@ def _to_masters(module: nn.Module, names: Mapping[nn.Parameter, str]) -> None:
     """Trained weights in float32, spread as masters are (models/rounding.py), before they are cut."""
     for parameter in module.parameters():
         if parameter.requires_grad and parameter in names and parameter.dtype.itemsize < 4:
-            parameter.data = spread(names[parameter], parameter.data)
+            parameter.data = dither(names[parameter], parameter.data)
 
 
 def sharded_modules(net: nn.Module) -> list[FSDPModule]:

@@ -117,8 +117,8 @@ class PolicyGradient(Method):
         reward = masked.fill(batch.reward, batch.mask)
         if self.shaped is not None:
             reward = self.shaped(reward, batch.mask)
-        if self.running_scale and batch.carry["variance"] > 0:
-            reward = reward / _mean_of(batch.carry, "variance") ** 0.5
+        if self.running_scale and batch.state["variance"] > 0:
+            reward = reward / _mean_of(batch.state, "variance") ** 0.5
         if self.overlong_buffer:
             length = batch.mask.sum(-1)
             last = (batch.mask.cumsum(-1) == length[:, None]) & batch.mask
@@ -179,9 +179,9 @@ class PolicyGradient(Method):
             seen["kl/ref"] = kl.k3(out.logp.detach(), masked.fill(batch.logp_ref, batch.mask))
         return seen
 
-    def settle(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
+    def update_state(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
         """β after control, and the running averages with this update's returns in them."""
-        carry, rows = dict(batch.carry), batch.mask.any(-1)
+        state, rows = dict(batch.state), batch.mask.any(-1)
         if self.kl_target:
             if self.kl_in_reward:
                 assert batch.logp_old is not None
@@ -191,26 +191,26 @@ class PolicyGradient(Method):
             else:
                 # As the last step found it, before it moved: what that step added is not in it.
                 measured = last["kl/old"]
-            carry["beta"] = self.control(carry["beta"], measured, self.kl_target)
+            state["beta"] = self.control(state["beta"], measured, self.kl_target)
         if (keep := self.running_baseline) > 0:
             earned = masked.row_sum(self.path(batch).reward, batch.mask)
-            carry |= _with(carry, "mean", float(masked.mean(earned, rows, batch.everywhere)), keep)
+            state |= _with(state, "mean", float(masked.mean(earned, rows, batch.everywhere)), keep)
         if (keep := self.running_scale) > 0:
             # The rounding of a mean is no variance: what is divided by it would be anything.
             R = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
-            carry |= _with(carry, "variance", float(masked.variance(R, rows, batch.everywhere)), keep)
-        return carry
+            state |= _with(state, "variance", float(masked.variance(R, rows, batch.everywhere)), keep)
+        return state
 
     def _check(self, batch: Batch) -> None:
         if not batch.everywhere.sum(batch.mask.sum()):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
 
     def _baseline(self, batch: Batch) -> float:
-        seen = self.running_baseline and batch.carry["mean_weight"]
-        return self.baseline + (_mean_of(batch.carry, "mean") if seen else 0.0)
+        seen = self.running_baseline and batch.state["mean_weight"]
+        return self.baseline + (_mean_of(batch.state, "mean") if seen else 0.0)
 
     def _beta(self, batch: Batch, fixed: float) -> float:
-        return batch.carry["beta"] if self.kl_target else fixed
+        return batch.state["beta"] if self.kl_target else fixed
 
     def _credited(self, x: PerToken, batch: Batch, *, whole: bool) -> PerToken:
         """credit() over rows, or over tokens. Rows that train nothing take no part.
@@ -259,18 +259,18 @@ class PolicyGradient(Method):
         return self.correction(gap, batch.mask)
 
 
-def _with(carry: Mapping[str, float], name: str, value: float, keep: float) -> dict[str, float]:
+def _with(state: Mapping[str, float], name: str, value: float, keep: float) -> dict[str, float]:
     """A running average with one more value in it, and the sum of its weights."""
     weight = f"{name}_weight"
     return {
-        name: keep * carry[name] + (1 - keep) * value,
-        weight: keep * carry[weight] + (1 - keep),
+        name: keep * state[name] + (1 - keep) * value,
+        weight: keep * state[weight] + (1 - keep),
     }
 
 
-def _mean_of(carry: Mapping[str, float], name: str) -> float:
+def _mean_of(state: Mapping[str, float], name: str) -> float:
     """A running average, over the sum of its weights: the first updates are not pulled towards 0."""
-    return carry[name] / carry[f"{name}_weight"]
+    return state[name] / state[f"{name}_weight"]
 
 
 def _episodes(batch: Batch, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -63,7 +63,7 @@ class Preference(Method):
         each = self.pair_weight * self.pair_loss(h, self.beta)
         if self.sft_weight:
             each = each - self.sft_weight * masked.row_mean(out.logp, batch.mask)[:, None]
-        return spread(preference.over_pairs(each, pairs, batch.group), batch)
+        return at_tokens(preference.over_pairs(each, pairs, batch.group), batch)
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
         """Implicit rewards β f'(u) of both sides, how often their order is right, and both likelihoods."""
@@ -114,7 +114,7 @@ class Unpaired(Method):
         gap = preference.log_ratio(batch.logp_old, batch.logp_ref, batch.mask)
         mean = float(masked.mean(gap, rows, batch.everywhere))
         measured = max(0.0, mean) if batch.everywhere.sum(rows.sum()) else 0.0
-        return replace(batch, carry={**batch.carry, "kl": measured})
+        return replace(batch, state={**batch.state, "kl": measured})
 
     def weight(self, batch: Batch) -> PerToken:
         """1/(answers · tokens of the answer); 0 on probes."""
@@ -129,20 +129,20 @@ class Unpaired(Method):
         each = preference.prospect(
             self.beta * self._log_ratio(out, batch),
             _worth(batch) > 0,
-            self.beta * batch.carry["kl"],
+            self.beta * batch.state["kl"],
             self.desirable_weight,
             self.undesirable_weight,
         )
-        return spread(each, batch)
+        return at_tokens(each, batch)
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
         """Implicit rewards, with the sign of what was wanted, and how often that is positive."""
-        over = self.beta * (self._log_ratio(out, batch).detach() - batch.carry["kl"])
+        over = self.beta * (self._log_ratio(out, batch).detach() - batch.state["kl"])
         sign = torch.where(_worth(batch) > 0, 1.0, -1.0).to(over)
         right = (sign * over > 0).to(over)
         return {
-            "rewards/margin": spread(sign * over, batch),
-            "rewards/accuracy": spread(right, batch),
+            "rewards/margin": at_tokens(sign * over, batch),
+            "rewards/accuracy": at_tokens(right, batch),
         }
 
     def _log_ratio(self, out: Outputs, batch: Batch) -> PerRow:
@@ -167,7 +167,7 @@ def by_group(batch: Batch) -> PerToken:
     return reduce.per_group(paired, batch.group, batch.everywhere)
 
 
-def spread(each: PerRow, batch: Batch) -> PerToken:
+def at_tokens(each: PerRow, batch: Batch) -> PerToken:
     """A number of each row at each of its trained tokens."""
     return masked.fill(each[:, None].expand(batch.mask.shape), batch.mask)
 
@@ -182,7 +182,7 @@ def compared_means(reward: PerRow, batch: Batch, name: str) -> dict[str, PerToke
 
 def _over_pairs(named: Mapping[str, Float[torch.Tensor, "B B"]], batch: Batch) -> dict[str, PerToken]:
     pairs = better(batch)
-    return {k: spread(preference.over_pairs(v, pairs, batch.group), batch) for k, v in named.items()}
+    return {k: at_tokens(preference.over_pairs(v, pairs, batch.group), batch) for k, v in named.items()}
 
 
 def _sides(each: PerRow, name: str) -> dict[str, Float[torch.Tensor, "B B"]]:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 
 from posttrain.math import masked, preference, returns, reward
-from posttrain.methods.preference import PairLoss, better, by_group, compared_means, spread
+from posttrain.methods.preference import PairLoss, at_tokens, better, by_group, compared_means
 from posttrain.types import Batch, Method, Outputs, PerRow, PerToken
 
 HEAD = frozenset({"head"})
@@ -67,7 +67,7 @@ class Comparison(Compared):
         each: Float[torch.Tensor, "B B"] = self.pair_loss(h, 1.0)
         if self.centre:
             each = each + self.centre * (score[:, None] + score[None, :]).square()
-        return spread(preference.over_pairs(each, better(batch), batch.group), batch)
+        return at_tokens(preference.over_pairs(each, better(batch), batch.group), batch)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Ranked(Compared):
         rows = batch.mask.any(-1)
         together = (batch.group[:, None] == batch.group[None, :]) & rows[:, None] & rows[None, :]
         worth = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
-        return spread(reward.plackett_luce(_score(out, batch), worth, together), batch)
+        return at_tokens(reward.plackett_luce(_score(out, batch), worth, together), batch)
 
 
 @dataclass(frozen=True)

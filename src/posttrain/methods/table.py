@@ -241,6 +241,9 @@ def line(named: Named) -> Line:
     if not is_dataclass(given) or isinstance(given, type) or not hasattr(given, "prepare"):
         mend = "name a Line, or an instance of a frozen dataclass that inherits Method"
         raise UserError(f"{given!r:.60} is no method", where="method.name", mend=mend)
+    if hasattr(given, "settle"):
+        what = f"{label(named)} defines settle, which is called update_state now, and batch.carry batch.state"
+        raise UserError(what, where="method.name", mend="rename them in its file")
     return Line(named, (inspect.getdoc(named) or label(named)).split("\n")[0], type(named).__module__)
 
 

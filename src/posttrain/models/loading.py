@@ -76,10 +76,10 @@ def multiplies_in_bfloat16(device: str = "cpu") -> bool:
     return bool(known)
 
 
-def settled(dtype: Dtype, device: str) -> Literal["bfloat16", "float32"]:
+def dtype_of(dtype: Dtype, device: str) -> Literal["bfloat16", "float32"]:
     """The dtype of that name, auto being bfloat16 where the device multiplies in it, and float32 elsewhere.
 
-    >>> settled("float32", "cpu")
+    >>> dtype_of("float32", "cpu")
     'float32'
     """
     if dtype != "auto":

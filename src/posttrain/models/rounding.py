@@ -12,14 +12,14 @@ import hashlib
 import torch
 
 
-def spread(name: str, weight: torch.Tensor) -> torch.Tensor:
+def dither(name: str, weight: torch.Tensor) -> torch.Tensor:
     """Float32 numbers that round to these of bfloat16, each anywhere in the interval that does.
 
     Where it is depends on the name and the place in the tensor alone, on any device. 0 stays 0, and what is
     of another dtype keeps its numbers; a float64 its dtype too.
 
     >>> weight = torch.tensor([1.0, 0.0, -3.0], dtype=torch.bfloat16)
-    >>> spread("a", weight).to(torch.bfloat16).equal(weight), spread("a", weight).equal(weight.float())
+    >>> dither("a", weight).to(torch.bfloat16).equal(weight), dither("a", weight).equal(weight.float())
     (True, False)
     """
     wide = torch.promote_types(weight.dtype, torch.float32)

@@ -158,7 +158,7 @@ def _compare(pipeline: Pipeline, root: Path, made: Mapping[str, str], news: News
         news.stage(COMPARE, "already finished")
         return
     news.stage(COMPARE, "begins", ", ".join(compare.stages))
-    process.settle()
+    process.configure()
     silent = news.quiet or news.as_json
     with Progress(
         console=terminal.err, disable=silent or not terminal.err.is_terminal, transient=True

@@ -22,7 +22,7 @@ from posttrain.learner.optim import Optim
 from posttrain.learner.ranks import Parallel
 from posttrain.learner.reference import Reference
 from posttrain.learner.trust_region import Trust
-from posttrain.models.loading import Dtype, settled
+from posttrain.models.loading import Dtype, dtype_of
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.settings import READ_BY, Curriculum, Dataset, Evaluation, Rollout
 from posttrain.recipe.tasks import TaskChoice
@@ -80,7 +80,7 @@ class Model:
 
     def __post_init__(self) -> None:
         # At once, so that a run is the same wherever and whenever it is resumed or read.
-        object.__setattr__(self, "dtype", settled(self.dtype, self.device))
+        object.__setattr__(self, "dtype", dtype_of(self.dtype, self.device))
         today = date.today() if self.date == "auto" else date.fromisoformat(self.date)
         object.__setattr__(self, "date", today.isoformat())
 

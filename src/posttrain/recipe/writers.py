@@ -16,7 +16,7 @@ from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.models import pretrained
 from posttrain.models.attention import context_of, use_layouts
-from posttrain.models.loading import Dtype, settled, usable_device
+from posttrain.models.loading import Dtype, dtype_of, usable_device
 from posttrain.types import Message, Request, Sampling, UserError
 from posttrain.verifiers.judge.constitution import read_constitution
 from posttrain.verifiers.judge.endpoint import Endpoint
@@ -140,7 +140,7 @@ def _opened(writer: NativeWriter) -> _Open:
     chat = Chat(
         tokenizer, template=writer.chat_template, ends=frozenset(pretrained.stop_ids(path, tokenizer))
     )
-    dtype = getattr(torch, settled(writer.dtype, writer.device))
+    dtype = getattr(torch, dtype_of(writer.dtype, writer.device))
     model = pretrained.load_model(path, dtype=dtype, device=usable_device(writer.device))
     try:
         use_layouts(model)

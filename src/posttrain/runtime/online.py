@@ -198,14 +198,14 @@ class OnlineRun:
 
     def flight(self) -> Mapping[str, Any]:
         """What samplers have in hand; all samples are then written."""
-        self.run_dir.settle()
+        self.run_dir.wait()
         flight = self.source.flight(self.learner.update_count)
         self._count_taken()  # what is under way has been taken too
         return flight
 
     def check_end(self) -> None:
         """RunError if nothing was trained; all samples are then written."""
-        self.run_dir.settle()
+        self.run_dir.wait()
         if self.updates and not self.learner.update_count:
             raise RunError(f"nothing was trained in {self.updates} updates: {self._why_nothing()}")
 

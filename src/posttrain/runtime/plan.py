@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from posttrain.base.process import memory_left
-from posttrain.learner.pack import WHOLE_FAMILY
+from posttrain.learner.pack import WHOLE_PROMPT_GROUP
 from posttrain.learner.recompute import Recompute
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models.attention import BLOCK
@@ -204,7 +204,7 @@ def mask_bytes(shape: Shape, size: int) -> int:
 
     They are made once a pass, for each kind of layer, in the compute type.
     """
-    return shape.windows * size * (WHOLE_FAMILY + BLOCK)
+    return shape.windows * size * (WHOLE_PROMPT_GROUP + BLOCK)
 
 
 def score_bytes(shape: Shape, size: int, checkpointing: Recompute, longest: int) -> int:
@@ -215,7 +215,7 @@ def score_bytes(shape: Shape, size: int, checkpointing: Recompute, longest: int)
     """
     if not shape.softcap:
         return 0
-    scores = shape.heads * max(longest, WHOLE_FAMILY)
+    scores = shape.heads * max(longest, WHOLE_PROMPT_GROUP)
     layer = scores * (size + (4 + size if size < 4 else size))
     if checkpointing == "selective":
         return shape.layers * scores * size + layer

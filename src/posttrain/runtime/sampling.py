@@ -204,7 +204,7 @@ class Made:
     def __call__(self) -> RolloutWorker:
         """The worker, whose engine is still to be given the run's weights."""
         if self.threads:
-            process.settle(self.threads)
+            process.configure(self.threads)
         recipe = on_device_of(self.recipe, self.number)
         policy = bounded(recipe, surroundings(recipe, silent), silent)
         engine = _chosen_engine(recipe, policy)

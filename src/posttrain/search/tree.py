@@ -285,10 +285,10 @@ class Tree:
         return max(node.depth for node in self.nodes)
 
 
-def spread(given: Sequence[_T], most: int) -> list[_T]:
+def thinned(given: Sequence[_T], most: int) -> list[_T]:
     """So many of them at most, evenly over all.
 
-    >>> spread("abcdef", 3), spread("ab", 3)
+    >>> thinned("abcdef", 3), thinned("ab", 3)
     (['a', 'c', 'e'], ['a', 'b'])
     """
     count = min(most, len(given))

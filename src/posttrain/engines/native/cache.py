@@ -94,20 +94,24 @@ class PromptLayout:
     """Several prompts end to end, each seeing only itself; their keys and values go to the cache.
 
     What has run before is not run again: each prompt may begin with tokens whose keys and values are held.
-    What all of them begin with, the stem, stands once before them if nothing is held.
+    What all of them begin with, the shared prefix, stands once before them if nothing is held.
     """
 
     def __init__(
-        self, cache: Cache, prompts: list[Prompt], stem: int = 0, held: list[tuple[int, Layers]] | None = None
+        self,
+        cache: Cache,
+        prompts: list[Prompt],
+        shared_prefix: int = 0,
+        held: list[tuple[int, Layers]] | None = None,
     ) -> None:
-        """stem: its length, less than any prompt's; held: for each prompt how much of it, and where."""
-        self.cache, self.prompts, self.stem = cache, prompts, stem
-        self.held = held or [(stem, {})] * len(prompts)
-        self.parts = [prompts[0][:stem]] * bool(stem) + [
+        """shared_prefix: its length, less than any prompt's; held: of each prompt how much, and where."""
+        self.cache, self.prompts, self.shared_prefix = cache, prompts, shared_prefix
+        self.held = held or [(shared_prefix, {})] * len(prompts)
+        self.parts = [prompts[0][:shared_prefix]] * bool(shared_prefix) + [
             p[n:] for p, (n, _) in zip(prompts, self.held, strict=True)
         ]
         """What is run, in order."""
-        self.starts = [0] * bool(stem) + [n for n, _ in self.held]
+        self.starts = [0] * bool(shared_prefix) + [n for n, _ in self.held]
         """The position of each part's first token."""
         self._bands, self._calls = Bands(), 0
         for prompt in prompts:
@@ -133,7 +137,7 @@ class PromptLayout:
             if start:
                 before = (
                     (keys[0], values[0])
-                    if self.stem
+                    if self.shared_prefix
                     else (x[None, :, :start] for x in self.held[n][1][layer])
                 )
                 k, v = (torch.cat([x, y], dim=2) for x, y in zip(before, (k, v), strict=True))

@@ -128,8 +128,8 @@ class Runner:
             *_passes([p for p in prompts if p in held]),
             *_passes([p for p in prompts if p not in held]),
         ]:
-            stem = (0, [held[p] for p in part]) if part[0] in held else self._stem(part)
-            layout = PromptLayout(self.cache, part, *stem)
+            shared_prefix = (0, [held[p] for p in part]) if part[0] in held else self._shared_prefix(part)
+            layout = PromptLayout(self.cache, part, *shared_prefix)
             hidden = self._read(layout)
             ends = list(accumulate(map(len, layout.parts)))[-len(part) :]
             logits = self._head(hidden[on_device([end - 1 for end in ends], self.device)])
@@ -141,7 +141,7 @@ class Runner:
         """Prompts to come share nothing with those that have run."""
         self.cache.latest = ((), {})
 
-    def _stem(self, prompts: list[Prompt]) -> tuple[int, list[tuple[int, Layers]] | None]:
+    def _shared_prefix(self, prompts: list[Prompt]) -> tuple[int, list[tuple[int, Layers]] | None]:
         """How many tokens of these prompts are to be run once for all; or what the latest began with too."""
         latest, layers = self.cache.latest
         # The last token of a prompt always runs: the first answer token is read off it.

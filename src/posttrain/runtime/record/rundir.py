@@ -126,7 +126,7 @@ class RunDir:
         """Writes samples beside what is inside; all of them are written when it ends, whatever ends it."""
         with ThreadPoolExecutor(1, "samples") as self._writer:
             yield
-            self.settle()
+            self.wait()
 
     def samples(
         self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]], folder: str = "samples"
@@ -135,10 +135,10 @@ class RunDir:
 
         Raises RunError if that one could not be.
         """
-        self.settle()
+        self.wait()
         self._written = self._writer.submit(self._write_samples, f"{folder}/{name}.jsonl", rows)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits until the last samples are written; RunError if they cannot be."""
         if self._written is not None:
             written, self._written = self._written, None

@@ -85,10 +85,10 @@ def _running(world: World) -> Estimate:
     groups, p = world.groups(1), world.probabilities(1)
     means, squares = [], []
     for past in itertools.product(range(len(groups)), repeat=3):
-        carry = method.start
+        state = method.start
         for i in past:
-            carry = method.settle(world.filled(method, groups[i], carry=carry), {})
-        g = -world.group_gradients(method, groups, carry=carry)
+            state = method.update_state(world.filled(method, groups[i], state=state), {})
+        g = -world.group_gradients(method, groups, state=state)
         weight = p[list(past)].prod()
         means.append(weight * (p @ g))
         squares.append(weight * (p @ g.square().sum(1)))

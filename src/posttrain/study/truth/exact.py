@@ -230,7 +230,7 @@ def sum_baselines(world: World) -> Places:
     return torch.where(world.spoken, above / below, 0.0)
 
 
-def spread(world: World, weights: Places) -> float:
+def trace_of_covariance(world: World, weights: Places) -> float:
     """Trace of the covariance of Σ_t w_t ∇log π(y_t | y_<t) over answers of the policy."""
     p, g = chances(world), torch.einsum("nt,ntp->np", weights, token_scores(world))
     return float(p @ (g - p @ g).square().sum(1))

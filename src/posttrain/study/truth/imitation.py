@@ -28,7 +28,7 @@ def weights(world: World, method: ExpertIteration) -> Float[torch.Tensor, "G N L
     groups = world.groups(SIZE)
     found = torch.zeros(len(groups), *world.reward.shape, dtype=torch.float64)
     for out, group in zip(found, groups, strict=True):
-        batch = method.prepare(replace(world.batch(group), carry=method.start))
+        batch = method.prepare(replace(world.batch(group), state=method.start))
         weight = method.weight(batch).double()[:, len(world.prompt) :]
         out.index_add_(0, torch.tensor(group), weight)
     return found

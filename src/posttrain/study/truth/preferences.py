@@ -68,7 +68,7 @@ def chances(world: World, drawn: exact.Answers, judge: Judge) -> Chances:
 
 def expected(method: Method, batch: Batch, out: Outputs, pairs: Chances) -> torch.Tensor:
     """Σ chance · loss over the pairs, by the method's own prepare, weight and loss."""
-    batch = method.prepare(replace(batch, carry=method.start))
+    batch = method.prepare(replace(batch, state=method.start))
     own = method.weight(batch)
     share = own.view(len(pairs), -1).sum(1)
     weight = own * (pairs / share).repeat_interleave(2)[:, None]

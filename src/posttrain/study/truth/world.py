@@ -170,12 +170,12 @@ class World:
         drawn: Policy | None = None,
         anchor: Policy | None = None,
         value: Float[torch.Tensor, "N L"] | None = None,
-        carry: Mapping[str, float] | None = None,
+        state: Mapping[str, float] | None = None,
     ) -> Float[torch.Tensor, "G P"]:
         """The gradient of the method's loss over each group, in the policy's parameters.
 
         drawn has sampled the answers (left out: the policy itself), anchor is what the ratio compares with
-        (left out: whoever drew them), value is what a critic says before each token, and carry what the
+        (left out: whoever drew them), value is what a critic says before each token, and state what the
         update before left (left out: there was none). A critic's own gradient is not in it.
         """
         d_logp, d_entropy = self.scores()
@@ -183,7 +183,7 @@ class World:
         out = []
         for group in groups:
             batch = method.prepare(
-                self.filled(method, group, drawn=drawn, anchor=anchor, value=value, carry=carry)
+                self.filled(method, group, drawn=drawn, anchor=anchor, value=value, state=state)
             )
             leaves = [self.column(x, group).requires_grad_() for x in (logps, entropies)]
             loss = method.loss(Outputs(logp=leaves[0], entropy=leaves[1], value=batch.value), batch)
@@ -203,7 +203,7 @@ class World:
         drawn: Policy | None = None,
         anchor: Policy | None = None,
         value: Float[torch.Tensor, "N L"] | None = None,
-        carry: Mapping[str, float] | None = None,
+        state: Mapping[str, float] | None = None,
     ) -> Batch:
         """The group's batch with the columns that the learner fills before prepare."""
         batch = self.batch(group, drawn)
@@ -218,7 +218,7 @@ class World:
         if "value" in method.needs:
             assert value is not None, "the method has a critic, and nothing says what it values"
             batch = replace(batch, value=self.column(value, group))
-        return replace(batch, carry=method.start if carry is None else carry)
+        return replace(batch, state=method.start if state is None else state)
 
     def estimate(
         self,

@@ -173,7 +173,7 @@ class Judge(Judging, Verifier):
         if self.rubric.kind == "pointwise":
             return Verdict(score=values[0], label="scored", reason=because)
         first, second = values[0], 1.0 - values[1]  # the second order asks for the other's place
-        score, label = settled(first, second)
+        score, label = reconciled(first, second)
         parts = {"as_first": first, "as_second": second, "bias": first - second}
         return Verdict(score=score, label=label, reason=because, parts=parts)
 
@@ -224,10 +224,10 @@ def both_orders(
     ]
 
 
-def settled(first: float, second: float) -> tuple[float, str]:
+def reconciled(first: float, second: float) -> tuple[float, str]:
     """The score and label of two verdicts on one response: 1 or 0 or 0.5 (equal) each, or what lies between.
 
-    >>> settled(1.0, 1.0), settled(1.0, 0.0), settled(0.5, 1.0), settled(0.5, 0.5)
+    >>> reconciled(1.0, 1.0), reconciled(1.0, 0.0), reconciled(0.5, 1.0), reconciled(0.5, 0.5)
     ((1.0, 'better'), (0.5, 'disagree'), (0.75, 'better'), (0.5, 'equal'))
     """
     score = (first + second) / 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posttrain.types import Message
 from posttrain.verifiers.judge.constitution import Constitution
-from posttrain.verifiers.judge.judge import Judging, Reading, ask, both_orders, settled
+from posttrain.verifiers.judge.judge import Judging, Reading, ask, both_orders, reconciled
 from posttrain.verifiers.judge.records import append, chunks, new_file, texts_of
 from posttrain.verifiers.judge.rubric import Rubric
 from posttrain.verifiers.judge.writer import Writer
@@ -87,7 +87,7 @@ def _preference(
         counts[next(reading.label for reading in readings if reading.label)] += 1
         return None
     first, second = values[0], 1.0 - values[1]
-    score, label = settled(first, second)
+    score, label = reconciled(first, second)
     counts["better" if label == "worse" else label] += 1
     counts["verdicts"] += 2
     counts["first"] += sum(value > 0.5 for value in values)

@@ -9,12 +9,12 @@ from posttrain.verifiers.math.quantities import same_quantity
 from posttrain.verifiers.math.reading.forms import (
     as_tuple,
     assigned,
+    both_signs,
     elements,
+    gold_form,
     is_name,
     is_symbolic,
     named,
-    settled,
-    spread,
 )
 from posttrain.verifiers.math.reading.reader import interval
 from posttrain.verifiers.math.reading.spans import merged
@@ -51,7 +51,7 @@ class Rules:
 def same(given: Answer, gold: Answer, rules: Rules) -> Finding:
     """Whether the given answer is the gold one; raises UnreadableError or TooHardError.
 
-    The gold has been brought into its form by `settled`.
+    The gold has been brought into its form by `gold_form`.
     """
     if isinstance(gold, Scalar):
         return _same_value(given, gold, rules)
@@ -79,7 +79,7 @@ def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Finding:
     if isinstance(given, Relation):
         return _same_as_side(given, gold, rules)
     if isinstance(given, Scalar):
-        given = spread(given)
+        given = both_signs(given)
     if isinstance(given, Scalar):
         return same_quantity(given, gold, rules)
     if isinstance(given, Many) and given.brackets in ("", "{}") and given.items:
@@ -119,7 +119,7 @@ def _same_assignment(given: Answer, gold: Relation, value: Scalar, rules: Rules)
     others = {item.sides[0].expr for item in items if isinstance(item, Relation)} - names
     if any(isinstance(other, Symbol) for other in others):
         return Finding(False, "it is the value of something else")
-    return same(given, spread(value), rules)
+    return same(given, both_signs(value), rules)
 
 
 def _every(findings: Sequence[Finding]) -> Finding:
@@ -150,7 +150,7 @@ def _same_set(given: Answer, gold: Many, rules: Rules) -> Finding:
         return _every([same(names[name], value, rules) for name, value in gold_names.items()])
     if names is not None:
         return Finding(False, "it names different variables")
-    ours, theirs = elements(given.items), [settled(item, "auto") for item in elements(gold.items)]
+    ours, theirs = elements(given.items), [gold_form(item, "auto") for item in elements(gold.items)]
     if not ours or not theirs:
         return Finding(not ours and not theirs, "one is empty" if ours or theirs else "both are empty")
     known: dict[tuple[int, int], Finding] = {}
@@ -198,7 +198,7 @@ def _same_order(given: Answer, gold: Many, rules: Rules) -> Finding:
     if len(items) != len(gold.items):
         return Finding(False, f"it has {len(items)} entries, not {len(gold.items)}")
     pairs = zip(items, gold.items, strict=True)
-    return _every([same(one, settled(other, "auto"), rules) for one, other in pairs])
+    return _every([same(one, gold_form(other, "auto"), rules) for one, other in pairs])
 
 
 # ---------------------------------------------------------------------- regions, matrices, relations

@@ -19,7 +19,7 @@ from posttrain.verifiers.math.places import (
     ratios,
 )
 from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS
-from posttrain.verifiers.math.reading.forms import settled
+from posttrain.verifiers.math.reading.forms import gold_form
 from posttrain.verifiers.math.reading.lexer import GREEK, MOST_CHARACTERS, Token, plain, tokens, unbold
 from posttrain.verifiers.math.reading.limits import OutOfTime, limited
 from posttrain.verifiers.math.reading.reader import read
@@ -206,7 +206,7 @@ def _settled(text: str, kind: str) -> Answer:
         return choice(text)
     if kind == "text":
         return words(text)
-    return settled(_whole(text, kind), kind)
+    return gold_form(_whole(text, kind), kind)
 
 
 def _tokens(text: str, kind: str, gold: Answer | None) -> list[Token]:

@@ -24,7 +24,7 @@ from posttrain.base.chat import Chat
 from posttrain.base.usercode import cause
 from posttrain.models.attention import context_of
 from posttrain.models.fingerprint import finite
-from posttrain.models.loading import Dtype, quiet, score_heads, settled, usable_device
+from posttrain.models.loading import Dtype, dtype_of, quiet, score_heads, usable_device
 from posttrain.types import Message, UserError
 from posttrain.verifiers.model.scores import Step
 
@@ -109,7 +109,7 @@ class Scorer:
         except UserError as error:
             raise UserError(error.what, where=path, mend="give another chat_template") from None
         self.heads = score_heads(local)
-        self.model = _model(local, kind, getattr(torch, settled(dtype, device)), self.heads).to(self.device)
+        self.model = _model(local, kind, getattr(torch, dtype_of(dtype, device)), self.heads).to(self.device)
         self.head = self.model.score
         self.backbone = getattr(self.model, self.model.base_model_prefix)
         context = context_of(self.model.config)

@@ -73,13 +73,13 @@ def over_models(scores: Sequence[float], how: OverModels, k: float) -> float:
     if how == "min":
         return min(scores)
     mean = statistics.fmean(scores)
-    return mean - k * spread(scores) if how == "lower" else mean
+    return mean - k * deviation(scores) if how == "lower" else mean
 
 
-def spread(scores: Sequence[float]) -> float:
+def deviation(scores: Sequence[float]) -> float:
     """√(1/K Σ (s - mean)²): how far an ensemble disagrees; 0 for one model.
 
-    >>> spread([1.0, 3.0]), spread([2.0])
+    >>> deviation([1.0, 3.0]), deviation([2.0])
     (1.0, 0.0)
     """
     return statistics.pstdev(scores)

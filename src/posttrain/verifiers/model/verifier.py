@@ -24,18 +24,18 @@ from typing import ClassVar
 
 from filelock import FileLock, Timeout
 
-from posttrain.models.loading import Dtype, score_heads, settled
+from posttrain.models.loading import Dtype, dtype_of, score_heads
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.model.scorer import Kind, Row, Scorer, check_config, directory
 from posttrain.verifiers.model.scores import (
     OverModels,
     OverSteps,
     Scale,
+    deviation,
     over_models,
     over_steps,
     read_reference,
     scale_of,
-    spread,
     steps,
 )
 from posttrain.verifiers.protocol import Verifier
@@ -170,7 +170,7 @@ class RewardModel(Verifier):
         each = [member[-1] for member in found]
         parts = {f"model_{n}": value for n, value in enumerate(each, start=1)} if len(each) > 1 else {}
         if parts:
-            parts["std"] = spread(each)
+            parts["std"] = deviation(each)
         reason = f"scores {', '.join(f'{s:.3g}' for s in each)}"
         progress: tuple[tuple[int, float], ...] = ()
         if self.kind == "process":
@@ -248,7 +248,7 @@ class RewardModel(Verifier):
             self.over_steps,
             self.separator,
             self.chat_template,
-            settled(self.dtype, self.device),
+            dtype_of(self.dtype, self.device),
             self.max_tokens,
         )
         seen.update(json.dumps([str(local.resolve()), stats, options]).encode())

@@ -22,10 +22,10 @@ from posttrain.verifiers.math.reading.tree import (
 _FUNCTION_NAMES = frozenset("fghFGPQpqTAVSCNR")
 
 
-def settled(gold: Answer, kind: str) -> Answer:
+def gold_form(gold: Answer, kind: str) -> Answer:
     """The gold in the form in which its kind is compared; UnreadableError if it is not of that kind."""
     if isinstance(gold, Scalar) and kind != "expression":
-        gold = spread(gold)
+        gold = both_signs(gold)
     if kind == "auto" and isinstance(gold, Many) and gold.brackets == "[]" and len(gold.items) == 2:
         gold = interval(gold)
     if kind == "set":
@@ -75,7 +75,7 @@ def is_name(side: Scalar) -> bool:
     return isinstance(expr, Symbol)
 
 
-def spread(value: Scalar) -> Answer:
+def both_signs(value: Scalar) -> Answer:
     """The two values of ±, or the value itself."""
     exprs = branches(value.expr)
     if len(exprs) == 1:
@@ -118,7 +118,7 @@ def elements(items: Sequence[Answer]) -> list[Answer]:
     found: list[Answer] = []
     for item in items:
         value = assigned(item) if isinstance(item, Relation) and set(item.signs) == {"="} else item
-        values = spread(value) if isinstance(value, Scalar) else item
+        values = both_signs(value) if isinstance(value, Scalar) else item
         found += values.items if isinstance(values, Many) and values is not item else [values]
     return found
 
