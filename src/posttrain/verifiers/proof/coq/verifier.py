@@ -127,19 +127,8 @@ class Coq(Verifier):
         found: dict[int, Diagnosis] = {}
         ended: dict[int, tuple[Problem, str]] = {}
         """What seems to end its proof, or is said to be finished by tactics of ours."""
-        session: Session | None = None
-        for place, (problem, given) in asked.items():
-            session = session or self._opening(problem, len(asked)).start()
-            try:
-                walk, progress = self._heard(session, problem, given, self.partial)
-                session.allow(self.budget)
-                session.say(f"BackTo {session.load().state}.")
-            except (EndedError, UserError, RunError):  # it is told where this is judged alone
-                session.close()
-                session = None
-                continue
-            if not walk.pinned or walk.ended not in ("stopped", "failed"):
-                continue
+        for place, (walk, progress) in self._heard_in_turn(asked).items():
+            problem, given = asked[place]
             outcome, score = stopped(given, walk), progress.last
             if outcome is None:
                 outcome, score = Outcome("proved", check.CLOSES), 1.0
@@ -147,11 +136,39 @@ class Coq(Verifier):
                 text = given.text if score == 1 else finished(given, walk, progress.finish)
                 ended[place] = (problem, batch.tactics(text) or "")
             found[place] = told(given, walk, outcome, walk.at, progress, score)
-        if session:
-            session.close()
         wells = batch.proved(self._box(), list(ended.values()))
         unsettled = {place for place, well in zip(ended, wells, strict=True) if not well}
         return {place: each for place, each in found.items() if place not in unsettled}
+
+    def _heard_in_turn(
+        self, asked: Mapping[int, tuple[Problem, Submission]]
+    ) -> dict[int, tuple[Walk, Progress]]:
+        """What comes of them in one session, which goes back after each; another where one ends it.
+
+        What ended it, and what is no proof of its statement, is left out: that is judged alone.
+        """
+        found: dict[int, tuple[Walk, Progress]] = {}
+        session: Session | None = None
+        try:
+            for place, (problem, given) in asked.items():
+                session = session or self._opening(problem, len(asked)).start()
+                try:
+                    walk, progress = self._heard(session, problem, given, self.partial)
+                    base = session.load().state
+                    usable = walk.ended in ("stopped", "failed") and (
+                        session.say(f"BackTo {base}.").state == base
+                    )
+                except (EndedError, UserError, RunError):
+                    usable = False
+                if not usable:
+                    session.close()
+                    session = None
+                elif walk.pinned:
+                    found[place] = (walk, progress)
+        finally:
+            if session:
+                session.close()
+        return found
 
     def golds(self, task: Task) -> list[str]:
         """The script that the task holds as `gold`, if it holds one."""
