@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from posttrain.types import UserError
-from posttrain.verifiers.model.scores import over_models, over_steps, read_reference, scale_of, spread, steps
+from posttrain.verifiers.model.scores import over_models, over_steps, read_reference, scale_of, deviation, steps
 
 SEED = 20260
 
@@ -59,11 +59,11 @@ def test_no_further_step_raises_the_product_or_the_minimum():
 def test_an_ensemble_is_more_careful_the_more_it_disagrees():
     agreed, split = [1.0, 1.0, 1.0], [0.0, 1.0, 2.0]
     assert over_models(agreed, "lower", 2.0) == 1.0
-    assert spread(split) == pytest.approx((2 / 3) ** 0.5)
+    assert deviation(split) == pytest.approx((2 / 3) ** 0.5)
     assert over_models(split, "lower", 2.0) == pytest.approx(1.0 - 2 * (2 / 3) ** 0.5)
     assert over_models(split, "lower", 0.0) == over_models(split, "mean", 5.0) == 1.0
     assert over_models(split, "min", 0.0) == 0.0
-    assert (over_models([0.3], "lower", 9.0), spread([0.3])) == (0.3, 0.0)
+    assert (over_models([0.3], "lower", 9.0), deviation([0.3])) == (0.3, 0.0)
 
 
 def test_a_scale_gives_its_reference_mean_0_and_variance_1():
