@@ -7,7 +7,14 @@ import statistics
 import pytest
 
 from posttrain.types import UserError
-from posttrain.verifiers.model.scores import over_models, over_steps, read_reference, scale_of, deviation, steps
+from posttrain.verifiers.model.scores import (
+    deviation,
+    over_models,
+    over_steps,
+    read_reference,
+    scale_of,
+    steps,
+)
 
 SEED = 20260
 
