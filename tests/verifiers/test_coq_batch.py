@@ -40,6 +40,19 @@ def said(verdict: Verdict) -> tuple[float | None, str]:
     return verdict.score, verdict.label
 
 
+def started(monkeypatch: pytest.MonkeyPatch, way: str) -> list[str]:
+    """The programs that boxes are given from now on, by `run` or by `start`."""
+    programs: list[str] = []
+    given = getattr(Box, way)
+
+    def counted(self: Box, argv: list[str], **options: object) -> object:
+        programs.append(argv[0].rsplit("/", 1)[-1])
+        return given(self, argv, **options)
+
+    monkeypatch.setattr(Box, way, counted)
+    return programs
+
+
 def test_a_batch_says_what_each_is_told_alone() -> None:
     """Whatever stands beside it: wrong and unfinished proofs, an axiom, other headers, no statements."""
     alone = [Coq(level=LEVEL)(*pair) for pair in PAIRS]
@@ -50,14 +63,7 @@ def test_a_batch_says_what_each_is_told_alone() -> None:
 
 def test_good_proofs_are_checked_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two specs, two proofs of one name, one compilation of each file; the pool gathers what is waiting."""
-    starts: list[str] = []
-    run = Box.run
-
-    def counted(self: Box, argv: list[str], **options: object) -> object:
-        starts.append(argv[0].rsplit("/", 1)[-1])
-        return run(self, argv, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Box, "run", counted)
+    starts = started(monkeypatch, "run")
     verdicts = Coq(level=LEVEL, batch=4).judge_all(PAIRS[:4])
     assert [v.label for v in verdicts] == ["proved"] * 4
     assert starts == ["coqc", "coqc", "coqc", "coqchk"]
@@ -91,16 +97,9 @@ def test_progress_in_a_batch_is_that_alone() -> None:
 
 def test_wrong_proofs_take_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler runs for what fails in a session; one that ends it is judged alone, and others are not."""
-    starts: list[str] = []
-    start = Box.start
-
-    def counted(self: Box, argv: list[str], **options: object) -> object:
-        starts.append(argv[0].rsplit("/", 1)[-1])
-        return start(self, argv, **options)  # type: ignore[arg-type]
-
     wrong = [(task(SWAP), "intros P Q h. exact h."), (task(SWAP), "left."), (task("0 = 1"), "auto.")] * 4
     floods = (task("0 = 0"), 'do 40000 idtac "0123456789012345678901234567890123456789". reflexivity.')
-    monkeypatch.setattr(Box, "start", counted)
+    starts = started(monkeypatch, "start")
     verifier = Coq(level=LEVEL, batch=16, budget=19.0)  # no session of another test waits for it
     assert [v.label for v in verifier.judge_all(wrong)] == ["error", "error", "incomplete"] * 4
     assert starts == ["coqtop"]

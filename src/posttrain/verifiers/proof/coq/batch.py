@@ -19,7 +19,7 @@ from dataclasses import replace
 from posttrain.verifiers.proof.coq import check
 from posttrain.verifiers.proof.coq.check import CLOSED, SPEC, Problem
 from posttrain.verifiers.proof.coq.screen import refusal
-from posttrain.verifiers.proof.coq.script import is_tactic, sentences
+from posttrain.verifiers.proof.coq.script import sentences
 from posttrain.verifiers.sandbox import Box
 
 
@@ -36,7 +36,7 @@ def tactics(text: str) -> str | None:
         found = found[1:]
     if found and found[-1].code == "Qed.":
         found = found[:-1]
-    if wrong or not found or refusal(found) or not all(s.is_structure or is_tactic(s.code) for s in found):
+    if wrong or not found or refusal(found) or not all(s.is_proof_step for s in found):
         return None
     return text[found[0].start : found[-1].end]
 

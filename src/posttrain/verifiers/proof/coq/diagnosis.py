@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from posttrain.types import Verdict
 from posttrain.verifiers.proof.coq.check import Outcome, Problem
 from posttrain.verifiers.proof.coq.screen import Refusal, refusal
-from posttrain.verifiers.proof.coq.script import Sentence, declares, is_tactic, sentences, submission
+from posttrain.verifiers.proof.coq.script import Sentence, declares, sentences, submission
 from posttrain.verifiers.proof.coq.walk import Progress, Walk
 from posttrain.verifiers.protocol import shown
 
@@ -53,7 +53,7 @@ class Submission:
     def tactics(self) -> bool:
         """Whether it says nothing but tactics, which leave no trace in a session that goes back."""
         said = [s for s in self.said if s.code not in ("Proof.", "Qed.")]
-        return bool(said) and all(s.is_structure or is_tactic(s.code) for s in said)
+        return bool(said) and all(s.is_proof_step for s in said)
 
 
 def read(problem: Problem, response: str) -> Submission | Diagnosis:

@@ -33,6 +33,11 @@ class Sentence:
         """Whether it is a bullet or a brace, which does nothing to a goal."""
         return _BULLET.fullmatch(self.code) is not None
 
+    @property
+    def is_proof_step(self) -> bool:
+        """Whether it is a tactic, a bullet or a brace, and no command."""
+        return self.is_structure or is_tactic(self.code)
+
 
 def sentences(text: str) -> tuple[list[Sentence], str]:
     """The sentences of a text, and what is wrong with its end; empty if nothing is.
