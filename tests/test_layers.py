@@ -38,7 +38,7 @@ LONGER_FILES = {
     "runtime/session.py": 370,  # each verb with what must have come before it
     "samplers/ray.py": 330,  # actor, channel and store
     "samplers/remote.py": 350,
-    "samplers/rollouts.py": 370,
+    "samplers/rollouts.py": 410,  # episodes of one turn, of many, and of several seats
     "runtime/record/track.py": 400,  # five services of a page each
     "types.py": 570,  # mostly docstrings
     "base/usercode.py": 315,  # finding it, loading it, asking it, and what it raises

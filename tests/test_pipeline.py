@@ -732,7 +732,7 @@ def test_a_directory_with_something_in_it_is_left_alone(pipe, tmp_path, run_cli)
 
 def test_a_directory_in_use_is_refused(finished, run_cli):
     path, root = finished
-    with record.held(root, resume=True):
+    with record.lock(root, resume=True):
         said = run_cli("pipeline", path, "--dir", root, "--resume")
     assert said.code == 2
     assert "another pipeline is using this directory" in said.err

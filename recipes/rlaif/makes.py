@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ def prompts(directory: Path, path: str, count: int, held_out: int) -> None:
         _write(directory / f"{name}.jsonl", ({"prompt": prompt} for prompt in part))
 
 
-def revised(directory: Path, judge: str, prompts: str, rounds: int = 1) -> None:
+def revised(directory: Path, judge: str, prompts: str, rounds: int = 1, model: str = "") -> None:
     """Answers of the judge's model, criticised and revised by the constitution; the last round of each."""
-    found, every = _judge(judge), directory / "rounds.jsonl"
+    found, every = _judge(judge, model), directory / "rounds.jsonl"
     assert found.constitution is not None
     how = Revising(rounds=rounds, max_tokens=found.max_tokens, temperature=found.temperature, seed=found.seed)
     _check(write_revisions(found.writer, found.constitution, _records(prompts), every, how), "revised")
@@ -48,9 +49,9 @@ def answers(directory: Path, model: str, prompts: str, max_tokens: int = 64) -> 
     _write(directory / "answers.jsonl", (line for line in lines if all(t.strip() for t in line["responses"])))
 
 
-def preferred(directory: Path, judge: str, answers: str) -> None:
+def preferred(directory: Path, judge: str, answers: str, model: str = "") -> None:
     """Which of two answers the judge prefers, in both orders; a fifth of the pairs is held out."""
-    found, whole = _judge(judge), directory / "preferred.jsonl"
+    found, whole = _judge(judge, model), directory / "preferred.jsonl"
     how = Judging(**{name: getattr(found, name) for name in Judging.__dataclass_fields__})
     counts = write_preferences(
         found.writer, found.rubric, _records(answers), whole, constitution=found.constitution, how=how
@@ -72,10 +73,13 @@ def _check(counts: Mapping[str, int], useful: str) -> None:
         )
 
 
-def _judge(path: str) -> Judge:
+def _judge(path: str, model: str) -> Judge:
+    """The judge of this recipe; with a model of ours in place of the one that it names, if there is another."""
     found = read_verifier(path)
     if not isinstance(found, Judge):
         raise UserError("it names no judge alone", where=path, mend="give it [verifier.judge]")
+    if model and isinstance(found.writer, NativeWriter):
+        found = replace(found, writer=replace(found.writer, path=model))
     found.require()
     return found
 

@@ -325,6 +325,8 @@ class Episode:
     branches: tuple[Trajectory, ...] = ()
     """Further conversations of an agent's, each paid what the episode is worth; every token that was drawn is
     sampled in one of them, and context in the others."""
+    seat: int = 0
+    """In a game that the policy plays against itself; rewards are compared within a seat alone."""
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -369,6 +371,7 @@ class Episode:
             versions=dict(self.versions),
             stop=self.stop,
             spent=self.spent,
+            seat=self.seat,
         )
 
 
@@ -386,6 +389,7 @@ class Seen:
     stop: str
     spent: Mapping[str, float] = field(default_factory=dict)
     """The numbers of its search."""
+    seat: int = 0
 
 
 Played = Episode | Seen

@@ -216,7 +216,7 @@ def test_what_offers_nothing_is_refused(given, why):
         given.tools()
     assert why in str(error.value)
     with pytest.raises(RunError):
-        replace(server("fails"), name="own").started()
+        replace(server("fails"), name="own").start()
 
 
 def test_validate_shows_what_a_server_offers(online, write, run_cli):

@@ -180,6 +180,37 @@ def test_an_opponent_of_ones_own_and_the_second_seat(workers: Workers, tmp_path:
 
 
 @with_textarena
+def test_both_seats_are_the_policys_and_held_out_games_are_against_another(workers: Workers) -> None:
+    env = TextArena(id="TicTacToe-v0-raw", opponent="self")
+    tasks = textarena_tasks(env, 5, seed=0, held_out=2)
+    start = called(workers, guarded_start, env, tasks[0])
+    assert (start.seats, start.seat) == (2, 0)
+    state, seen = start.state, {0: start.messages[-1]["content"]}
+    turn, turns = None, []
+    for response in ("[0]", "[3]", "[1]", "[4]", "[2]"):  # the first row is the first player's
+        turn = called(workers, guarded_reply, env, state, response)
+        state = pickle.loads(pickle.dumps(turn.state))
+        turns.append(turn.seat)
+        if turn.messages:
+            seen.setdefault(turn.seat, turn.messages[-1]["content"])
+    assert turns[:4] == [1, 0, 1, 0]
+    assert turn is not None
+    assert turn.done
+    assert [(v.score, v.label) for v in turn.verdicts] == [(1.0, "ended"), (-1.0, "ended")]
+    assert all(text.startswith("You play a game.") for text in seen.values())
+    assert ["You are Player 0" in seen[0], "You are Player 1" in seen[1]] == [True, True]
+    assert "in cell 0" in seen[1]
+    invalid = called(workers, guarded_reply, env, start.state, "[zz]")
+    for _ in range(3):
+        if not invalid.done:
+            invalid = called(workers, guarded_reply, env, invalid.state, "[zz]")
+    assert invalid.verdicts[0].label == "invalid"
+    assert [task.fields.get("opponent") for task in tasks] == [None] * 3 + ["random"] * 2
+    assert [called(workers, guarded_start, env, task).seats for task in tasks] == [2, 2, 2, 1, 1]
+    assert "You are Player 1" in called(workers, guarded_start, env, tasks[4]).messages[-1]["content"]
+
+
+@with_textarena
 @pytest.mark.parametrize(
     ("env", "said"),
     [

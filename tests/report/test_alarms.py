@@ -64,6 +64,7 @@ def test_reward_up_while_held_out_accuracy_falls() -> None:
 
     assert alarms(run(0.9, 0.5)) == ["Reward without skill"]
     assert alarms(run(0.9, 0.58)) == []
+    assert alarms(run(0.505, 0.5)) == [], "against itself a policy wins half of the time, now more, now less"
     assert alarms(run(0.4, 0.5)) == []
 
 

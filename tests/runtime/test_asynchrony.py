@@ -262,12 +262,26 @@ class Game:
 def make():
     return Game()
 """
+SEATS = GAME.replace("messages=task.messages)", "messages=task.messages, seats=2)").replace(
+    """        if state:
+            score = len(set(response)) / 10
+            return Turn(state=2, done=True, verdict=Verdict(score=score, label="scored", reason=""))
+        return Turn(state=1, messages=({"role": "user", "content": "3+2="},))
+""",
+    """        if state == 2:
+            each = (Verdict(score=len(set(x)) / 10, label="scored", reason="") for x in (response, "ab"))
+            return Turn(state=3, done=True, verdict=tuple(each))
+        return Turn(state=state + 1, messages=({"role": "user", "content": "3+2="},), seat=1 - state)
+""",
+)
 
 
-@pytest.fixture
-def played(ahead, tmp_path):
-    """The same in an environment of the user's, in worker processes, of two turns."""
-    (tmp_path / "game.py").write_text(GAME)
+@pytest.fixture(params=["one seat", "two seats"])
+def played(ahead, tmp_path, request):
+    """The same in an environment of the user's, in worker processes, of two turns; or of three at two
+    seats."""
+    (tmp_path / "game.py").write_text(GAME if request.param == "one seat" else SEATS)
+    assert SEATS != GAME
     (tmp_path / "sums.jsonl").write_text(
         "".join(json.dumps({"prompt": f"{a}+{b}="}) + "\n" for a in (2, 3, 4) for b in (2, 3, 4))
     )
@@ -281,6 +295,9 @@ def test_in_an_environment_too_evaluations_change_nothing_and_a_resume_is_exact(
 ):
     plain, run = trained(played | {"eval": {"limit": 0}}, **STEPS)
     assert any(row["turns"] == 2 for row in samples(run))
+    assert {row["seat"] for row in samples(run)} == (
+        {0, 1} if "seats=2" in (tmp_path / "game.py").read_text() else {0}
+    )
     often = played | {"eval": {"limit": 3, "every": 1}, "checkpoint": {"every": 1, "keep": 0}}
     found, other = trained(often, "often", **STEPS)
     assert same(plain, found)

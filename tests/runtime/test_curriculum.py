@@ -182,6 +182,21 @@ def test_after_the_first_pass_the_band_asks_for_what_is_neither_easy_nor_hard():
     assert len(each) == 8
 
 
+def test_without_a_sweep_what_is_hard_comes_again_among_new_tasks_in_their_order():
+    """Of a data set larger than the run: with a sweep no task would be asked twice in these updates."""
+    made = tasks(*[0.0] * 200, *[0.5] * 200)
+    swept, mixed = Band(made, seed=0), Band(made, seed=0, low=0.1, high=0.9, explore=0.5, sweep=False)
+    first = [task.id for update in some(swept, of_rate, 40) for _, task in update]
+    taken = [task for update in some(mixed, of_rate, 40) for _, task in update]
+    names = [task.id for task in taken]
+    assert len(set(first)) == len(first)
+    new = list(dict.fromkeys(names))
+    assert new == first[: len(new)], "new ones are those of a sweep, in its order"
+    again = [task for n, task in enumerate(taken) if task.id in names[:n]]
+    assert levels(again).count(0.5) == len(again), "what every answer solved is not asked again"
+    assert len(again) / len(taken) == pytest.approx(0.5, abs=0.15)
+
+
 def test_no_task_is_asked_twice_in_an_update_while_there_are_others():
     made = tasks(*[0.5] * 2, *[1.0] * 10)
     for update in some(Band(made, seed=0), of_rate, 50, groups=8):

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from posttrain.search.moves.lean import LeanSteps
-from posttrain.search.moves.lean_file import FLAGS, Trial, told, written
+from posttrain.search.moves.lean_file import FLAGS, Trial, file_text, told
 from posttrain.search.moves.lean_move import forbidden
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State
 from posttrain.search.strategies.hypertree import hypertree
@@ -334,7 +334,7 @@ def test_options_that_mean_nothing_are_refused():
 
 def test_what_is_said_belongs_to_the_theorem_in_whose_lines_it_stands():
     header = Header.of("", "tactics")
-    text, places = written(header, [Trial(" : (\nA\n)", ("x", "y")), Trial(" : B", ())], 7)
+    text, places = file_text(header, [Trial(" : (\nA\n)", ("x", "y")), Trial(" : B", ())], 7)
     lines = ["", *text.split("\n")]
     for place, moves in zip(places, (2, 0), strict=True):
         assert lines[place.first] == f"set_option maxHeartbeats {7 * (moves + 1)} in"

@@ -223,7 +223,7 @@ def test_no_submission_meets_what_another_left(warm):
 @needs_coq
 def test_a_process_serves_once_and_another_waits():
     coq, served = Coq(level=LEVEL, warm=1), []
-    original = session.taken
+    original = session.take
 
     def noted(opening, keep):
         session = original(opening, keep)
@@ -232,7 +232,7 @@ def test_a_process_serves_once_and_another_waits():
 
     end_waiting()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("posttrain.verifiers.proof.coq.verifier.taken", noted)
+        patch.setattr("posttrain.verifiers.proof.coq.verifier.take", noted)
         for _ in range(3):
             coq(task(ZERO), "foo.")
     assert len({process.pid for process in served}) == 3

@@ -114,8 +114,8 @@ def validate(
     """Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.
 
     Keys and values, every record of the data, every prompt's length, the verifier on its own golds and
-    fakes, the tokenizer, the batch plan and the memory; with tools one episode is played by a script, and
-    shown. Exit 2 with the first fault, or 0.
+    fakes, the tokenizer, the batch plan and the memory. Where an environment, tools or an agent play, a
+    script plays one episode, which is shown. Exit 2 with the first fault, or 0.
     """
     if "stage" in config.document(recipe)[0]:
         names = check_stages(recipe, sets or (), pretrained.silent if as_json else say)

@@ -49,7 +49,7 @@ class Gymnasium(Replayed):
         """What a response without an action is told."""
         return f"Please answer with one of: {', '.join(self.actions)}."
 
-    def opened(self, seed: int) -> "_Live":
+    def opened(self, seed: int, who: Mapping[str, Any]) -> "_Live":
         """The environment, reset with this seed."""
         return _Live(self, seed)
 
@@ -65,6 +65,8 @@ def gymnasium_tasks(env: Gymnasium, count: int, seed: int) -> list[Task]:
 
 
 class _Live:
+    seats, first = 1, 0
+
     def __init__(self, env: Gymnasium, seed: int) -> None:
         self._actions = env.actions
         self._env = _made(env.id, env.options)

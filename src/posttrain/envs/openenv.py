@@ -46,7 +46,7 @@ class OpenEnv(Replayed):
         if not self.url.startswith(("http://", "https://", "ws://", "wss://")):
             raise ValueError(f"url must begin with http://, not {self.url!r}")
 
-    def opened(self, seed: int) -> "_Live":
+    def opened(self, seed: int, who: Mapping[str, Any] = {}) -> "_Live":
         """A session, reset with this seed."""
         return _Live(self, seed)
 
@@ -59,6 +59,8 @@ def openenv_tasks(env: OpenEnv, count: int, seed: int) -> list[Task]:
 
 
 class _Live:
+    seats, first = 1, 0
+
     def __init__(self, env: OpenEnv, seed: int) -> None:
         self._spec = env
         self._client = library("openenv.core.generic_client").GenericEnvClient(base_url=env.url).sync()

@@ -6,7 +6,7 @@ verifier judges the response. An environment is for episodes of several turns.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from posttrain.base.usercode import cause
@@ -15,6 +15,8 @@ from posttrain.types import Message, Task, Verdict
 
 _ROLE = re.compile(r"[A-Za-z][\w-]{0,63}")
 """A template writes it between its marks, where anything else could make one."""
+SEATS = 64
+"""Most seats of a game."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,11 @@ class Start:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     """JSON schemas that the chat template is given besides, as transformers writes them."""
+    seats: int = 1
+    """Of a game that the policy plays against itself, or with itself: how many seats it takes, each with a
+    conversation of its own."""
+    seat: int = 0
+    """Whose turn it is, and whom the messages are for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +48,18 @@ class Turn:
     reward: float | None = None
     """Arrives with the last token of the response; None is none."""
     done: bool = False
-    verdict: Verdict | None = None
-    """What is said of the whole episode; there when, and only when, it is over."""
+    verdict: Verdict | tuple[Verdict, ...] | None = None
+    """What is said of the whole episode; there when, and only when, it is over. Of several seats one for
+    each, which earns its score."""
+    seat: int = 0
+    """Of several seats, whose turn it is: the messages go on with its conversation, or begin it."""
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """That of each seat; none while the episode goes on."""
+        if isinstance(self.verdict, tuple):
+            return self.verdict
+        return () if self.verdict is None else (self.verdict,)
 
 
 class Env(Protocol):
@@ -85,6 +102,10 @@ def guarded_start(env: Env, task: Task) -> Start | Verdict:
         return Verdict(score=None, label="raised", reason=cause(error))
     wrong = f"start returned {type(start).__name__}, not a Start" if not isinstance(start, Start) else ""
     wrong = wrong or _bad_messages(start.messages)
+    if not wrong and not (
+        isinstance(start.seats, int) and 1 <= start.seats <= SEATS and start.seat in range(start.seats)
+    ):
+        wrong = f"seat {start.seat!r} of {start.seats!r} is none; a game has 1 to {SEATS}"
     return Verdict(score=None, label="bad_turn", reason=wrong) if wrong else start
 
 
@@ -95,15 +116,17 @@ def guarded_reply(env: Env, state: Any, response: str) -> Turn:
     'raised'
     """
     try:
-        turn: Any = env.reply(state, response)
+        turn = env.reply(state, response)
         wrong = _bad_turn(turn)
         if wrong:
             return broken_turn(state, "bad_turn", wrong)
         reward = number(turn.reward)
         if reward is None and turn.reward is not None:
             return broken_turn(state, "not_a_number", f"the reward is {turn.reward}")
-        verdict = None if turn.verdict is None else sound(turn.verdict)
-        return Turn(state=turn.state, messages=turn.messages, reward=reward, done=turn.done, verdict=verdict)
+        said = tuple(sound(verdict) for verdict in turn.verdicts)
+        return replace(
+            turn, reward=reward, verdict=said if isinstance(turn.verdict, tuple) else (*said, None)[0]
+        )
     except Exception as error:
         return broken_turn(state, "raised", cause(error))
 
@@ -116,14 +139,27 @@ def broken_turn(state: Any, label: str, reason: str) -> Turn:
 def _bad_turn(turn: Any) -> str:
     if not isinstance(turn, Turn):
         return f"reply returned {type(turn).__name__}, not a Turn"
-    verdict: Any = turn.verdict
-    if turn.done != (verdict is not None):
+    if turn.done != (turn.verdict is not None):
         return "a turn has a verdict when, and only when, it is the last"
-    if verdict is not None and not isinstance(verdict, Verdict):
-        return f"the verdict is {type(verdict).__name__}, not a Verdict"
+    if strange := [type(v).__name__ for v in turn.verdicts if not isinstance(v, Verdict)]:
+        return f"the verdict is {strange[0]}, not a Verdict"
     if turn.done:
         return "the last turn has messages that nobody will read" if turn.messages else ""
     return _bad_messages(turn.messages)
+
+
+def unfit(turn: Turn, seats: int) -> str:
+    """What is wrong with a turn of a game of so many seats; empty if nothing is."""
+    if turn.done:
+        there, each = len(turn.verdicts), isinstance(turn.verdict, tuple)
+        if any(verdict.failed for verdict in turn.verdicts) and not each:
+            return ""
+        if each != (seats > 1) or there != seats:
+            return f"there are {seats} seats and {there} verdicts"
+        return (
+            "a seat earns the score of its verdict, and no reward beside it" if each and turn.reward else ""
+        )
+    return "" if turn.seat in range(seats) else f"seat {turn.seat!r} is none of {seats}"
 
 
 def _bad_messages(messages: Any) -> str:

@@ -5,12 +5,13 @@ run. Replaying costs a number of moves that grows as the square of the turns, wh
 """
 
 import hashlib
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
 
 from posttrain.base.foreign import unmoved
 from posttrain.envs.protocol import Start, Turn
-from posttrain.types import RunError, Task, UserError, Verdict
+from posttrain.types import Message, RunError, Task, UserError, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,12 @@ class Moves:
     seed: int
     moves: tuple[str, ...] = ()
     """What was played; empty where the response named no move, which costs a turn."""
+    who: Mapping[str, Any] = field(default_factory=dict)
+    """What else the task says of the game: who plays it."""
+    opening: tuple[Message, ...] = ()
+    """What a seat is told before its first move."""
+    seen: frozenset[int] = frozenset({0})
+    """Seats that have been told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +34,27 @@ class Moved:
     """What follows a move."""
 
     shown: str = ""
-    """What the player sees now."""
+    """What the player sees now whose turn it is."""
     reward: float = 0.0
     label: str = ""
     """How the game ended; empty if it goes on."""
     reason: str = ""
+    seat: int = 0
+    """Whose turn it is."""
+    verdicts: tuple[Verdict, ...] = ()
+    """Of a game of several seats, at its end, one for each."""
 
 
 class Game(Protocol):
     """A live game, from its start to the end of one call."""
 
+    seats: int
+    """How many of its players are the policy."""
+    first: int
+    """Which of them begins."""
+
     def shown(self) -> str:
-        """What the player sees at first."""
+        """What it sees at first."""
         ...
 
     def move(self, said: str) -> str | None:
@@ -62,8 +78,8 @@ class Replayed:
     asks: str
     """What a response without a move is told."""
 
-    def opened(self, seed: int) -> Game:
-        """A new game."""
+    def opened(self, seed: int, who: Mapping[str, Any]) -> Game:
+        """A new game; who: the other fields of its task."""
         raise NotImplementedError
 
     def start(self, task: Task) -> Start:
@@ -71,38 +87,51 @@ class Replayed:
         seed = task.fields.get("seed")
         if not isinstance(seed, int):
             raise UserError(f"task {task.id!r} has no seed", where=task.source)
+        who = {name: value for name, value in task.fields.items() if name != "seed"}
         with unmoved():
-            game = self.opened(seed)
+            game = self.opened(seed, who)
             try:
-                shown = game.shown()
+                shown, seats, first = game.shown(), game.seats, game.first
             finally:
                 game.close()
-        first = {**task.messages[-1], "content": f"{task.messages[-1]['content']}\n\n{shown}"}
-        return Start(state=Moves(seed), messages=(*task.messages[:-1], first))
+        opening = task.messages if seats > 1 else ()
+        state = Moves(seed, who=who, opening=opening, seen=frozenset({first}))
+        return Start(state=state, messages=_begun(task.messages, shown), seats=seats, seat=first)
 
     def reply(self, state: Moves, response: str) -> Turn:
         """What follows the response, after all that was played before; RunError if that is over already."""
         with unmoved():
-            game = self.opened(state.seed)
+            game = self.opened(state.seed, state.who)
             try:
                 game.shown()
                 before = [game.play(move) for move in state.moves if move]
                 if any(moved.label for moved in before):
                     raise RunError("the game has ended before it did: its seed does not fix it")
-                move = game.move(response)
-                moved = Moved(shown=self.asks) if move is None else game.play(move)
+                move, seat = game.move(response), before[-1].seat if before else game.first
+                moved = Moved(shown=self.asks, seat=seat) if move is None else game.play(move)
             finally:
                 game.close()
-        after = Moves(state.seed, (*state.moves, move or ""))
+        after = replace(state, moves=(*state.moves, move or ""), seen=state.seen | {moved.seat})
         label, reason = moved.label, moved.reason
         if not label and len(after.moves) >= self.max_turns:
             label, reason = "truncated", f"not over after {self.max_turns} turns"
         if not label:
-            messages = ({"role": "user", "content": moved.shown},)
-            return Turn(state=after, messages=messages, reward=moved.reward or None)
+            messages: tuple[Message, ...] = ({"role": "user", "content": moved.shown},)
+            if moved.seat not in state.seen:
+                messages = _begun(state.opening, moved.shown)
+            return Turn(state=after, messages=messages, reward=moved.reward or None, seat=moved.seat)
+        if game.seats > 1:
+            cut = (Verdict(score=0.0, label=label, reason=reason),) * game.seats
+            return Turn(state=after, done=True, verdict=moved.verdicts or cut)
         score = sum((each.reward for each in before), moved.reward)
         verdict = Verdict(score=score, label=label, reason=reason)
         return Turn(state=after, reward=moved.reward, done=True, verdict=verdict)
+
+
+def _begun(messages: Sequence[Message], shown: str) -> tuple[Message, ...]:
+    """A task's messages, with what its game shows behind them."""
+    *before, last = messages
+    return (*before, {**last, "content": f"{last['content']}\n\n{shown}"})
 
 
 def seeded(name: str, count: int, rules: str, seed: int, source: str) -> list[Task]:

@@ -12,7 +12,7 @@ from posttrain.base.nearest import did_you_mean
 from posttrain.models.pretrained import silent
 from posttrain.pipeline import file, stages
 from posttrain.pipeline.check import check, tell
-from posttrain.pipeline.record import held, places
+from posttrain.pipeline.record import lock, places
 from posttrain.report.terminal import out
 from posttrain.types import UserError
 
@@ -65,7 +65,7 @@ def pipeline(
         raise UserError(f"there is no stage {begin!r}", where="--from", mend=mend)
     root = directory or claimed_directory(path.stem)
     news = stages.News(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
-    with held(root, resume=going_on):
+    with lock(root, resume=going_on):
         page = stages.run(found, root, news, begin=begin or "")
     if as_json:
         typer.echo(json.dumps({"state": "done", "report": str(page)}))

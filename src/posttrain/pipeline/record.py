@@ -54,7 +54,7 @@ def places(pipeline: Pipeline, root: Path) -> list[Place]:
 
 
 @contextmanager
-def held(root: Path, *, resume: bool) -> Iterator[None]:
+def lock(root: Path, *, resume: bool) -> Iterator[None]:
     """Keeps the directory for this process; UserError if it is in use, or used and not resumed."""
     if root.exists() and not root.is_dir():
         raise UserError("is a file", where=str(root), mend="give another --dir")

@@ -142,11 +142,11 @@ class EngineChoice(ServedConfig):
         if self.url and self.name != "vllm":
             raise ValueError("url is that of a vLLM server: set name = 'vllm'")
 
-    def held(self, longest: int) -> int:
+    def cached_tokens(self, longest: int) -> int:
         """Tokens whose keys and values take memory here; vLLM takes that of all at once."""
         if self.url:
             return 0
-        return self.cache_tokens if self.name == "vllm" else super().held(longest)
+        return self.cache_tokens if self.name == "vllm" else super().cached_tokens(longest)
 
 
 WHERE_NEEDED = ("critic", "reference", "trust")

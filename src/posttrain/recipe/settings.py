@@ -110,6 +110,9 @@ class Curriculum:
     """How much of a task's earlier success rate stays in it when it is asked again; 0 forgets it."""
     explore: float = 0.2
     """Share of the tasks that are taken from all alike; with a bandit also how fast it learns."""
+    sweep: bool = True
+    """Whether a band asks every task once before it asks any again; false: new ones come with chance
+    explore."""
     buckets: int = 4
     """How many buckets, of about as many tasks each; a field of no more values makes a bucket of each."""
     share: float = 0.005
@@ -135,7 +138,7 @@ class Curriculum:
 READ_BY: Mapping[str, tuple[str, ...]] = {
     "none": (),
     "order": ("field",),
-    "band": ("low", "high", "keep", "explore"),
+    "band": ("low", "high", "keep", "explore", "sweep"),
     "bandit": ("field", "explore", "buckets", "share"),
 }
 """The keys besides its own that each kind reads."""

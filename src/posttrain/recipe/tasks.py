@@ -230,7 +230,7 @@ def tasks(
     elif choice.openenv is not None:
         games = openenv_tasks(choice.openenv, n.train + n.held_out, seed)
     elif choice.textarena is not None:
-        games = textarena_tasks(choice.textarena, n.train + n.held_out, seed)
+        games = textarena_tasks(choice.textarena, n.train + n.held_out, seed, n.held_out)
     elif choice.maze_layout:
         games = layout_tasks(n.train + n.held_out, layout=choice.maze_layout)
     else:

@@ -145,7 +145,7 @@ def _reward_without_skill(evidence: Evidence) -> Finding | None:
         return mean(before[-WINDOW:]) if before else None
 
     then, now = reward_at(best_at), reward_at(last_at)
-    if last > best - 0.05 or then is None or now is None or now <= then:
+    if last > best - 0.05 or then is None or now is None or now - then <= abs(then) / 100:
         return None
     return Finding(
         f"held-out accuracy fell from {percent(best)} (update {best_at}) to {percent(last)} "
@@ -160,7 +160,8 @@ RULES = (
     Rule("Verifier failed", "Any verdict without a score.", _verifier_failed),
     Rule(
         "Reward without skill",
-        "Held-out accuracy is 5 points or more below its best while the reward is higher than it was then.",
+        "Held-out accuracy is 5 points or more below its best while the reward is more than a hundredth "
+        "above what it was then.",
         _reward_without_skill,
     ),
     Rule("Tampering", "More than 1% of the verdicts of an update are “forbidden”.", tampering),

@@ -33,7 +33,7 @@ from posttrain.runtime.record.journal import Journal, Progress, Show, stop_recor
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.schedule import Recorded, Recorder
 from posttrain.runtime.record.track import Track, check_sinks, open_tracker
-from posttrain.runtime.reference import held, held_size, reference_of, scores_once
+from posttrain.runtime.reference import load_reference, reference_of, reference_size, scores_once
 from posttrain.runtime.rows import Group, bytes_of, groups_of
 from posttrain.runtime.sampling import check_samplers, check_server, sampler_of, store_of
 from posttrain.runtime.session import Parts
@@ -174,7 +174,7 @@ def _needs(asked: Asked, policy: Policy, longest: int, parameters: int, ranks: i
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": held_size(asked, policy, parameters),
+        "reference": reference_size(asked, policy, parameters),
         "reference_follows": bool(recipe.reference.refresh_every),
         "critic": critic_shape(asked, policy),
         "natural": asked.line.step == "trust_region",
@@ -185,7 +185,7 @@ def _needs(asked: Asked, policy: Policy, longest: int, parameters: int, ranks: i
     if asked.online:
         several = asked.env or recipe.task.agent
         needs |= {
-            "sampler_tokens": recipe.engine.held(longest + recipe.sampling.max_new_tokens),
+            "sampler_tokens": recipe.engine.cached_tokens(longest + recipe.sampling.max_new_tokens),
             "samplers": recipe.async_.samplers,
             "published": 2 if recipe.async_.publishes else 0,
             "longest": policy.context if several else longest + recipe.sampling.max_new_tokens,
@@ -372,7 +372,7 @@ def learner_of(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> 
         optim=recipe.optim,
         steps=recipe.steps,
         lora=recipe.lora,
-        reference=held(asked, policy),
+        reference=load_reference(asked, policy),
         brings_reference=scores_once(asked),
         refresh=recipe.reference,
         critic=critic_of(asked, policy, model) if asked.method.needs & {"value", "head"} else None,

@@ -32,7 +32,7 @@ from posttrain.runtime.record.tables import Groups
 from posttrain.runtime.source import GroupSource
 from posttrain.runtime.tasks.curriculum import Supply
 from posttrain.runtime.tasks.replay import Replay
-from posttrain.runtime.tasks.select import WHY_NOT, selection
+from posttrain.runtime.tasks.select import WHY_NOT, by_seat, selection
 from posttrain.runtime.weight_sync import Publisher
 from posttrain.samplers.protocol import Finished, GroupRequest, Sampler
 from posttrain.types import Batch, Episode, Played, RunError, Sampling, Task, Trajectory
@@ -135,22 +135,23 @@ class OnlineRun:
             kept, dropped = self._collect()
         self.progress.update += 1
         self._count_taken()
-        everyone = [group.seen for group in (*kept, *dropped)]
+        played = [group.seen for group in (*kept, *dropped)]
+        everyone = [seat for group in played for seat in by_seat(group)]
         metrics = rollout_metrics(everyone, self.learner.update_count, self.evaluation.right)
         metrics |= hacking_metrics(everyone, self._auditors)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
-        metrics |= self.stream.observe(
-            [(g[0].task, success_rate(g, self.evaluation.right)) for g in everyone]
-        )
+        metrics |= self.stream.observe([(g[0].task, success_rate(g, self.evaluation.right)) for g in played])
         self.journal.noted |= metrics
         self._count_failures([e for g in everyone for e in g], metrics)
-        played = [g.episodes for g in (*kept, *dropped)]
-        self._record_searches(f"{self.progress.update:06d}", played, self.trees)
+        there = [g.episodes for g in (*kept, *dropped)]
+        self._record_searches(f"{self.progress.update:06d}", there, self.trees)
         if kept:
             self.progress.empty = 0
         else:
             self._nothing_kept()
-        self._groups = Groups(group.episodes for group in kept)
+        self._groups = Groups(
+            seat for group in kept for seat in by_seat(group.episodes) if self._learns(seat)
+        )
         return self._groups
 
     def abandon(self) -> None:
@@ -255,12 +256,17 @@ class OnlineRun:
 
     def _collect(self) -> tuple[list[Finished], list[Finished]]:
         """(kept, dropped) groups, each in the order in which they were admitted."""
-        chosen = selection(self.settings.select, self.accept)
+        self._chosen = selection(self.settings.select, self.accept)
 
         def keep(group: Sequence[Played]) -> bool:
-            return sum(not e.verdict.failed for e in group) >= self.least_group and chosen(group)
+            return bool(group) and any(map(self._learns, by_seat(group)))
 
         return self.source.collect(keep, self.settings.max_rounds if self.settings.select != "all" else 1)
+
+    def _learns(self, group: Sequence[Played]) -> bool:
+        """Whether selection keeps a group, or a seat of it; True of one that is on another rank."""
+        judged = sum(not e.verdict.failed for e in group)
+        return not group or (judged >= self.least_group and self._chosen(group))
 
     def _count_failures(self, episodes: Sequence[Played], metrics: Mapping[str, float]) -> None:
         try:

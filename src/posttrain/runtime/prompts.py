@@ -65,9 +65,9 @@ def check_replies(asked: Asked, policy: Policy) -> None:
         )
     else:
         with Workers(1, deadline_s=limits.deadline_s, memory_mb=limits.memory_mb) as workers:
-            start = called(workers, guarded_start, env, task)
+            start = call_in(workers, guarded_start, env, task)
             turns = _first_turns(
-                start, lambda state, said: called(workers, guarded_reply, env, state, said), task
+                start, lambda state, said: call_in(workers, guarded_reply, env, state, said), task
             )
     for messages in turns:
         try:
@@ -77,7 +77,7 @@ def check_replies(asked: Asked, policy: Policy) -> None:
             raise UserError(what, where="model.chat_template", mend=error.mend) from None
 
 
-def called(workers: Workers, call: Callable[..., Any], *given: Any) -> Any:
+def call_in(workers: Workers, call: Callable[..., Any], *given: Any) -> Any:
     """What the call returns in a worker process; a Failed if nothing."""
     workers.submit(call, *given)
     while not (found := workers.poll(0.05)):

@@ -163,21 +163,21 @@ def scores_once(asked: Asked) -> bool:
     return fixed and "logp_ref" in asked.method.needs
 
 
-def _held(asked: Asked) -> bool:
-    """Whether a frozen model is held as the reference while the run trains."""
+def _is_kept(asked: Asked) -> bool:
+    """Whether a frozen model is kept as the reference while the run trains."""
     recipe = asked.recipe
     asks = "logp_ref" in asked.method.needs
     return asks and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(asked)
 
 
-def held_size(asked: Asked, policy: Policy, parameters: int) -> int:
+def reference_size(asked: Asked, policy: Policy, parameters: int) -> int:
     """Parameters of the frozen model that is held, or asked beside the policy, which has so many; 0 for none.
 
     UserError for a model that cannot be the reference, or cannot follow where it is to.
     """
     chosen = asked.recipe.reference
     if not chosen.path:
-        return parameters if _held(asked) else 0
+        return parameters if _is_kept(asked) else 0
     config = pretrained.load_config(policy.others["reference.path"])
     shapes = pretrained.parameter_shapes(config)
     if chosen.refresh_every and shapes != pretrained.parameter_shapes(policy.config):
@@ -189,9 +189,9 @@ def held_size(asked: Asked, policy: Policy, parameters: int) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def held(asked: Asked, policy: Policy) -> Any:
+def load_reference(asked: Asked, policy: Policy) -> Any:
     """The reference policy, where a frozen model is held."""
-    return _weights(asked.recipe, policy) if _held(asked) else None
+    return _weights(asked.recipe, policy) if _is_kept(asked) else None
 
 
 def _weights(recipe: Recipe, policy: Policy) -> Any:

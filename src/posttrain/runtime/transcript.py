@@ -1,41 +1,123 @@
-"""One episode with tools before there is a policy: a scripted one calls a tool, then answers."""
+"""One episode before there is a policy: a script speaks in its place, and who answers it is the real one."""
 
-from posttrain.envs.protocol import Start, Turn, guarded_reply, suited
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+from posttrain.base.chat import Chat
+from posttrain.envs.protocol import suited
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy
-from posttrain.runtime.prompts import called
-from posttrain.types import UserError
-from posttrain.verifiers.workers.workers import Workers
+from posttrain.runtime.sampling import rollouts_of
+from posttrain.types import Completion, Episode, Request, Sampling, UserError, Verdict
+
+MOST = 6
+"""Answers of an episode that are played; an agent's are played to its end."""
+
+
+@dataclass(eq=False)
+class Script:
+    """An engine that says these texts, one after the other in each conversation; the last one ever after."""
+
+    chat: Chat
+    texts: Sequence[str]
+    version: int = 0
+    said: Counter[str] = field(default_factory=Counter)
+    open: dict[int, Request] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is wanted."""
+        return bool(self.open)
+
+    def submit(self, request: Request) -> int:
+        """A ticket for what is said next."""
+        ticket = self.said.total() + len(self.open)
+        self.open[ticket] = request
+        return ticket
+
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
+        """All answers that are wanted."""
+        return [(ticket, self._answer(self.open.pop(ticket))) for ticket in list(self.open)]
+
+    def _answer(self, request: Request) -> Completion:
+        turn, last = self.said[request.episode], len(self.texts) - 1
+        self.said[request.episode] += 1
+        text = self.texts[min(turn, last)]
+        tokens = [*self.chat.spell(text), self.chat.end()]
+        zeros, versions = [0.0] * len(tokens), [0] * len(tokens)
+        return Completion(
+            tokens=tokens, logp_gen=zeros, logp_policy=zeros, version=versions, text=text, stop="eos"
+        )
+
+    def unanswered(self) -> list[tuple[int, Request]]:
+        """What is wanted."""
+        return list(self.open.items())
+
+    def withdraw(self) -> list[tuple[int, Request]]:
+        """The same, and it is forgotten."""
+        wanted, self.open = self.unanswered(), {}
+        return wanted
+
+    def release(self, episode: str) -> None:
+        """Nothing is kept."""
+
+    def load(self, weights: Any, version: int, *, keep: bool = False) -> str:
+        """It has no weights."""
+        raise NotImplementedError
+
+    def score(self, tokens: list[int]) -> list[float]:
+        """It is as sure of all that it says."""
+        return [0.0] * len(tokens[1:])
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 def transcript(asked: Asked, policy: Policy) -> list[tuple[str, bool]]:
     """The first task's episode as the model would see it: pieces of text, and whether a run trains on them.
 
-    Nothing where the recipe has no tools; UserError where a call cannot be made on this machine.
+    The script calls the first tool, where there are tools, or says 5, and then what the verifier knows to be
+    right, or the task's answer. Nothing where no environment and no agent plays.
+
+    Raises UserError for an episode that breaks.
     """
-    env, chat, limits = suited(asked.env, policy.chat), policy.chat, asked.recipe.rollout
-    if not isinstance(env, ToolUse):
+    env, recipe = suited(asked.env, policy.chat), asked.recipe
+    if env is None and not recipe.task.agent:
         return []
-    task, judge = asked.train[0], asked.recipe.verifier.build()
-    golds = judge.golds(task) if judge else []
-    start: Start = env.start(task)
-    tokens, state = chat.render(start.messages, start.tools), start.state
-    shown = [("".join(chat.pieces(tokens)), False)]
-    with Workers(1, deadline_s=limits.deadline_s + env.reply_s, memory_mb=limits.memory_mb) as workers:
-        for said in (env.example(), next(iter(golds), task.answer or "")):
-            answer = [*chat.spell(said), chat.end()]
-            turn = called(workers, guarded_reply, env, state, said)
-            verdict = turn.verdict if isinstance(turn, Turn) else None
-            if not isinstance(turn, Turn) or (verdict and verdict.failed):
-                fault = verdict or turn
-                what = f"a call of the first tool fails: {fault.label}: {fault.reason}"
-                raise UserError(what, where="task.tools")
-            shown.append(("".join(chat.pieces(answer)), True))
-            tokens += answer
-            if verdict:
-                return [*shown, (f"\n{verdict.label}: {verdict.reason}", False)]
-            added, state = chat.extend(tokens, turn.messages), turn.state
-            tokens += added
-            shown.append(("".join(chat.pieces(added)), False))
-    return shown
+    task, judge = asked.train[0], recipe.verifier.build()
+    gold = next(iter(judge.golds(task) if judge else ()), task.answer or "5")
+    first = env.example() if isinstance(env, ToolUse) else "5" if env else gold
+    script = Script(policy.chat, [first, gold])
+    alone = replace(recipe, search=None, rollout=replace(recipe.rollout, workers=1))
+    plays = rollouts_of(replace(asked, recipe=alone), policy, script)
+    try:
+        number, done = plays.open(task, 1, Sampling()), dict[int, list[Episode]]()
+        while plays.busy and (recipe.task.agent or script.said.total() < MOST):
+            done.update(plays.step())
+        episodes = done.get(number, [])
+        played = [(row, e.verdict) for e in episodes for row in e.trajectories]
+        parts = sorted(plays.parts().get(number, ()), key=lambda part: part.sample)
+        going_on = [(part.live, None) for part in parts if part.live and part.live.said]
+    finally:
+        plays.close()
+    if broken := next((e.verdict for e in episodes if e.verdict.failed), None):
+        where = (
+            "task.tools" if isinstance(env, ToolUse) else "task.agent" if recipe.task.agent else "task.env"
+        )
+        raise UserError(f"an episode fails: {broken.label}: {broken.reason}", where=where)
+    return [piece for n, row in enumerate([*played, *going_on]) for piece in _told(policy.chat, n, *row)]
+
+
+def _told(chat: Chat, number: int, row: Any, verdict: Verdict | None) -> Iterator[tuple[str, bool]]:
+    """A conversation in pieces, and how it ended."""
+    if number:
+        yield "\n\n", False
+    each = zip(chat.pieces(row.tokens), row.sampled, strict=True)
+    for trained, pieces in groupby(each, key=lambda piece: piece[1]):
+        yield "".join(text for text, _ in pieces), trained
+    reason = f": {verdict.reason}" if verdict and verdict.reason else ""
+    yield f"\n{verdict.label}{reason}" if verdict else "\nand so on", False

@@ -27,6 +27,13 @@ class Live:
     said: list[str] = field(default_factory=list)
     state: Any = None
     stop: str = ""
+    seats: int = 1
+    """Of its game. Samples are then numbered game by game, and within a game by seat."""
+
+    @property
+    def seat(self) -> int:
+        """Its own in its game."""
+        return self.sample % self.seats
 
     def __post_init__(self) -> None:
         tokens, self.tokens = self.tokens, []
@@ -111,6 +118,7 @@ class Live:
             response="\n".join(self.said),
             stop=self.stop,
             turns=len(self.said),
+            seat=self.seat,
         )
 
 
@@ -127,5 +135,7 @@ class Part:
     """Whether the answer is complete and waits for a reply or a verdict."""
     due: int | None = None
     """Steps of the engine after which a reply is to be taken."""
+    waits: bool = False
+    """Whether it is the turn of another seat of its game."""
     episode: Episode | None = None
     """It is over, and others of its group are not."""

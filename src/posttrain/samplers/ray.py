@@ -33,7 +33,7 @@ from posttrain.models.fingerprint import Named
 from posttrain.samplers.cluster import NAMESPACE, Cluster
 from posttrain.samplers.protocol import Finished
 from posttrain.samplers.remote import BEAT_S, END_S, Make, Message, serve
-from posttrain.samplers.snapshots import Index, indexed, views, written
+from posttrain.samplers.snapshots import Index, indexed, views, write
 from posttrain.types import Episode, RunError
 
 VERSIONS = 3
@@ -308,7 +308,7 @@ class ObjectStore:
         if not self._index:
             self._index, self._size = indexed(weights())
         whole = torch.empty(self._size, dtype=torch.uint8)
-        found = written(weights(), whole, self._index)
+        found = write(weights(), whole, self._index)
         try:
             self._refs[version] = ray.put(whole.numpy())
         except ray.exceptions.RayError as error:

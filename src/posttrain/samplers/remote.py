@@ -84,7 +84,7 @@ class Server:
             self._beat = time.monotonic()
             self.out.append(("work", self.worker.work()))
 
-    def taken(self) -> list[Message]:
+    def take(self) -> list[Message]:
         """What there is to tell; each message is handed out once."""
         out, self.out = self.out, []
         return out
@@ -117,7 +117,7 @@ def serve(connection: Line, make: Make) -> None:
         try:
             server = Server(make())
             while True:
-                for message in server.taken():
+                for message in server.take():
                     connection.send(message)
                 if connection.poll(BEAT_S if server.worker.idle else 0.0):
                     message = connection.recv()
@@ -130,7 +130,7 @@ def serve(connection: Line, make: Make) -> None:
             return
         except BaseException as error:
             with suppress(OSError):
-                for message in server.taken() if server else []:
+                for message in server.take() if server else []:
                     connection.send(message)
                 connection.send(("failed", cause(error), "".join(traceback.format_exception(error))))
     finally:

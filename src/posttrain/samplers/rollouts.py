@@ -17,7 +17,7 @@ from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited
+from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited, unfit
 from posttrain.samplers.live import Live, Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.types import Completion, Episode, Request, Sampling, Task, UserError, Verdict
@@ -66,11 +66,14 @@ class Rollouts(Plays):
         self.pool = Pool(workers=workers, **guards)
         guards["deadline_s"] += getattr(env, "reply_s", 0.0)
         self.workers = Workers(workers, **guards) if env and not env.trusted else None
-        self._groups: dict[int, list[Episode | None]] = {}
+        self._groups: dict[int, dict[int, Episode | None]] = {}
+        """The episodes of each group by sample, None of one that goes on."""
         self._states: dict[int, TrainerState] = {}
         self._answered: dict[int, list[Live]] = {}
         """Those of each group whose answers wait to be judged together."""
         self._opened = 0
+        self._waiting: dict[tuple[int, int], Live] = {}
+        """By group and sample, the seats of games in which it is another's turn."""
         self._answering: dict[int, tuple[int, Live]] = {}
         self._parked: list[tuple[int, Live, Request]] = []
         self._judging: dict[int, tuple[int, Live]] = {}
@@ -112,15 +115,14 @@ class Rollouts(Plays):
         Episodes that have begun elsewhere go on from there, once `unpark` is called.
         """
         group, self._opened = self._opened, self._opened + 1
-        self._groups[group], self._states[group] = [None] * size, state
+        seats = max((part.live.seats for part in begun if part.live), default=1)
+        there = {part.sample // seats for part in begun}
+        fresh = [n for n in range(size) if n not in there]
+        self._groups[group] = dict.fromkeys([*(part.sample for part in begun), *fresh])
+        self._states[group] = state
         for part in sorted(begun, key=lambda part: part.episode is None):
             self._go_on(group, part)
-        there = {part.sample for part in begun}
-        lives = [
-            Live(task, sample, f"{epoch}:{task.id}", sampling, [])
-            for sample in range(size)
-            if sample not in there
-        ]
+        lives = [Live(task, sample, f"{epoch}:{task.id}", sampling, []) for sample in fresh]
         if not lives:
             return group
         if self.env is None:
@@ -184,9 +186,11 @@ class Rollouts(Plays):
     def parts(self) -> dict[int, tuple[Part, ...]]:
         """How far the episodes of each group are; those of a group that has not started are not there."""
         found: dict[int, list[Part]] = {
-            group: [Part(sample=e.sample, episode=e) for e in episodes if e is not None]
+            group: [Part(sample=e.sample, episode=e) for e in episodes.values() if e is not None]
             for group, episodes in self._groups.items()
         }
+        for (group, sample), live in self._waiting.items():
+            found[group].append(Part(sample=sample, live=live, waits=True))
         running = [(*self._answering[ticket], request) for ticket, request in self.engine.unanswered()]
         for group, live, request in (*running, *self._parked):
             found[group].append(Part(sample=live.sample, live=live, drawn=request.begun))
@@ -208,6 +212,8 @@ class Rollouts(Plays):
                 prompt = self.chat.render(start.messages, start.tools)
             except UserError as error:
                 start = Verdict(score=None, label="bad_turn", reason=str(error))
+        if isinstance(start, Start) and start.seats > 1:
+            lives = self._seated(group, lives, start)
         for live in lives:
             live.given(prompt)
             if isinstance(start, Verdict):
@@ -216,10 +222,28 @@ class Rollouts(Plays):
                 live.state = start.state
                 self._ask(group, live, ())
 
+    def _seated(self, group: int, lives: Sequence[Live], start: Start) -> list[Live]:
+        """Those who begin the games that these were to be; at the other seats one waits for its turn."""
+        episodes, begin = self._groups[group], []
+        for game in lives:
+            del episodes[game.sample]
+        for game in lives:
+            for seat in range(start.seats):
+                sample = game.sample * start.seats + seat
+                live = Live(game.task, sample, game.key, game.sampling, [], seats=start.seats)
+                episodes[sample] = None
+                if seat == start.seat:
+                    begin.append(live)
+                else:
+                    self._waiting[group, sample] = live
+        return begin
+
     def _go_on(self, group: int, part: Part) -> None:
         """Puts back an episode that has begun."""
         if part.episode is not None:
             self._over(group, part.episode)
+        elif part.waits and part.live:
+            self._waiting[group, part.sample] = part.live
         elif part.answered and part.live:
             self._respond(group, part.live, part.due)
         elif part.live:
@@ -235,9 +259,8 @@ class Rollouts(Plays):
         if room < 1:
             live.stop = "context"
             reason = f"the conversation outgrew the context of {self.context} tokens"
-            self._close(
-                group, live, Verdict(score=0.0 if live.said else None, label="context", reason=reason)
-            )
+            verdict = Verdict(score=0.0 if live.said else None, label="context", reason=reason)
+            self._end(group, live, verdict)
             return
         live.given(added)
         self._answering[self.engine.submit(self._request(group, live))] = (group, live)
@@ -275,7 +298,7 @@ class Rollouts(Plays):
             return
         waiting = self._answered.setdefault(group, [])
         waiting.append(live)
-        if len(waiting) < sum(episode is None for episode in self._groups[group]):
+        if len(waiting) < sum(episode is None for episode in self._groups[group].values()):
             return
         lives = sorted(self._answered.pop(group), key=lambda each: each.sample)
         tickets = self.pool.submit_group(
@@ -327,21 +350,45 @@ class Rollouts(Plays):
 
     def _turn(self, group: int, live: Live, turn: Turn) -> None:
         """Takes an environment's reply: the next turn, or the end."""
-        reward = turn.reward
-        if reward is None and turn.verdict is not None:
-            reward = turn.verdict.score
-        if reward is not None:
-            live.earned(reward)
+        if wrong := unfit(turn, live.seats):
+            turn = broken_turn(live.state, "bad_turn", wrong)
+        if turn.reward is not None:
+            live.earned(turn.reward)
         if turn.verdict is not None:
-            self._close(group, live, turn.verdict)
+            self._end(group, live, *turn.verdicts, earns=turn.reward is None)
             return
+        if turn.seat != live.seat:
+            self._waiting[group, live.sample] = live
+            live = self._waiting.pop((group, live.sample - live.seat + turn.seat))
         live.state = turn.state
         try:
-            added = self.chat.extend(live.tokens, turn.messages)
+            shown = (
+                self.chat.extend(live.tokens, turn.messages) if live.said else self.chat.render(turn.messages)
+            )
         except UserError as error:
-            self._close(group, live, Verdict(score=None, label="bad_turn", reason=str(error)))
+            self._end(group, live, Verdict(score=None, label="bad_turn", reason=str(error)))
         else:
-            self._ask(group, live, added)
+            self._ask(group, live, shown)
+
+    def _end(self, group: int, live: Live, *verdicts: Verdict, earns: bool = False) -> None:
+        """Ends a game at all its seats, with a verdict for each or one for all.
+
+        A seat that has said nothing is left out. earns: whether the scores are what is earned, which else was
+        paid by turns.
+        """
+        first = live.sample - live.seat
+        others = {
+            n: self._waiting.pop((group, n)) for n in range(first, first + live.seats) if n != live.sample
+        }
+        seated = {live.sample: live} | others
+        played = [each for each in seated.values() if each.said] or [live]
+        for sample in seated.keys() - {each.sample for each in played}:
+            del self._groups[group][sample]
+        for each in played:
+            verdict = verdicts[each.seat % len(verdicts)]
+            if earns and verdict.score is not None:
+                each.earned(verdict.score)
+            self._close(group, each, verdict)
 
     def _close(self, group: int, live: Live, verdict: Verdict) -> None:
         self.engine.release(f"{group}/{live.sample}")
@@ -350,9 +397,10 @@ class Rollouts(Plays):
     def _over(self, group: int, episode: Episode) -> None:
         episodes = self._groups[group]
         episodes[episode.sample] = episode
-        if all(e is not None for e in episodes):
+        if all(e is not None for e in episodes.values()):
             self._finished.append(group)
 
     def _complete(self, group: int) -> list[Episode]:
         del self._states[group]
-        return [e for e in self._groups.pop(group) if e is not None]
+        episodes = self._groups.pop(group)
+        return [e for sample in sorted(episodes) if (e := episodes[sample]) is not None]

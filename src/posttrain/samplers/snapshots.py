@@ -181,7 +181,7 @@ def views(whole: torch.Tensor, index: Index) -> Named:
         yield name, whole[start : start + count].view(dtype).view(shape)
 
 
-def written(weights: Named, whole: torch.Tensor, index: Index) -> str:
+def write(weights: Named, whole: torch.Tensor, index: Index) -> str:
     """The digest of these tensors, which are copied into the bytes.
 
     One at a time: an adapter's merged matrices together would be a second model.
@@ -228,7 +228,7 @@ class Arenas:
             self._index, self._size = indexed(weights())
         path = self._memory(self._size)
         whole = torch.from_file(path, shared=True, size=self._size, dtype=torch.uint8)
-        found = written(weights(), whole, self._index)
+        found = write(weights(), whole, self._index)
         self._used[version] = path
         self.bytes += self._size
         return Arena(path, self._size, self._index, found)

@@ -51,10 +51,10 @@ class NativeConfig:
         if self.rows > MOST_ROWS:
             raise ValueError(f"rows must be {MOST_ROWS} or fewer, not {self.rows}")
 
-    def held(self, longest: int) -> int:
+    def cached_tokens(self, longest: int) -> int:
         """Tokens that the rows hold, where the longest prompt with its answer has so many.
 
-        >>> NativeConfig(rows=64, cache_tokens=100).held(33), NativeConfig(rows=2).held(33)
+        >>> NativeConfig(rows=64, cache_tokens=100).cached_tokens(33), NativeConfig(rows=2).cached_tokens(33)
         (99, 66)
         """
         return max(1, min(self.rows, self.cache_tokens // longest)) * longest

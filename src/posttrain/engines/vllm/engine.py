@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.sequence import Sequence
 from posttrain.engines.vllm.asking import Expected, checked, wishes
-from posttrain.engines.vllm.start import started
+from posttrain.engines.vllm.start import start
 from posttrain.models.fingerprint import Named, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
@@ -52,7 +52,7 @@ class VllmEngine:
         self._dtype = dtype
         self._expected = Expected(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
-        self._vllm, self._llm = started(model.config, dtype, config, self.context)
+        self._vllm, self._llm = start(model.config, dtype, config, self.context)
         self._asked = 0
         self._running: dict[int, Sequence] = {}
         self._done: list[tuple[int, Completion]] = []

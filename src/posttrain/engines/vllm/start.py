@@ -31,7 +31,7 @@ def require() -> None:
         raise UserError("vllm is not installed", where="engine.name", mend=mend)
 
 
-def started(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, context: int) -> Any:
+def start(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, context: int) -> Any:
     """(the module vllm, its engine) with numbers that mean nothing yet; RunError where it does not start."""
     on_gpu = torch.cuda.is_available()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # weights arrive, and steps are taken, in this process

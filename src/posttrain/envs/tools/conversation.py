@@ -19,11 +19,11 @@ from posttrain.envs.tools.formats import FORMATS, FormatName
 from posttrain.envs.tools.template import (
     Shown,
     described,
+    render,
     shown_by,
     shows_results,
     shows_tools,
     with_words,
-    written,
 )
 from posttrain.types import Message, UserError
 
@@ -122,7 +122,7 @@ def _variant(chat: Chat) -> tuple[Variant | None, FormatName | None]:
     for null, objects in product((False, True), (True, False)):
         variant = Variant(objects, null)
         try:
-            said[variant] = written(chat, variant.message("", [_call(_PROBE.name, _GIVEN)]))
+            said[variant] = render(chat, variant.message("", [_call(_PROBE.name, _GIVEN)]))
         except (UserError, ValueError):
             continue
     names: tuple[FormatName, ...] = ("qwen_xml", "hermes", "llama3", "mistral", "deepseek")

@@ -56,7 +56,7 @@ class Server:
         """How it is started, for errors."""
         return " ".join([self.command, *self.args])[:200]
 
-    def started(self) -> tuple[Connection, Mapping[str, Any]]:
+    def start(self) -> tuple[Connection, Mapping[str, Any]]:
         """A process of it, and what that says of itself; RunError if it does not come up."""
         connection = None
         try:
@@ -72,7 +72,7 @@ class Server:
     def tools(self) -> list[Tool]:
         """What it offers, in its order; UserError if it does not start, or offers what cannot be called."""
         try:
-            connection, said = self.started()
+            connection, said = self.start()
         except RunError as error:
             raise UserError(str(error), where="task.tools.mcp") from None
         try:
@@ -149,7 +149,7 @@ class Offered:
                 connection.close()
             return result, None
         made = tuple(kept or ())
-        connection, _ = self.server.started()
+        connection, _ = self.server.start()
         try:
             for name, given in made:
                 _asked(connection, name, given, bounds)
@@ -178,7 +178,7 @@ def _held(server: Server) -> Connection:
     key = json.dumps([server.name, server.command, server.args, dict(server.env)])
     if key not in _HELD or not _HELD[key].alive:
         _HELD.pop(key, None)
-        _HELD[key], _ = server.started()
+        _HELD[key], _ = server.start()
     return _HELD[key]
 
 

@@ -137,7 +137,7 @@ def _form(chat: Chat) -> FormatName:
     call = {"name": _SENTINEL.name, "arguments": _GIVEN}
     calls: Any = [{"id": "call00000", "type": "function", "function": call}]
     try:
-        response = written(chat, {"role": "assistant", "content": "", "tool_calls": calls})
+        response = render(chat, {"role": "assistant", "content": "", "tool_calls": calls})
     except (UserError, ValueError):
         return "plain"
     names: tuple[FormatName, ...] = ("qwen_xml", "hermes", "llama3", "mistral", "deepseek")
@@ -148,7 +148,7 @@ def _form(chat: Chat) -> FormatName:
     return "plain"
 
 
-def written(chat: Chat, message: Message) -> str:
+def render(chat: Chat, message: Message) -> str:
     """What a template makes of an answer with calls; UserError or ValueError if that cannot be told."""
     said = {"role": "assistant", "content": _SENTINEL.name}
     head, close = chat.text([QUESTION, said], prompt=False).rsplit(_SENTINEL.name, 1)

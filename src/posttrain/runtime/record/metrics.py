@@ -37,9 +37,17 @@ def rollout_metrics(groups: Sequence[Sequence[Played]], version: int, right: flo
             "length/clipped": sum(e.stop in ("length", "context") for e in judged) / len(judged),
             "length/total": float(sum(lengths)),
         }
+        | seat_rewards(judged)
         | lag_metrics(lags)
         | pass_at_powers(by_group, right)
     )
+
+
+def seat_rewards(episodes: Sequence[Played]) -> dict[str, float]:
+    """What each seat earned, of games that the policy plays against itself: in other games nothing."""
+    seats = sorted({e.seat for e in episodes})
+    each = {n: [e.reward for e in episodes if e.seat == n] for n in seats if seats[-1]}
+    return {f"seat/{n}/reward": statistics.fmean(rewards) for n, rewards in each.items()}
 
 
 def pass_at_powers(groups: Sequence[Sequence[Played]], right: float) -> dict[str, float]:

@@ -120,6 +120,7 @@ def _line(
         "task": episode.task.id,
         "group": group,
         "sample": episode.sample,
+        "seat": episode.seat,
         "prompt": "".join(pieces(t.tokens[:start])),
         "answer": episode.task.answer,
         "pieces": pieces(t.tokens[start:]),

@@ -11,10 +11,11 @@ from posttrain.types import Task
 class Band:
     """Tasks whose success rate lies in [low, high], each asked again when it is longest ago.
 
-    At first every task is asked once. Then, of the tasks that are not under way, the next is one within the
-    band, and with chance `explore`, or if there is none, any one: always that which was asked longest ago,
-    as its rate says least of the policy that there is now. So every task has its turn, at the latest after
-    about tasks / explore others. A rate is a running one: keep · before + (1 - keep) · now.
+    At first every task is asked once, if there is to be a sweep. Then, of the tasks that are not under way,
+    the next is one within the band, and with chance `explore`, or if there is none, any one: always that
+    which was asked longest ago, as its rate says least of the policy that there is now. So every task has its
+    turn, at the latest after about tasks / explore others. A rate is a running one: keep · before +
+    (1 - keep) · now.
 
     >>> tasks = [Task(id=name, messages=()) for name in "abc"]
     >>> band = Band(tasks, seed=0, explore=0.0)
@@ -33,14 +34,17 @@ class Band:
         high: float = 0.8,
         keep: float = 0.0,
         explore: float = 0.2,
+        sweep: bool = True,
     ) -> None:
         self.tasks, self.seed, self.taken = tasks, seed, 0
-        self.low, self.high, self.keep, self.explore = low, high, keep, explore
-        self._first = Stream(range(len(tasks)), seed=seed)
+        self.low, self.high, self.keep, self.explore, self.sweep = low, high, keep, explore, sweep
         self._place = {task.id: place for place, task in enumerate(tasks)}
         self._times = [0] * len(tasks)
         self._last = [0] * len(tasks)
-        """How many had been taken when each task was last."""
+        """How many had been taken when each was last; below 0, in random order, of those that never were."""
+        order = Stream(range(len(tasks)), seed=seed)
+        for place in range(-len(tasks), 0):
+            self._last[order.take()[1]] = place
         self._rate: list[float | None] = [None] * len(tasks)
         self._under_way: set[int] = set()
 
@@ -54,12 +58,10 @@ class Band:
         return epoch, self.tasks[place]
 
     def _next(self) -> int:
-        if self.taken < len(self.tasks):
-            self._first.taken = self.taken
-            return self._first.take()[1]
         # While others are left none is asked twice in an update; afterwards all are as free as before.
         free = [p for p in range(len(self.tasks)) if p not in self._under_way] or range(len(self.tasks))
-        anyone = dice(f"band/{self.seed}/{self.taken}").random() < self.explore
+        first = self.sweep and self.taken < len(self.tasks)
+        anyone = first or dice(f"band/{self.seed}/{self.taken}").random() < self.explore
         return min(free, key=lambda p: (not (anyone or self._within(self._rate[p])), self._last[p]))
 
     def _within(self, rate: float | None) -> bool:

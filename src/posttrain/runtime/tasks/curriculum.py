@@ -55,7 +55,7 @@ def supply(settings: Curriculum, tasks: Sequence[Task], *, seed: int) -> Supply:
     if ":" in s.kind:
         return Own(s.kind, tasks, seed=seed)
     if s.kind == "band":
-        return Band(tasks, seed=seed, low=s.low, high=s.high, keep=s.keep, explore=s.explore)
+        return Band(tasks, seed=seed, low=s.low, high=s.high, keep=s.keep, explore=s.explore, sweep=s.sweep)
     if s.kind == "bandit":
         return Bandit(bucketed(tasks, s.field, s.buckets), seed=seed, explore=s.explore, share=s.share)
     if s.kind == "order":

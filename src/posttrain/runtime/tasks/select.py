@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from posttrain.base.usercode import load_edited
 from posttrain.math.choice import misfit
 from posttrain.recipe.settings import SELECT
-from posttrain.types import Played, UserError, worth
+from posttrain.types import Episode, Played, UserError, worth
 
 Select = Callable[[Sequence[Played]], bool]
+P = TypeVar("P", Episode, Played)
 
 
 def every(group: Sequence[Played]) -> bool:
@@ -27,6 +29,16 @@ def varied(group: Sequence[Played]) -> bool:
 def accepted(group: Sequence[Played], least: float = 1.0) -> bool:
     """Keeps a group with an answer whose reward is at least this: one without has nothing to imitate."""
     return any(e.reward >= worth([least]) for e in group if not e.verdict.failed)
+
+
+def by_seat(group: Sequence[P]) -> list[list[P]]:
+    """The seats of a group of games, each a group of its own; all others are one.
+
+    Two seats of a game are two tasks: what one of them earns says nothing of what the other could have. A
+    group without episodes, which another rank has, is one without episodes.
+    """
+    seats = sorted({each.seat for each in group})
+    return [[each for each in group if each.seat == seat] for seat in seats] or [[]]
 
 
 SELECTIONS: Mapping[str, Select] = dict(zip(SELECT, (every, varied, accepted), strict=True))

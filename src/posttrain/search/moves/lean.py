@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from posttrain.search.moves.lean_file import CLOSE, FLAGS, OPEN, Goals, Trial, told, written
+from posttrain.search.moves.lean_file import CLOSE, FLAGS, OPEN, Goals, Trial, file_text, told
 from posttrain.search.moves.lean_move import forbidden
 from posttrain.search.protocol import Refused, State
 from posttrain.types import Task, UserError
@@ -162,7 +162,7 @@ class LeanSteps:
         """How Lean ends with a file of these, what it says of each, and of which last."""
         means = self.lean.means
         beside, _ = header_modules(means, self.lean.axioms, header)
-        text, places = written(header, trials, self.heartbeats)
+        text, places = file_text(header, trials, self.heartbeats)
         box = Box(level=means.level)
         made = means.tool.compile(box, means.memory_mb, self.seconds, _FILE, text, beside, FLAGS)
         return made, *told(made.messages, places)

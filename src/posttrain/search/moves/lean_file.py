@@ -72,7 +72,7 @@ class Place:
     whole: int
 
 
-def written(header: Header, trials: Sequence[Trial], heartbeats: int) -> tuple[str, list[Place]]:
+def file_text(header: Header, trials: Sequence[Trial], heartbeats: int) -> tuple[str, list[Place]]:
     """The file in which these are tried, and where each stands in it.
 
     A move more is given as many heartbeats more, so that it is not late for the length of the way to it.

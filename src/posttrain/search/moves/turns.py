@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start
+from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, unfit
 from posttrain.search.protocol import Refused, State
 from posttrain.types import Message, Task, Verdict
 from posttrain.verifiers.workers.workers import Failed, Workers
@@ -76,26 +76,31 @@ class EnvSteps:
     def _begun(self, task: Task, start: Start | Verdict | Failed) -> State | Refused:
         if not isinstance(start, Start):
             return Refused(start.label, start.reason)
+        if start.seats > 1:
+            return Refused("seats", f"a search plays alone, and the game has {start.seats} seats")
         key = _key(task, start.state, start.messages)
         return State(task=task, shown=tuple(start.messages), key=key, held=start.state)
 
     def _led(self, state: State, move: str, turn: Turn | Failed) -> State | Refused:
         if isinstance(turn, Failed):
             turn = broken_turn(state.held, turn.label, turn.reason)
+        if wrong := unfit(turn, seats=1):
+            turn = broken_turn(state.held, "bad_turn", wrong)
         moves, said = (*state.moves, move), {"role": "assistant", "content": move}
-        if turn.verdict is None:
+        if not turn.verdicts:
             shown = (*state.shown, said, *turn.messages)
             key = _key(state.task, turn.state, shown)
             return State(task=state.task, moves=moves, shown=shown, key=key, held=turn.state)
-        if not self.right(turn.verdict):
-            return Refused(turn.verdict.label, turn.verdict.reason)
+        [verdict] = turn.verdicts
+        if not self.right(verdict):
+            return Refused(verdict.label, verdict.reason)
         return State(
             task=state.task,
             moves=moves,
             key=_key(state.task, None, (*state.shown, said)),
             done=True,
             text="\n".join(moves),
-            verdict=turn.verdict,
+            verdict=verdict,
         )
 
 

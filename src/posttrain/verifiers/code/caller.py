@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain.verifiers.code import plain
-from posttrain.verifiers.code.talk import START_S, Ended, receive, send, started
+from posttrain.verifiers.code.talk import START_S, Ended, receive, send, start
 from posttrain.verifiers.sandbox import Box, Live
 from posttrain.verifiers.sandbox.live import Clock
 
@@ -70,7 +70,7 @@ class Caller:
             answer = _answer(said)
 
     def _load(self) -> Live:
-        live = self._live = started(self.box, "harness.py")
+        live = self._live = start(self.box, "harness.py")
         nonce = secrets.token_hex(8)
         job = {"kind": "call", "sources": self.sources, "entry_point": self.entry_point, "nonce": nonce}
         send(live, job)

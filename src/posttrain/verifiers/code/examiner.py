@@ -14,7 +14,7 @@ import os
 import sys
 from typing import Any
 
-from posttrain.verifiers.code.wire import channel, receive, send, written
+from posttrain.verifiers.code.wire import channel, dump, receive, send
 
 
 class StopTest(BaseException):
@@ -45,7 +45,7 @@ class FromProgram(RuntimeError):  # noqa: N818
 
 def candidate(*args: Any, **kwargs: Any) -> Any:
     """The submission, as the test sees it."""
-    said = written([list(args), kwargs])
+    said = dump([list(args), kwargs])
     if '["x"' in said:
         Count.fatal = "the test passes something other than plain data to the program"
         raise StopTest
@@ -153,7 +153,7 @@ def main() -> None:
             Count.first = f"the test raised {type(error).__name__}: {str(error)[:200]}"
             Count.raised = hasattr(error, "from_program")
         Count.total += 1
-    send(f'["done",{written([Count.passed, Count.total, Count.first, Count.raised, Count.fatal])}]')
+    send(f'["done",{dump([Count.passed, Count.total, Count.first, Count.raised, Count.fatal])}]')
     sys.exit(0)
 
 

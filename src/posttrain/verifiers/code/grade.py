@@ -16,7 +16,7 @@ from posttrain.verifiers.code.caller import Caller, class_of, outcome
 from posttrain.verifiers.code.compare import Compare, equal_text, equal_value
 from posttrain.verifiers.code.problem import Problem, asserts, preamble, sources
 from posttrain.verifiers.code.runners import PYTHON, RUNNERS
-from posttrain.verifiers.code.talk import START_S, Ended, receive, send, started
+from posttrain.verifiers.code.talk import START_S, Ended, receive, send, start
 from posttrain.verifiers.sandbox import Box, Level, Limits
 from posttrain.verifiers.sandbox.live import Clock, attend
 
@@ -107,7 +107,7 @@ def played(box: Box, code: str, stdin: bytes, wall_s: float) -> Played:
     """
     nonce, most = secrets.token_hex(8), box.limits.output_bytes
     job = {"kind": "stdio", "sources": [code], "stdin": stdin, "nonce": nonce}
-    with started(box, "harness.py") as live:
+    with start(box, "harness.py") as live:
         try:
             send(live, job)
             first = plain.message(receive(live, most, Clock(live, wall_s + START_S)))
@@ -241,7 +241,7 @@ def _examined(
 ) -> list[Any]:
     """How the test went, as the examiner tells it; each call of the program is added to `calls`."""
     job = {"preamble": preamble(found), "test": found.test, "entry_point": found.entry_point}
-    with started(Box(level=level, limits=_EXAMINER), "examiner.py") as examiner:
+    with start(Box(level=level, limits=_EXAMINER), "examiner.py") as examiner:
         send(examiner, {**job, "every": every})
         while True:
             clock = Clock(examiner, _EXAMINER.wall_s)

@@ -18,7 +18,7 @@ import sys
 import types
 from _collections_abc import Callable
 
-from posttrain.verifiers.code.wire import channel, receive, send, written
+from posttrain.verifiers.code.wire import channel, dump, receive, send
 
 
 def fault(nonce: str, error: BaseException) -> None:
@@ -33,7 +33,7 @@ def fault(nonce: str, error: BaseException) -> None:
         name = "PermissionError"
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == 12):
         name = "MemoryError"
-    send(f'["raised","{nonce}",{written(name)},{written(said)},{written(builtin)}]')
+    send(f'["raised","{nonce}",{dump(name)},{dump(said)},{dump(builtin)}]')
 
 
 def compiled(sources: "list[str]", name: str) -> types.CodeType:
@@ -82,7 +82,7 @@ def as_module(sources: "list[str]", entry_point: str, nonce: str) -> None:
     try:
         code = compiled(sources, "solution.py")
     except BaseException as error:
-        send(f'["uncompiled","{nonce}",{written(str(error)[:300])}]')
+        send(f'["uncompiled","{nonce}",{dump(str(error)[:300])}]')
         os._exit(1)
     send(f'["ready","{nonce}"]')
     try:
@@ -102,7 +102,7 @@ def as_module(sources: "list[str]", entry_point: str, nonce: str) -> None:
             continue
         try:
             value = found(*call["args"], **call["kwargs"])
-            send(f'["returned","{call["nonce"]}",{written(value)}]')
+            send(f'["returned","{call["nonce"]}",{dump(value)}]')
         except BaseException as error:
             fault(call["nonce"], error)
         os._exit(0)

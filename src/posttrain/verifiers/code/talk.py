@@ -42,7 +42,7 @@ def _program(name: str) -> bytes:
     return len(body).to_bytes(8, "big") + body
 
 
-def started(box: Box, name: str) -> Live:
+def start(box: Box, name: str) -> Live:
     """An interpreter in a fresh box, started a while ago if one waits; each is used once.
 
     RunError if it does not come up.
@@ -70,7 +70,7 @@ def started(box: Box, name: str) -> Live:
 def _start(box: Box, name: str) -> Live:
     live = box.start(channel=True, stderr=subprocess.PIPE, pipes=False)
     assert live.channel is not None
-    with suppress(OSError):  # `started` says why
+    with suppress(OSError):  # `start` says why
         live.channel.sendall(_program(name))
     return live
 

@@ -24,7 +24,7 @@ def send(text: str) -> None:
         view = view[os.write(channel, view) :]
 
 
-def written(value: object, depth: int = 0) -> str:
+def dump(value: object, depth: int = 0) -> str:
     """A value as text, by its exact builtin type; subclasses by what their base class holds."""
     if depth > _MOST_DEPTH:
         return '["x","nested too deeply"]'
@@ -40,13 +40,13 @@ def written(value: object, depth: int = 0) -> str:
             return write(value, depth + 1)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
-        return written(value.tolist(), depth + 1)
+        return dump(value.tolist(), depth + 1)
     name = "".join(c for c in type(value).__name__ if c.isalnum() and c.isascii())
     return f'["x","{name}"]'
 
 
 def _many(mark: str, values: "Iterable[object]", depth: int) -> str:
-    return f'["{mark}"{"".join("," + written(v, depth) for v in values)}]'
+    return f'["{mark}"{"".join("," + dump(v, depth) for v in values)}]'
 
 
 _KINDS: "dict[type, Callable[..., str]]" = {

@@ -1,6 +1,6 @@
 """Processes of `coqtop` that have loaded a header, each of which serves one submission and is then ended.
 
-taken         waits for        the header to be loaded by a process started when the last was taken
+take          waits for        the header to be loaded by a process started when the last was taken
 Session.say   waits for        one answer, until the session's time is used up
 """
 
@@ -199,7 +199,7 @@ _waiting: OrderedDict[Opening, list[Session]] = OrderedDict()
 _owner = 0
 
 
-def taken(opening: Opening, keep: int) -> Session:
+def take(opening: Opening, keep: int) -> Session:
     """A session that nobody has used; `keep` others are started to wait for the next submissions."""
     global _owner
     if _owner != os.getpid():  # sessions of a process that we were forked from are not ours

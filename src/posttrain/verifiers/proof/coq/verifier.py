@@ -19,7 +19,7 @@ from posttrain.verifiers.proof.coq.diagnosis import (
     whole,
 )
 from posttrain.verifiers.proof.coq.script import sentences
-from posttrain.verifiers.proof.coq.session import EndedError, Opening, Session, taken
+from posttrain.verifiers.proof.coq.session import EndedError, Opening, Session, take
 from posttrain.verifiers.proof.coq.task import problem_of
 from posttrain.verifiers.proof.coq.walk import Progress, Walk, first_rank, measured, walked
 from posttrain.verifiers.protocol import Verifier
@@ -203,7 +203,7 @@ class Coq(Verifier):
         """How far the sentences come in a session of their own, and the progress they make."""
         for fresh in (False, True):  # a process that waited may have been killed for want of memory
             opening = self._opening(problem)
-            session = opening.start() if fresh else taken(opening, self.warm)
+            session = opening.start() if fresh else take(opening, self.warm)
             try:
                 walk, progress = self._heard(session, problem, given, measure=True)
             except EndedError as end:
