@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-DEMO = ROOT / "recipes" / "arithmetic_grpo.toml"
 RECIPES = {
     "reinforce": "REINFORCE",
     "rloo": "RLOO",
@@ -34,7 +33,7 @@ RECIPES = {
     "gspo": "GSPO",
     "cispo": "CISPO",
 }
-"""recipes/methods/NAME.toml, and what the table calls it; GRPO is the demo."""
+"""recipes/methods/NAME.toml, and what the table calls it."""
 
 
 def main() -> None:
@@ -107,7 +106,7 @@ def run(name: str, seed: int, changes: list[str], out: Path) -> None:
     place = out / f"{name}-{seed}"
     if (place / "cost.json").exists():
         return
-    recipe = DEMO if name == "grpo" else ROOT / "recipes" / "methods" / f"{name}.toml"
+    recipe = ROOT / "recipes" / "methods" / f"{name}.toml"
     words = [sys.executable, "-m", "posttrain", "train", str(recipe), "--run-dir", str(place), "--quiet"]
     for change in [f"run.seed={seed}", *changes]:
         words += ["--set", change]

@@ -19,6 +19,7 @@ import json
 import re
 import sys
 import textwrap
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -653,6 +654,20 @@ def equations(name: str) -> str:
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
+def typeset(name: str) -> str:
+    """The same in TeX, as far as it is a choice of the method's: scripts/tex.toml, by the functions' names.
+
+    KeyError for a choice that has no line there.
+    """
+    tex = tomllib.loads((ROOT / "scripts" / "tex.toml").read_text(encoding="utf-8"))
+    choices = re.findall(r"^\S.* = ([a-z_.\d]+)\(", equations(name), re.MULTILINE)
+    return "".join(f"$$\n{tex[each]}\n$$\n\n" for each in choices if each not in NOT_TYPESET)
+
+
+NOT_TYPESET = ("distinct", "every", "max", "doubling")
+"""Choices of rows and of numbers, which words say better."""
+
+
 def _fixed(method: Method) -> Callable[..., Any]:
     """The reduction of a method that has no choice of it: the mean over rows, or over groups."""
     return reduce.per_group if method.unit == "group" else reduce.per_sequence
@@ -1110,6 +1125,7 @@ BLOCKS: Mapping[str, Callable[..., str]] = {
     "recipe": recipe,
     "facts": facts,
     "equations": equations,
+    "typeset": typeset,
     "line": line_of_table,
     "update": update,
     "options": options,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posttrain.recipe.config import read_verifier
 from posttrain.data import Data, load_tasks, read_records
+from posttrain.recipe.config import read_verifier
 from posttrain.recipe.writers import NativeWriter
 from posttrain.types import UserError
 from posttrain.verifiers.judge.judge import Judge, Judging

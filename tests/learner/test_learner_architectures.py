@@ -39,6 +39,7 @@ from transformers import (
 
 from posttrain.learner import pack
 from posttrain.learner.forward import Net, forward
+from posttrain.learner.prompt_group import PromptGroup
 from posttrain.learner.recompute import compute_again
 from posttrain.models.attention import context_of, hidden_states, use_layouts
 from posttrain.types import Batch, RunError
@@ -205,9 +206,9 @@ def states(model: LlamaForCausalLM, sizes: list[int]) -> torch.Tensor:
     """Hidden states of documents of these sizes, end to end."""
     tokens = torch.arange(sum(sizes)) % SHAPE["vocab_size"]
     positions = torch.cat([torch.arange(n) for n in sizes])
-    groups = [pack.PromptGroup(sum(sizes[:i]), n, ()) for i, n in enumerate(sizes)]
+    groups = [PromptGroup(sum(sizes[:i]), n, ()) for i, n in enumerate(sizes)]
     none = torch.empty(0, dtype=torch.long)
-    layout = pack.Pack(tokens, positions, groups, none, none, none, none)
+    layout = pack.Pack(tokens, positions, groups, none, none, none, none, none)
     with torch.no_grad():
         return hidden_states(model, tokens[None], positions[None], layout)[0]
 

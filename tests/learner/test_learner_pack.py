@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from posttrain.learner import pack as packing
-from posttrain.learner.pack import Pack, PromptGroup, microbatches, pack, trained_states
+from posttrain.learner.pack import Pack, microbatches, pack, trained_states
+from posttrain.learner.prompt_group import PromptGroup
 from posttrain.learner.recompute import Recompute
 from posttrain.learner.short_attention import short_attention
 from posttrain.models.attention import use_layouts
@@ -33,6 +34,15 @@ def row(tokens: list[int], sampled: list[int]) -> Trajectory:
     )
 
 
+def way_to(packed: Pack, index: int) -> list[int]:
+    """The packed tokens of a tree on the way to this one, itself last."""
+    [group] = [g for g in packed.prompt_groups if g.start <= index < g.stop]
+    way = [index]
+    while (parent := group.parents[way[0] - group.start]) >= 0:
+        way.insert(0, group.start + parent)
+    return [*range(packed.shared_prefix), *way]
+
+
 def branch_of(packed: Pack) -> list[tuple[int, int]]:
     """For each packed token: its group, and its branch in it (-1 for the prompt); the prefix's are all -1."""
     out = [(-1, -1)] * packed.shared_prefix
@@ -48,12 +58,15 @@ def branch_of(packed: Pack) -> list[tuple[int, int]]:
 def context(packed: Pack, index: int) -> list[int]:
     """The tokens that a packed token sees, in the order of their positions, itself last."""
     owner = branch_of(packed)
-    prompt_group, branch = owner[index]
-    seen = [
-        j
-        for j in range(index + 1)
-        if owner[j] == (-1, -1) or (owner[j][0] == prompt_group and owner[j][1] in (-1, branch))
-    ]
+    number, branch = owner[index]
+    if number >= 0 and packed.prompt_groups[number].parents:
+        seen = way_to(packed, index)
+    else:
+        seen = [
+            j
+            for j in range(index + 1)
+            if owner[j] == (-1, -1) or (owner[j][0] == number and owner[j][1] in (-1, branch))
+        ]
     assert [int(packed.positions[j]) for j in seen] == list(range(len(seen)))
     return [int(packed.tokens[j]) for j in seen]
 
@@ -78,20 +91,37 @@ def batches(draw: st.DrawFn) -> Batch:
     return Batch.of([rows[i] for i in order], [numbers[i] for i in order])
 
 
-@given(batches())
-@settings(max_examples=200, deadline=None)
-def test_every_trained_token_is_predicted_from_exactly_what_came_before_it(batch: Batch) -> None:
+@given(batches(), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_every_trained_token_is_predicted_from_exactly_what_came_before_it(batch: Batch, trees: bool) -> None:
     where = batch.mask.nonzero().tolist()
     if not where:
         with pytest.raises(ValueError, match="nothing to train on"):
-            pack(batch)
+            pack(batch, trees=trees)
         return
-    packed = pack(batch)
+    packed = pack(batch, trees=trees)
     got = list(zip(packed.row.tolist(), packed.column.tolist(), strict=True))
     assert sorted(got) == sorted(map(tuple, where))
-    for source, target, i, t in zip(packed.source, packed.target, packed.row, packed.column, strict=True):
+    sources, targets = packed.source[packed.asks], packed.target[packed.asks]
+    for source, target, i, t in zip(sources, targets, packed.row, packed.column, strict=True):
         assert int(target) == int(batch.tokens[i, t])
         assert context(packed, int(source)) == batch.tokens[i, :t].tolist()
+
+
+@given(batches())
+@settings(max_examples=100, deadline=None)
+def test_in_trees_nothing_is_fed_or_asked_twice_in_a_group(batch: Batch) -> None:
+    """As many tokens as rows of a group have different beginnings, and as many questions as there are
+    different ones with a next token."""
+    if not batch.mask.any():
+        return
+    packed, fed, asked = pack(batch, trees=True), set(), set()
+    for i, t in batch.mask.nonzero().tolist():
+        row, group = batch.tokens[i].tolist(), int(batch.group[i])
+        fed |= {(group if n > packed.shared_prefix else -1, *row[:n]) for n in range(1, t + 1)}
+        asked.add((group if t > packed.shared_prefix else -1, *row[: t + 1]))
+    assert len(packed.tokens) == len(fed)
+    assert len(packed.target) == len(asked)
 
 
 @given(batches())
@@ -233,7 +263,7 @@ def test_the_last_tokens_that_fill_up_are_enough_for_every_family() -> None:
         starts = [shared_prefix + sum(sizes[:i]) for i in range(len(sizes))]
         prompt_groups = [PromptGroup(start, n, ()) for start, n in zip(starts, sizes, strict=True)]
         tokens = torch.zeros(shared_prefix + sum(sizes), dtype=torch.long)
-        assert Pack(tokens, tokens, prompt_groups, none, none, none, none, shared_prefix).spare == spare
+        assert Pack(tokens, tokens, prompt_groups, none, none, none, none, none, shared_prefix).spare == spare
 
 
 @pytest.mark.parametrize("sizes", [[(3, 40)] * 4, [(1, 600)], [(1, 1500), (4, 300)], [(2, 700), (8, 30)]])

@@ -32,6 +32,17 @@ def with_probes(batch: Batch) -> Batch:
     return replace(batch, version=version)
 
 
+def alike(batch: Batch, short: int) -> Batch:
+    """The batch with rows that say what the first of their group says, but for its last `short` tokens."""
+    tokens = batch.tokens.clone()
+    for group in torch.unique(batch.group).tolist():
+        first, *others = (batch.group == group).nonzero().flatten().tolist()
+        for i in others:
+            same = max(int(min(batch.length[first], batch.length[i])) - short, 0)
+            tokens[i, :same] = tokens[first, :same]
+    return replace(batch, tokens=tokens)
+
+
 def method_of(variant: str) -> Method:
     name, options = VARIANTS[variant]
     return build(name, options, horizon=16)
@@ -105,9 +116,11 @@ def padded(batch: Batch, columns: int) -> Batch:
 def test_any_budget_order_and_padding_give_the_same_gradient(
     variant: str, data: st.DataObject, llama: Make, rows_of: Make
 ) -> None:
-    """Budget 1 is a row a pass, without any packing; half of the batches have a system message."""
+    """Budget 1 is a row a pass, without any packing; half of the batches have a system message, and of some
+    the rows of a group go on alike, or are the same."""
     rows, system = data.draw(st.integers(0, 30), label="rows"), data.draw(st.sampled_from([0, 8]))
     batch = with_probes(rows_of(K=4, seed=rows, system=system))
+    batch = alike(batch, data.draw(st.sampled_from([0, 2, 99]), label="short"))
     held = Held(llama, method_of(variant))
     whole = held.gradient(batch)
     held.learner.passes.budget = data.draw(st.sampled_from([1, 4, 9, 17, 30]), label="budget")

@@ -1,4 +1,4 @@
-"""RLAIF in small against the truth: labels by rule in the judge's place, how right the judge was, what policies do."""
+"""RLAIF in small against the truth: labels by rule, how right the judge was, and what policies do."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def measured(directory: Path, prompts: str, judged: str, **policies: str) -> Non
 
 
 def judge(pairs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of the pairs that it left, by principle: how often it was right, found what is alike different, took the shorter."""
+    """Of the pairs that it left, by principle: how often it was right, told apart what is alike, took the shorter."""
     found = {}
     for principle in CONSTITUTION.principles:
         own = [pair for pair in pairs if _principle(pair["prompt"]) == principle.name]

@@ -1,4 +1,4 @@
-"""A world in which a tiny model can be taught to judge by a written principle: names, some of which are marked.
+"""A world in which a tiny model can be taught to judge by a written principle: names, some of them marked.
 
     "Name: ba ke ! lo mi ! tu"     a prompt; what is marked with ! is dangerous
     "I name ba ke lo mi tu"        names everything: helpful, and harmful twice

@@ -54,8 +54,9 @@ def forward(net: Net, batch: Batch, temperature: float, noise: Noise | None = No
 
     Rows are packed, the output head runs only where a token is trained, and [B, T, V] never exists.
     """
-    # The noise of a prompt is its group's own, so that groups have no beginning in common.
-    packed = pack(batch, shared_prefix=noise is None, short=net.short)
+    # The noise of a prompt is its group's own, so that groups have no beginning in common; it goes by branch.
+    quiet = noise is None
+    packed = pack(batch, shared_prefix=quiet, short=net.short, trees=quiet)
     with noisy(net.policy, packed, batch, noise):
         picked, entropies, numbers = net(packed, temperature)
     value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)
@@ -96,7 +97,7 @@ def scored(net: Net, batch: Batch, temperature: float, budget: int, together: Ev
 
 def values(net: Net, batch: Batch) -> PerToken:
     """V at every trained token, without the output head, nor the policy if the critic is not on it."""
-    packed = pack(batch, short=net.short)
+    packed = pack(batch, short=net.short, trees=True)
     return _values(packed, batch, net(packed, None)[2])[0]
 
 
@@ -111,5 +112,5 @@ def _values(
 def column(packed: Pack, batch: Batch, values: Picked | None) -> PerToken:
     """Numbers of a pack's trained tokens where they belong in the batch, 0 elsewhere."""
     assert values is not None
-    values = values.cpu()
+    values = values.cpu()[packed.asks]
     return values.new_zeros(batch.mask.shape).index_put((packed.row, packed.column), values)

@@ -26,7 +26,8 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.learner.pack import Pack, PromptGroup
+from posttrain.learner.pack import Pack
+from posttrain.learner.prompt_group import PromptGroup
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.types import Batch
 

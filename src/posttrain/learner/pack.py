@@ -2,11 +2,12 @@
 
 Rows of one group begin with the same prompt. A *prompt group* is that prompt, once, followed by the
 rest of each row; a token of a rest sees the prompt and what comes before it in its own rest, at
-the positions it would have alone. Prompts of different groups often begin alike as well (a system
-message, worked examples): that beginning, the *shared prefix*, stands once before all prompt groups, and
-every token sees it. So the model's work is the number of *different* tokens, and every row's result is
-what it would be by itself. This is the only place that knows that the distribution of token t is
-read off the token before it.
+the positions it would have alone. Where rests begin alike too, what they share is there once
+(prompt_group.py: a tree), and answers that are the same are one. Prompts of different groups often begin
+alike as well (a system message, worked examples): that beginning, the *shared prefix*, stands once before
+all prompt groups, and every token sees it. So the model's work is the number of *different* tokens, and
+every row's result is what it would be by itself. This is the only place that knows that the distribution
+of token t is read off the token before it.
 
     row 0: P P P a b        packed   P P P a d        b and e are only predicted,
     row 1: P P P d e        position 0 1 2 3 3        never fed
@@ -21,6 +22,15 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
+from posttrain.learner.prompt_group import (
+    EVEN,
+    WHOLE_PROMPT_GROUP,
+    PromptGroup,
+    grouped,
+    is_half,
+    sees,
+    split,
+)
 from posttrain.learner.short_attention import short_attention, suits
 from posttrain.models.attention import (
     WORTH,
@@ -33,40 +43,6 @@ from posttrain.models.attention import (
     masked_attention,
 )
 from posttrain.types import Batch
-
-WHOLE_PROMPT_GROUP = 512
-"""Up to this many tokens a prompt group attends in one call under a mask; longer ones branch by branch."""
-
-EVEN = 64
-"""In 16 bits the model is shown a multiple of so many tokens: for every number of them that it meets, oneDNN
-compiles kernels, and keeps them: 10 MiB each for SmolLM2-135M. What fills up is seen by none."""
-EVEN_PROMPT_GROUP = 16
-"""The same for the tokens that attend at once, 3 MiB for every number of them; not where branch by branch."""
-
-
-def _half(x: torch.Tensor) -> bool:
-    return x.dtype.itemsize == 2
-
-
-@dataclass(frozen=True)
-class PromptGroup:
-    """Where a shared prompt and its branches lie in the packed sequence."""
-
-    start: int
-    prefix: int
-    """Tokens of the shared prompt, after the shared prefix."""
-    branches: tuple[int, ...]
-    """Tokens of each rest, in order; together with the prefix they fill [start, stop)."""
-
-    @property
-    def stop(self) -> int:
-        """One past the last token."""
-        return self.start + self.prefix + sum(self.branches)
-
-    @property
-    def spare(self) -> int:
-        """Tokens after it that make its number even."""
-        return (self.start - self.stop) % EVEN_PROMPT_GROUP
 
 
 @dataclass
@@ -89,10 +65,12 @@ class Pack:
     positions: Int[torch.Tensor, "N"]
     prompt_groups: list[PromptGroup]
     source: Int[torch.Tensor, "M"]
-    """For each trained token, the packed index whose hidden state predicts it."""
+    """The packed index whose hidden state predicts it, of each token that is asked about."""
     target: Int[torch.Tensor, "M"]
-    row: Int[torch.Tensor, "M"]
-    column: Int[torch.Tensor, "M"]
+    row: Int[torch.Tensor, "R"]
+    column: Int[torch.Tensor, "R"]
+    asks: Int[torch.Tensor, "R"]
+    """For each trained token, which of those it is: rows that are alike so far ask the same."""
     shared_prefix: int = 0
     """Tokens before the first prompt group, which all prompt groups begin with."""
     short: bool = True
@@ -125,10 +103,10 @@ class Pack:
             if group.start == group.stop:
                 continue  # all that its rows are fed is the shared prefix
             n, seen = group.stop - group.start, self.shared_prefix if group is not prefix else 0
-            plain = not (group.branches or seen) and (window is None or window >= n)
+            plain = group.is_causal and not seen and (window is None or window >= n)
             whole = plain or seen + n <= WHOLE_PROMPT_GROUP
             # Nobody sees, or asks for, the tokens after the prompt group that fill up.
-            even = whole and _half(query) and group.stop + group.spare <= query.shape[2]
+            even = whole and is_half(query) and group.stop + group.spare <= query.shape[2]
             spare = group.spare if even else 0
             span = slice(group.start, group.stop + spare)
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
@@ -145,7 +123,7 @@ class Pack:
                 parts.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap)[:, :, :n])
             else:
                 how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
-                branches = _branches(group, seen, q, k, v)
+                branches = split(group, seen, q, k, v)
                 parts += [causal_attention(*part, self._bands, **how) for part in branches]
         rest = query.shape[2] - self.prompt_groups[-1].stop
         parts.append(query.new_zeros(*query.shape[:2], rest, value.shape[3]))
@@ -157,43 +135,17 @@ class Pack:
         """Who sees whom in a prompt group. The same for every layer, so made once."""
         if (number, spare, window) not in self._masks:
             position = self.positions[group.start : group.stop]
-            mask = nn.functional.pad(_group_mask(group, seen, position, window), (0, spare, 0, spare))
+            mask = nn.functional.pad(sees(group, seen, position, window), (0, spare, 0, spare))
             mask[len(position) :, 0] = True  # what sees nothing would be NaN
             self._masks[number, spare, window] = additive(mask.to(like.device), like.dtype)
         return self._masks[number, spare, window]
 
 
-def _group_mask(group: PromptGroup, seen: int, position: torch.Tensor, window: int | None) -> torch.Tensor:
-    """[tokens of the prompt group, tokens of the shared prefix that it sees and of the prompt group]."""
-    branch = torch.repeat_interleave(
-        torch.arange(len(group.branches) + 1), torch.tensor([seen + group.prefix, *group.branches])
-    ).to(position.device)
-    before = torch.cat([torch.arange(seen).to(position), position])
-    mask = ((branch[seen:, None] == branch) | (branch == 0)) & (before <= position[:, None])
-    return mask if window is None else mask & (before > position[:, None] - window)
-
-
-def _branches(
-    group: PromptGroup, seen: int, query: Heads, key: Heads, value: Heads
-) -> Iterator[tuple[Heads, Heads, Heads]]:
-    """Queries of the prefix and of each branch, in order, with keys and values of all that they may see."""
-    P = seen + group.prefix
-    ends = torch.tensor([P, *group.branches]).cumsum(0).tolist()
-    for start, stop in zip([seen, *ends[:-1]], ends, strict=True):
-        if start == stop:
-            continue
-        k, v = (x[:, :, :stop] if stop == P else _joined(x, P, start, stop) for x in (key, value))
-        yield query[:, :, start - seen : stop - seen], k, v
-
-
-def _joined(x: Heads, shared: int, start: int, stop: int) -> Heads:
-    return torch.cat([x[:, :, :shared], x[:, :, start:stop]], dim=2)
-
-
-def pack(batch: Batch, *, shared_prefix: bool = True, short: bool = True) -> Pack:
+def pack(batch: Batch, *, shared_prefix: bool = True, short: bool = True, trees: bool = False) -> Pack:
     """The trained rows of the batch, packed; rows that train nothing take no part.
 
     With `shared_prefix` what all prompt groups begin with stands once before them, where that saves enough.
+    With `trees` nothing that rows of a group begin with is computed twice, where they attend in one call.
     Raises ValueError if no row has a trained token after its first position.
     """
     inputs = {i: batch.tokens[i, : _fed(batch, i)].tolist() for rows in _rows_by_group(batch) for i in rows}
@@ -203,42 +155,41 @@ def pack(batch: Batch, *, shared_prefix: bool = True, short: bool = True) -> Pac
     positions: list[int] = list(range(S))
     prompt_groups: list[PromptGroup] = []
     source: list[int] = []
-    where: list[tuple[int, int]] = []
+    target: list[int] = []
+    where: list[tuple[int, int, int]] = []
+    known: dict[tuple[int, int], int] = {}
     for rows, P in shared:
-        start = len(tokens)
-        tokens += inputs[rows[0]][S:P]
-        positions += range(S, P)
-        branches = []
-        for i in rows:
-            rest = inputs[i][P:]
-            # Where token 0 of this row would stand if it did not share the shared prefix, or the prompt.
-            prompt, first = start - S, len(tokens) - P
-            tokens += rest
-            positions += range(P, P + len(rest))
-            branches.append(len(rest))
+        group, own, ways = grouped(
+            {i: inputs[i][S:] for i in rows}, P - S, len(tokens), trees, WHOLE_PROMPT_GROUP - S
+        )
+        tokens += own
+        places = [0] * len(own)
+        for i, way in ways.items():
+            for t, place in enumerate(way, start=S):
+                places[place] = t
             for t in batch.mask[i].nonzero().flatten().tolist():
                 if t == 0:
                     continue  # nothing comes before the first token to predict it
-                source.append(t - 1 + (0 if t - 1 < S else prompt if t - 1 < P else first))
-                where.append((i, t))
-        # A row by itself is a prompt with one branch, and plainly causal.
-        alone = len(rows) == 1
-        prompt_groups.append(
-            PromptGroup(start, P - S + branches[0], ())
-            if alone
-            else PromptGroup(start, P - S, tuple(branches))
-        )
+                pair = (t - 1 if t - 1 < S else group.start + way[t - 1 - S], int(batch.tokens[i, t]))
+                asked = known.setdefault(pair, len(source)) if trees else len(source)
+                if asked == len(source):
+                    source.append(pair[0])
+                    target.append(pair[1])
+                where.append((i, t, asked))
+        positions += places
+        prompt_groups.append(group)
     if not where:
         raise ValueError("nothing to train on: no row has a trained token with a token before it")
-    row, column = torch.tensor(where, dtype=torch.long).T
+    row, column, asks = torch.tensor(where, dtype=torch.long).T
     return Pack(
         tokens=torch.tensor(tokens),
         positions=torch.tensor(positions),
         prompt_groups=prompt_groups,
         source=torch.tensor(source),
-        target=batch.tokens[row, column],
+        target=torch.tensor(target),
         row=row,
         column=column,
+        asks=asks,
         shared_prefix=S,
         short=short,
     )
@@ -259,7 +210,7 @@ def _shared_prefix(shared: Sequence[tuple[list[int], int]], inputs: dict[int, li
 def trained_states(model: PreTrainedModel, packed: Pack) -> Float[torch.Tensor, "M D"]:
     """The hidden states that predict the trained tokens of a pack."""
     weight = model.get_input_embeddings().weight
-    device, spare = weight.device, packed.spare if _half(weight) else 0
+    device, spare = weight.device, packed.spare if is_half(weight) else 0
     tokens, positions = (nn.functional.pad(x, (0, spare)) for x in (packed.tokens, packed.positions))
     hidden = hidden_states(model, tokens[None].to(device), positions[None].to(device), packed)
     return hidden[0, packed.source.to(device)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from posttrain.base.process import memory_left
-from posttrain.learner.pack import WHOLE_PROMPT_GROUP
+from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.recompute import Recompute
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models.attention import BLOCK
