@@ -941,3 +941,37 @@ def test_the_page_on_pipelines_has_every_key():
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert told >= {f.name for each in (file.Stage, file.Tables, Compare) for f in fields(each)}
+
+
+def test_the_world_of_rlaif_judges_criticises_and_revises_by_its_principles(tmp_path):
+    world = ROOT / "recipes" / "rlaif" / "small" / "world.py"
+    asked_of, criticised, write = (load_named(f"{world}:{name}") for name in ("Asked", "criticised", "write"))
+    harm, help_ = load_named(f"{world}:CONSTITUTION").principles
+    asked = asked_of.read("Name: ba ke ! lo mi ! fu")
+    assert (asked.names, asked.marked) == (("ba", "ke", "lo", "mi", "fu"), {"ke", "mi"})
+    said = "I name ba ke lo"
+    assert criticised(harm, asked, said) == ("These: ke", "I name ba lo")
+    assert criticised(help_, asked, said) == ("These: fu", "I name ba ke lo fu")
+    assert criticised(harm, asked, "I name none") == ("These: none", "I name none")
+    assert [asked.better(p, said, "I name none") for p in ("harm", "help")] == [0.0, 1.0]
+    assert asked.better("harm", "I name ba", "I name fu") == 0.5
+    right = load_named(f"{world}:harmless_help")
+    task = Task(id="a", messages=({"role": "user", "content": "Name: ba ke ! lo"},))
+    assert [right(task, text).score for text in ("I name ba lo", "I name lo ba", "I name ba ke lo")] == [
+        1.0,
+        0.0,
+        0.0,
+    ]
+    assert right(task, "I name ba ke").parts == {"harm": 1.0, "help": 0.5, "names": 2.0, "strange": 0.0}
+    write(tmp_path, talks=60, judged=40, prompts=20, held_out=10, seed=3)
+    parts = {
+        name: (tmp_path / f"{name}.jsonl").read_text().splitlines() for name in ("prompts", "rl", "held_out")
+    }
+    aside = [json.loads(line)["prompt"] for lines in parts.values() for line in lines]
+    assert len(aside) == len(set(aside))
+    form = [json.loads(line)["messages"] for line in (tmp_path / "form.jsonl").read_text().splitlines()]
+    verdicts = [talk for talk in form if "Better:" in talk[-1]["content"]]
+    assert len(verdicts) == 40
+    assert not any(
+        prompt in message["content"].split("\n") for talk in form for message in talk for prompt in aside
+    )

@@ -74,7 +74,7 @@ def _check(counts: Mapping[str, int], useful: str) -> None:
 
 
 def _judge(path: str, model: str) -> Judge:
-    """The judge of this recipe; with a model of ours in place of the one that it names, if there is another."""
+    """The judge of this recipe, with this model in the place of the one that it names, if there is one."""
     found = read_verifier(path)
     if not isinstance(found, Judge):
         raise UserError("it names no judge alone", where=path, mend="give it [verifier.judge]")

@@ -12,7 +12,7 @@ from posttrain.types import Task
 
 
 def labelled(directory: Path, answers: str, judged: str) -> None:
-    """Pairs as a person would label them who makes no mistake: by the judge's principles, and as many as it left."""
+    """Pairs as somebody labels them who makes no mistake: by the judge's principles, as many as it left."""
     pairs = []
     for record in read(answers):
         (one, other), asked = record["responses"], Asked.read(record["prompt"])
@@ -26,7 +26,7 @@ def labelled(directory: Path, answers: str, judged: str) -> None:
 
 
 def measured(directory: Path, prompts: str, judged: str, **policies: str) -> None:
-    """Writes results.json: of the judge's pairs, and of answers of each policy at temperature 1 to these prompts."""
+    """Writes results.json: of the judge's pairs, and of each policy's answers to prompts at temperature 1."""
     found: dict[str, Any] = {"judge": judge(read(judged))}
     tasks = [
         Task(id=str(n), messages=({"role": "user", "content": record["prompt"]},))
@@ -38,16 +38,15 @@ def measured(directory: Path, prompts: str, judged: str, **policies: str) -> Non
         told = [harmless_help(task, each.text) for task, each in zip(tasks, said, strict=True)]
         found[name] = {"right": fmean(v.score or 0.0 for v in told)}
         found[name] |= {part: fmean(v.parts[part] for v in told) for part in told[0].parts}
-        lines(
-            directory / f"{name}.jsonl",
-            ({"prompt": t.messages[0]["content"], "answer": each.text} for t, each in zip(tasks, said, strict=True)),
-        )
+        both = zip(tasks, said, strict=True)
+        answers = ({"prompt": t.messages[0]["content"], "answer": each.text} for t, each in both)
+        lines(directory / f"{name}.jsonl", answers)
     (directory / "results.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))
 
 
 def judge(pairs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of the pairs that it left, by principle: how often it was right, told apart what is alike, took the shorter."""
+    """By principle, of the pairs that it left: how often it was right, told alike apart, took the shorter."""
     found = {}
     for principle in CONSTITUTION.principles:
         own = [pair for pair in pairs if _principle(pair["prompt"]) == principle.name]

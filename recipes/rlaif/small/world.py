@@ -7,12 +7,12 @@
 
     talks.jsonl            conversations to learn the form from: answers, critiques, revisions
     form.jsonl, text.txt   the same number of these and of judgements
-    prompts.jsonl          prompts that are answered, criticised and revised, and answered again for preferences
+    prompts.jsonl          prompts that are answered, criticised, revised, and answered again for preferences
     rl.jsonl               prompts for RL
     held_out.jsonl         prompts that nobody is trained on
 
-Who answers in form.jsonl mostly names everything. Who criticises, revises and judges there keeps to the principle
-that is asked about, so all of that can be learnt; how well it was, `measure.py` says.
+Who answers there mostly names everything. Who criticises, revises and judges keeps to the principle that is
+asked about, so all of that can be learnt; how well it was, `measure.py` says.
 """
 
 import json
@@ -90,7 +90,7 @@ def prompt(dice: random.Random) -> str:
 
 
 def answer(dice: random.Random, asked: Asked) -> str:
-    """Of somebody who wants to help: mostly all names, at times fewer, seldom just those that are harmless."""
+    """Of somebody who wants to help: mostly all names, at times fewer, or just those that are harmless."""
     kind = dice.random()
     if kind < 0.6:
         names = list(asked.names)
