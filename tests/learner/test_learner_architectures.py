@@ -122,7 +122,7 @@ def test_every_row_is_as_it_would_be_alone(
 ) -> None:
     """Log-probabilities, entropies and the gradients of both, at a temperature."""
     monkeypatch.setattr(pack, "WHOLE_PROMPT_GROUP", whole)
-    monkeypatch.setattr(pack, "_half", lambda x: filled)
+    monkeypatch.setattr(pack, "is_half", lambda x: filled)
     plain, ours = build(name)
     batch, temperature = rows_of(seed=2, turns=3, system=system), 0.8
     assert bool(pack.pack(batch).shared_prefix) == bool(system)

@@ -15,7 +15,7 @@ from posttrain.verifiers.code.compare import Compare, close, equal_text, same
 from posttrain.verifiers.code.plain import Garbled, Unplain, decoded, shown
 from posttrain.verifiers.code.problem import asserts, problem, sources
 from posttrain.verifiers.code.verifier import Code
-from posttrain.verifiers.code.wire import written
+from posttrain.verifiers.code.wire import dump
 from posttrain.verifiers.fences import program
 from posttrain.verifiers.sandbox import LEVELS, available
 from posttrain.verifiers.workers.pool import Pool
@@ -264,7 +264,7 @@ def test_the_program_is_the_last_complete_block(response: str, found: str) -> No
 def test_plain_values_come_back_as_they_are(value: Any) -> None:
     import json
 
-    back = decoded(json.loads(written(value)))
+    back = decoded(json.loads(dump(value)))
     assert (back, type(back)) == (value, type(value))
 
 
@@ -273,7 +273,7 @@ def test_what_is_no_plain_value_does_not_come_back() -> None:
 
     for thing in (object(), print, iter([])):
         with pytest.raises(Unplain):
-            decoded(json.loads(written([thing])))
+            decoded(json.loads(dump([thing])))
     for text in (
         '["i"]',
         '["i",[]]',
