@@ -659,9 +659,14 @@ def typeset(name: str) -> str:
 
     KeyError for a choice that has no line there.
     """
-    tex = tomllib.loads((ROOT / "scripts" / "tex.toml").read_text(encoding="utf-8"))
+    tex = _tex()
     choices = re.findall(r"^\S.* = ([a-z_.\d]+)\(", equations(name), re.MULTILINE)
     return "".join(f"$$\n{tex[each]}\n$$\n\n" for each in choices if each not in NOT_TYPESET)
+
+
+@functools.cache
+def _tex() -> Mapping[str, str]:
+    return tomllib.loads((ROOT / "scripts" / "tex.toml").read_text(encoding="utf-8"))
 
 
 NOT_TYPESET = ("distinct", "every", "max", "doubling")

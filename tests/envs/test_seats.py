@@ -3,7 +3,6 @@
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +13,27 @@ from posttrain.base.chat import Chat
 from posttrain.base.usercode import load_named
 from posttrain.envs.protocol import Start, Turn, guarded_reply, guarded_start, unfit
 from posttrain.runtime.tasks.select import by_seat
+from posttrain.runtime.transcript import Script
 from posttrain.samplers.rollouts import Rollouts
-from posttrain.types import Completion, Episode, Request, Sampling, Task, Verdict
+from posttrain.types import Episode, Request, Sampling, Task, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 NIM = ROOT / "recipes" / "agents" / "nim" / "nim.py"
 
 
-@dataclass
-class Says:
+class Says(Script):
     """An engine that says what it is told to, one after the other, whoever asks."""
 
-    texts: list[str]
-    chat: Chat
-    asked: list[Request] = field(default_factory=list)
-    open: list[int] = field(default_factory=list)
-    version = 0
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.open)
-
-    def release(self, episode: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    def __init__(self, texts: Sequence[str], chat: Chat) -> None:
+        super().__init__(chat, texts)
+        self.asked: list[Request] = []
 
     def submit(self, request: Request) -> int:
         self.asked.append(request)
-        self.open.append(len(self.asked) - 1)
-        return self.open[-1]
+        return super().submit(request)
 
-    def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
-        done, self.open = self.open, []
-        return [(ticket, self.answer(self.texts.pop(0))) for ticket in done]
-
-    def answer(self, text: str) -> Completion:
-        tokens = [*self.chat.spell(text), self.chat.end()]
-        logp = [-1.0] * len(tokens)
-        version = [0] * len(tokens)
-        return Completion(
-            tokens=tokens, logp_gen=logp, logp_policy=logp, version=version, text=text, stop="eos"
-        )
+    def next_text(self, request: Request) -> str:
+        return self.texts[self.said.total()]
 
 
 class Here:
@@ -88,7 +65,7 @@ def play(tiny: Path) -> Any:
 
     def run(env: Any, task: Task, said: Sequence[str], context: int = 500, size: int = 1) -> Any:
         chat = Chat(AutoTokenizer.from_pretrained(tiny))
-        engine = Says(list(said), chat)
+        engine = Says(said, chat)
         rollouts: Any = Rollouts(engine, chat, env=env, context=context)  # type: ignore[arg-type]
         try:
             [episodes] = rollouts.run([task], size, Sampling(max_new_tokens=8))

@@ -31,8 +31,6 @@ class Game:
     against: str
     seed: int
     seat: int = 0
-    begun: bool = False
-    """Whether the other seat has had a turn."""
 
 
 class Nim:

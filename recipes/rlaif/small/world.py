@@ -23,9 +23,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from posttrain.data import read_records
 from posttrain.types import Message, Task, Verdict
 from posttrain.verifiers.judge.constitution import Principle, read_constitution
 from posttrain.verifiers.judge.judge import both_orders
+from posttrain.verifiers.judge.revisions import critique_turns, revision_turns
 from posttrain.verifiers.judge.rubric import read_rubric
 
 HERE = Path(__file__).parent
@@ -148,18 +150,12 @@ def conversation(dice: random.Random, aside: frozenset[str], judges: bool) -> li
     principle = dice.choice(CONSTITUTION.principles)
     if judges:
         return judgement(dice, asked, text, principle)
-    talk: list[Message] = [{"role": "user", "content": text}, {"role": "assistant", "content": said}]
     if dice.random() < 0.3:
-        return talk
+        return [{"role": "user", "content": text}, {"role": "assistant", "content": said}]
     fault, revision = criticised(principle, asked, said)
-    talk += [
-        {"role": "user", "content": f"{principle.critique} Do not write a new answer yet."},
-        {"role": "assistant", "content": fault},
-    ]
     if dice.random() < 0.3:
-        return talk
-    asks = f"{principle.revision} Reply with the new answer alone."
-    return [*talk, {"role": "user", "content": asks}, {"role": "assistant", "content": revision}]
+        return [*critique_turns(text, said, principle), {"role": "assistant", "content": fault}]
+    return [*revision_turns(text, said, principle, fault), {"role": "assistant", "content": revision}]
 
 
 def judgement(dice: random.Random, asked: Asked, text: str, principle: Principle) -> list[Message]:
@@ -179,4 +175,4 @@ def lines(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def read(file: str | Path) -> Sequence[dict[str, Any]]:
     """Records, one a line."""
-    return [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
+    return [record.fields for record in read_records(str(file))]

@@ -46,7 +46,7 @@ class OpenEnv(Replayed):
         if not self.url.startswith(("http://", "https://", "ws://", "wss://")):
             raise ValueError(f"url must begin with http://, not {self.url!r}")
 
-    def opened(self, seed: int, who: Mapping[str, Any] = {}) -> "_Live":
+    def opened(self, seed: int, who: Mapping[str, Any]) -> "_Live":
         """A session, reset with this seed."""
         return _Live(self, seed)
 
@@ -105,7 +105,7 @@ class _Live:
 def _examined(plain: Mapping[str, Any]) -> None:
     """UserError for a server that is not there, or does not show what it should."""
     try:
-        OpenEnv(**plain).opened(0).close()
+        OpenEnv(**plain).opened(0, {}).close()
     except RunError as error:
         mend = "start it, as `python -m my_env.server.app`, and give its address"
         raise UserError(str(error), where=f"{WHERE}.url", mend=mend) from None

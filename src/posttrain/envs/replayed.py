@@ -25,8 +25,6 @@ class Moves:
     """What else the task says of the game: who plays it."""
     opening: tuple[Message, ...] = ()
     """What a seat is told before its first move."""
-    seen: frozenset[int] = frozenset({0})
-    """Seats that have been told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class Replayed:
             finally:
                 game.close()
         opening = task.messages if seats > 1 else ()
-        state = Moves(seed, who=who, opening=opening, seen=frozenset({first}))
+        state = Moves(seed, who=who, opening=opening)
         return Start(state=state, messages=_begun(task.messages, shown), seats=seats, seat=first)
 
     def reply(self, state: Moves, response: str) -> Turn:
@@ -107,17 +105,18 @@ class Replayed:
                 before = [game.play(move) for move in state.moves if move]
                 if any(moved.label for moved in before):
                     raise RunError("the game has ended before it did: its seed does not fix it")
-                move, seat = game.move(response), before[-1].seat if before else game.first
-                moved = Moved(shown=self.asks, seat=seat) if move is None else game.play(move)
+                told = [game.first, *(moved.seat for moved in before)]
+                move = game.move(response)
+                moved = Moved(shown=self.asks, seat=told[-1]) if move is None else game.play(move)
             finally:
                 game.close()
-        after = replace(state, moves=(*state.moves, move or ""), seen=state.seen | {moved.seat})
+        after = replace(state, moves=(*state.moves, move or ""))
         label, reason = moved.label, moved.reason
         if not label and len(after.moves) >= self.max_turns:
             label, reason = "truncated", f"not over after {self.max_turns} turns"
         if not label:
             messages: tuple[Message, ...] = ({"role": "user", "content": moved.shown},)
-            if moved.seat not in state.seen:
+            if moved.seat not in told:
                 messages = _begun(state.opening, moved.shown)
             return Turn(state=after, messages=messages, reward=moved.reward or None, seat=moved.seat)
         if game.seats > 1:

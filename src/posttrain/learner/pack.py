@@ -159,25 +159,23 @@ def pack(batch: Batch, *, shared_prefix: bool = True, short: bool = True, trees:
     where: list[tuple[int, int, int]] = []
     known: dict[tuple[int, int], int] = {}
     for rows, P in shared:
-        group, own, ways = grouped(
+        group, laid = grouped(
             {i: inputs[i][S:] for i in rows}, P - S, len(tokens), trees, WHOLE_PROMPT_GROUP - S
         )
-        tokens += own
-        places = [0] * len(own)
-        for i, way in ways.items():
-            for t, place in enumerate(way, start=S):
-                places[place] = t
+        tokens += laid.tokens
+        positions += (S + depth for depth in laid.depths)
+        prompt_groups.append(group)
+        for i, way in laid.ways.items():
+            row_tokens = batch.tokens[i].tolist()
             for t in batch.mask[i].nonzero().flatten().tolist():
                 if t == 0:
                     continue  # nothing comes before the first token to predict it
-                pair = (t - 1 if t - 1 < S else group.start + way[t - 1 - S], int(batch.tokens[i, t]))
+                pair = (t - 1 if t - 1 < S else group.start + way[t - 1 - S], row_tokens[t])
                 asked = known.setdefault(pair, len(source)) if trees else len(source)
                 if asked == len(source):
                     source.append(pair[0])
                     target.append(pair[1])
                 where.append((i, t, asked))
-        positions += places
-        prompt_groups.append(group)
     if not where:
         raise ValueError("nothing to train on: no row has a trained token with a token before it")
     row, column, asks = torch.tensor(where, dtype=torch.long).T

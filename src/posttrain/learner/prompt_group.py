@@ -9,7 +9,7 @@ group that is too long for one keeps to branches, each of which is plainly causa
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -68,11 +68,11 @@ def sees(group: PromptGroup, seen: int, position: torch.Tensor, window: int | No
             if parent >= 0:
                 ways[child] |= ways[parent]
         mask = torch.cat([torch.ones(len(position), seen, dtype=torch.bool), ways], dim=1).to(position.device)
-        return mask if window is None else mask & (before > position[:, None] - window)
-    branch = torch.repeat_interleave(
-        torch.arange(len(group.branches) + 1), torch.tensor([seen + group.prefix, *group.branches])
-    ).to(position.device)
-    mask = ((branch[seen:, None] == branch) | (branch == 0)) & (before <= position[:, None])
+    else:
+        branch = torch.repeat_interleave(
+            torch.arange(len(group.branches) + 1), torch.tensor([seen + group.prefix, *group.branches])
+        ).to(position.device)
+        mask = ((branch[seen:, None] == branch) | (branch == 0)) & (before <= position[:, None])
     return mask if window is None else mask & (before > position[:, None] - window)
 
 
@@ -93,8 +93,15 @@ def _joined(x: Heads, shared: int, start: int, stop: int) -> Heads:
     return torch.cat([x[:, :, :shared], x[:, :, start:stop]], dim=2)
 
 
-Laid = tuple[PromptGroup, list[int], dict[int, list[int]]]
-"""A group in a packed sequence, its tokens, and of each row which of these it is."""
+@dataclass
+class Laid:
+    """What a group puts into a packed sequence."""
+
+    tokens: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    """How many tokens of a row stand before each."""
+    ways: dict[int, list[int]] = field(default_factory=dict)
+    """Of each row, which of the tokens it is."""
 
 
 def grouped(
@@ -103,56 +110,58 @@ def grouped(
     start: int,
     trees: bool = False,
     most: int = WHOLE_PROMPT_GROUP,
-) -> Laid:
+) -> tuple[PromptGroup, Laid]:
     """Rows that begin with the same `prompt` tokens, laid out from `start` on.
 
     With `trees` as a tree, if that saves anything and has at most so many tokens; and otherwise rows that are
     the same are one branch.
 
     >>> rows = {0: [7, 8, 1], 1: [7, 8, 2]}
-    >>> group, tokens, ways = grouped(rows, prompt=1, start=5)
-    >>> group.branches, tokens, ways
+    >>> group, laid = grouped(rows, prompt=1, start=5)
+    >>> group.branches, laid.tokens, laid.ways
     ((2, 2), [7, 8, 1, 8, 2], {0: [0, 1, 2], 1: [0, 3, 4]})
-    >>> group, tokens, ways = grouped(rows, prompt=1, start=5, trees=True)
-    >>> group.parents, tokens, ways
+    >>> group, laid = grouped(rows, prompt=1, start=5, trees=True)
+    >>> group.parents, laid.tokens, laid.ways
     ((-1, 0, 1, 1), [7, 8, 1, 2], {0: [0, 1, 2], 1: [0, 1, 3]})
     """
     if trees and len(rows) > 1 and (tree := _tree(rows, most)):
-        parents, tokens, ways = tree
-        if len(tokens) < prompt + sum(len(row) - prompt for row in rows.values()):
-            chain = parents == list(range(-1, len(tokens) - 1))
-            return PromptGroup(start, len(tokens), (), () if chain else tuple(parents)), tokens, ways
-    tokens, branches, ways = list(next(iter(rows.values()))[:prompt]), list[int](), dict[int, list[int]]()
+        parents, laid = tree
+        n = len(laid.tokens)
+        if n < prompt + sum(len(row) - prompt for row in rows.values()):
+            chain = parents == list(range(-1, n - 1))
+            return PromptGroup(start, n, (), () if chain else tuple(parents)), laid
+    laid, branches = Laid([*next(iter(rows.values()))[:prompt]], [*range(prompt)]), list[int]()
     alike: dict[tuple[int, ...], int] = {}
     for i, row in rows.items():
         rest = row[prompt:]
         if trees and (other := alike.setdefault(tuple(rest), i)) != i:
-            ways[i] = ways[other]
+            laid.ways[i] = laid.ways[other]
             continue
-        ways[i] = [*range(prompt), *range(len(tokens), len(tokens) + len(rest))]
-        tokens += rest
+        first = len(laid.tokens)
+        laid.ways[i] = [*range(prompt), *range(first, first + len(rest))]
+        laid.tokens += rest
+        laid.depths += range(prompt, len(row))
         branches.append(len(rest))
     # A row by itself is a prompt with one branch, and plainly causal.
-    alone = len(branches) == 1
-    group = PromptGroup(start, len(tokens), ()) if alone else PromptGroup(start, prompt, tuple(branches))
-    return group, tokens, ways
+    if len(branches) == 1:
+        return PromptGroup(start, len(laid.tokens), ()), laid
+    return PromptGroup(start, prompt, tuple(branches)), laid
 
 
-def _tree(
-    rows: Mapping[int, Sequence[int]], most: int
-) -> tuple[list[int], list[int], dict[int, list[int]]] | None:
-    """(parents, tokens, the way of each row through them); None if there are more tokens."""
-    parents, tokens, ways = list[int](), list[int](), dict[int, list[int]]()
+def _tree(rows: Mapping[int, Sequence[int]], most: int) -> tuple[list[int], Laid] | None:
+    """The token before each, and what is laid; None if there are more tokens."""
+    parents, laid = list[int](), Laid()
     known: dict[tuple[int, int], int] = {}
     for i, row in rows.items():
-        node, ways[i] = -1, []
-        for token in row:
-            place = known.setdefault((node, token), len(tokens))
-            if place == len(tokens):
+        node, laid.ways[i] = -1, []
+        for depth, token in enumerate(row):
+            place = known.setdefault((node, token), len(parents))
+            if place == len(parents):
                 if place >= most:
                     return None
-                tokens.append(token)
                 parents.append(node)
+                laid.tokens.append(token)
+                laid.depths.append(depth)
             node = place
-            ways[i].append(node)
-    return parents, tokens, ways
+            laid.ways[i].append(node)
+    return parents, laid

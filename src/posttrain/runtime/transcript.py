@@ -43,10 +43,13 @@ class Script:
         """All answers that are wanted."""
         return [(ticket, self._answer(self.open.pop(ticket))) for ticket in list(self.open)]
 
+    def next_text(self, request: Request) -> str:
+        """What is said to this."""
+        return self.texts[min(self.said[request.episode], len(self.texts) - 1)]
+
     def _answer(self, request: Request) -> Completion:
-        turn, last = self.said[request.episode], len(self.texts) - 1
+        text = self.next_text(request)
         self.said[request.episode] += 1
-        text = self.texts[min(turn, last)]
         tokens = [*self.chat.spell(text), self.chat.end()]
         zeros, versions = [0.0] * len(tokens), [0] * len(tokens)
         return Completion(

@@ -41,10 +41,10 @@ class Band:
         self._place = {task.id: place for place, task in enumerate(tasks)}
         self._times = [0] * len(tasks)
         self._last = [0] * len(tasks)
-        """How many had been taken when each was last; below 0, in random order, of those that never were."""
-        order = Stream(range(len(tasks)), seed=seed)
-        for place in range(-len(tasks), 0):
-            self._last[order.take()[1]] = place
+        """How many had been taken when each was last; without a sweep those that never were are below 0."""
+        self._order = Stream(range(len(tasks)), seed=seed)
+        for place in range(-len(tasks), 0) if not sweep else ():
+            self._last[self._order.take()[1]] = place
         self._rate: list[float | None] = [None] * len(tasks)
         self._under_way: set[int] = set()
 
@@ -58,10 +58,12 @@ class Band:
         return epoch, self.tasks[place]
 
     def _next(self) -> int:
+        if self.sweep and self.taken < len(self.tasks):
+            self._order.taken = self.taken
+            return self._order.take()[1]
         # While others are left none is asked twice in an update; afterwards all are as free as before.
         free = [p for p in range(len(self.tasks)) if p not in self._under_way] or range(len(self.tasks))
-        first = self.sweep and self.taken < len(self.tasks)
-        anyone = first or dice(f"band/{self.seed}/{self.taken}").random() < self.explore
+        anyone = dice(f"band/{self.seed}/{self.taken}").random() < self.explore
         return min(free, key=lambda p: (not (anyone or self._within(self._rate[p])), self._last[p]))
 
     def _within(self, rate: float | None) -> bool:

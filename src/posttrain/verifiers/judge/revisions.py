@@ -55,7 +55,7 @@ def critique(
     how: Revising = Revising(),
 ) -> list[Written]:
     """What the model finds wrong with each (prompt, its answer) by each principle."""
-    return _write(writer, [_criticised(*case) for case in cases], how)
+    return _write(writer, [critique_turns(*case) for case in cases], how)
 
 
 def revise(
@@ -64,17 +64,19 @@ def revise(
     how: Revising = Revising(),
 ) -> list[Written]:
     """The new answer to each (prompt, its answer) by each principle, after the critique at the case's end."""
-    asked: list[Conversation] = []
-    for prompt, answer, principle, fault in cases:
-        request = f"{principle.revision} Reply with the new answer alone."
-        turns = [*_criticised(prompt, answer, principle), _turn("assistant", fault), _turn("user", request)]
-        asked.append(turns)
-    return _write(writer, asked, how)
+    return _write(writer, [revision_turns(*case) for case in cases], how)
 
 
-def _criticised(prompt: str, answer: str, principle: Principle) -> list[Message]:
+def critique_turns(prompt: str, answer: str, principle: Principle) -> list[Message]:
+    """The conversation in which a model is asked what is wrong with its answer by a principle."""
     request = f"{principle.critique} Do not write a new answer yet."
     return [_turn("user", prompt), _turn("assistant", answer), _turn("user", request)]
+
+
+def revision_turns(prompt: str, answer: str, principle: Principle, fault: str) -> list[Message]:
+    """The same with what it said, and the request for a new answer."""
+    request = f"{principle.revision} Reply with the new answer alone."
+    return [*critique_turns(prompt, answer, principle), _turn("assistant", fault), _turn("user", request)]
 
 
 def _turn(role: str, text: str) -> Message:
