@@ -59,18 +59,18 @@ def test_scores_far_apart_and_what_is_no_number(tmp_path):
     query, key, value = torch.full((1, 1, 1, 32), 30.0), torch.zeros(1, 1, 1, 32), torch.ones(1, 1, 1, 32)
     keys, values = torch.zeros(1, 1, 4, 32), torch.zeros(1, 1, 4, 32)
     keys[0, 0, 1], values[0, 0, 1] = 30.0, 5.0
-    kernel = load(torch.float32, 32, 1)
+    kernel = load(torch.float32, 32, 1).attention
     out = kernel(query, key, value, keys, values, torch.tensor([3]), scale=1.0, window=None)
     assert torch.equal(out, torch.full_like(out, 5.0))
     for dtype in (torch.float32, torch.bfloat16):
         broken = [x.to(dtype) for x in (query * math.nan, key, value, keys, values)]
-        assert load(dtype, 32, 1)(*broken, torch.tensor([3]), scale=1.0, window=None).isnan().all()
+        assert load(dtype, 32, 1).attention(*broken, torch.tensor([3]), scale=1.0, window=None).isnan().all()
 
 
 def test_a_row_is_the_same_whatever_stands_beside_it():
     query, key, value = torch.randn(4, 6, 1, 64), torch.randn(4, 2, 1, 64), torch.randn(4, 2, 1, 64)
     keys, values, lengths = torch.randn(4, 2, 40, 64), torch.randn(4, 2, 40, 64), torch.tensor([3, 39, 7, 20])
-    kernel = load(torch.float32, 64, 3)
+    kernel = load(torch.float32, 64, 3).attention
     together = kernel(query, key, value, keys.clone(), values.clone(), lengths, scale=0.1, window=None)
     for b in range(4):
         own = [x[b : b + 1].clone() for x in (query, key, value)]

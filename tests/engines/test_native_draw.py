@@ -1,15 +1,27 @@
 """Drawing: the generator's known answers, the distribution drawn from, and the edges of inversion."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from posttrain.engines.native.draw import _invert, draw, keep, stream, uniforms
+from posttrain.engines.native import draw as module
+from posttrain.engines.native.decode_kernel import load
+from posttrain.engines.native.draw import _invert, keep, stream, uniforms
 from posttrain.types import RunError, Sampling
 
 LAST = 1 - 2.0**-53
+
+
+@pytest.fixture(params=["PyTorch", "compiled"])
+def draw(request):
+    """What draws, by PyTorch and by the kernel."""
+    kernels = load(torch.float32, 64, 1) if request.param == "compiled" else None
+    if request.param == "compiled" and kernels is None:
+        pytest.skip("NOT RUN: no kernel is compiled here, which wants Linux and g++")
+    return partial(module.draw, kernels=kernels)
 
 
 def expected_uniform(word: int) -> float:
@@ -58,7 +70,7 @@ def test_streams_differ_in_seed_task_and_sample_and_never_change() -> None:
     ],
 )
 @pytest.mark.parametrize("V", [50, 700])
-def test_draws_follow_the_distribution(lab, sampling: Sampling, V: int) -> None:
+def test_draws_follow_the_distribution(lab, draw, sampling: Sampling, V: int) -> None:
     N = 4000
     logits = 2 * torch.randn(V, generator=torch.Generator().manual_seed(V))
     logits[[0, V // 2, V - 1]] = -torch.inf
@@ -79,7 +91,7 @@ def test_draws_follow_the_distribution(lab, sampling: Sampling, V: int) -> None:
 
 
 @pytest.mark.parametrize("V", [1, 2, 3, 255, 256, 257, 511, 512, 700])
-def test_inversion_is_a_search_in_the_running_sum(V: int) -> None:
+def test_inversion_is_a_search_in_the_running_sum(draw, V: int) -> None:
     g = torch.Generator().manual_seed(V)
     N = 400
     logits = 3 * torch.randn(N, V, generator=g)
@@ -96,7 +108,7 @@ def test_inversion_is_a_search_in_the_running_sum(V: int) -> None:
 
 
 @pytest.mark.parametrize("V", [1, 2, 255, 256, 257, 600, 1024])
-def test_a_token_of_probability_zero_is_never_drawn(V: int) -> None:
+def test_a_token_of_probability_zero_is_never_drawn(draw, V: int) -> None:
     edges = [0.0, 2.0**-53, 0.5, LAST]
     for live in {0, V // 2, V - 1}:
         logits = torch.full((len(edges), V), -torch.inf)
@@ -114,7 +126,7 @@ def test_a_token_of_probability_zero_is_never_drawn(V: int) -> None:
         assert draw(logits, [Sampling()] * 2, [0.0, LAST])[0] == [1, V - 2]
 
 
-def test_masses_so_small_that_sums_round_are_still_drawn_within_the_support() -> None:
+def test_masses_so_small_that_sums_round_are_still_drawn_within_the_support(draw) -> None:
     g = torch.Generator().manual_seed(0)
     V = 1500
     for spread in (1.0, 10.0, 40.0, 80.0):
@@ -143,7 +155,7 @@ def test_a_target_just_before_a_block_does_not_hit_the_zeros_at_its_start() -> N
     assert met
 
 
-def test_greedy_takes_the_highest_and_says_so_at_temperature_one() -> None:
+def test_greedy_takes_the_highest_and_says_so_at_temperature_one(draw) -> None:
     logits = 4 * torch.randn(5, 300, generator=torch.Generator().manual_seed(3))
     sampling = [
         Sampling(temperature=0.0, top_k=k, top_p=p) for k, p in [(0, 1), (3, 1), (0, 0.2), (9, 0.5), (1, 1)]
@@ -155,13 +167,13 @@ def test_greedy_takes_the_highest_and_says_so_at_temperature_one() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38, 1e-6])
-def test_a_vanishing_temperature_is_greedy_and_finite(temperature: float) -> None:
+def test_a_vanishing_temperature_is_greedy_and_finite(draw, temperature: float) -> None:
     logits = torch.tensor([[1.0, 30.0, -20.0, 29.0]])
     tokens, gen, policy = draw(logits, [Sampling(temperature=temperature)], [0.999])
     assert (tokens, gen, policy) == ([1], [0.0], [0.0])
 
 
-def test_large_logits_over_a_low_temperature_lose_no_digits() -> None:
+def test_large_logits_over_a_low_temperature_lose_no_digits(draw) -> None:
     logits = torch.tensor([[1000.0, 1000.0 - 2.0**-10, 999.0]])
     sampling = Sampling(temperature=1e-3)
     _, gen, policy = draw(logits, [sampling], [0.99])
@@ -171,7 +183,7 @@ def test_large_logits_over_a_low_temperature_lose_no_digits() -> None:
 
 @pytest.mark.parametrize("V", [5, 300])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_logits_that_are_not_numbers_stop_the_run(V: int, bad: float) -> None:
+def test_logits_that_are_not_numbers_stop_the_run(draw, V: int, bad: float) -> None:
     logits = torch.zeros(2, V)
     for rows in (logits.clone().index_fill_(1, torch.tensor([1]), bad), torch.full((2, V), bad)):
         with pytest.raises(RunError, match="NaN"):
@@ -205,7 +217,7 @@ def test_equal_probabilities_stay_or_go_together() -> None:
     assert kept.tolist() == [twos, everything, twos, everything]
 
 
-def test_a_row_is_drawn_alike_whoever_stands_beside_it() -> None:
+def test_a_row_is_drawn_alike_whoever_stands_beside_it(draw) -> None:
     g = torch.Generator().manual_seed(8)
     logits = 2 * torch.randn(30, 3000, generator=g)
     samplings = [
@@ -219,3 +231,21 @@ def test_a_row_is_drawn_alike_whoever_stands_beside_it() -> None:
     for row in range(30):
         alone = draw(logits[row : row + 1], [samplings[row]], [u[row]])
         assert alone == tuple([column[row]] for column in together)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_draws_what_pytorch_draws(dtype: torch.dtype) -> None:
+    kernels, N, V = load(dtype, 64, 1), 300, 5000
+    if kernels is None:
+        pytest.skip("NOT RUN: no kernel is compiled here, which wants Linux and g++")
+    g = torch.Generator().manual_seed(11)
+    logits = (3 * torch.randn(N, V, generator=g)).to(dtype)
+    sampling = [Sampling(temperature=n % 4 / 2) for n in range(N)]
+    u = torch.rand(N, generator=g, dtype=torch.float64).tolist()
+    tokens, gen, policy = module.draw(logits, sampling, u, kernels=kernels)
+    wanted = module.draw(logits, sampling, u)
+    # A number may fall within the rounding of a boundary: 5000 boundaries, each wrong by some 1e-7.
+    same = [n for n in range(N) if tokens[n] == wanted[0][n]]
+    assert len(same) > 0.98 * N
+    for mine, theirs in ((gen, wanted[1]), (policy, wanted[2])):
+        assert np.allclose([mine[n] for n in same], [theirs[n] for n in same], atol=2e-5)

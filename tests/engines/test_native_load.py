@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
+from posttrain.engines.native.decode_kernel import load
 from posttrain.engines.native.runner import PackedLinear, _can_pack
 from posttrain.models.fingerprint import digest
 from posttrain.samplers.snapshots import Direct, Snapshot, take
@@ -183,11 +184,15 @@ def test_weights_that_do_not_fit_are_named(lab, family: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_packed_linear_layer_equals_the_plain_one(dtype: torch.dtype, bias: bool) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_packed_linear_layer_equals_the_plain_one(dtype: torch.dtype, bias: bool, compiled: bool) -> None:
+    kernels = load(dtype, 64, 1) if compiled else None
+    if compiled and kernels is None:
+        pytest.skip("NOT RUN: no kernel is compiled here, which wants Linux and g++")
     if not _can_pack(CPU, dtype):
         pytest.skip(f"this machine's oneDNN does not pack {dtype}")
     g = torch.Generator().manual_seed(0)
-    for width, out in [(32, 48), (17, 5), (64, 300), (1, 1)]:
+    for width, out in [(32, 48), (17, 5), (64, 300), (1, 1), (70, 97)]:
         plain = nn.Linear(width, out, bias=bias, dtype=dtype)
         for renewed in range(2):
             for parameter in plain.parameters():
@@ -195,7 +200,7 @@ def test_a_packed_linear_layer_equals_the_plain_one(dtype: torch.dtype, bias: bo
             if renewed:
                 packed.pack(plain.weight)  # noqa: F821 - made in the round before
             else:
-                packed = PackedLinear(plain, 8)
+                packed = PackedLinear(plain, 8, kernels)
             for shape in [(1, width), (3, width), (8, width), (33, width), (1, 40, width), (5, 1, width)]:
                 x = torch.randn(*shape, generator=g).to(dtype)
                 with torch.no_grad():

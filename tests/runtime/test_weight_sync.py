@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.engines.native.cache import TokenLayout
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.lora import base
 from posttrain.recipe import config
@@ -91,11 +90,19 @@ class Poisons(Perturbs):
 
 
 class Forgets(Faulty):
-    """Attends to nothing when it decodes; its prompts are right."""
+    """Finds nothing of what came before when it decodes; its prompts are right."""
 
     def poll(self):
+        runner = self.engine.runner
+        decode = runner.decode
+
+        def forgetful(*given):
+            for values in runner.cache.values.values():
+                values.zero_()
+            return decode(*given)
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(TokenLayout, "attend", lambda self, q, k, v, **_: torch.zeros_like(q))
+            patch.setattr(runner, "decode", forgetful)
             return self.engine.poll()
 
 

@@ -97,6 +97,16 @@ class Clock:
         if top.name not in self.sealed:
             top.tokens, top.flop, top.bytes = top.tokens + tokens, top.flop + flop, top.bytes + read
 
+    def credit(self, name: str, seconds: float, flop: float, read: float) -> None:
+        """So much of the innermost part's time, which just passed, was of a part within it."""
+        top = self.open[-1]
+        if top.name not in self.sealed:
+            self._tick()
+            top.rest -= seconds
+            part = top.parts.setdefault(name, Part(name))
+            part.calls, part.rest = part.calls + 1, part.rest + seconds
+            part.flop, part.bytes = part.flop + flop, part.bytes + read
+
     def stop(self) -> None:
         """Ends the whole: what passes from now on counts for nothing in it."""
         self._tick()

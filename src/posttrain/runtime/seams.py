@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posttrain.engines.native import cache, engine, runner
+from posttrain.engines.native import cache, compiled_step, engine, runner
 from posttrain.learner import forward, learner, optim, pack, passes
 from posttrain.math import tokens
 from posttrain.models import attention
@@ -96,6 +96,7 @@ def _table(clock: Clock) -> list[tuple[Any, str, Timed]]:
         (engine.NativeEngine, "poll", part("engine")),
         (runner.Runner, "prefill", part("prefill")),
         (runner.Runner, "decode", part("decoding")),
+        (compiled_step.CompiledStep, "__call__", partial(_step, clock)),
         (runner, "hidden_states", part("", _states)),
         (runner.PackedLinear, "forward", linear),
         (runner, "output_head", makes),
@@ -114,6 +115,23 @@ def _table(clock: Clock) -> list[tuple[Any, str, Timed]]:
 def _compiles(attends: Timed, function: Function) -> Function:
     """What finds a kernel, which is then timed, or finds none."""
     return lambda *heads: (kernel := function(*heads)) and attends(kernel)
+
+
+def _step(clock: Clock, function: Function) -> Function:
+    """A compiled decoding step, which says itself how long its products and its attention took."""
+
+    @wraps(function)
+    def timed(step: compiled_step.CompiledStep, tokens: torch.Tensor, lengths: torch.Tensor, *at: Any) -> Any:
+        before = list(step.seconds)
+        out = function(step, tokens, lengths, *at)
+        products, attention, _ = (now - then for now, then in zip(step.seconds, before, strict=True))
+        size, weights, pairs = out.element_size(), step.weights, step.pairs(lengths.tolist())
+        clock.credit(LINEAR, products, 2.0 * len(tokens) * weights, float(weights * size))
+        clock.credit(ATTENTION, attention, 4.0 * pairs, 2.0 * pairs * size / step.shared)
+        clock.add(len(tokens))
+        return out
+
+    return timed
 
 
 def _part(clock: Clock, name: str, function: Function, work: Callable[..., Work] | None) -> Function:

@@ -1,6 +1,8 @@
-// Attention of one new token a row over that row's keys and values, with scores and sums in float32.
-// Built for one shape and called by decode_kernel.py, which says what each argument is. Plain loops, for any
-// processor: the compiler makes vectors of them.
+// What a decoding step computes on a processor: attention of one new token a row over that row's keys and
+// values, products of a few rows with a weight, all layers of a Llama-like model in one call, and the draw of a
+// token from a row of logits. Scores and sums are float32. What is stored between them is rounded where transformers rounds it, so that the learner, which runs
+// transformers' code, says the same. Built for one shape and called by decode_kernel.py and compiled_step.py, which
+// say what each argument is. Mostly plain loops: the compiler makes vectors of them.
 //   HALF      1 for bfloat16, 0 for float32
 //   SIZE      of a head, a multiple of 8
 //   QUERIES   heads that share a key head
@@ -9,7 +11,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
+
+#include <omp.h>
+#if HALF && defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -24,14 +32,6 @@ inline float widened(Half x) {
     float out;
     std::memcpy(&out, &bits, sizeof out);
     return out;
-}
-
-// So many numbers as float32: where they lie, or in `room`.
-inline const float* read(const float* from, float*, int) { return from; }
-
-inline const float* read(const Half* from, float* room, int count) {
-    for (int d = 0; d < count; ++d) room[d] = widened(from[d]);
-    return room;
 }
 
 inline void narrowed(float x, float* out) { *out = x; }
@@ -79,37 +79,261 @@ using T = Half;
 using T = float;
 #endif
 constexpr int D = SIZE, G = QUERIES;
-constexpr int PART = D % 32 == 0 ? 32 : 8;  // of a head at a time, so that sums stay in registers
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ROWS = 8;
+#elif defined(__AVX__)
+constexpr int LANES = 8, ROWS = 4;
+#else
+constexpr int LANES = 4, ROWS = 4;
+#endif
+
+// So many numbers of a head as a register takes, as float32.
+constexpr int PIECE = D % LANES == 0 ? LANES : 8;
+typedef float Piece __attribute__((vector_size(4 * PIECE)));
+
+inline Piece piece(const float* from) {
+    Piece out;
+    std::memcpy(&out, from, sizeof out);
+    return out;
+}
+
+inline Piece piece(const Half* from) {
+    typedef uint16_t Narrow __attribute__((vector_size(2 * PIECE)));
+    typedef uint32_t Wide __attribute__((vector_size(4 * PIECE)));
+    Narrow bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return (Piece)(__builtin_convertvector(bits, Wide) << 16);
+}
 
 // G queries over `count` columns, which lie one behind the other.
 void attend(const T* query, const T* keys, const T* values, int64_t count, float scale, T* out, float* scores) {
-    float q[G][D], room[D];
+    constexpr int N = D / PIECE;
+    Piece q[G][N];
     for (int g = 0; g < G; ++g) {
-        for (int d = 0; d < D; ++d) q[g][d] = scale * widened(query[g * D + d]);
+        for (int n = 0; n < N; ++n) q[g][n] = scale * piece(query + g * D + n * PIECE);
     }
     for (int64_t c = 0; c < count; ++c) {
-        const float* x = read(keys + c * D, room, D);
+        __builtin_prefetch(values + c * D);  // which are read next
+        __builtin_prefetch(values + c * D + D / 2);
+        Piece sum[G] = {};
+#pragma GCC unroll 16
+        for (int n = 0; n < N; ++n) {
+            const Piece x = piece(keys + c * D + n * PIECE);
+            for (int g = 0; g < G; ++g) sum[g] += q[g][n] * x;
+        }
         for (int g = 0; g < G; ++g) {
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int d = 0; d < D; ++d) sum += q[g][d] * x[d];
-            scores[g * count + c] = sum;
+            float total = 0;
+#pragma omp simd reduction(+ : total)
+            for (int i = 0; i < PIECE; ++i) total += sum[g][i];
+            scores[g * count + c] = total;
         }
     }
     for (int g = 0; g < G; ++g) softmax(scores + g * count, count);
-    for (int part = 0; part < D; part += PART) {
-        float sum[G][PART] = {};
+    constexpr int PART = N % 2 == 0 ? 2 : 1;  // of a head at a time, so that sums stay in registers
+    for (int part = 0; part < N; part += PART) {
+        Piece sum[G][PART] = {};
         for (int64_t c = 0; c < count; ++c) {
-            const float* x = read(values + c * D + part, room, PART);
-            for (int g = 0; g < G; ++g) {
-                const float weight = scores[g * count + c];
-                for (int d = 0; d < PART; ++d) sum[g][d] += weight * x[d];
+#pragma GCC unroll 16
+            for (int n = 0; n < PART; ++n) {
+                const Piece x = piece(values + c * D + (part + n) * PIECE);
+                for (int g = 0; g < G; ++g) sum[g][n] += scores[g * count + c] * x;
             }
         }
         for (int g = 0; g < G; ++g) {
-            for (int d = 0; d < PART; ++d) narrowed(sum[g][d], out + g * D + part + d);
+            for (int n = 0; n < PART; ++n) {
+                for (int i = 0; i < PIECE; ++i) narrowed(sum[g][n][i], out + g * D + (part + n) * PIECE + i);
+            }
         }
     }
+}
+
+// What the new token of row `each / heads` finds by the queries of key head `each % heads`; writes its key and value.
+void attend_new(int64_t each, int64_t heads, const T* query, const T* key, const T* value, T* keys, T* values, T* out,
+                const int64_t* lengths, int64_t columns, int64_t window, float scale) {
+    static thread_local std::vector<float> scores;
+    const int64_t length = lengths[each / heads];
+    const int64_t from = window > 0 ? std::max<int64_t>(0, length + 1 - window) : 0;
+    T* own_keys = keys + each * columns * D;
+    T* own_values = values + each * columns * D;
+    std::memcpy(own_keys + length * D, key + each * D, D * sizeof(T));
+    std::memcpy(own_values + length * D, value + each * D, D * sizeof(T));
+    scores.resize(G * (length + 1 - from));
+    attend(query + each * G * D, own_keys + from * D, own_values + from * D, length + 1 - from, scale,
+           out + each * G * D, scores.data());
+}
+
+// Products. A weight is kept in panels of COLS of its rows, in which what is multiplied at once lies together:
+// [in / PAIR, COLS, PAIR]. ROWS × COLS sums stay in registers over all of `in`, so a row's sums are the same
+// bits whatever stands beside it.
+
+constexpr int VECTORS = 3, COLS = LANES * VECTORS;
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+
+#if !HALF
+constexpr int PAIR = 1;
+constexpr bool PRODUCTS = true;
+inline Vector added(Vector sum, const T* x, const T* panel) {
+    Vector w;
+    std::memcpy(&w, panel, sizeof w);
+    return sum + *x * w;
+}
+#elif defined(__AVX512BF16__)
+constexpr int PAIR = 2;
+constexpr bool PRODUCTS = true;
+inline Vector added(Vector sum, const T* x, const T* panel) {
+    int32_t pair;
+    std::memcpy(&pair, x, sizeof pair);
+    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair),
+                                    (__m512bh)_mm512_loadu_si512(panel));
+}
+#else  // a processor without such products only imitates them, and has float32 for that
+constexpr int PAIR = 2;
+constexpr bool PRODUCTS = false;
+inline Vector added(Vector sum, const T*, const T*) { return sum; }
+#endif
+
+struct Matrix {
+    const T* weight;  // packed
+    const T* bias;    // null: none
+    int64_t out, in;
+};
+
+inline int64_t panels(const Matrix& w) { return (w.out + COLS - 1) / COLS; }
+
+using Sums = float[ROWS][COLS];
+
+// M rows of x times a panel; meanwhile memory brings `step` bytes of another panel for each column of x.
+template <int M>
+void tile(const T* x, int64_t in, const T* panel, const char* ahead, int64_t step, Sums& out) {
+    Vector sum[M][VECTORS] = {};
+    for (int64_t k = 0; k < in; k += PAIR, panel += COLS * PAIR, ahead += step) {
+        __builtin_prefetch(ahead, 0, 2);
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v) sum[i][v] = added(sum[i][v], x + i * in + k, panel + v * LANES * PAIR);
+        }
+    }
+    for (int i = 0; i < M; ++i) std::memcpy(out[i], sum[i], sizeof sum[i]);
+}
+
+template <int M = ROWS>
+void tiles(int64_t rows, const T* x, int64_t in, const T* panel, const char* ahead, int64_t step, Sums& out) {
+    if constexpr (M > 1) {
+        if (rows < M) return tiles<M - 1>(rows, x, in, panel, ahead, step, out);
+    }
+    tile<M>(x, in, panel, ahead, step, out);
+}
+
+// The rows `row` to `row + few` of x times panel p of w.
+inline void multiply(const Matrix& w, int64_t p, const T* x, int64_t row, int64_t few, int64_t rows, Sums& out) {
+    const int64_t blocks = (rows + ROWS - 1) / ROWS, step = int64_t(COLS * PAIR * sizeof(T)) / blocks;
+    const T* next = w.weight + (p + omp_get_num_threads()) * COLS * w.in;
+    const char* ahead = reinterpret_cast<const char*>(next) + row / ROWS * (w.in / PAIR) * step;
+    tiles(few, x + row * w.in, w.in, w.weight + p * COLS * w.in, ahead, step, out);
+    if (!w.bias) return;
+    for (int i = 0; i < few; ++i) {
+        for (int j = 0; j < std::min<int64_t>(COLS, w.out - p * COLS); ++j) out[i][j] += widened(w.bias[p * COLS + j]);
+    }
+}
+
+// Within a parallel region: body(panel, first row, rows) for so many panels and all rows, a few rows at a time.
+template <typename Body>
+void share(int64_t count, int64_t rows, Body body) {
+    int64_t chunk = rows;  // of a panel, which one thread should read alone, unless there are too few of them
+    while (chunk > ROWS && count * ((rows + chunk - 1) / chunk) < 4 * omp_get_num_threads()) chunk = (chunk + 1) / 2;
+    chunk = (chunk + ROWS - 1) / ROWS * ROWS;
+    const int64_t chunks = (rows + chunk - 1) / chunk;
+#pragma omp for schedule(dynamic)
+    for (int64_t each = 0; each < count * chunks; ++each) {
+        const int64_t end = std::min(rows, (each % chunks + 1) * chunk);
+        for (int64_t row = each % chunks * chunk; row < end; row += ROWS) {
+            body(each / chunks, row, std::min<int64_t>(ROWS, end - row));
+        }
+    }
+}
+
+inline float rounded(float x) {  // as if it had been stored
+    T stored;
+    narrowed(x, &stored);
+    return widened(stored);
+}
+
+// What `multiply` found for panel p goes to y, or is added to it.
+inline void store(const Matrix& w, int64_t p, int64_t row, int64_t few, const Sums& sums, T* y, bool add) {
+    const int64_t width = std::min<int64_t>(COLS, w.out - p * COLS);
+    for (int i = 0; i < few; ++i) {
+        T* to = y + (row + i) * w.out + p * COLS;
+        if (add) {
+            for (int j = 0; j < width; ++j) narrowed(widened(to[j]) + rounded(sums[i][j]), to + j);
+        } else {
+            for (int j = 0; j < width; ++j) narrowed(sums[i][j], to + j);
+        }
+    }
+}
+
+// Within a parallel region: y = x wᵀ + b, or y += it.
+void product(const Matrix& w, const T* x, T* y, int64_t rows, bool add) {
+    share(panels(w), rows, [&](int64_t p, int64_t row, int64_t few) {
+        Sums sums;
+        multiply(w, p, x, row, few, rows, sums);
+        store(w, p, row, few, sums, y, add);
+    });
+}
+
+// A model's layers
+
+struct Norm {
+    const T* weight;  // null: none
+    float epsilon;
+};
+
+struct Layer {
+    Norm before_attention, query_norm, key_norm, before_mlp;
+    Matrix query, key, value, output, gate, up, down;
+    T *keys, *values;  // of all rows
+    int64_t window;    // 0: none
+    float scale;
+};
+
+// RMSNorm, https://arxiv.org/abs/1910.07467; in place if out is x.
+void normalise(const Norm& norm, const T* x, int64_t count, T* out) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) sum += widened(x[i]) * widened(x[i]);
+    const float scale = 1 / std::sqrt(sum / float(count) + norm.epsilon);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) narrowed(widened(norm.weight[i]) * rounded(widened(x[i]) * scale), out + i);
+}
+
+// Rotary embedding of one head in place, https://arxiv.org/abs/2104.09864, as halves.
+void rotate(T* x, const T* cosine, const T* sine) {
+    T room[D];
+    std::memcpy(room, x, sizeof room);
+    for (int d = 0; d < D; ++d) {
+        const float other = d < D / 2 ? -widened(room[d + D / 2]) : widened(room[d - D / 2]);
+        narrowed(rounded(widened(room[d]) * widened(cosine[d])) + rounded(other * widened(sine[d])), x + d);
+    }
+}
+
+inline float silu(float x) {
+    const float e = exponential(-std::fabs(x));
+    return x * (x < 0 ? e : 1.0f) / (1 + e);
+}
+
+// Within a parallel region: out = silu(x gateᵀ) · (x upᵀ).
+void gated_product(const Layer& layer, const T* x, T* out, int64_t rows) {
+    share(panels(layer.gate), rows, [&](int64_t p, int64_t row, int64_t few) {
+        Sums gate, up;
+        multiply(layer.gate, p, x, row, few, rows, gate);
+        multiply(layer.up, p, x, row, few, rows, up);
+        for (int i = 0; i < few; ++i) {
+#pragma omp simd
+            for (int j = 0; j < COLS; ++j) gate[i][j] = rounded(silu(rounded(gate[i][j]))) * rounded(up[i][j]);
+        }
+        store(layer.gate, p, row, few, gate, out, false);
+    });
 }
 
 }  // namespace
@@ -119,15 +343,133 @@ extern "C" void decode_attention(const T* query, const T* key, const T* value, T
                                  int64_t window, float scale, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t each = 0; each < rows * heads; ++each) {
-        static thread_local std::vector<float> scores;
-        const int64_t length = lengths[each / heads];
-        const int64_t from = window > 0 ? std::max<int64_t>(0, length + 1 - window) : 0;
-        T* own_keys = keys + each * columns * D;
-        T* own_values = values + each * columns * D;
-        std::memcpy(own_keys + length * D, key + each * D, D * sizeof(T));
-        std::memcpy(own_values + length * D, value + each * D, D * sizeof(T));
-        scores.resize(G * (length + 1 - from));
-        attend(query + each * G * D, own_keys + from * D, own_values + from * D, length + 1 - from, scale,
-               out + each * G * D, scores.data());
+        attend_new(each, heads, query, key, value, keys, values, out, lengths, columns, window, scale);
+    }
+}
+
+// Draws a token of each row: the first at which the running sum of e^(logit / temperature) exceeds `uniform` times
+// their total; the most likely where `uniform` is negative. logp: its log-probability, NaN where logits are broken.
+extern "C" void draw_tokens(const T* logits, int64_t rows, int64_t count, const float* temperature,
+                            const double* uniform, int64_t* token, double* logp, int threads) {
+    constexpr int64_t BLOCK = 256;  // summed at once; only the block that is hit is searched token by token
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t row = 0; row < rows; ++row) {
+        const T* x = logits + row * count;
+        float top = -INFINITY;
+#pragma omp simd reduction(max : top)
+        for (int64_t i = 0; i < count; ++i) top = widened(x[i]) > top ? widened(x[i]) : top;
+        // The highest is taken off first: large logits over a low temperature would lose their small differences.
+        const auto warm = [&](int64_t i) { return (widened(x[i]) - top) / temperature[row]; };
+        const auto weight = [&](int64_t i) { return warm(i) < -87.0f ? 0.0f : exponential(warm(i)); };
+        static thread_local std::vector<double> running;
+        running.clear();
+        double total = 0;
+        int64_t last = 0, found = 0;  // last: block that is not empty
+        for (int64_t from = 0; from < count; from += BLOCK) {
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = from; i < std::min(count, from + BLOCK); ++i) sum += weight(i);
+            if (sum > 0) last = from / BLOCK;
+            running.push_back(total += double(sum));
+        }
+        if (uniform[row] < 0) {
+            while (found + 1 < count && widened(x[found]) != top) ++found;
+        } else {
+            const double target = uniform[row] * total;
+            const int64_t hit = std::upper_bound(running.begin(), running.end(), target) - running.begin();
+            const int64_t block = std::min(hit, last);
+            double within = block ? running[block - 1] : 0;
+            for (int64_t i = block * BLOCK; i < std::min(count, (block + 1) * BLOCK) && within <= target; ++i) {
+                const double one = double(weight(i));
+                if (one > 0) found = i;  // what rounding puts behind all of them is the last that can be drawn
+                within += one;
+            }
+        }
+        token[row] = found;
+        logp[row] = double(warm(found)) - std::log(total);
+    }
+}
+
+// How many numbers a weight of this shape is when packed; 0 where there are no products of it.
+extern "C" int64_t packed_size(int64_t out, int64_t in) {
+    return PRODUCTS && in % PAIR == 0 ? (out + COLS - 1) / COLS * COLS * in : 0;
+}
+
+extern "C" void pack(const T* weight, int64_t out, int64_t in, T* packed, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t p = 0; p < (out + COLS - 1) / COLS; ++p) {
+        T* panel = packed + p * COLS * in;
+        for (int64_t j = 0; j < COLS; ++j) {
+            const T* row = weight + (p * COLS + j) * in;
+            for (int64_t k = 0; k < in; k += PAIR) {
+                T* to = panel + k * COLS + j * PAIR;
+                if (p * COLS + j < out) {
+                    std::memcpy(to, row + k, PAIR * sizeof(T));
+                } else {
+                    std::memset(to, 0, PAIR * sizeof(T));
+                }
+            }
+        }
+    }
+}
+
+extern "C" void linear(const Matrix* w, const T* x, T* y, int64_t rows, int threads) {
+#pragma omp parallel num_threads(threads)
+    product(*w, x, y, rows, false);
+}
+
+// Takes the new tokens' hidden states x, [rows, hidden], through these layers in place. seconds: of products,
+// of attention, and of the rest, to which the time taken is added.
+extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosine, const T* sine, const int64_t* lengths,
+                              T* x, int64_t rows, int64_t heads, int64_t columns, int threads, double* seconds) {
+    const int64_t hidden = layers->query.in, inner = layers->gate.out, wide = heads * G * D, narrow = heads * D;
+    std::unique_ptr<T[]> room(new T[rows * (hidden + 2 * wide + 2 * narrow + inner)]);
+    T *normed = room.get(), *query = normed + rows * hidden, *found = query + rows * wide, *key = found + rows * wide,
+      *value = key + rows * narrow, *gated = value + rows * narrow;
+#pragma omp parallel num_threads(threads)
+    {
+        double last = omp_get_wtime();
+        const auto took = [&](int part) {
+            const double now = omp_get_wtime();
+            if (omp_get_thread_num() == 0) seconds[part] += now - last;
+            last = now;
+        };
+        const auto normalise_rows = [&](const Norm& norm) {
+#pragma omp for schedule(static)
+            for (int64_t b = 0; b < rows; ++b) normalise(norm, x + b * hidden, hidden, normed + b * hidden);
+            took(2);
+        };
+        for (const Layer* layer = layers; layer < layers + count; ++layer) {
+            normalise_rows(layer->before_attention);
+            const Matrix* read[] = {&layer->query, &layer->key, &layer->value};
+            T* const to[] = {query, key, value};
+            const int64_t first[] = {0, panels(*read[0]), panels(*read[0]) + panels(*read[1])};
+            share(first[2] + panels(*read[2]), rows, [&](int64_t p, int64_t row, int64_t few) {
+                const int which = (p >= first[1]) + (p >= first[2]);
+                Sums sums;
+                multiply(*read[which], p - first[which], normed, row, few, rows, sums);
+                store(*read[which], p - first[which], row, few, sums, to[which], false);
+            });
+            took(0);
+#pragma omp for schedule(static)
+            for (int64_t each = 0; each < rows * heads; ++each) {
+                const int64_t b = each / heads;
+                for (int g = 0; g <= G; ++g) {  // the key after its queries
+                    T* head = g < G ? query + (each * G + g) * D : key + each * D;
+                    const Norm& norm = g < G ? layer->query_norm : layer->key_norm;
+                    if (norm.weight) normalise(norm, head, D, head);
+                    rotate(head, cosine + b * D, sine + b * D);
+                }
+                attend_new(each, heads, query, key, value, layer->keys, layer->values, found, lengths, columns,
+                           layer->window, layer->scale);
+            }
+            took(1);
+            product(layer->output, found, x, rows, true);
+            took(0);
+            normalise_rows(layer->before_mlp);
+            gated_product(*layer, normed, gated, rows);
+            product(layer->down, gated, x, rows, true);
+            took(0);
+        }
     }
 }

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from posttrain.engines.native.decode_kernel import Kernels
 from posttrain.models.loading import on_device
 from posttrain.types import RunError, Sampling
 
@@ -60,9 +61,10 @@ def draw(
     sampling: Sequence[Sampling],
     uniforms: Sequence[float],
     excluded: Mapping[int, Mapping[int, float]] = MappingProxyType({}),
+    kernels: Kernels | None = None,
 ) -> tuple[list[int], list[float], list[float]]:
     """(tokens, logp_gen, logp_policy), one of each a row. excluded: by row and token, the share of the row's
-    probability that is not to be drawn.
+    probability that is not to be drawn; kernels: which draw in one pass what is not filtered.
 
     logp_policy is log softmax(logits / τ)[token]. logp_gen is that of the distribution drawn from:
     the same where nothing is filtered; after top-k, top-p and min-p renormalised; 0 for a greedy
@@ -79,7 +81,12 @@ def draw(
     """
     device = logits.device
     # Below float32's smallest normal number a temperature would become 0, and 0 / 0 not a number.
-    temperature, u = on_device([[max(s.temperature or 1.0, 1e-37) for s in sampling], uniforms], device)
+    warmth = [max(float(s.temperature) or 1.0, 1e-37) for s in sampling]
+    if kernels is not None and kernels.dtype == logits.dtype:
+        plain = [n for n, s in enumerate(sampling) if not (s.filtered or n in excluded)]
+        if plain:
+            return _draw_apart(logits, sampling, uniforms, excluded, kernels, warmth, plain)
+    temperature, u = on_device([warmth, uniforms], device)
     # The highest is taken off first: large logits over a low temperature would lose their small differences.
     z = (logits.float() - logits.amax(-1, keepdim=True).float()).div_(temperature.float()[:, None])
     weight = z.exp()
@@ -106,9 +113,38 @@ def draw(
     found = torch.stack([token.double(), logp_gen.double(), logp_policy.double()]).cpu()
     tokens: list[int] = found[0].long().tolist()
     gen, policy = found[1:].tolist()
-    if any(map(math.isnan, policy)):
-        raise RunError("the model's logits hold NaN or infinity: its weights are broken")
+    _check(policy)
     return tokens, gen, policy
+
+
+def _draw_apart(
+    logits: Float[torch.Tensor, "B V"],
+    sampling: Sequence[Sampling],
+    uniforms: Sequence[float],
+    excluded: Mapping[int, Mapping[int, float]],
+    kernels: Kernels,
+    warmth: list[float],
+    plain: list[int],
+) -> tuple[list[int], list[float], list[float]]:
+    """The same, of the plain rows by the kernels, whoever stands beside them."""
+    tokens, gen, policy = [0] * len(sampling), [0.0] * len(sampling), [0.0] * len(sampling)
+    own = logits if len(plain) == len(sampling) else logits[plain]
+    at = [-1.0 if sampling[n].greedy else uniforms[n] for n in plain]
+    for n, token, logp in zip(plain, *kernels.draw(own, [warmth[n] for n in plain], at), strict=True):
+        tokens[n], gen[n], policy[n] = token, 0.0 if sampling[n].greedy else logp, logp
+    _check(policy)
+    apart = sorted(set(range(len(sampling))) - set(plain))
+    if apart:
+        shares = {row: excluded[n] for row, n in enumerate(apart) if n in excluded}
+        found = draw(logits[apart], [sampling[n] for n in apart], [uniforms[n] for n in apart], shares)
+        for n, token, logp_gen, logp_policy in zip(apart, *found, strict=True):
+            tokens[n], gen[n], policy[n] = token, logp_gen, logp_policy
+    return tokens, gen, policy
+
+
+def _check(logps: Sequence[float]) -> None:
+    if any(map(math.isnan, logps)):
+        raise RunError("the model's logits hold NaN or infinity: its weights are broken")
 
 
 def keep(weight: Float[torch.Tensor, "B V"], sampling: Sequence[Sampling]) -> Float[torch.Tensor, "B V"]:

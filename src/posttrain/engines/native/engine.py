@@ -42,8 +42,8 @@ class NativeConfig:
     """On a GPU, a decoding step is recorded once for each shape and replayed as one launch; false saves the
     memory that recordings hold."""
     decode_kernel: bool = True
-    """On a processor, a new token attends by a kernel that is compiled at its first use where there is g++;
-    false leaves it to PyTorch, which takes up to twice as long over it."""
+    """On a processor, decoding steps are compiled at their first use where there is g++; false leaves them to
+    PyTorch, which takes about twice as long."""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.cache_tokens < 1:
@@ -212,6 +212,7 @@ class NativeEngine:
             [s.request.sampling for s in sequences],
             uniforms([s.key for s in sequences], positions).tolist(),
             {row: s.excluded for row, s in enumerate(sequences) if s.request.excluded},
+            self.runner.kernels,
         )
         done = []
         for row, sequence in enumerate(sequences):

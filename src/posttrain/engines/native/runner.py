@@ -10,7 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, TokenLayout
+from posttrain.engines.native.compiled_step import compiled_step
 from posttrain.engines.native.cuda_graphs import CudaGraphs, Recorded
+from posttrain.engines.native.decode_kernel import Kernels, load, packed_matrix
 from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.models.fingerprint import Named, combined, fingerprint
 from posttrain.models.loading import on_device
@@ -20,24 +22,32 @@ PASS = 8192
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight is kept in the order that oneDNN multiplies in.
+    """A linear layer whose weight is kept in the order that it is multiplied in. CPU only.
 
     For the few rows of a decoding step an ordinary matrix product spends as long on rearranging
-    the weight as on the product; here it is rearranged once for each weight sync. CPU only.
+    the weight as on the product; here it is rearranged once for each weight sync.
     """
 
-    def __init__(self, linear: nn.Linear, rows: int) -> None:
+    def __init__(self, linear: nn.Linear, rows: int, kernels: Kernels | None) -> None:
+        """rows: as many as are to be fast; kernels: which multiply where they can; else oneDNN does."""
         super().__init__()
-        self.rows = rows
-        self.bias = linear.bias
+        self.rows, self.bias = rows, linear.bias
+        self.kernels = kernels if kernels and kernels.multiplies(linear.weight) else None
+        self.weight_packed: torch.Tensor | None = None
         self.pack(linear.weight)
 
     def pack(self, weight: torch.Tensor) -> None:
         """Takes a new weight, [out, in]."""
-        self.weight_packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.rows)
+        if self.kernels:
+            self.weight_packed = self.kernels.pack(weight.detach(), self.weight_packed)
+            self.matrix = packed_matrix(self.weight_packed, weight, self.bias)
+        else:
+            self.weight_packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), self.rows)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x Wᵀ + b."""
+        if self.kernels:
+            return self.kernels.linear(x, self.matrix)
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self.weight_packed, self.bias, "none", [], ""
         )
@@ -56,7 +66,7 @@ class Runner:
         recorded: bool = True,
         compiled: bool = True,
     ) -> None:
-        """recorded: on a GPU, decoding steps are CUDA graphs; compiled: on a processor, decode_kernel's."""
+        """recorded: on a GPU, decoding steps are CUDA graphs; compiled: on a processor, decode.cpp's."""
         use_layouts(model)
         self.model = model.eval().requires_grad_(False)
         self.cache = Cache(rows, cache_tokens)
@@ -65,11 +75,14 @@ class Runner:
         self.vocabulary: int = model.get_input_embeddings().num_embeddings
         self._packed: dict[str, list[PackedLinear]] = {}
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._compiled = compiled
+        self.kernels = load(self.dtype, 64, 1) if compiled and self.device.type == "cpu" else None
+        """What multiplies packed weights and draws tokens, if it can be had."""
         if _can_pack(self.device, self.dtype):
             self._pack(rows)
         self._plain = dict(model.named_parameters())
         self._head = output_head(model)
-        self._compiled = compiled
+        self._compiled_step = compiled_step(model) if compiled and self._packed else None
         self._recorded: Recorded | None = None
         if recorded and self.device.type == "cuda":
             self._recorded = Recorded(self._step, self.cache, self.device, lambda: CudaGraphs(self.device))
@@ -79,7 +92,7 @@ class Runner:
         name_of = {id(p): name for name, p in self.model.named_parameters()}
         for path, module in list(self.model.named_modules()):
             if type(module) is nn.Linear:
-                packed = PackedLinear(module, rows)
+                packed = PackedLinear(module, rows, self.kernels)
                 owner, _, attribute = path.rpartition(".")
                 setattr(self.model.get_submodule(owner), attribute, packed)
                 self._packed.setdefault(name_of[id(module.weight)], []).append(packed)
@@ -186,6 +199,8 @@ class Runner:
     def _step(
         self, tokens: Int[torch.Tensor, "B"], lengths: Int[torch.Tensor, "B"], columns: int
     ) -> Float[torch.Tensor, "B V"]:
+        if self._compiled_step is not None:
+            return self._head(self._compiled_step(tokens, lengths, self.cache))
         layout = TokenLayout(self.cache, lengths, columns, compiled=self._compiled)
         return self._head(hidden_states(self.model, tokens[:, None], lengths[:, None], layout)[:, 0])
 
