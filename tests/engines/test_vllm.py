@@ -12,9 +12,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from posttrain.api.answering import named, opened
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.models.fingerprint import digest
+from posttrain.recipe.recipe import EngineChoice
 from posttrain.samplers.snapshots import Direct, Snapshot, take
 from posttrain.types import Completion, Request, RunError, Sampling
 
@@ -310,6 +312,26 @@ def test_a_weight_sync_is_proven_and_a_wrong_one_is_found(lab, engine, models) -
             take(engine, snapshot(models[0], canary))
     finally:
         engine._llm.collective_rpc = reload
+
+
+def test_a_model_that_is_served_or_evaluated_is_the_one_that_was_named(lab, make_model) -> None:
+    path = make_model(hidden_size=128, num_attention_heads=4, num_key_value_heads=2)
+    recipe, _ = named(str(path), print)
+    recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, dtype="float32"))
+    ours, theirs = (
+        opened(
+            dataclasses.replace(recipe, engine=EngineChoice(name=name, rows=4, cache_tokens=1024)),
+            None,
+            print,
+        )[1]
+        for name in ("native", "vllm")
+    )
+    assert isinstance(theirs, VllmEngine)
+    sampling = Sampling(temperature=0.0, max_new_tokens=8)
+    requests = [Request(prompt=lab.prompt_of(n, 1, 100), sampling=sampling) for n in (3, 9)]
+    for mine, other in zip(lab.answers(ours, requests), lab.answers(theirs, requests), strict=True):
+        assert other.tokens == mine.tokens
+        assert other.logp_policy == pytest.approx(mine.logp_policy, abs=CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from posttrain.base import plain
 from posttrain.engines.protocol import Engine
+from posttrain.engines.vllm.start import require
 from posttrain.models import pretrained
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import is_run, target_of
@@ -15,16 +17,29 @@ from posttrain.runtime.ask import ask
 from posttrain.runtime.plan import check_held, free_memory
 from posttrain.runtime.policy import NO_TASK, Policy, surroundings
 from posttrain.runtime.record.metrics import evaluation_metrics
-from posttrain.runtime.sampling import engine_of, rollouts_of
+from posttrain.runtime.sampling import engine_of, loaded_engine, rollouts_of
 from posttrain.types import Completion, Message, Request, Sampling, UserError
 
 
 def named(target: str, say: Callable[[str], None]) -> tuple[Recipe, Path | None]:
-    """A model, or a run's newest checkpoint: a recipe that holds it, and the adapter on top of it, if any."""
+    """A model, or a run's newest checkpoint: a recipe that holds it, and the adapter on top of it, if any.
+
+    The native engine is to draw from it, whatever drew in the run.
+    """
     if is_run(Path(target)):
         _, recipe, adapter = target_of(Path(target), say=say)
-        return recipe, adapter
+        return replace(recipe, engine=replace(recipe.engine, name="native", url="")), adapter
     return Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
+
+
+def engine_named(name: str) -> Literal["native", "vllm"]:
+    """The name, for --engine; UserError for another one, and where vLLM is not there."""
+    if name == "native":
+        return "native"
+    if name == "vllm":
+        require(where="--engine")
+        return "vllm"
+    raise UserError(f"unknown engine {name!r}", where="--engine", mend="native or vllm")
 
 
 def opened(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> tuple[Policy, Engine]:
@@ -37,7 +52,7 @@ def opened(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> 
     # With the run's own seed: an adapter may lie on weights that were drawn by it.
     recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK)
     policy = surroundings(recipe, say)
-    return policy, engine_of(recipe, policy, adapter)
+    return policy, loaded_engine(recipe, policy, adapter)
 
 
 def answers(

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from posttrain.api.answering import evaluated
+from posttrain.api.answering import engine_named, evaluated
 from posttrain.api.training import claimed_directory, say
 from posttrain.base import process
 from posttrain.evaluation.suites import results
@@ -22,6 +22,7 @@ from posttrain.evaluation.suites.suite import Problem, Suite, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.models import pretrained
 from posttrain.recipe.config import read_verifier
+from posttrain.recipe.recipe import EngineChoice
 from posttrain.recipe.target import target_of
 from posttrain.report.terminal import err, out
 from posttrain.runtime.policy import Say
@@ -57,6 +58,9 @@ def evaluate(
         str | None,
         typer.Option(help="For a suite: bfloat16 or float32; by default the run's, or what is quick here."),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="What answers a suite: native, which it is by default, or vllm.")
+    ] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help=SETS)] = None,
     model: Annotated[
         str | None, typer.Option(help="Another model than the recipe's, or than the run's newest checkpoint.")
@@ -76,13 +80,20 @@ def evaluate(
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     if suites is None:
         given: dict[str, object] = {"--limit": limit, "-n": samples, "--temperature": temperature}
-        given |= {"--data": data, "--verifier": verifier, "--out": folder, "--dtype": dtype}
+        given |= {
+            "--data": data,
+            "--verifier": verifier,
+            "--out": folder,
+            "--dtype": dtype,
+            "--engine": engine,
+        }
         for option, value in given.items():
             if value is not None:
                 raise UserError("is for suites", where=option, mend="name them with --suite")
         _held_out(target, sets or (), model, as_json, told)
         return
-    recipe, adapter = model_of(target, sets or (), model, dtype, told)
+    draws = EngineChoice(name=engine_named(engine or "native"))
+    recipe, adapter = model_of(target, sets or (), model, dtype, told, draws)
     process.configure(recipe.run.threads)
     chosen = _suites(suites, data or (), verifier, limit)
     who = Evaluated(recipe, adapter, seed, told)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.api.answering import named, opened
+from posttrain.api.answering import engine_named, named, opened
 from posttrain.api.training import say
 from posttrain.base import process
 from posttrain.report.terminal import out
@@ -22,6 +22,7 @@ def serve(
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes a free one.")] = 8000,
     name: Annotated[str, typer.Option(help="Of the model, for clients; by default what it is called.")] = "",
+    engine: Annotated[str, typer.Option(help="What draws: native or vllm.")] = "native",
     rows: Annotated[int, typer.Option(min=1, help="Answers that are drawn at once; others wait.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the draws of requests that name none.")] = 0,
 ) -> None:
@@ -34,10 +35,10 @@ def serve(
     """
     recipe, adapter = named(target, say)
     process.configure()
-    recipe = replace(recipe, engine=replace(recipe.engine, rows=rows))
-    policy, engine = opened(recipe, adapter, say)
+    recipe = replace(recipe, engine=replace(recipe.engine, rows=rows, name=engine_named(engine)))
+    policy, draws = opened(recipe, adapter, say)
     name = name or Path(target).name
-    desk = ModelDesk(engine, policy.chat, name=name, context=policy.context, seed=seed)
+    desk = ModelDesk(draws, policy.chat, name=name, context=policy.context, seed=seed)
     with closing(desk), Server(desk, port) as server:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         out.print(f"{server.address} serves {name}; Ctrl-C ends it", soft_wrap=True)

@@ -135,7 +135,7 @@ class EngineChoice(ServedConfig):
     """Which engine training samples with, and how much runs at once."""
 
     name: Literal["native", "vllm"] = "native"
-    """Ours, or vLLM, which reads the other keys too. Other commands than train sample with ours."""
+    """Ours, or vLLM, which reads the other keys too. Other commands than train take `--engine`, or ours."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

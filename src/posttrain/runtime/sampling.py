@@ -64,6 +64,20 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
     )
 
 
+def loaded_engine(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Engine:
+    """The engine that the recipe names, with those weights; UserError where vLLM is not there.
+
+    A server's weights are not ours to replace: what it holds is what is asked.
+    """
+    if recipe.engine.name == "native":
+        return engine_of(recipe, policy, adapter)
+    require()
+    engine = _chosen_engine(recipe, policy)
+    model = weights_of(recipe, policy)
+    engine.load((lora.with_saved_adapter(model, adapter) if adapter else model).named_parameters(), 0)
+    return engine
+
+
 def check_samplers(asked: Asked) -> None:
     """UserError where samplers cannot be where the recipe has them, or cannot do what it wants of them."""
     recipe = asked.recipe

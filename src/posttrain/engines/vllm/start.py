@@ -24,11 +24,11 @@ _BLOCK = 128
 """Tokens in the largest block that vLLM's kernels ask for, the one of processors."""
 
 
-def require() -> None:
-    """Passes where vLLM is installed; UserError otherwise."""
+def require(where: str = "engine.name") -> None:
+    """Passes where vLLM is installed; UserError, with this key, otherwise."""
     if importlib.util.find_spec("vllm") is None:
         mend = "pip install 'posttrain[vllm]'; docs/engine.md says what to do without a GPU"
-        raise UserError("vllm is not installed", where="engine.name", mend=mend)
+        raise UserError("vllm is not installed", where=where, mend=mend)
 
 
 def start(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, context: int) -> Any:

@@ -83,7 +83,7 @@ class Adapter:
         several, do not read it, and are told False.
         """
         pairs = [
-            Pair(tuple(context[-(self.engine.context - len(rest)) :]), tuple(rest))
+            Pair(tuple(context[-(self.model.policy.context - len(rest)) :]), tuple(rest))
             for _, context, rest in requests
         ]
         asked = Counter(pair.context for pair in pairs)
@@ -116,9 +116,9 @@ class Adapter:
         for number, each in enumerate(requests):
             context, options = each.args
             sampling = _sampling(options)
-            room = self.engine.context - sampling.max_new_tokens
+            room = self.model.policy.context - sampling.max_new_tokens
             if room < 1:
-                what = f"{sampling.max_new_tokens} new tokens fill the context of {self.engine.context}"
+                what = f"{sampling.max_new_tokens} new tokens fill the context of {self.model.policy.context}"
                 raise UserError(what, where="max_gen_toks", mend="lower it with --gen_kwargs")
             prompt = tuple(self.tok_encode(context)[-room:])
             asked.append(Request(prompt=prompt, sampling=sampling, task=str(number)))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from posttrain.engines.native.engine import NativeEngine
+from posttrain.engines.protocol import Engine
 from posttrain.types import Completion, Request, Sampling
 
 Tokens = tuple[int, ...]
@@ -32,7 +32,7 @@ def paired(encode: Callable[[str], Sequence[int]], context: str, continuation: s
     return Pair(known, whole[len(known) :])
 
 
-def log_likelihoods(engine: NativeEngine, pairs: Sequence[Pair]) -> Iterator[float]:
+def log_likelihoods(engine: Engine, pairs: Sequence[Pair]) -> Iterator[float]:
     """Σ log π(token | all before it) over each continuation, at temperature 1, in the order of the pairs.
 
     A context runs once for all its continuations. ValueError for a pair that the engine has no room for, or
@@ -50,7 +50,7 @@ def log_likelihoods(engine: NativeEngine, pairs: Sequence[Pair]) -> Iterator[flo
             yield sum(answer.logp_policy)
 
 
-def drawn(engine: NativeEngine, requests: Sequence[Request]) -> list[Completion]:
+def drawn(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
     """The engine's answers in the order of the requests."""
     tickets = [engine.submit(request) for request in requests]
     done: dict[int, Completion] = {}

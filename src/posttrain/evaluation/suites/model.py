@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base import plain
-from posttrain.engines.native.engine import NativeEngine
+from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.run import Asking, chat_of
 from posttrain.evaluation.suites.suite import Suite
 from posttrain.models import pretrained
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.recipe.target import is_run, target_of
 from posttrain.runtime.policy import NO_TASK, Policy, Say, surroundings
-from posttrain.runtime.sampling import engine_of
+from posttrain.runtime.sampling import loaded_engine
 from posttrain.types import UserError
 
 DAY = "2025-01-01"
@@ -22,7 +22,12 @@ DAY = "2025-01-01"
 
 
 def model_of(
-    target: str, sets: Sequence[str], model: str | None, dtype: str | None, told: Say
+    target: str,
+    sets: Sequence[str],
+    model: str | None,
+    dtype: str | None,
+    told: Say,
+    engine: EngineChoice | None = None,
 ) -> tuple[Recipe, Path | None]:
     """A recipe that holds what is named, to be sampled from, and the adapter on top of it."""
     recipe, adapter = Recipe(model=Model(path=model or target), method={"name": "grpo"}, task=NO_TASK), None
@@ -31,7 +36,8 @@ def model_of(
     elif sets:
         raise UserError("a model has no keys", where="--set", mend="name a recipe or a run")
     asked = replace(recipe.model, dtype=dtype or recipe.model.dtype, date=DAY)  # type: ignore[arg-type]
-    recipe = replace(recipe, model=asked, method={"name": "grpo"}, task=NO_TASK, engine=EngineChoice())
+    recipe = replace(recipe, model=asked, method={"name": "grpo"}, task=NO_TASK)
+    recipe = replace(recipe, engine=engine or EngineChoice())
     return recipe, adapter
 
 
@@ -65,9 +71,9 @@ class Evaluated:
         return surroundings(replace(self.recipe, model=model), self.told)
 
     @cached_property
-    def engine(self) -> NativeEngine:
+    def engine(self) -> Engine:
         """The engine, with the weights."""
-        return engine_of(self.recipe, self.policy, self.adapter)
+        return loaded_engine(self.recipe, self.policy, self.adapter)
 
     def asking(self, suite: Suite, samples: int | None, temperature: float | None) -> Asking:
         """How this model is asked a suite; UserError for several greedy answers, which would be the same."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.base import plain
 from posttrain.base.chat import Chat
-from posttrain.engines.native.engine import NativeEngine
+from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
 from posttrain.evaluation.suites.suite import Problem, Suite
 from posttrain.runtime.policy import Policy
@@ -49,9 +49,7 @@ def chat_of(suite: Suite, policy: Policy, has_template: bool) -> Chat:
     return policy.chat
 
 
-def answered(
-    asking: Asking, engine: NativeEngine, problems: Sequence[Problem], file: Path, seen: Seen
-) -> None:
+def answered(asking: Asking, engine: Engine, problems: Sequence[Problem], file: Path, seen: Seen) -> None:
     """Adds to the file an answer for each problem and sample that it lacks, judged.
 
     What could not be judged is asked again. UserError for a task that the verifier cannot judge.
@@ -91,7 +89,7 @@ def _json(line: Line) -> str:
 
 
 def _drawn(
-    asking: Asking, engine: NativeEngine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
+    asking: Asking, engine: Engine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
 ) -> Iterator[Line]:
     """The answers that are not there, in the order in which they are judged."""
     there, asked, judging = set(there), {}, {}
@@ -178,7 +176,7 @@ def voted(kind: str, text: str) -> str | None:
 
 
 def _chosen(
-    asking: Asking, engine: NativeEngine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
+    asking: Asking, engine: Engine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
 ) -> Iterator[Line]:
     """The choices that are not there; each context is computed once for all its choices."""
     there = set(there)
