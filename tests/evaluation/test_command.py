@@ -8,7 +8,10 @@ import pytest
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
 from posttrain.evaluation.suites.model import Evaluated, model_of
 from posttrain.evaluation.suites.run import lines_of
+from posttrain.evaluation.suites.table import SUITES
 from posttrain.models.pretrained import silent
+from posttrain.recipe.recipe import EngineChoice
+from posttrain.types import UserError
 
 from .conftest import SUMS
 
@@ -250,6 +253,9 @@ def test_mistakes_are_one_line(run_cli, able, sums, records, monkeypatch, tmp_pa
         (("eval", able, "--suite", "gsm8k", "--verifier", "math"), "the other suites have a judge"),
         (("eval", able, *OWN, "--data", sums, "-n", 4), "greedy answers are all the same"),
         (("eval", able, *OWN, "--data", sums, "--dtype", "int8"), "unknown dtype"),
+        (("eval", able, *OWN, "--data", sums, "--engine", "vlm"), "--engine: unknown engine 'vlm'"),
+        (("eval", able, "--engine", "vllm"), "--engine: is for suites"),
+        (("serve", able, "--engine", "vlm"), "--engine: unknown engine 'vlm'"),
         (("eval", able, *OWN, "--data", sums, "--set", "run.seed=1"), "a model has no keys"),
         (("eval", able, "--limit", 3), "--limit: is for suites"),
         (("eval", base, "--suite", "gsm8k", "--data", records(*SCHOOL)), "no model at"),
@@ -258,3 +264,13 @@ def test_mistakes_are_one_line(run_cli, able, sums, records, monkeypatch, tmp_pa
         assert (said.code, said.err.count("\n")) == (2, 1), said.err
         assert message in said.err
     assert not (tmp_path / "evals").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("arc_easy", "how likely given answers are"), ("aime24", "of a filtered draw")]
+)
+def test_a_suite_that_vllm_cannot_be_asked_is_refused_before_it_is_begun(able, name, message):
+    recipe, adapter = model_of(str(able), (), None, "float32", silent, EngineChoice(name="vllm"))
+    with pytest.raises(UserError, match=message) as refused:
+        Evaluated(recipe, adapter, 0, silent).asking(SUITES[name], None, None)
+    assert refused.value.where == "--engine"

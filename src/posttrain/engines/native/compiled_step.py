@@ -68,12 +68,16 @@ class CompiledStep:
 @torch.no_grad()
 def compiled_step(model: PreTrainedModel) -> CompiledStep | None:
     """The step of this model, whose linear layers are packed; None where transformers must do it."""
-    decoder: Any = model.get_decoder()
     try:
-        layers = [_layer(each) for each in decoder.layers]
-        flow = _flow(model, decoder)
-    except (AttributeError, TypeError):  # another architecture
+        return _tried(model)
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # another architecture
         return None
+
+
+def _tried(model: PreTrainedModel) -> CompiledStep | None:
+    decoder: Any = model.get_decoder()
+    layers = [_layer(each) for each in decoder.layers]
+    flow = _flow(model, decoder)
     if flow is None or len(flow.asked) != len(layers):
         return None
     for module, layer, (scale, window, softcap) in zip(decoder.layers, layers, flow.asked, strict=True):

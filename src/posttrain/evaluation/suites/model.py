@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.base import plain
 from posttrain.engines.protocol import Engine
+from posttrain.engines.vllm.asking import check_sampling
 from posttrain.evaluation.suites.run import Asking, chat_of
 from posttrain.evaluation.suites.suite import Suite
 from posttrain.models import pretrained
@@ -15,7 +16,7 @@ from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.recipe.target import is_run, target_of
 from posttrain.runtime.policy import NO_TASK, Policy, Say, surroundings
 from posttrain.runtime.sampling import loaded_engine
-from posttrain.types import UserError
+from posttrain.types import Sampling, UserError
 
 DAY = "2025-01-01"
 """What templates that show the day are told, so that what was asked on two days can be compared."""
@@ -54,7 +55,8 @@ class Evaluated:
     def name(self) -> dict[str, Any]:
         """What a directory of results says of the model."""
         path = str(self.adapter or self.recipe.model.path)
-        return {"model": path, "dtype": self.recipe.model.dtype, "seed": self.seed}
+        other = {} if self.recipe.engine.name == "native" else {"engine": self.recipe.engine.name}
+        return {"model": path, "dtype": self.recipe.model.dtype, "seed": self.seed} | other
 
     @cached_property
     def has_template(self) -> bool:
@@ -76,10 +78,13 @@ class Evaluated:
         return loaded_engine(self.recipe, self.policy, self.adapter)
 
     def asking(self, suite: Suite, samples: int | None, temperature: float | None) -> Asking:
-        """How this model is asked a suite; UserError for several greedy answers, which would be the same."""
+        """How this model is asked a suite; UserError for several greedy answers, which would be the same,
+        and for what vLLM cannot be asked."""
         sampling = suite.sampling
         if temperature is not None:
             sampling = replace(sampling, temperature=temperature)
+        if self.recipe.engine.name == "vllm":
+            _check_vllm(suite, sampling)
         count = samples or suite.samples
         if suite.verifier is not None and sampling.greedy and count > 1:
             if samples:
@@ -92,3 +97,17 @@ class Evaluated:
         chat = chat_of(suite, self.policy, self.has_template)
         count = 1 if suite.verifier is None else count
         return Asking(suite, chat, sampling, count, self.seed, self.policy.context)
+
+
+def _check_vllm(suite: Suite, sampling: Sampling) -> None:
+    """UserError where vLLM would not give what the suite needs."""
+    what = None
+    if suite.verifier is None:
+        what = f"{suite.name} asks how likely given answers are, which vLLM is not asked here"
+    else:
+        try:
+            check_sampling(sampling)
+        except ValueError as error:
+            what = f"{suite.name} cannot be drawn: {error}"
+    if what:
+        raise UserError(what, where="--engine", mend="take native")
