@@ -65,10 +65,7 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
 
 
 def loaded_engine(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Engine:
-    """The engine that the recipe names, with those weights; UserError where vLLM is not there.
-
-    A server's weights are not ours to replace: what it holds is what is asked.
-    """
+    """The engine that the recipe names, with those weights; UserError where vLLM is not there."""
     if recipe.engine.name == "native":
         return engine_of(recipe, policy, adapter)
     require()

@@ -336,6 +336,20 @@ void gated_product(const Layer& layer, const T* x, T* out, int64_t rows) {
     });
 }
 
+// e^((x - top) / temperature). The highest is taken off first: large logits over a low temperature would lose
+// their small differences.
+inline float weight(float x, float top, float temperature) {
+    const float z = (x - top) / temperature;
+    return exponential(z) * float(z >= -87.0f);  // with a condition in its place the compiler makes no vectors
+}
+
+float summed_weights(const T* x, int64_t count, float top, float temperature) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) sum += weight(widened(x[i]), top, temperature);
+    return sum;
+}
+
 }  // namespace
 
 extern "C" void decode_attention(const T* query, const T* key, const T* value, T* keys, T* values, T* out,
@@ -358,17 +372,13 @@ extern "C" void draw_tokens(const T* logits, int64_t rows, int64_t count, const 
         float top = -INFINITY;
 #pragma omp simd reduction(max : top)
         for (int64_t i = 0; i < count; ++i) top = widened(x[i]) > top ? widened(x[i]) : top;
-        // The highest is taken off first: large logits over a low temperature would lose their small differences.
-        const auto warm = [&](int64_t i) { return (widened(x[i]) - top) / temperature[row]; };
-        const auto weight = [&](int64_t i) { return warm(i) < -87.0f ? 0.0f : exponential(warm(i)); };
+        const float warmth = temperature[row];
         static thread_local std::vector<double> running;
         running.clear();
         double total = 0;
         int64_t last = 0, found = 0;  // last: block that is not empty
         for (int64_t from = 0; from < count; from += BLOCK) {
-            float sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = from; i < std::min(count, from + BLOCK); ++i) sum += weight(i);
+            const float sum = summed_weights(x + from, std::min(BLOCK, count - from), top, warmth);
             if (sum > 0) last = from / BLOCK;
             running.push_back(total += double(sum));
         }
@@ -380,13 +390,13 @@ extern "C" void draw_tokens(const T* logits, int64_t rows, int64_t count, const 
             const int64_t block = std::min(hit, last);
             double within = block ? running[block - 1] : 0;
             for (int64_t i = block * BLOCK; i < std::min(count, (block + 1) * BLOCK) && within <= target; ++i) {
-                const double one = double(weight(i));
+                const double one = double(weight(widened(x[i]), top, warmth));
                 if (one > 0) found = i;  // what rounding puts behind all of them is the last that can be drawn
                 within += one;
             }
         }
         token[row] = found;
-        logp[row] = double(warm(found)) - std::log(total);
+        logp[row] = double((widened(x[found]) - top) / warmth) - std::log(total);
     }
 }
 
