@@ -82,7 +82,8 @@ class Runner:
             self._pack(rows)
         self._plain = dict(model.named_parameters())
         self._head = output_head(model)
-        self._compiled_step = compiled_step(model) if compiled and self._packed else None
+        self.compiled_step = compiled_step(model) if compiled and self._packed else None
+        """What takes new tokens through all layers, where the model's are such as it knows."""
         self._recorded: Recorded | None = None
         if recorded and self.device.type == "cuda":
             self._recorded = Recorded(self._step, self.cache, self.device, lambda: CudaGraphs(self.device))
@@ -199,8 +200,8 @@ class Runner:
     def _step(
         self, tokens: Int[torch.Tensor, "B"], lengths: Int[torch.Tensor, "B"], columns: int
     ) -> Float[torch.Tensor, "B V"]:
-        if self._compiled_step is not None:
-            return self._head(self._compiled_step(tokens, lengths, self.cache))
+        if self.compiled_step is not None:
+            return self._head(self.compiled_step(tokens, lengths, self.cache))
         layout = TokenLayout(self.cache, lengths, columns, compiled=self._compiled)
         return self._head(hidden_states(self.model, tokens[:, None], lengths[:, None], layout)[:, 0])
 
