@@ -108,7 +108,7 @@ def padded(batch: Batch, columns: int) -> Batch:
 @pytest.mark.usefixtures("float64")
 @given(data=st.data())
 @settings(
-    max_examples=3,
+    max_examples=5,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],

@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from posttrain.api.answering import opened
-from posttrain.recipe.recipe import Model, Recipe
+from posttrain.api.answering import named, opened
+from posttrain.engines.native.engine import NativeEngine
+from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.runtime.policy import NO_TASK
 from posttrain.serving import server as serving
 from posttrain.serving.answers import Growing
@@ -261,3 +263,10 @@ def test_a_refusal_says_its_field() -> None:
     with pytest.raises(RefusedError, match="whole number from 1 to 128") as found:
         question(json.dumps({"messages": ASKED, "n": 2.5}).encode())
     assert found.value.body()["error"]["param"] == "n"
+
+
+def test_what_drew_in_a_run_is_not_what_answers_for_it(tiny) -> None:
+    """A recipe that names a vLLM server is sampled from by the native engine, unless told otherwise."""
+    recipe, _ = named(str(tiny), print)
+    engine = EngineChoice(name="vllm", url="http://127.0.0.1:9")
+    assert isinstance(opened(replace(recipe, engine=engine), None, print)[1], NativeEngine)

@@ -20,19 +20,18 @@ from posttrain.runtime.record.metrics import evaluation_metrics
 from posttrain.runtime.sampling import engine_of, loaded_engine, rollouts_of
 from posttrain.types import Completion, Message, Request, Sampling, UserError
 
+EngineName = Literal["native", "vllm"]
+
 
 def named(target: str, say: Callable[[str], None]) -> tuple[Recipe, Path | None]:
-    """A model, or a run's newest checkpoint: a recipe that holds it, and the adapter on top of it, if any.
-
-    The native engine is to draw from it, whatever drew in the run.
-    """
+    """A model, or a run's newest checkpoint: a recipe that holds it, and the adapter on top of it, if any."""
     if is_run(Path(target)):
         _, recipe, adapter = target_of(Path(target), say=say)
-        return replace(recipe, engine=replace(recipe.engine, name="native", url="")), adapter
+        return recipe, adapter
     return Recipe(model=Model(path=target), method={"name": "grpo"}, task=NO_TASK), None
 
 
-def engine_named(name: str) -> Literal["native", "vllm"]:
+def engine_named(name: str) -> EngineName:
     """The name, for --engine; UserError for another one, and where vLLM is not there."""
     if name == "native":
         return "native"
@@ -42,15 +41,21 @@ def engine_named(name: str) -> Literal["native", "vllm"]:
     raise UserError(f"unknown engine {name!r}", where="--engine", mend="native or vllm")
 
 
-def opened(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> tuple[Policy, Engine]:
-    """The recipe's model to be asked, whatever it was trained on: what surrounds it, and an engine."""
+def opened(
+    recipe: Recipe, adapter: Path | None, say: Callable[[str], None], engine: EngineName = "native"
+) -> tuple[Policy, Engine]:
+    """The recipe's model to be asked, whatever it was trained on: what surrounds it, and an engine.
+
+    That is the one named here, whatever drew in the run.
+    """
     model = recipe.model
     tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))
     if model.chat_template is None and not tokenizer.chat_template:
         say("the model has no chat template: it goes on with the prompt as plain text")
         model = replace(model, chat_template=plain.NAME)
     # With the run's own seed: an adapter may lie on weights that were drawn by it.
-    recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK)
+    draws = replace(recipe.engine, name=engine, url="")
+    recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK, engine=draws)
     policy = surroundings(recipe, say)
     return policy, loaded_engine(recipe, policy, adapter)
 

@@ -35,8 +35,8 @@ def serve(
     """
     recipe, adapter = named(target, say)
     process.configure()
-    recipe = replace(recipe, engine=replace(recipe.engine, rows=rows, name=engine_named(engine)))
-    policy, draws = opened(recipe, adapter, say)
+    recipe = replace(recipe, engine=replace(recipe.engine, rows=rows))
+    policy, draws = opened(recipe, adapter, say, engine_named(engine))
     name = name or Path(target).name
     desk = ModelDesk(draws, policy.chat, name=name, context=policy.context, seed=seed)
     with closing(desk), Server(desk, port) as server:

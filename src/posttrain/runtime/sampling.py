@@ -54,9 +54,8 @@ from posttrain.verifiers.protocol import Verifier
 
 def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> NativeEngine:
     """A native engine with its own copy of the model's weights, a saved adapter merged in if one is named."""
-    model = weights_of(recipe, policy)
     return NativeEngine(
-        lora.with_saved_adapter(model, adapter) if adapter else model,
+        _model_of(recipe, policy, adapter),
         decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
         stop_tokens=sorted(policy.chat.stops),
         config=recipe.engine,
@@ -65,14 +64,16 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
 
 
 def loaded_engine(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Engine:
-    """The engine that the recipe names, with those weights; UserError where vLLM is not there."""
-    if recipe.engine.name == "native":
-        return engine_of(recipe, policy, adapter)
-    require()
-    engine = _chosen_engine(recipe, policy)
-    model = weights_of(recipe, policy)
-    engine.load((lora.with_saved_adapter(model, adapter) if adapter else model).named_parameters(), 0)
+    """The engine that the recipe names, with those weights."""
+    engine = _chosen_engine(recipe, policy, adapter)
+    if recipe.engine.name != "native":
+        engine.load(_model_of(recipe, policy, adapter).named_parameters(), 0)
     return engine
+
+
+def _model_of(recipe: Recipe, policy: Policy, adapter: Path | None) -> Any:
+    model = weights_of(recipe, policy)
+    return lora.with_saved_adapter(model, adapter) if adapter else model
 
 
 def check_samplers(asked: Asked) -> None:
@@ -124,10 +125,10 @@ def check_server(recipe: Recipe, policy: Policy) -> None:
             raise UserError(str(server.fault(str(error))), where=f"{table}.temperature") from None
 
 
-def _chosen_engine(recipe: Recipe, policy: Policy) -> Engine:
+def _chosen_engine(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Engine:
     """The engine that the recipe names; vLLM has no weights before the first are handed over."""
     if recipe.engine.name == "native":
-        return engine_of(recipe, policy)
+        return engine_of(recipe, policy, adapter)
     return (ServerEngine if recipe.engine.url else VllmEngine)(
         skeleton(policy.config),
         dtype=policy.dtype,

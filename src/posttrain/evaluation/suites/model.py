@@ -37,9 +37,8 @@ def model_of(
     elif sets:
         raise UserError("a model has no keys", where="--set", mend="name a recipe or a run")
     asked = replace(recipe.model, dtype=dtype or recipe.model.dtype, date=DAY)  # type: ignore[arg-type]
-    recipe = replace(recipe, model=asked, method={"name": "grpo"}, task=NO_TASK)
-    recipe = replace(recipe, engine=engine or EngineChoice())
-    return recipe, adapter
+    draws = engine or EngineChoice()
+    return replace(recipe, model=asked, method={"name": "grpo"}, task=NO_TASK, engine=draws), adapter
 
 
 @dataclass(frozen=True)
