@@ -192,6 +192,24 @@ def test_calls_are_answered_and_the_answer_is_judged(workers):
     assert first.reward == pytest.approx(-0.1)
 
 
+def test_a_function_says_what_each_call_earns(workers):
+    env = use(call_reward=f"{FILE}:careful")
+    state = env.start(TASK).state
+    calls = "<call calculator>3</call><call calculator>1/0</call><call oracle>7</call>"
+    turn = made(workers, guarded_reply, env, state, calls)
+    assert turn.reward == pytest.approx(0.25 - 1), "a call that no tool was asked earns nothing"
+    assert [m["content"].count("\n") for m in turn.messages] == [2]
+    broken = made(workers, guarded_reply, env, state, "<call calculator>2 + 2</call>")
+    assert broken.verdict.failed
+    assert (broken.verdict.label, broken.reward) == ("not_a_number", None)
+    assert "call_reward" in broken.verdict.reason
+    raised = made(workers, guarded_reply, env, state, "<call calculator>99</call>")
+    assert raised.verdict.failed
+    assert raised.verdict.label == "raised"
+    with pytest.raises(UserError, match="judged alone"):
+        use(call_reward=f"{FILE}:of_a_group")
+
+
 def test_every_fault_is_told_and_counted(workers):
     env = use(max_calls=3)
     said, turn = played(

@@ -3,16 +3,19 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from posttrain.envs.tools import calculator, search
 from posttrain.envs.tools.call import Bounds, Result, Tool
 from posttrain.envs.tools.cells import Cells
 from posttrain.envs.tools.formats import FormatName
-from posttrain.envs.tools.functions import Function, described
+from posttrain.envs.tools.functions import Function as FunctionTool
+from posttrain.envs.tools.functions import described
 from posttrain.envs.tools.mcp import Server, offered
 from posttrain.types import UserError
 from posttrain.verifiers import sandbox
+from posttrain.verifiers.function import Function
 
 
 class Runner(Protocol):
@@ -60,8 +63,8 @@ class Tools(Bounds):
     """Responses of an episode; the last one is its answer."""
     max_calls: int = 4
     """Calls of one response that are made."""
-    call_reward: float = 0.0
-    """Earned by each call that is made; below 0 a price."""
+    call_reward: float | str = 0.0
+    """Earned by each call that is made, below 0 a price; or the name of a function that says it."""
     level: sandbox.Level = "strict"
     """The least isolation that python and shell accept: strict, landlock or rlimits."""
 
@@ -75,18 +78,32 @@ class Tools(Bounds):
         if min(self.max_turns, self.max_calls) < 1:
             raise ValueError("max_turns and max_calls must be 1 or more")
 
+    @cached_property
+    def call_judge(self) -> Function | None:
+        """The function that says what a call is worth; UserError if it cannot."""
+        if not isinstance(self.call_reward, str):
+            return None
+        judge = Function(function=self.call_reward)
+        if judge.grouped:
+            raise UserError(
+                "it takes a group's lists, and a call is judged alone",
+                where=self.call_reward,
+                mend="write 'def reward(response, tool, arguments, outcome, **fields)'",
+            )
+        return judge
+
     def runners(self) -> tuple[Runner, ...]:
         """The tools, ready to be sent to workers; UserError for one that cannot be, or two of a name."""
         made: list[Runner] = []
         for name in self.builtin:
             if name == "calculator":
-                made.append(Function(calculator.TOOL, f"{calculator.__name__}:calculator"))
+                made.append(FunctionTool(calculator.TOOL, f"{calculator.__name__}:calculator"))
             else:
                 made.append(Cells(name, self.level))
-        made += [Function(described(name), name) for name in self.functions]
+        made += [FunctionTool(described(name), name) for name in self.functions]
         if self.corpus:
             given = {"corpus": self.corpus}
-            made.append(Function(search.TOOL, f"{search.__name__}:search", given, first={"query": "a"}))
+            made.append(FunctionTool(search.TOOL, f"{search.__name__}:search", given, first={"query": "a"}))
         for server in self.mcp:
             made += offered(server, [each.tool.name for each in made])
         twice = [name for name, n in Counter(each.tool.name for each in made).items() if n > 1]

@@ -16,7 +16,7 @@ from posttrain.envs.tools.call import OUTCOMES, TOOLS, Call, Result, arguments_o
 from posttrain.envs.tools.choice import Runner, Tools
 from posttrain.envs.tools.template import Shown, example, result_messages, shown_by, with_tools
 from posttrain.errors import RunError, UserError
-from posttrain.types import Task
+from posttrain.types import Task, Verdict
 
 _BUSY = 20.0
 """On a loaded machine a box may take so many times its deadline."""
@@ -48,6 +48,9 @@ class ToolUse:
     settings: Tools
     shown: Shown = field(default_factory=Shown)
     trusted: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _ = self.settings.call_judge
 
     def __reduce__(self) -> tuple[Callable[..., "ToolUse"], tuple[Any, ...]]:
         # Being unpickled, which workers do, loads the tools, so that loading is not counted as a call.
@@ -95,11 +98,15 @@ class ToolUse:
 
     def _answered(self, state: Stand, calls: list[Call]) -> Turn:
         """The results of the calls of one response."""
-        counts, kept, made = Counter(state.counts) + Counter(calls=len(calls)), dict(state.kept), 0
+        counts, kept, earned = Counter(state.counts) + Counter(calls=len(calls)), dict(state.kept), 0.0
         said: list[tuple[str, str]] = []
         for call in calls[: self.settings.max_calls]:
             result = self._result(call, kept, state.task.id)
-            made += result.label in OUTCOMES
+            if result.label in OUTCOMES:
+                worth = self._worth(state.task, call, result)
+                if worth.score is None:
+                    return broken_turn(state, worth.label, f"call_reward: {worth.reason}")
+                earned += worth.score
             said.append((call.name[:60] or "tool", result.text))
             counts[result.label] += result.label != "ok"
         if (more := len(calls) - self.settings.max_calls) > 0:
@@ -111,8 +118,16 @@ class ToolUse:
         return Turn(
             state=Stand(state.task, state.turns + 1, dict(+counts), kept),
             messages=result_messages(said, self.shown),
-            reward=made * self.settings.call_reward or None,
+            reward=earned or None,
         )
+
+    def _worth(self, task: Task, call: Call, result: Result) -> Verdict:
+        """What a call that was made earns."""
+        judge = self.settings.call_judge
+        if judge is None:
+            return Verdict(score=float(self.settings.call_reward), label="scored")
+        about = {"tool": call.name, "arguments": call.arguments, "outcome": result.label}
+        return judge(replace(task, fields={**task.fields, **about}), result.text)
 
     def _result(self, call: Call, kept: dict[str, Any], seed: str) -> Result:
         """What a call comes to; what its tool goes on from is put into `kept`."""
