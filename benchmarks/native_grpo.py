@@ -28,7 +28,8 @@ from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.methods.build import build
 from posttrain.models.pretrained import load_model, load_tokenizer
-from posttrain.runtime.weight_sync import sync_weights
+from posttrain.runtime.weight_sync import Publisher
+from posttrain.samplers.snapshots import take
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
 PROMPTS, SAMPLES, NEW = 8, 8, 32
@@ -61,12 +62,13 @@ def main() -> None:
     )
     tasks = addition_tasks("train", PROMPTS * options.steps, options.seed)
     canary = speaks.render(chat(tasks[0].question))[-24:]
-    sync_weights(learner, engine, 0, canary)
+    publisher = Publisher(learner, canary)
+    take(engine, publisher.snapshot(0))
     steps: list[dict[str, Any]] = []
     begin = time.perf_counter()
     for n in range(options.steps):
         chosen = tasks[PROMPTS * n : PROMPTS * (n + 1)]
-        steps.append({"step": n + 1, **one_step(learner, engine, speaks, chosen, n, canary, options)})
+        steps.append({"step": n + 1, **one_step(learner, engine, speaks, chosen, n, publisher, options)})
         print(json.dumps(steps[-1]), flush=True)
     result = {
         "what": "posttrain",
@@ -79,7 +81,13 @@ def main() -> None:
 
 
 def one_step(
-    learner: Learner, engine: NativeEngine, speaks: Chat, tasks: Any, n: int, canary: list[int], options: Any
+    learner: Learner,
+    engine: NativeEngine,
+    speaks: Chat,
+    tasks: Any,
+    n: int,
+    publisher: Publisher,
+    options: Any,
 ) -> dict[str, Any]:
     """Sampling, training and the weight sync of the new weights, which is counted as training."""
     begin = time.perf_counter()
@@ -123,7 +131,7 @@ def one_step(
         before = resident_mib()
     update = learner.update(Batch.of(rows, group))
     peak = peak_resident_mib() if options.memory else 0.0
-    sync_weights(learner, engine, n + 1, canary)
+    take(engine, publisher.snapshot(n + 1))
     ended = time.perf_counter()
     out = {
         "seconds": ended - begin,

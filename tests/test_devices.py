@@ -199,8 +199,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Gpu]]:
     monkeypatch.setattr("posttrain.engines.native.runner.CudaGraphs", Graphs)
     # Key heads are repeated on a GPU alone, and a sum over others in another order has other last bits.
     monkeypatch.setattr("posttrain.models.attention._repeats", lambda query, mask: False)
-    # Likewise attention by products, which is a processor's alone.
-    monkeypatch.setattr("posttrain.learner.pack.suits", lambda *heads: False)
+    # Likewise the kernels of a training step, which are a processor's alone.
+    monkeypatch.setattr("posttrain.learner.kernels.suits", lambda x: False)
     with Gpu():
         yield Gpu
 
@@ -469,7 +469,7 @@ def test_a_run_on_another_device_trains_and_resumes_alike(
     found: dict[str, list[Any]] = {}
     for device in ("cpu", "cuda"):
         model = {"device": device} | RECIPES[name].get("model", {})
-        engine = {"cuda_graphs": False, "decode_kernel": False}  # both by PyTorch
+        engine = {"cuda_graphs": False, "decode_kernel": False}
         over = {"model": model, "run": {"updates": 2}, "engine": engine}
         recipe = write(online, RECIPES[name] | over, name=device)
         run = tmp_path / f"run-{device}"

@@ -97,6 +97,6 @@ def test_without_a_compiler_or_with_one_that_errs_pytorch_does_it(monkeypatch, t
     monkeypatch.delenv("CXX")
     wrong = tmp_path / "wrong.cpp"
     source = Path(decode_kernel.__file__).with_name("decode.cpp").read_text()
-    wrong.write_text(source.replace("1.0f / 24", "1.0f / 2"))
+    wrong.write_text(source.replace("scale = 1 / sum", "scale = 2 / sum"))
     monkeypatch.setattr(decode_kernel, "_SOURCE", wrong)
     assert load.__wrapped__(torch.float32, 32, 1) is None

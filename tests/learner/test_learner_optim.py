@@ -14,6 +14,7 @@ from posttrain.learner.forward import Net, forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import MasterWeights, Optim, adamw, learning_rate
 from posttrain.learner.pack import microbatches
+from posttrain.learner.recompute import keep_less
 from posttrain.math import reduce
 from posttrain.methods.table import REINFORCE, SFT
 from posttrain.models.rounding import dither
@@ -157,6 +158,7 @@ def test_bfloat16_trains_on_gradients_and_weights_kept_in_float32(llama: Make, r
     config = Optim(lr=1e-3, weight_decay=0.1, max_grad_norm=0.0)
     rounded = llama(0).bfloat16()
     learner = Learner(copy.deepcopy(rounded), SFT, optim=config, steps=Steps(microbatch_tokens=9))
+    keep_less(rounded)  # which computes as the learner's does
     shadow = {n: dither(n, p) for n, p in rounded.named_parameters()}
     optimizer = torch.optim.AdamW(
         [

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from posttrain.learner import pack as packing
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.prompt_group import PromptGroup
 from posttrain.learner.recompute import Recompute
-from posttrain.learner.short_attention import short_attention
 from posttrain.models.attention import use_layouts
 from posttrain.runtime.plan import Shape, mask_bytes, score_bytes
 from posttrain.types import Batch, Trajectory
@@ -222,11 +220,6 @@ class Sizes(TorchFunctionMode):
         super().__init__()
         self.seen: set[int] = set()
 
-    def short(self, *given: Any) -> torch.Tensor:
-        """In 16 bits by products of matrices."""
-        self.seen.add(given[0].shape[2])
-        return short_attention(*given)
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.scaled_dot_product_attention:
             self.seen.add(args[0].shape[2])
@@ -238,14 +231,12 @@ def test_in_16_bits_a_model_meets_few_sizes(
     dtype: torch.dtype,
     llama: Callable[..., Any],
     rows_of: Callable[..., Batch],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """oneDNN compiles kernels for every size, and keeps them: memory would grow with every new one."""
     model, shown = llama(0).to(dtype), set[int]()
     use_layouts(model)
     model.get_input_embeddings().register_forward_hook(lambda _, __, out: shown.add(out.shape[1]))
     with Sizes() as attended, torch.no_grad():
-        monkeypatch.setattr(packing, "short_attention", attended.short)
         for seed in range(8):
             for system in (0, 9):
                 trained_states(model, pack(rows_of(seed, groups=seed + 1, system=system)))

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import nn
 from transformers import PreTrainedModel
 
+from posttrain.learner import kernels
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
@@ -15,21 +16,23 @@ from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.models.attention import output_head
 from posttrain.types import Batch, Outputs, PerToken, Trajectory
 
+_MORE = 2
+"""A chunk of logits of 16 bits with its gradient, four times as long, is less than five of 32."""
 Picked = Float[torch.Tensor, "M"]
 
 
 class Net(nn.Module):
     """The policy, and its critic where there is one: the one module through which the learner runs them.
 
-    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole. short: of
-    its packs.
+    Whatever wraps it (FSDP2's hooks) sees every forward pass, and inside it every weight is whole. compiled:
+    of its packs.
     """
 
     def __init__(
-        self, policy: PreTrainedModel, critic: CriticModel | None = None, *, short: bool = True
+        self, policy: PreTrainedModel, critic: CriticModel | None = None, *, compiled: bool = True
     ) -> None:
         super().__init__()
-        self.policy, self.critic, self.short = policy, critic, short
+        self.policy, self.critic, self.compiled = policy, critic, compiled
 
     def forward(
         self, packed: Pack, temperature: float | None
@@ -45,6 +48,8 @@ class Net(nn.Module):
                 packed.target.to(hidden.device),
                 temperature,
                 vocabulary=self.policy.get_output_embeddings().weight.shape[0],
+                picks=kernels.pick,
+                more=_MORE if kernels.suits(hidden) else 1,
             )
         return picked, entropies, None if self.critic is None else self.critic(packed, hidden)
 
@@ -56,7 +61,7 @@ def forward(net: Net, batch: Batch, temperature: float, noise: Noise | None = No
     """
     # The noise of a prompt is its group's own, so that groups have no beginning in common; it goes by branch.
     quiet = noise is None
-    packed = pack(batch, shared_prefix=quiet, short=net.short, trees=quiet)
+    packed = pack(batch, shared_prefix=quiet, compiled=net.compiled, trees=quiet)
     with noisy(net.policy, packed, batch, noise):
         picked, entropies, numbers = net(packed, temperature)
     value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)
@@ -97,7 +102,7 @@ def scored(net: Net, batch: Batch, temperature: float, budget: int, together: Ev
 
 def values(net: Net, batch: Batch) -> PerToken:
     """V at every trained token, without the output head, nor the policy if the critic is not on it."""
-    packed = pack(batch, short=net.short, trees=True)
+    packed = pack(batch, compiled=net.compiled, trees=True)
     return _values(packed, batch, net(packed, None)[2])[0]
 
 

@@ -28,12 +28,11 @@ from posttrain.learner.neftune import Noise, of_step
 from posttrain.learner.optim import Optim, Trained, learning_rate
 from posttrain.learner.passes import Passes
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
-from posttrain.learner.recompute import Recompute, compute_again, give_back, keep_less
+from posttrain.learner.recompute import Recompute, give_back, prepare
 from posttrain.learner.reference import Follower, Reference
 from posttrain.learner.shards import local
 from posttrain.learner.trust_region import Region, Trust, flat, natural_step
 from posttrain.math import diagnose, kl, masked, reduce
-from posttrain.models.attention import use_layouts
 from posttrain.models.fingerprint import digest
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
 
@@ -133,13 +132,10 @@ class Learner:
         ranks: Ranks = ALONE,
         parallel: Parallel = Parallel(),  # noqa: B008 - frozen
     ) -> None:
-        for each in (model, *([reference] if reference is not None else [])):
-            use_layouts(each)
-        for each in (model, *([critic.body] if critic is not None and critic.body is not None else [])):
-            if steps.gradient_checkpointing != "none":
-                compute_again(each, steps.gradient_checkpointing, adapter=bool(lora.rank) and each is model)
-            elif trust is None:  # a natural step differentiates twice
-                keep_less(each)
+        bodies = [critic.body] if critic is not None and critic.body is not None else []
+        prepare(
+            model, bodies, reference, steps.gradient_checkpointing, lora=bool(lora.rank), twice=bool(trust)
+        )
         self.model: nn.Module = add_adapter(model, lora, seed) if lora.rank else model
         self.reference, self.lora, self._brings_reference = reference, lora, brings_reference
         self.method, self.steps = method, steps
@@ -160,7 +156,7 @@ class Learner:
                 temperature=temperature,
                 budget=steps.microbatch_tokens or microbatch_tokens,
                 whole=method.unit == "group",
-                short=steps.gradient_checkpointing != "selective",
+                compiled=steps.gradient_checkpointing != "selective",
             )
         self.net = self.passes.net
         trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
+from posttrain.learner import packed_attention
 from posttrain.learner.prompt_group import (
     EVEN,
     WHOLE_PROMPT_GROUP,
@@ -31,7 +32,6 @@ from posttrain.learner.prompt_group import (
     sees,
     split,
 )
-from posttrain.learner.short_attention import short_attention, suits
 from posttrain.models.attention import (
     WORTH,
     Bands,
@@ -73,8 +73,9 @@ class Pack:
     """For each trained token, which of those it is: rows that are alike so far ask the same."""
     shared_prefix: int = 0
     """Tokens before the first prompt group, which all prompt groups begin with."""
-    short: bool = True
-    """Whether few tokens attend by short_attention.py where it is quicker; not if differentiated twice."""
+    compiled: bool = True
+    """Whether packed_attention.py may attend; not if differentiated twice."""
+    _tables: dict[int | None, packed_attention.Table] = field(default_factory=dict)
     _masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     _bands: Bands = field(default_factory=Bands)
 
@@ -95,6 +96,12 @@ class Pack:
         softcap: float | None,
     ) -> Heads:
         """Attention within each prompt group and to the shared prefix (see attention.Layout)."""
+        groups = self.prompt_groups
+        if self.compiled and packed_attention.suits(query, value, softcap, groups, self.shared_prefix):
+            if window not in self._tables:  # the same for every layer
+                table = packed_attention.Table.of(groups, self.positions, self.shared_prefix, window)
+                self._tables[window] = table
+            return packed_attention.attention(query, key, value, self._tables[window], scale, window)
         parts = []
         prefix = PromptGroup(0, self.shared_prefix, ())
         for number, group in enumerate(
@@ -112,10 +119,7 @@ class Pack:
             q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
             if seen:
                 k, v = (torch.cat([x[:, :, :seen], y], dim=2) for x, y in ((key, k), (value, v)))
-            if self.short and whole and suits(q, k, v, softcap):
-                mask = self._mask(number, group, seen, spare, window, q)
-                parts.append(short_attention(q, k, v, mask, scale)[:, :, :n])
-            elif plain:
+            if plain:
                 out = causal_attention(q, k, v, self._bands, scale=scale, window=None, softcap=softcap)
                 parts.append(out[:, :, :n])
             elif whole:
@@ -141,7 +145,7 @@ class Pack:
         return self._masks[number, spare, window]
 
 
-def pack(batch: Batch, *, shared_prefix: bool = True, short: bool = True, trees: bool = False) -> Pack:
+def pack(batch: Batch, *, shared_prefix: bool = True, compiled: bool = True, trees: bool = False) -> Pack:
     """The trained rows of the batch, packed; rows that train nothing take no part.
 
     With `shared_prefix` what all prompt groups begin with stands once before them, where that saves enough.
@@ -189,7 +193,7 @@ def pack(batch: Batch, *, shared_prefix: bool = True, short: bool = True, trees:
         column=column,
         asks=asks,
         shared_prefix=S,
-        short=short,
+        compiled=compiled,
     )
 
 

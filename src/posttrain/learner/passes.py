@@ -20,7 +20,7 @@ class Passes:
     """The policy with its critic, and the reference, as several ranks compute them together.
 
     `budget` are the packed tokens of a microbatch; `whole` keeps the rows of a group on one rank, and in one;
-    `short` is for packs, but where a checkpoint keeps products, which would be the scores.
+    `compiled` is for packs.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Passes:
         temperature: float,
         budget: int,
         whole: bool,
-        short: bool,
+        compiled: bool,
     ) -> None:
-        self.net = Net(policy, critic, short=short)
+        self.net = Net(policy, critic, compiled=compiled)
         frozen = None if reference is None else reference.requires_grad_(False)
-        self.reference = None if frozen is None else Net(frozen, short=short)
+        self.reference = None if frozen is None else Net(frozen, compiled=compiled)
         self.ranks, self.parallel, self.whole = ranks, parallel, whole
         self.temperature, self.budget = temperature, budget
         nets = [net for net in (self.net, self.reference) if net is not None]

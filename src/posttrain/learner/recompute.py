@@ -1,7 +1,8 @@
-"""What the backward pass keeps, and what it computes again. Gradients are the same bits in any case."""
+"""What the backward pass keeps, and what it computes again. Gradients are the same bits in any case, but
+where kernels.py has norms and gates."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any, Literal
@@ -16,7 +17,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
 
+from posttrain.learner import kernels
+from posttrain.models.attention import use_layouts
 from posttrain.types import RunError
 
 Recompute = Literal["none", "selective", "full"]
@@ -26,20 +30,43 @@ PRODUCTS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm"})
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
+def prepare(
+    policy: PreTrainedModel,
+    bodies: Sequence[PreTrainedModel],
+    reference: PreTrainedModel | None,
+    what: Recompute,
+    *,
+    lora: bool,
+    twice: bool,
+) -> None:
+    """Makes models attend through layouts, and the trained ones, with critics' bodies, keep what they should.
+
+    twice: gradients are differentiated again. A reference computes as the policy does, so that both say the
+    same with the same weights.
+    """
+    others = [] if reference is None else [reference]
+    for each in (policy, *others):
+        use_layouts(each)
+    for each in (policy, *bodies) if what != "none" else ():
+        compute_again(each, what, adapter=lora and each is policy)
+    for each in (policy, *bodies, *others) if what == "none" and not twice else ():
+        keep_less(each)
+
+
 def keep_less(model: nn.Module) -> None:
     """Makes norms keep their input alone, and gated feed-forward layers what their two products gave.
 
-    What they would keep besides, norms in float32, is computed again without any product of matrices. A
-    module is known by what it consists of; one that computes otherwise is left as it is, as are norms of
-    models in float32, which keep little more and whose gradients would be added in another order. Not for
-    what is differentiated twice.
+    What they would keep besides, norms in float32, is computed again without any product of matrices, by
+    kernels.py where there are kernels. A module is known by what it consists of, and for a kernel by what it
+    says; one that computes otherwise is left as it is, as are norms of models in float32, which keep little
+    more and whose gradients would be added in another order. Not for what is differentiated twice.
     """
     for module in model.modules():
         kind: Any = type(module)
         children, weights = dict(module.named_children()), dict(module.named_parameters(recurse=False))
         if kind.__name__.endswith("RMSNorm") and list(weights) == ["weight"] and not children:
             if weights["weight"].dtype.itemsize == 2:
-                module.__class__ = _norm(kind)
+                module.__class__ = _compiled_norm(kind) if _is_plain_norm(module) else _norm(kind)
         elif set(children) == _GATED and _is_gated(module):
             module.__class__ = _gated(kind)
 
@@ -80,11 +107,40 @@ def _norm(kind: Any) -> Any:
 
 
 @cache
+def _compiled_norm(kind: Any) -> Any:
+    def forward(self: Any, hidden: torch.Tensor) -> Any:
+        epsilon = _epsilon(self)
+        assert epsilon is not None
+        return kernels.norm(hidden, self.weight, epsilon)
+
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
+def _epsilon(module: Any) -> float | None:
+    found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return float(found) if isinstance(found, float) else None
+
+
+def _is_plain_norm(module: Any) -> bool:
+    """Whether it computes what kernels.norm does, tried on some numbers."""
+    weight, epsilon = module.weight, _epsilon(module)
+    if epsilon is None or not kernels.suits(weight):
+        return False
+    x = torch.linspace(-3, 2, 2 * len(weight)).square().to(weight).reshape(1, 2, -1)
+    with torch.no_grad():
+        return torch.allclose(kernels.norm(x, weight, epsilon), module(x), rtol=2**-7, atol=0)
+
+
+@cache
 def _gated(kind: Any) -> Any:
     def forward(self: Any, x: torch.Tensor) -> Any:
-        if not torch.is_grad_enabled():
+        compiled = kernels.suits(x) and isinstance(self.act_fn, SiLUActivation | nn.SiLU)
+        if not (compiled or torch.is_grad_enabled()):
             return kind.forward(self, x)
         gate, up = self.gate_proj(x), self.up_proj(x)
+        if compiled:
+            product, kept = kernels.gate(gate, up), (gate.detach(), up.detach())
+            return _named(lambda: kernels.gate(*kept), product, lambda: self.down_proj(product))
         again = _GatedAgain(self.act_fn, gate.detach(), up.detach())
         active = self.act_fn(gate)
         product = _named(again.active, active, lambda: active * up)

@@ -157,7 +157,7 @@ def _parts(batch: Batch, budget: int) -> Iterator[tuple[torch.Tensor, Batch, Pac
     """(row numbers, rows, the rows packed) of each microbatch."""
     for rows in microbatches(batch, budget):
         part = batch.rows(torch.tensor(rows))
-        yield torch.tensor(rows), part, pack(part, short=False)
+        yield torch.tensor(rows), part, pack(part, compiled=False)
 
 
 def flat(grads: Sequence[torch.Tensor | None], parameters: Sequence[nn.Parameter]) -> Vector:

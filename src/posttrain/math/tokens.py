@@ -91,8 +91,10 @@ def pick_from_hidden(
     targets: Int[torch.Tensor, "N"],
     temperature: float = 1.0,
     vocabulary: int = 32_000,
+    picks: Callable[[torch.Tensor, torch.Tensor, float], tuple[PerPick, PerPick]] = pick,
+    more: int = 1,
 ) -> tuple[PerPick, PerPick]:
-    """pick(head(hidden), targets), a chunk of rows at a time.
+    """picks(head(hidden), targets), a chunk of rows at a time; `more` times as many if it keeps so little.
 
     Peak memory is about five chunks of fp32 logits (logits, probabilities, gradient and what
     lies between), whatever N is. The result does not depend on the chunks beyond float rounding.
@@ -103,9 +105,9 @@ def pick_from_hidden(
     """
 
     def chunk(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return pick(head(h), y, temperature)
+        return picks(head(h), y, temperature)
 
-    rows = max(1, chunk_bytes(hidden.device.type) // (4 * vocabulary))
+    rows = max(1, more * chunk_bytes(hidden.device.type) // (4 * vocabulary))
     parts = []
     for start in range(0, len(targets), rows):
         h, y = hidden[start : start + rows], targets[start : start + rows]

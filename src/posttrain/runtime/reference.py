@@ -234,7 +234,7 @@ def reference_of(
             return learner.score(batch).logp
         fresh = _weights(recipe, policy) if fresh is None else fresh
         return forward.scored(
-            forward.Net(fresh, short=learner.net.short), batch, 1.0, learner.microbatch_tokens
+            forward.Net(fresh, compiled=learner.net.compiled), batch, 1.0, learner.microbatch_tokens
         ).logp
 
     def shared(batch: Batch) -> PerToken:

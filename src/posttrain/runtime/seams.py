@@ -10,11 +10,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from posttrain.engines.native import cache, compiled_step, engine, runner
-from posttrain.learner import forward, learner, optim, pack, passes
+from posttrain.learner import forward, kernels, learner, optim, pack, packed_attention, passes
 from posttrain.math import tokens
 from posttrain.models import attention
 from posttrain.report.terminal import NAMES
@@ -77,12 +78,11 @@ def _table(clock: Clock) -> list[tuple[Any, str, Timed]]:
         (pack, "hidden_states", part("", _states)),
         (pack.Pack, "attend", partial(_attend, clock)),
         *((module, "masked_attention", attends) for module in (pack, attention, cache)),
-        (pack, "short_attention", attends),
+        (packed_attention, "attention", part(ATTENTION, _spans)),
         (nn.Linear, "forward", linear),
         (forward, "output_head", makes),
         (tokens, "pick_from_hidden", part(HEAD, _picked)),
-        (tokens, "pick", head),
-        (tokens._Pick, "backward", head),
+        *((own, name, head) for m in (tokens, kernels) for own, name in ((m, "pick"), (m._Pick, "backward"))),
         (torch.Tensor, "backward", part("backward")),
         (optim.Trained, "clip", part("optimiser")),
         (optim.Trained, "step", part("optimiser", _moments)),
@@ -242,6 +242,14 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, causal: bool = False, 
     R, H, T, D = query.shape
     pairs = T * (T + 1) / 2 if causal else T * key.shape[2]
     return 0, 2.0 * R * H * pairs * (D + value.shape[-1]), float(_held(key) + _held(value))
+
+
+def _spans(query: Any, key: Any, value: Any, table: packed_attention.Table, *_: Any) -> Work:
+    """The same of the pairs of a pack that see each other."""
+    _, H, _, D = query.shape
+    plain = sum(n * seen + n * (n + 1) / 2 for _, n, seen, words in table.spans.tolist() if words < 0)
+    pairs = plain + int(np.bitwise_count(table.words.numpy().view(np.uint32)).sum())
+    return 0, 4.0 * H * D * pairs, float(_held(key) + _held(value))
 
 
 def _decoded(query: Any, key: Any, value: Any, *at: Any, window: int | None, **_: Any) -> Work:

@@ -7,12 +7,6 @@ most that a processor can do than oneDNN's. All of it wants Linux and g++; elsew
 """
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,21 +14,9 @@ from pathlib import Path
 import torch
 
 from posttrain.models.attention import Heads, masked_attention
-from posttrain.models.pretrained import cache_directory
+from posttrain.models.compiled import library
 
 _SOURCE = Path(__file__).with_name("decode.cpp")
-_FLAGS = (
-    "-O3",
-    "-std=c++17",
-    "-fPIC",
-    "-fopenmp",
-    "-march=native",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-)
-_BUILD_S = 120.0
-
 Attention = Callable[..., Heads]
 
 
@@ -53,16 +35,10 @@ def load(dtype: torch.dtype, size: int, queries: int) -> "Kernels | None":
 
     None where they cannot be had, or say what PyTorch does not.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++")) if sys.platform == "linux" else None
-    if compiler is None or dtype not in (torch.bfloat16, torch.float32):
-        return None
-    shape = {"HALF": int(dtype == torch.bfloat16), "SIZE": size, "QUERIES": queries}
-    try:
-        library = _built(compiler, tuple(f"-D{name}={value}" for name, value in shape.items()))
-        kernels = Kernels(ctypes.CDLL(str(library)), dtype)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return kernels if _attends(kernels, dtype, size, queries) and _multiplies(kernels, dtype) else None
+    found = library(_SOURCE, dtype, SIZE=size, QUERIES=queries)
+    kernels = None if found is None else Kernels(found, dtype)
+    says = kernels and _attends(kernels, dtype, size, queries) and _multiplies(kernels, dtype)
+    return kernels if says else None
 
 
 class Matrix(ctypes.Structure):
@@ -210,31 +186,6 @@ class Kernels:
             torch.get_num_threads(),
             seconds,
         )
-
-
-def _built(compiler: str, shape: tuple[str, ...]) -> Path:
-    """The library of this source by this compiler, from the cache directory if it is there."""
-    asked = [compiler, "-dumpfullversion"]
-    version = subprocess.run(asked, capture_output=True, check=True, timeout=_BUILD_S).stdout
-    # A home that several machines share must not hand one what was made for another.
-    about = Path("/proc/cpuinfo").read_bytes().splitlines()
-    machine = next((line for line in about if line.startswith((b"flags", b"Features"))), b"")
-    parts = [_SOURCE.read_bytes(), version, machine, *map(str.encode, (*_FLAGS, *shape))]
-    key = hashlib.sha256(b"\0".join(parts)).hexdigest()
-    final = cache_directory() / f"decode-{key[:16]}.so"
-    if final.is_file():
-        return final
-    final.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=final.parent) as scratch:
-        made, library = Path(scratch) / "decode.o", Path(scratch) / "decode.so"
-        # Linked without OpenMP: PyTorch's is in the process, and two would keep two sets of threads.
-        for command in (
-            [compiler, *_FLAGS, *shape, "-c", str(_SOURCE), "-o", str(made)],
-            [compiler, "-shared", str(made), "-o", str(library)],
-        ):
-            subprocess.run(command, capture_output=True, check=True, timeout=_BUILD_S)
-        library.replace(final)
-    return final
 
 
 def _attends(kernels: Kernels, dtype: torch.dtype, size: int, queries: int) -> bool:

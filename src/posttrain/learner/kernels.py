@@ -1,0 +1,195 @@
+"""What a training step computes between its large products, by functions that are compiled (train.cpp).
+
+    pick   log p(y) and the entropy of p = softmax(z / τ), whose gradients are in math/tokens.py
+    norm   w · x / √(mean x² + ε)
+    gate   silu(g) · u
+
+and attention (packed_attention.py). PyTorch reads a dozen times, and keeps in float32, what these read once
+and keep as it came. For bfloat16 on a processor, with Linux and g++; elsewhere PyTorch does all of it. No
+gradient of theirs can be differentiated again.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from posttrain.math import tokens
+from posttrain.models.compiled import library
+
+_SOURCE = Path(__file__).with_name("train.cpp")
+
+
+class Kernels:
+    """The functions of the library."""
+
+    def __init__(self, found: ctypes.CDLL) -> None:
+        pointer, whole, threads, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+        functions: dict[str, tuple[Any, ...]] = {
+            "attention_forward": (pointer, pointer, pointer, whole),
+            "attention_backward": (*[pointer] * 4, whole),
+            "pick_forward": (pointer, whole, whole, pointer, real, *[pointer] * 4),
+            "pick_backward": (pointer, whole, whole, pointer, real, *[pointer] * 5),
+            "norm_forward": (pointer, pointer, whole, whole, real, pointer, pointer),
+            "norm_backward": (*[pointer] * 4, whole, whole, pointer, pointer),
+            "gate_forward": (pointer, pointer, whole, pointer),
+            "gate_backward": (*[pointer] * 3, whole, pointer, pointer),
+        }
+        for name, arguments in functions.items():
+            getattr(found, name).argtypes, getattr(found, name).restype = (*arguments, threads), None
+        self._found = found
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a function; tensors are given by where they lie."""
+        given = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
+        getattr(self._found, name)(*given, torch.get_num_threads())
+
+
+@cache
+def load(dtype: torch.dtype) -> Kernels | None:
+    """The kernels of bfloat16 or float32, built if need be; None where they cannot be had, or err."""
+    found = library(_SOURCE, dtype)
+    kernels = None if found is None else Kernels(found)
+    return kernels if kernels is not None and _says_what_pytorch_says(kernels, dtype) else None
+
+
+def suits(x: torch.Tensor) -> bool:
+    """Whether there are kernels for numbers like these. For those of 32 bits PyTorch's are as good."""
+    return x.device.type == "cpu" and x.dtype == torch.bfloat16 and load(x.dtype) is not None
+
+
+def call(name: str, like: torch.Tensor, *arguments: Any) -> None:
+    """Calls a function of numbers like these."""
+    kernels = load(like.dtype)
+    assert kernels is not None
+    kernels.call(name, *arguments)
+
+
+# ---------------------------------------------------------------------- what is picked of logits
+
+
+def pick(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
+) -> tuple[tokens.PerPick, tokens.PerPick]:
+    """The same as math/tokens.py: pick, in float32, of logits [N, V] of which nothing else is kept."""
+    if not suits(logits):
+        return tokens.pick(logits, targets, temperature)
+    logp, entropy = _Pick.apply(logits, targets, temperature)  # type: ignore[no-untyped-call]
+    return logp, entropy
+
+
+class _Pick(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, targets = logits.contiguous(), targets.contiguous()
+        logp, entropy, highest, log_total = (torch.empty(len(logits)) for _ in range(4))
+        call(
+            "pick_forward",
+            logits,
+            logits,
+            *logits.shape,
+            targets,
+            temperature,
+            logp,
+            entropy,
+            highest,
+            log_total,
+        )
+        ctx.save_for_backward(logits, targets, entropy, highest, log_total)
+        ctx.temperature = temperature
+        return logp, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        logits, targets, *found = ctx.saved_tensors
+        by_logp, by_entropy = (grad.float().contiguous() for grad in grads)
+        out = logits.clone()
+        call("pick_backward", logits, out, *out.shape, targets, ctx.temperature, *found, by_logp, by_entropy)
+        return out, None, None
+
+
+# ---------------------------------------------------------------------- norms and gates
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """w · x / √(mean x² + ε) over the last dimension, the quotient rounded before it is multiplied."""
+    out: torch.Tensor = _Norm.apply(x, weight, epsilon)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        x = x.contiguous()
+        rows, count = x.numel() // x.shape[-1], x.shape[-1]
+        out, scale = torch.empty_like(x), torch.empty(rows)
+        call("norm_forward", x, x, weight, rows, count, epsilon, out, scale)
+        ctx.save_for_backward(x, weight, scale)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, weight, scale = ctx.saved_tensors
+        by_x, by_weight = torch.empty_like(x), torch.empty_like(weight)
+        call(
+            "norm_backward", x, x, weight, grad.contiguous(), scale, len(scale), len(weight), by_x, by_weight
+        )
+        wanted = ctx.needs_input_grad
+        return by_x if wanted[0] else None, by_weight if wanted[1] else None, None
+
+
+def gate(gates: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(g) · u, silu rounded before it is multiplied."""
+    out: torch.Tensor = _Gate.apply(gates, up)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gates, up = gates.contiguous(), up.contiguous()
+        out = torch.empty_like(gates)
+        call("gate_forward", up, gates, up, out.numel(), out)
+        ctx.save_for_backward(gates, up)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        gates, up = ctx.saved_tensors
+        grads = torch.empty_like(gates), torch.empty_like(up)
+        call("gate_backward", up, gates, up, grad.contiguous(), up.numel(), *grads)
+        return grads
+
+
+# ---------------------------------------------------------------------- whether they say what PyTorch says
+
+
+def _says_what_pytorch_says(kernels: Kernels, dtype: torch.dtype) -> bool:
+    """On small examples, to rounding."""
+    g = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
+    x, weight = drawn(7, 70), drawn(70)
+    normed, gated, scale = torch.empty_like(x), torch.empty_like(x), torch.empty(len(x))
+    logp, *others = (torch.empty(len(x)) for _ in range(4))
+    targets = torch.arange(len(x))
+    kernels.call("norm_forward", x, weight, *x.shape, 1e-5, normed, scale)
+    kernels.call("gate_forward", x, normed, x.numel(), gated)
+    kernels.call("pick_forward", x, *x.shape, targets, 0.7, logp, *others)
+    quotient = x.float() * (x.float().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    pairs = (
+        (normed, weight.float() * quotient),
+        (gated, torch.nn.functional.silu(x.float()) * normed.float()),
+        (logp, tokens.pick(x.float(), targets, 0.7)[0]),
+    )
+    return all(torch.allclose(got.float(), wanted, rtol=0.02, atol=0.02) for got, wanted in pairs)

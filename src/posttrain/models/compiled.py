@@ -1,0 +1,75 @@
+"""Libraries of C++ that are compiled at their first use, on Linux and where there is g++."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from posttrain.models.pretrained import cache_directory
+
+NUMBERS = Path(__file__).with_name("numbers.h")
+_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-fopenmp",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    f"-I{NUMBERS.parent}",
+)
+_BUILD_S = 120.0
+
+
+def library(source: Path, dtype: torch.dtype, **defined: int) -> ctypes.CDLL | None:
+    """The library of this source with these macros, and HALF, 1 for bfloat16 and 0 for float32.
+
+    From the cache directory if it was built before. None where it cannot be had.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++")) if sys.platform == "linux" else None
+    if compiler is None or dtype not in (torch.bfloat16, torch.float32):
+        return None
+    given = {"HALF": int(dtype == torch.bfloat16), **defined}
+    try:
+        built = _built(compiler, source, tuple(f"-D{name}={value}" for name, value in given.items()))
+        return ctypes.CDLL(str(built))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _built(compiler: str, source: Path, macros: tuple[str, ...]) -> Path:
+    flags = [*_FLAGS, *macros]
+    parts = [source.read_bytes(), NUMBERS.read_bytes(), _version(compiler), _machine()]
+    key = hashlib.sha256(b"\0".join([*parts, *(f.encode() for f in (*_FLAGS[:-1], *macros))])).hexdigest()
+    final = cache_directory() / f"{source.stem}-{key[:16]}.so"
+    if final.is_file():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=final.parent) as scratch:
+        made, out = Path(scratch) / "made.o", Path(scratch) / "made.so"
+        # Linked without OpenMP: PyTorch's is in the process, and two would keep two sets of threads.
+        for command in ([compiler, *flags, "-c", source, "-o", made], [compiler, "-shared", made, "-o", out]):
+            subprocess.run([*map(str, command)], capture_output=True, check=True, timeout=_BUILD_S)
+        out.replace(final)
+    return final
+
+
+@cache
+def _version(compiler: str) -> bytes:
+    asked = [compiler, "-dumpfullversion"]
+    return subprocess.run(asked, capture_output=True, check=True, timeout=_BUILD_S).stdout
+
+
+@cache
+def _machine() -> bytes:
+    """What the processor can do: a home that several machines share must not hand one what is another's."""
+    about = Path("/proc/cpuinfo").read_bytes().splitlines()
+    return next((line for line in about if line.startswith((b"flags", b"Features"))), b"")

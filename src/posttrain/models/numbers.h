@@ -1,0 +1,84 @@
+// Numbers as the kernels of this project store, widen and multiply them: bfloat16 and float32.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+struct Half {  // a bfloat16: the upper half of a float32
+    uint16_t bits;
+};
+
+inline float widened(float x) { return x; }
+
+inline float widened(Half x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    float out;
+    std::memcpy(&out, &bits, sizeof out);
+    return out;
+}
+
+inline void narrowed(float x, float* out) { *out = x; }
+
+inline void narrowed(float x, Half* out) {  // to the nearest, ties to even
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    out->bits = x != x ? 0x7FC0 : uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+// e^x for x <= 0: 2^n e^r with |r| <= ln(2)/2, and seven terms of the series, which are off by 2e-7 at most.
+inline float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    const float n = float(int32_t(x * 1.44269504f - 0.5f));  // of what is below 0 the nearest
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const int32_t power = (int32_t(n) + 127) << 23;
+    float two;
+    std::memcpy(&two, &power, sizeof two);
+    return p * two;
+}
+
+inline float silu(float x) {
+    const float e = exponential(-std::fabs(x));
+    return x * (x < 0 ? e : 1.0f) / (1 + e);
+}
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+
+// sum + x · panel, where x stands for every lane: one number, or of bfloat16 two with their products' sum.
+inline Vector added(Vector sum, const float* x, const float* panel) {
+    Vector w;
+    std::memcpy(&w, panel, sizeof w);
+    return sum + *x * w;
+}
+
+#if defined(__AVX512BF16__)
+inline Vector added(Vector sum, const Half* x, const Half* panel) {
+    int32_t pair;
+    std::memcpy(&pair, x, sizeof pair);
+    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair),
+                                    (__m512bh)_mm512_loadu_si512(panel));
+}
+#endif
+
+}  // namespace
