@@ -17,8 +17,8 @@ if kernels.load(torch.float32) is None:
     pytest.skip("NOT RUN: no kernel is compiled here, which wants Linux and g++", allow_module_level=True)
 
 TYPES = [torch.float32, torch.bfloat16]
-ERROR = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
-"""Of a whole tensor, by its norm: rounding of 24 and of 8 bits."""
+ERROR = {torch.float32: 5e-6, torch.bfloat16: 1e-2}
+"""Of a whole tensor, by its norm: rounding of 24 and of 8 bits, of sums of a hundred products."""
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
