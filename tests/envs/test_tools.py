@@ -192,6 +192,15 @@ def test_calls_are_answered_and_the_answer_is_judged(workers):
     assert first.reward == pytest.approx(-0.1)
 
 
+def test_an_episode_has_so_many_calls(workers):
+    env, call = use(episode_calls=3), "<call calculator>7</call>"
+    said, turn = played(workers, env, 2 * call, 2 * call, call, "7")
+    assert [text.count("calculator: 7") for [text] in said[:2]] == [2, 1]
+    assert "of 2 calls the first 1 were made" in said[1][0]
+    assert "of 1 calls the first 0 were made" in said[2][0]
+    assert turn.verdict.parts == {"tools/calls": 5.0, "tools/too_many": 2.0}
+
+
 def test_a_function_says_what_each_call_earns(workers):
     env = use(call_reward=f"{FILE}:careful")
     state = env.start(TASK).state

@@ -1,6 +1,7 @@
 """Tokens in, tokens out: what was sampled is what is trained, over turns and updates."""
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -260,9 +261,11 @@ BEGIN = Start(state=0, messages=ASK)
 def play(tiny):
     """play(env, context=..., new=..., template=...) -> the episode, and what the engine was asked."""
 
-    def run(env: Any, context: int = 200, new: int = 8, template: str | None = None, size: int = 1) -> Any:
+    def run(
+        env: Any, context: int = 200, new: int = 8, template: str | None = None, size: int = 1, **limits: Any
+    ) -> Any:
         engine, chat = Wordy(), Chat(AutoTokenizer.from_pretrained(tiny), template)
-        rollouts = Rollouts(engine, chat, env=env, context=context)
+        rollouts = Rollouts(engine, chat, env=env, context=context, **limits)
         try:
             [episodes] = rollouts.run([TASK], size, Sampling(max_new_tokens=new))
         finally:
@@ -290,6 +293,41 @@ def test_the_last_answer_is_given_the_room_that_is_left(play):
         assert (episode.verdict.label, episode.stop, episode.turns) == ("context", "context", len(asked))
         assert not episode.verdict.failed
         assert episode.trajectory.total_reward == 0.25 * len(asked)
+
+
+def test_an_episode_says_so_many_tokens_in_all_its_turns(play):
+    """The last answer is cut, and heard as any other is; then there is no further turn."""
+    heard: list[int] = []
+
+    def reply(response: str) -> Turn:
+        heard.append(len(response))
+        return Turn(state=0, messages=ASK, reward=0.5)
+
+    for most, answers in ((1, [1]), (8, [8]), (20, [8, 8, 4])):
+        heard.clear()
+        episode, asked = play(Acts(BEGIN, reply), context=900, new=8, episode_tokens=most)
+        assert [r.sampling.max_new_tokens for r in asked] == heard == answers
+        assert sum(episode.trajectory.sampled) == most
+        assert (episode.verdict.label, episode.stop, episode.turns) == (
+            "episode_tokens",
+            "context",
+            len(heard),
+        )
+        assert (episode.verdict.score, episode.trajectory.total_reward) == (0.0, 0.5 * len(heard))
+    right = Turn(state=0, done=True, verdict=Verdict(score=1.0, label="right"))
+    episode, _ = play(Acts(BEGIN, right), new=8, episode_tokens=3)
+    assert (episode.verdict.label, episode.trajectory.total_reward) == ("right", 1.0)
+
+
+def test_an_episode_that_has_lasted_too_long_has_no_further_turn(play):
+    def reply(response: str) -> Turn:
+        time.sleep(0.06)
+        return Turn(state=0, messages=ASK, reward=0.5)
+
+    episode, asked = play(Acts(BEGIN, reply), context=900, episode_s=0.05)
+    assert (episode.verdict.label, episode.verdict.failed, episode.turns) == ("episode_s", False, 1)
+    assert episode.trajectory.total_reward == 0.5
+    assert len(asked) == 1
 
 
 def test_an_answer_that_fills_the_context_may_still_be_right(play):

@@ -33,6 +33,10 @@ class Rollout:
     """Seconds after which a verifier or an environment is killed; the episode is then masked."""
     memory_mb: int = 4096
     """What one such process may take; a judge or reward model of billions of parameters needs more."""
+    episode_tokens: int = 0
+    """Tokens that the policy may say in all turns of an episode; 0: what the context holds."""
+    episode_s: float = 0.0
+    """Seconds after which an episode has no further turn, by the clock, so that runs differ; 0: no bound."""
     max_error_rate: float = 0.2
     """The run stops when more than this share of the last 512 episodes could not be judged."""
 
@@ -44,6 +48,8 @@ class Rollout:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
         if self.select not in SELECT and ":" not in self.select:
             raise ValueError(f"select must be one of {', '.join(SELECT)}, or your own, not {self.select!r}")
+        if min(self.episode_tokens, self.episode_s) < 0:
+            raise ValueError("episode_tokens and episode_s must be 0 (no bound) or more")
         if self.deadline_s <= 0:
             raise ValueError(f"deadline_s must be above 0, not {self.deadline_s}")
         if not 0 <= self.max_error_rate <= 1:

@@ -166,6 +166,8 @@ def _rollouts(
         engine,
         policy.chat,
         env=env,
+        episode_tokens=settings.episode_tokens,
+        episode_s=settings.episode_s,
         exact=ahead.max_lag <= 1 or ahead.pace == "steps",
         waits=ahead.max_lag > 0 and ahead.pace == "steps",
         **how,
@@ -267,17 +269,15 @@ def sampler_of(
     if ahead.where == "here":
         there = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
         rollouts = rollouts_of(asked, policy, _chosen_engine(recipe, there))
-        return LocalSampler(
-            _worker(recipe, rollouts), steps=ahead.steps_per_update if ahead.pace == "steps" else 0
-        )
+        steps = ahead.steps_per_update if ahead.pace == "steps" else 0
+        return LocalSampler(_worker(recipe, rollouts), steps=steps)
     threads = ahead.threads_of(torch.get_num_threads())
     start: Callable[[int], Channel] = partial(_thread, recipe)
     if ahead.where == "process":
         start = partial(_process, Made(recipe, threads), logs)
     if ahead.where == "ray":
-        cpus = ahead.cpus or threads
         keeps = ranks.size > 1 and recipe.train.data == "references"
-        start = partial(_actor, Made(recipe, threads), logs, cpus, keeps)
+        start = partial(_actor, Made(recipe, threads), logs, ahead.cpus or threads, keeps)
     return SamplerPool(
         start,
         0 if ahead.where == "ray" and ranks.rank else ahead.samplers,

@@ -9,6 +9,32 @@ from posttrain.base.chat import Chat
 from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, Verdict
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How long an episode may be; 0 is no bound."""
+
+    context: int
+    """Tokens of the conversation."""
+    tokens: int = 0
+    """Those that the policy says in all turns."""
+    seconds: float = 0.0
+
+    def room(self, live: "Live") -> int:
+        """Tokens that the next answer may have."""
+        left = self.context - len(live.tokens)
+        return min(left, self.tokens - sum(live.sampled)) if self.tokens else left
+
+    def exceeded(self, live: "Live", added: int, lasted: float) -> tuple[str, str]:
+        """Which limit leaves no further turn behind so many more tokens, and why; empty: none."""
+        if self.context - len(live.tokens) - added < 1:
+            return "context", f"the conversation outgrew the context of {self.context} tokens"
+        if self.tokens and sum(live.sampled) >= self.tokens:
+            return "episode_tokens", f"all of its {self.tokens} tokens have been said"
+        if self.seconds and lasted > self.seconds:
+            return "episode_s", f"it has lasted {lasted:.1f} s"
+        return "", ""
+
+
 @dataclass
 class Live:
     """An episode that is still going on."""

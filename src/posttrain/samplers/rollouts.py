@@ -18,7 +18,7 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited, unfit
-from posttrain.samplers.live import Live, Part
+from posttrain.samplers.live import Limits, Live, Part
 from posttrain.samplers.plays import UNKNOWN, Plays
 from posttrain.types import Completion, Episode, Request, Sampling, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Group, TrainerState, Verifier
@@ -54,6 +54,8 @@ class Rollouts(Plays):
         deadline_s: float = 10.0,
         memory_mb: int = 4096,
         context: int,
+        episode_tokens: int = 0,
+        episode_s: float = 0.0,
         seed: int = 0,
         exact: bool = True,
         waits: bool = False,
@@ -61,17 +63,19 @@ class Rollouts(Plays):
         if (verifier is None) == (env is None):
             raise ValueError("a rollout has a verifier or an environment, and not both")
         self.engine, self.chat, self.verifier, self.env = engine, chat, verifier, suited(env, chat)
-        self.context, self.seed, self.exact, self.waits = context, seed, exact, waits
-        guards: dict[str, Any] = {"deadline_s": deadline_s, "memory_mb": memory_mb}
-        self.pool = Pool(workers=workers, **guards)
-        guards["deadline_s"] += getattr(env, "reply_s", 0.0)
-        self.workers = Workers(workers, **guards) if env and not env.trusted else None
+        self.seed, self.exact, self.waits = seed, exact, waits
+        self.limits = Limits(context, episode_tokens, episode_s)
+        self._began: dict[tuple[int, int], float] = {}
+        self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
+        longer = deadline_s + getattr(env, "reply_s", 0.0)
+        guarded = env is not None and not env.trusted
+        self.workers = Workers(workers, deadline_s=longer, memory_mb=memory_mb) if guarded else None
         self._groups: dict[int, dict[int, Episode | None]] = {}
         """The episodes of each group by sample, None of one that goes on."""
         self._states: dict[int, TrainerState] = {}
         self._answered: dict[int, list[Live]] = {}
         """Those of each group whose answers wait to be judged together."""
-        self._opened = 0
+        self._opened = self._apart_at = 0
         self._waiting: dict[tuple[int, int], Live] = {}
         """By group and sample, the seats of games in which it is another's turn."""
         self._answering: dict[int, tuple[int, Live]] = {}
@@ -84,7 +88,6 @@ class Rollouts(Plays):
         self._returned: dict[int, Any] = {}
         self._finished: list[int] = []
         self._apart: set[int] | None = None
-        self._apart_at = 0
         self.steps = 0
         """Of the engine."""
 
@@ -250,23 +253,22 @@ class Rollouts(Plays):
             self._parked.append((group, part.live, self._request(group, part.live, part.drawn)))
 
     def _ask(self, group: int, live: Live, added: Sequence[int]) -> None:
-        """Asks for the next answer, behind these tokens; ends an episode that has no room for one.
+        """Asks for the next answer, behind these tokens; ends an episode that has no room or time for one.
 
         What it has earned until then is what it is worth: it was long, and nothing broke. Without any
         answer it is worth nothing that could be known.
         """
-        room = self.context - len(live.tokens) - len(added)
-        if room < 1:
+        began = self._began.setdefault((group, live.sample), time.monotonic())
+        label, reason = self.limits.exceeded(live, len(added), time.monotonic() - began)
+        if label:
             live.stop = "context"
-            reason = f"the conversation outgrew the context of {self.context} tokens"
-            verdict = Verdict(score=0.0 if live.said else None, label="context", reason=reason)
-            self._end(group, live, verdict)
+            self._end(group, live, Verdict(score=0.0 if live.said else None, label=label, reason=reason))
             return
         live.given(added)
         self._answering[self.engine.submit(self._request(group, live))] = (group, live)
 
     def _request(self, group: int, live: Live, begun: Completion | None = None) -> Request:
-        room = self.context - len(live.tokens)
+        room = self.limits.room(live)
         return Request(
             prompt=tuple(live.tokens),
             sampling=replace(live.sampling, max_new_tokens=min(live.sampling.max_new_tokens, room)),
@@ -391,6 +393,7 @@ class Rollouts(Plays):
             self._close(group, each, verdict)
 
     def _close(self, group: int, live: Live, verdict: Verdict) -> None:
+        self._began.pop((group, live.sample), None)
         self.engine.release(f"{group}/{live.sample}")
         self._over(group, live.episode(verdict))
 

@@ -63,6 +63,8 @@ class Tools(Bounds):
     """Responses of an episode; the last one is its answer."""
     max_calls: int = 4
     """Calls of one response that are made."""
+    episode_calls: int = 0
+    """Calls of an episode that are made; 0: as many as its responses may."""
     call_reward: float | str = 0.0
     """Earned by each call that is made, below 0 a price; or the name of a function that says it."""
     level: sandbox.Level = "strict"
@@ -77,6 +79,8 @@ class Tools(Bounds):
             raise ValueError(f"two servers are called {twice[0]!r}")
         if min(self.max_turns, self.max_calls) < 1:
             raise ValueError("max_turns and max_calls must be 1 or more")
+        if self.episode_calls < 0:
+            raise ValueError("episode_calls must be 0 (no bound) or more")
 
     @cached_property
     def call_judge(self) -> Function | None:

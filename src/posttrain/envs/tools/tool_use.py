@@ -100,7 +100,10 @@ class ToolUse:
         """The results of the calls of one response."""
         counts, kept, earned = Counter(state.counts) + Counter(calls=len(calls)), dict(state.kept), 0.0
         said: list[tuple[str, str]] = []
-        for call in calls[: self.settings.max_calls]:
+        most = self.settings.max_calls
+        if self.settings.episode_calls:
+            most = min(most, max(0, self.settings.episode_calls - state.counts.get("calls", 0)))
+        for call in calls[:most]:
             result = self._result(call, kept, state.task.id)
             if result.label in OUTCOMES:
                 worth = self._worth(state.task, call, result)
@@ -109,9 +112,8 @@ class ToolUse:
                 earned += worth.score
             said.append((call.name[:60] or "tool", result.text))
             counts[result.label] += result.label != "ok"
-        if (more := len(calls) - self.settings.max_calls) > 0:
+        if (more := len(calls) - most) > 0:
             counts["too_many"] += more
-            most = self.settings.max_calls
             said.append(
                 ("tool", f"too_many: of {len(calls)} calls the first {most} were made, the rest was not")
             )
