@@ -289,6 +289,14 @@ def parts_of(lines: list[str]) -> Iterator[list[str]]:
     return (list(part) for empty, part in itertools.groupby(lines, lambda line: not line) if not empty)
 
 
+def test_without_a_compiler_the_doctor_says_what_that_costs(run_cli, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    facts = {f["name"]: f for f in json.loads(run_cli("doctor", "--json").out)}
+    [fact] = [f for name, f in facts.items() if name == "compiled kernels"]
+    assert not fact["good"]
+    assert fact["mend"] in ("apt-get install g++", "run it on Linux")
+
+
 def test_doctor(run_cli):
     facts = {f["name"]: f for f in json.loads(run_cli("doctor", "--json").out)}
     assert facts.keys() >= {
@@ -297,6 +305,7 @@ def test_doctor(run_cli):
         "cores",
         "memory free",
         "bfloat16",
+        "compiled kernels",
         "GPU",
         "model cache",
         "wandb",

@@ -1,8 +1,12 @@
 """Environments of the user's: found by name, checked before the run, and never able to end it."""
 
+import os
 import pickle
+import random
+from pathlib import Path
 
 import pytest
+import torch
 
 from posttrain.envs.protocol import Start, Turn, broken_turn, guarded_reply, guarded_start
 from posttrain.envs.user import load_env
@@ -34,6 +38,14 @@ class Counting:
         return Turn(state=Count(state.n + 1), messages=({"role": "user", "content": "next"},))
 
 def counting(upto=3): return Counting(upto)
+def meddling():
+    import random, torch
+    torch.set_num_threads(7)
+    torch.manual_seed(1)
+    random.seed(1)
+    os.environ["OMP_NUM_THREADS"] = "7"
+    os.chdir("/")
+    return Counting(1)
 def broken(): raise RuntimeError("no game today")
 def nothing(): return None
 class Half:
@@ -85,6 +97,22 @@ def test_it_runs_in_a_worker_with_a_deadline(file):
     assert isinstance(outcomes["raise"], Returned)
     assert outcomes["raise"].value.verdict == Verdict(score=None, label="raised", reason="ValueError: odd")
     assert outcomes["2"].value.verdict.score == 0.0
+
+
+def test_one_that_changes_its_process_changes_nothing_of_the_run(file):
+    def ours():
+        drawn = torch.random.get_rng_state().tolist(), random.getstate()
+        return torch.get_num_threads(), dict(os.environ), Path.cwd(), drawn
+
+    before = ours()
+    env = load_env(f"{file}:meddling")
+    with Workers(1, deadline_s=60.0) as workers:
+        workers.submit(guarded_start, env, TASK)
+        [(_, start)] = workers.poll(timeout_s=60.0)
+        workers.submit(guarded_reply, env, start.value.state, "1")
+        [(_, turn)] = workers.poll(timeout_s=60.0)
+    assert turn.value.verdict.label == "right"
+    assert ours() == before
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The compiled parts of a training step, against their formulas in float64, in both types they are built for:
 attention of packed tokens, what is picked of logits, norms and gates."""
 
+import copy
 import ctypes
 import math
 
@@ -8,9 +9,11 @@ import pytest
 import torch
 
 from posttrain.learner import kernels, packed_attention
+from posttrain.learner.learner import Learner
 from posttrain.learner.pack import pack
 from posttrain.learner.packed_attention import Span, Table, attention
 from posttrain.math import tokens
+from posttrain.methods.build import build
 from posttrain.types import Batch, Trajectory
 
 if kernels.load(torch.float32) is None:
@@ -219,6 +222,18 @@ def test_sums_over_many_rows_are_the_same_bits_with_any_number_of_threads():
         finally:
             torch.set_num_threads(before)
     assert all(map(torch.equal, *found))
+
+
+def test_a_reference_says_the_same_of_the_same_weights(llama, rows_of):
+    """Bit for bit, so that a KL begins at 0: it computes by what the policy computes by."""
+    model = llama(0, head_dim=32).bfloat16()
+    reference = copy.deepcopy(model)
+    learner = Learner(model, build("grpo", {"kl_in_loss": 0.1}, horizon=8), reference=reference)
+    kinds = [{type(m).forward.__qualname__ for m in each.modules()} for each in (model, reference)]
+    assert kinds[0] == kinds[1]
+    assert any(name.startswith("_compiled_norm") for name in kinds[0])
+    batch = rows_of(seed=0)
+    assert torch.equal(learner.score(batch).logp, learner.score_reference(batch).logp)
 
 
 def test_without_a_compiler_or_with_kernels_that_err_pytorch_does_it(monkeypatch, tmp_path):

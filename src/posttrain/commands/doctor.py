@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from posttrain.engines.native import decode_kernel
+from posttrain.learner import kernels
 from posttrain.models.loading import multiplies_in_bfloat16
 from posttrain.runtime.plan import free_memory, gib
 from posttrain.verifiers import sandbox
@@ -36,6 +38,7 @@ def examine() -> list[Fact]:
         Fact("cores", f"{len(os.sched_getaffinity(0))}", True),
         Fact("memory free", gib(free_memory(cpu)), free_memory(cpu) > 4 << 30, ""),
         _bfloat16(),
+        _kernels(),
         _gpu(),
         _cache(),
         _program(
@@ -83,6 +86,23 @@ def _bfloat16() -> Fact:
         return Fact("bfloat16", "the processor multiplies in it", True)
     found = "the processor has no instructions for it: several times as slow as float32"
     return Fact("bfloat16", found, False, "leave dtype out: auto is float32 here")
+
+
+def _kernels() -> Fact:
+    """Whether steps of sampling and training are compiled, which is tried."""
+    name, slower = "compiled kernels", "sampling takes twice as long, and training half as long again"
+    if sys.platform != "linux":
+        return Fact(name, f"on Linux alone; {slower}", False, "run it on Linux")
+    if not (compiler := shutil.which(os.environ.get("CXX", "g++"))):
+        return Fact(name, f"no g++ on the PATH: {slower}", False, "apt-get install g++")
+    dtype = torch.bfloat16 if multiplies_in_bfloat16() else torch.float32
+    made = [decode_kernel.load(dtype, 64, 3), kernels.load(torch.bfloat16)]
+    found = (
+        f"built by {compiler}"
+        if all(made)
+        else f"{compiler} builds none that say what PyTorch does: {slower}"
+    )
+    return Fact(name, found, all(made))
 
 
 def _sandbox() -> list[Fact]:

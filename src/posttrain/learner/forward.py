@@ -17,7 +17,7 @@ from posttrain.models.attention import output_head
 from posttrain.types import Batch, Outputs, PerToken, Trajectory
 
 _MORE = 2
-"""A chunk of logits of 16 bits with its gradient, four times as long, is less than five of 32."""
+"""Times as many rows of logits at once where they have 16 bits, and no kernel makes 32 of them."""
 Picked = Float[torch.Tensor, "M"]
 
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from posttrain.learner import forward
 from posttrain.learner.learner import Learner
+from posttrain.learner.recompute import keep_less
 from posttrain.models import pretrained
 from posttrain.models.checkpoint import read_tensors, write_tensors
 from posttrain.recipe.recipe import Recipe
@@ -232,7 +233,10 @@ def reference_of(
         if not learner.step_count and not elsewhere:
             # Before the first step the policy is its own reference; a resumed one is not any more.
             return learner.score(batch).logp
-        fresh = _weights(recipe, policy) if fresh is None else fresh
+        if fresh is None:
+            fresh = _weights(recipe, policy)
+            if recipe.steps.gradient_checkpointing == "none":
+                keep_less(fresh)  # as the policy does, so that both say the same of the same weights
         return forward.scored(
             forward.Net(fresh, compiled=learner.net.compiled), batch, 1.0, learner.microbatch_tokens
         ).logp
