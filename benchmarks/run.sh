@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Every measurement of benchmarks/RESULTS.md, side by side on this machine. Takes about two hours on two
 # cores, most of it TRL. Run it on a machine that does nothing else.
-#   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs] [async] [ranks]     (default: all)
+#   benchmarks/run.sh [sampling] [step] [curves] [memory] [sft] [dpo] [beside] [methods] [clipping] [programs] [async] [ranks] [attention] [growth]     (default: all)
 #   benchmarks/run.sh gpu     on a machine with a GPU, without anything from outside; PEAK_TFLOPS=989 for the share of its arithmetic
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv/bin
 out=runs/bench
 mkdir -p "$out"
-what=${*:-sampling step curves memory sft dpo beside methods clipping programs async ranks}
+what=${*:-sampling step curves memory sft dpo beside methods clipping programs async ranks attention growth}
 if [[ $what =~ gpu ]]; then
     $bin/python benchmarks/gpu.py --large --peak-tflops "${PEAK_TFLOPS:-0}" --out "$out/gpu.json" | tee "$out/gpu.txt"
     exit
@@ -88,5 +88,11 @@ if [[ $what =~ async ]]; then
 fi
 if [[ $what =~ ranks ]]; then
     $bin/python benchmarks/ranks.py --model "$model" --out "$out/ranks.json" | tee "$out/ranks.md"
+fi
+if [[ $what =~ attention ]]; then
+    $bin/python benchmarks/attention.py | tee "$out/attention.md"
+fi
+if [[ $what =~ growth ]]; then
+    $bin/python benchmarks/growth.py --out "$out/growth.json" | tee "$out/growth.txt"
 fi
 $bin/python benchmarks/compare.py "$out"
