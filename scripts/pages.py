@@ -110,10 +110,12 @@ class Staged:
             if not path or urlsplit(target).scheme:
                 return found[0]
             wanted = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
-            to = self.places.get(wanted) or self.shown_at(wanted)
+            place = self.places.get(wanted)
+            to = place or self.shown_at(wanted)
             if not to:
                 return words
-            return f"{mark}[{words}]({posixpath.relpath(to, here or '.')}{'#' * bool(anchor)}{anchor})"
+            behind = f"#{anchor}" if place and anchor else ""  # a file is shown as text, without headings
+            return f"{mark}[{words}]({posixpath.relpath(to, here or '.')}{behind})"
 
         return outside_fences(text, lambda part: LINK.sub(replace, part))
 
