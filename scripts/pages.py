@@ -35,7 +35,8 @@ STYLE = """
 .beside { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 0 1rem; }
 .beside > * { min-width: 0; }
 .md-typeset .printed pre > code { opacity: .8; border-left: .15rem solid var(--md-accent-fg-color); }
-.md-typeset math[display="block"] { font-size: 1.1em; margin: 1em 0; overflow-x: auto; }
+.md-typeset math[display="block"] { font-size: 1.1em; margin: .5em 0; padding: .5em 0; }
+.md-typeset math[display="block"] { overflow: auto hidden; }
 .md-grid { max-width: 72rem; }
 """
 
