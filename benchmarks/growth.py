@@ -22,6 +22,7 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 
 # isort: on
 import torch
+from prompts import peak_resident_mib, resident_mib
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posttrain.base.process import configure
@@ -90,7 +91,7 @@ def main() -> None:
 def measured(*, size: str = "135M", rows: int = 32, new: int = 64, learns: bool = True) -> dict[str, float]:
     """Seconds and memory of sampling and of a step."""
     model = llama(size)
-    loaded = resident()
+    loaded = resident_mib()
     engine = NativeEngine(
         model, decode=lambda tokens: "", stop_tokens=[], config=NativeConfig(rows=rows, cache_tokens=1 << 20)
     )
@@ -99,7 +100,7 @@ def measured(*, size: str = "135M", rows: int = 32, new: int = 64, learns: bool 
     out = {
         "sampling_s": seconds,
         "tokens_per_second": rows * new / seconds,
-        "sampling_mib": most_resident() - loaded,
+        "sampling_mib": peak_resident_mib() - loaded,
     }
     engine.close()
     del engine, model
@@ -119,7 +120,7 @@ def sampled(engine: NativeEngine, rows: int, new: int) -> float:
 
 def learnt(size: str, rows: int, new: int) -> dict[str, float]:
     """Seconds of a step on groups of 4, or of 8 rows and more."""
-    before = most_resident()
+    before = peak_resident_mib()
     learner = Learner(llama(size), GRPO, optim=Optim(lr=1e-6), steps=Steps(microbatch_tokens=2048))
     drawn, group = torch.Generator().manual_seed(0), []
     each = []
@@ -138,7 +139,7 @@ def learnt(size: str, rows: int, new: int) -> dict[str, float]:
     return {
         "step_s": seconds,
         "trained_tokens_per_second": tokens / seconds,
-        "step_mib": max(0.0, most_resident() - before),
+        "step_mib": max(0.0, peak_resident_mib() - before),
     }
 
 
@@ -181,17 +182,6 @@ def llama(size: str) -> LlamaForCausalLM:
         return LlamaForCausalLM(config).eval()
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def resident() -> float:
-    """MiB of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
-def most_resident() -> float:
-    """The most that it was."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 
 from posttrain.engines.native import decode_kernel
 from posttrain.learner import kernels
+from posttrain.models.compiled import compiler
 from posttrain.models.loading import multiplies_in_bfloat16
 from posttrain.runtime.plan import free_memory, gib
 from posttrain.verifiers import sandbox
@@ -93,16 +94,12 @@ def _kernels() -> Fact:
     name, slower = "compiled kernels", "sampling takes twice as long, and training half as long again"
     if sys.platform != "linux":
         return Fact(name, f"on Linux alone; {slower}", False, "run it on Linux")
-    if not (compiler := shutil.which(os.environ.get("CXX", "g++"))):
+    if not (by := compiler()):
         return Fact(name, f"no g++ on the PATH: {slower}", False, "apt-get install g++")
     dtype = torch.bfloat16 if multiplies_in_bfloat16() else torch.float32
-    made = [decode_kernel.load(dtype, 64, 3), kernels.load(torch.bfloat16)]
-    found = (
-        f"built by {compiler}"
-        if all(made)
-        else f"{compiler} builds none that say what PyTorch does: {slower}"
-    )
-    return Fact(name, found, all(made))
+    if decode_kernel.load(dtype, 64, 3) and kernels.load(torch.bfloat16):
+        return Fact(name, f"built by {by}", True)
+    return Fact(name, f"{by} builds none that agree with PyTorch: {slower}", False, "try another g++ as CXX")
 
 
 def _sandbox() -> list[Fact]:

@@ -47,10 +47,12 @@ def prepare(
     others = [] if reference is None else [reference]
     for each in (policy, *others):
         use_layouts(each)
-    for each in (policy, *bodies) if what != "none" else ():
-        compute_again(each, what, adapter=lora and each is policy)
-    for each in (policy, *bodies, *others) if what == "none" and not twice else ():
-        keep_less(each)
+    if what != "none":
+        for each in (policy, *bodies):
+            compute_again(each, what, adapter=lora and each is policy)
+    elif not twice:
+        for each in (policy, *bodies, *others):
+            keep_less(each)
 
 
 def keep_less(model: nn.Module) -> None:
@@ -66,7 +68,8 @@ def keep_less(model: nn.Module) -> None:
         children, weights = dict(module.named_children()), dict(module.named_parameters(recurse=False))
         if kind.__name__.endswith("RMSNorm") and list(weights) == ["weight"] and not children:
             if weights["weight"].dtype.itemsize == 2:
-                module.__class__ = _compiled_norm(kind) if _is_plain_norm(module) else _norm(kind)
+                epsilon = _epsilon(module)
+                module.__class__ = _norm(kind) if epsilon is None else _compiled_norm(kind, epsilon)
         elif set(children) == _GATED and _is_gated(module):
             module.__class__ = _gated(kind)
 
@@ -107,28 +110,22 @@ def _norm(kind: Any) -> Any:
 
 
 @cache
-def _compiled_norm(kind: Any) -> Any:
+def _compiled_norm(kind: Any, epsilon: float) -> Any:
     def forward(self: Any, hidden: torch.Tensor) -> Any:
-        epsilon = _epsilon(self)
-        assert epsilon is not None
         return kernels.norm(hidden, self.weight, epsilon)
 
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
 def _epsilon(module: Any) -> float | None:
-    found = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    return float(found) if isinstance(found, float) else None
-
-
-def _is_plain_norm(module: Any) -> bool:
-    """Whether it computes what kernels.norm does, tried on some numbers."""
-    weight, epsilon = module.weight, _epsilon(module)
-    if epsilon is None or not kernels.suits(weight):
-        return False
+    """The norm's, if kernels.norm computes what it does, tried on some numbers; else None."""
+    weight, epsilon = module.weight, getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(epsilon, float) or not kernels.suits(weight):
+        return None
     x = torch.linspace(-3, 2, 2 * len(weight)).square().to(weight).reshape(1, 2, -1)
     with torch.no_grad():
-        return torch.allclose(kernels.norm(x, weight, epsilon), module(x), rtol=2**-7, atol=0)
+        same = torch.allclose(kernels.norm(x, weight, epsilon), module(x), rtol=2**-7, atol=0)
+    return epsilon if same else None
 
 
 @cache

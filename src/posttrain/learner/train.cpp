@@ -459,19 +459,6 @@ namespace {
 
 constexpr int64_t RUN = 512;  // numbers that are summed in float32; runs are in float64
 
-template <typename Body>
-inline double summed(int64_t count, Body body) {
-    double total = 0;
-    for (int64_t from = 0; from < count; from += RUN) {
-        float sum = 0;
-        const int64_t end = std::min(count, from + RUN);
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = from; i < end; ++i) sum += body(i);
-        total += double(sum);
-    }
-    return total;
-}
-
 }  // namespace
 
 // Of each row of logits x / temperature: log softmax[target], the entropy, the highest and log Σ e^(x - highest).

@@ -29,25 +29,30 @@ _FLAGS = (
 _BUILD_S = 120.0
 
 
+def compiler() -> str | None:
+    """What CXX names in the environment, otherwise g++; None where there is none, or no Linux."""
+    return shutil.which(os.environ.get("CXX", "g++")) if sys.platform == "linux" else None
+
+
 def library(source: Path, dtype: torch.dtype, **defined: int) -> ctypes.CDLL | None:
     """The library of this source with these macros, and HALF, 1 for bfloat16 and 0 for float32.
 
     From the cache directory if it was built before. None where it cannot be had.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++")) if sys.platform == "linux" else None
-    if compiler is None or dtype not in (torch.bfloat16, torch.float32):
+    by = compiler()
+    if by is None or dtype not in (torch.bfloat16, torch.float32):
         return None
     given = {"HALF": int(dtype == torch.bfloat16), **defined}
     try:
-        built = _built(compiler, source, tuple(f"-D{name}={value}" for name, value in given.items()))
+        built = _built(by, source, tuple(f"-D{name}={value}" for name, value in given.items()))
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _built(compiler: str, source: Path, macros: tuple[str, ...]) -> Path:
+def _built(by: str, source: Path, macros: tuple[str, ...]) -> Path:
     flags = [*_FLAGS, *macros]
-    parts = [source.read_bytes(), NUMBERS.read_bytes(), _version(compiler), _machine()]
+    parts = [source.read_bytes(), NUMBERS.read_bytes(), _version(by), _machine()]
     key = hashlib.sha256(b"\0".join([*parts, *(f.encode() for f in (*_FLAGS[:-1], *macros))])).hexdigest()
     final = cache_directory() / f"{source.stem}-{key[:16]}.so"
     if final.is_file():
@@ -56,15 +61,15 @@ def _built(compiler: str, source: Path, macros: tuple[str, ...]) -> Path:
     with tempfile.TemporaryDirectory(dir=final.parent) as scratch:
         made, out = Path(scratch) / "made.o", Path(scratch) / "made.so"
         # Linked without OpenMP: PyTorch's is in the process, and two would keep two sets of threads.
-        for command in ([compiler, *flags, "-c", source, "-o", made], [compiler, "-shared", made, "-o", out]):
+        for command in ([by, *flags, "-c", source, "-o", made], [by, "-shared", made, "-o", out]):
             subprocess.run([*map(str, command)], capture_output=True, check=True, timeout=_BUILD_S)
         out.replace(final)
     return final
 
 
 @cache
-def _version(compiler: str) -> bytes:
-    asked = [compiler, "-dumpfullversion"]
+def _version(by: str) -> bytes:
+    asked = [by, "-dumpfullversion"]
     return subprocess.run(asked, capture_output=True, check=True, timeout=_BUILD_S).stdout
 
 
