@@ -14,11 +14,6 @@
 
 namespace {
 
-#if HALF
-using T = Half;
-#else
-using T = float;
-#endif
 #if HALF && defined(__AVX512BF16__)
 using E = Half;  // what is multiplied
 constexpr int PAIR = 2;
@@ -26,12 +21,6 @@ constexpr int PAIR = 2;
 using E = float;
 constexpr int PAIR = 1;
 #endif
-
-inline float rounded(float x) {  // as if it had been stored
-    T stored;
-    narrowed(x, &stored);
-    return widened(stored);
-}
 
 template <typename From, typename To>
 inline void copy(const From* from, int64_t count, To* to) {
@@ -230,9 +219,6 @@ void by_values(const E* x, const E* values, const std::vector<int64_t>& tiles, i
     }
 }
 
-// e^x, and 0 for what lies far below, -infinity among it.
-inline float weight(float x) { return exponential(x) * float(x >= -87.0f); }
-
 // Scores of what a token does not see become -infinity, the others are scaled.
 void hide(const Task& t, const Group& g, int64_t row, const std::vector<int64_t>& tiles, float* s) {
     for (size_t n = 0; n < tiles.size(); ++n, s += TILE) {
@@ -265,7 +251,7 @@ void attend(const Task& t, const Group& g, int64_t head, const E* keys, const E*
 #pragma omp simd reduction(max : top)
             for (int64_t c = 0; c < width; ++c) top = s[c] > top ? s[c] : top;
 #pragma omp simd reduction(+ : sum)
-            for (int64_t c = 0; c < width; ++c) sum += s[c] = weight(s[c] - top);
+            for (int64_t c = 0; c < width; ++c) sum += s[c] = exponential_or_zero(s[c] - top);
             copy(s, width, w);
             total[i] = sum;
             lse[at + i] = top + std::log(sum);
@@ -331,7 +317,7 @@ void attend_back(const Task& t, const Backward& b, const Group& g, int64_t head,
                     const float lse = b.lse[at + row];
 #pragma omp simd
                     for (int64_t c = 0; c < width; ++c) {
-                        s[c] = weight(s[c] - lse);
+                        s[c] = exponential_or_zero(s[c] - lse);
                         o[c] = s[c] * (o[c] - common) * t.scale;
                     }
                 } else {
@@ -477,7 +463,7 @@ extern "C" void pick_forward(const T* logits, int64_t rows, int64_t count, const
             const int64_t end = std::min(count, from + RUN);
 #pragma omp simd reduction(+ : sum, weighed)
             for (int64_t i = from; i < end; ++i) {
-                const float z = (widened(x[i]) - top) * warmth, e = weight(z);
+                const float z = (widened(x[i]) - top) * warmth, e = exponential_or_zero(z);
                 sum += e;
                 weighed += e * (e > 0 ? z : 0);
             }
@@ -504,10 +490,10 @@ extern "C" void pick_backward(T* logits, int64_t rows, int64_t count, const int6
         const float at = (widened(x[target[row]]) - top) * warmth - total;
 #pragma omp simd
         for (int64_t i = 0; i < count; ++i) {
-            const float z = (widened(x[i]) - top) * warmth - total, p = weight(z);
+            const float z = (widened(x[i]) - top) * warmth - total, p = exponential_or_zero(z);
             narrowed(-p * (by_logp + by_entropy * ((p > 0 ? z : 0) + h)), x + i);
         }
-        const float p = weight(at);
+        const float p = exponential_or_zero(at);
         narrowed(by_logp - p * (by_logp + by_entropy * ((p > 0 ? at : 0) + h)), x + target[row]);
     }
 }

@@ -51,6 +51,21 @@ inline float exponential(float x) {
     return p * two;
 }
 
+// The same, and 0 for what lies far below, -infinity among it. A condition in place of the product makes no vectors.
+inline float exponential_or_zero(float x) { return exponential(x) * float(x >= -87.0f); }
+
+#if HALF
+using T = Half;  // what is stored
+#else
+using T = float;
+#endif
+
+inline float rounded(float x) {  // as if it had been stored
+    T stored;
+    narrowed(x, &stored);
+    return widened(stored);
+}
+
 inline float silu(float x) {
     const float e = exponential(-std::fabs(x));
     return x * (x < 0 ? e : 1.0f) / (1 + e);

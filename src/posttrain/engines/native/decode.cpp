@@ -33,11 +33,6 @@ void softmax(float* s, int64_t count) {
     for (int64_t c = 0; c < count; ++c) s[c] *= scale;
 }
 
-#if HALF
-using T = Half;
-#else
-using T = float;
-#endif
 constexpr int D = SIZE, G = QUERIES;
 
 #if defined(__AVX512F__)
@@ -199,12 +194,6 @@ void share(int64_t count, int64_t rows, Body body) {
     }
 }
 
-inline float rounded(float x) {  // as if it had been stored
-    T stored;
-    narrowed(x, &stored);
-    return widened(stored);
-}
-
 // What `multiply` found for panel p goes to y, or is added to it.
 inline void store(const Matrix& w, int64_t p, int64_t row, int64_t few, const Sums& sums, T* y, bool add) {
     const int64_t width = std::min<int64_t>(COLS, w.out - p * COLS);
@@ -280,7 +269,7 @@ void gated_product(const Layer& layer, const T* x, T* out, int64_t rows) {
 // their small differences.
 inline float weight(float x, float top, float temperature) {
     const float z = (x - top) / temperature;
-    return exponential(z) * float(z >= -87.0f);  // with a condition in its place the compiler makes no vectors
+    return exponential_or_zero(z);
 }
 
 float summed_weights(const T* x, int64_t count, float top, float temperature) {
