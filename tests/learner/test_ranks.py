@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from posttrain.learner.deal import Portion, dealt, imbalance
 
 HERE = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def rank_cases() -> ModuleType:
@@ -29,10 +31,9 @@ def rank_cases() -> ModuleType:
 
 def launched(ranks: int, *words: str, timeout: int = 280) -> subprocess.CompletedProcess[str]:
     """rank_cases.py on so many ranks of this machine."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [*command, str(HERE / "rank_cases.py"), *words],
+        [*TORCHRUN, str(ranks), str(HERE / "rank_cases.py"), *words],
         env=env,
         capture_output=True,
         text=True,
@@ -65,6 +66,48 @@ def test_every_method_finds_the_gradient_of_one_process(found: dict[str, Any]) -
         assert apart["logp"] < bound, name
         # Advantages are float32 columns in part, and some metrics sums that nearly cancel.
         assert apart["metrics"] < max(10 * bound, 2e-6), name
+
+
+STARVED = """
+import os, pathlib, subprocess, sys, time
+import torch.distributed as dist
+from posttrain.learner.process_ranks import joined
+from posttrain.learner.ranks import Parallel
+
+class Busy:
+    def __del__(self, clock=time.monotonic):
+        end = clock() + 1
+        while clock() < end:
+            pass
+
+with joined(Parallel(deadline_s=60)) as ranks:
+    kept = dist.distributed_c10d._get_default_group()  # as the mesh of FSDP2 keeps it
+    ranks.gather(1)
+    all_of_them = os.sched_getaffinity(0)
+    one = min(all_of_them)
+    for thread in pathlib.Path("/proc/self/task").iterdir():
+        if (thread / "comm").read_text().startswith("pt_gloo_runloop"):
+            os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setaffinity(int(thread.name), {one})
+    os.sched_setaffinity(0, {one})  # this thread takes the processor from theirs as soon as it is told
+    subprocess.Popen(["taskset", "-c", str(one), "timeout", "1", "sh", "-c", "while :; do :; done"])
+    time.sleep(0.3)  # until that is so
+    ranks.gather(2)
+sys.setswitchinterval(1.5)  # they get the lock when this thread gives it, or after so long
+os.sched_setaffinity(0, all_of_them)
+Busy()
+late = Busy()  # is deleted while Python ends
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE") or not shutil.which("taskset"), reason="needs Linux")
+def test_a_rank_whose_threads_got_no_processor_ends_as_any_other(tmp_path: Path) -> None:
+    """A thread of gloo that still holds a message when Python ends would abort the rank."""
+    script = tmp_path / "starved.py"
+    script.write_text(STARVED)
+    command = [*TORCHRUN, "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def test_the_longest_goes_first_and_a_prompt_is_shared() -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -199,6 +200,33 @@ class ProcessRanks:
         self._ended.set()
         self._beats.join(5 * BEAT_S)
         dist.destroy_process_group()
+        self._wait_for_gloo()
+
+    def _wait_for_gloo(self) -> None:
+        """Returns when gloo's threads have let go of the last message, after deadline_s at the latest.
+
+        They outlive the group where something keeps it, as FSDP2's mesh does, and take Python's lock to
+        free a tensor: one that asks for it while Python ends aborts the process. One that slept all the while
+        that this thread slept does not want the lock: to wait for it would wake it every few milliseconds.
+        """
+        seen, end = None, time.monotonic() + self.deadline_s
+        while (now := _gloo_threads()) != seen or any("State:\tS" not in each for each in now):
+            if time.monotonic() > end:
+                return
+            seen = now
+            time.sleep(0.02)
+
+
+def _gloo_threads() -> list[str]:
+    """State and context switches of each thread that carries messages; none where the kernel is not Linux."""
+    found = []
+    for thread in Path("/proc/self/task").glob("*/status"):
+        with suppress(OSError):  # it ended
+            text = thread.read_text()
+            if text.startswith("Name:\tpt_gloo_runloop"):
+                lines = text.splitlines()
+                found.append("\n".join(x for x in lines if x.startswith("State:") or "ctxt_switches" in x))
+    return found
 
 
 def _meet(store: Any, rank: int, size: int, limit_s: float) -> str:
