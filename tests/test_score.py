@@ -89,7 +89,7 @@ def test_after_a_kill_it_goes_on_where_it_was(
     assert (again.code, again.out) == (0, whole.out), again.err
     assert before > 0
     assert sum(calls) == 2 * 200
-    assert [f.suffix for f in (tmp_path / "cache").iterdir()] == [".lock"]
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_run_knows_its_reference_and_its_beta(

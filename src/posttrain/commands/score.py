@@ -178,6 +178,7 @@ def _kept(*asked: object) -> Iterator[Path]:
     with lock:
         yield place
         shutil.rmtree(place, ignore_errors=True)
+        Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _digest(*facts: object) -> str:
