@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain
-from posttrain import Callback, Recipe, Sampling, Start, Task, Turn, UserError, Verdict
+from posttrain import Callback, Recipe, RunError, Sampling, Start, Task, Turn, UserError, Verdict
 from posttrain.report.terminal import Table
 from posttrain.verifiers.answers import Number
 
@@ -168,6 +168,21 @@ def test_a_session_is_stepped_and_its_end_is_the_run_of_one_call(model):
 
 
 # ---------------------------------------------------------------------- what may be given
+
+
+def test_a_step_that_was_interrupted_is_told_of_with_keywords(model, monkeypatch):
+    with posttrain.Session(model, data=SUMS, reward=digits, updates=2, dir="run", **SMALL) as s:
+        s.step()
+        s.save()
+
+        def interrupted(batch):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(s.learner, "update", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            s.update(s.sample())
+        with pytest.raises(RunError, match=r"cut off in the middle; .*go on with dir='run', resume=True"):
+            s.sample()
 
 
 def test_an_advantage_and_a_loss_of_ones_own_need_no_file(model):

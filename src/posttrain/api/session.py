@@ -24,6 +24,7 @@ from posttrain.recipe import config
 from posttrain.report import write
 from posttrain.report.terminal import view
 from posttrain.runtime import build, session
+from posttrain.runtime.loop import Loop
 from posttrain.runtime.record.journal import Show, stop_recorded
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.types import Method, UserError
@@ -98,7 +99,8 @@ class Session(session.Session):
                 with stop_recorded(directory.path, directory.own):
                     self.finish()
             except BaseException:
-                with suppress(Exception):  # on a full disk the first error is the one to tell
+                # On a full disk, or where someone is in a hurry, the first error is the one to tell.
+                with suppress(Exception, KeyboardInterrupt):
                     write(directory.path)
                 raise
             if self.stopped:
@@ -113,6 +115,10 @@ class Session(session.Session):
         gc.collect()  # models have cycles in them
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _ready(self) -> Loop:
+        with python_words():
+            return super()._ready()
 
     def _found(self, directory: RunDir, resume: bool) -> config.Read:
         """The recipe, with a model of the program's own as this directory keeps it.

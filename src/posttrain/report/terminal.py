@@ -168,7 +168,7 @@ def view(show: str, updates: int) -> Iterator[Callable[[str, Mapping[str, float]
 
 
 def _display() -> Callable[[str], None]:
-    from IPython.display import HTML, display  # type: ignore[import-not-found]  # where there is a notebook
+    from IPython.display import HTML, display  # where there is a notebook
 
     handles: list[Any] = []
 
