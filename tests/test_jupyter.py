@@ -1,6 +1,5 @@
 """A kernel of Jupyter's own, as a notebook has it: what its cells show, and a cell that is interrupted."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,11 @@ class Notebook:
 
 
 @pytest.fixture
-def notebook(tmp_path: Path) -> Iterator[Notebook]:
+def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(tmp_path), env=os.environ | {"IPYTHONDIR": str(tmp_path / "ipython")})
+    manager.start_kernel(cwd=str(tmp_path))
     client = manager.blocking_client()
     client.start_channels()
     try:
