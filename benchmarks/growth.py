@@ -22,6 +22,7 @@ import posttrain  # noqa: F401 - before torch, so that its threads wait as those
 
 # isort: on
 import torch
+from gpu import BILLION, NOBODY
 from prompts import peak_resident_mib, resident_mib
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -33,11 +34,25 @@ from posttrain.methods.table import GRPO
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
 PROMPT = 32
-SIZES = {  # hidden, feed-forward, layers, heads, key heads, vocabulary
-    "38M": (384, 1024, 12, 6, 2, 49_152),
-    "135M": (576, 1536, 30, 9, 3, 49_152),
-    "362M": (960, 2560, 32, 15, 5, 49_152),
-    "1.2B": (2048, 8192, 16, 32, 8, 128_256),
+
+
+def narrower(hidden: int, wide: int, layers: int, heads: int, keys: int) -> dict[str, Any]:
+    """The shape that gpu.py takes, with fewer weights and SmolLM2's vocabulary."""
+    return BILLION | {
+        "vocab_size": 49_152,
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+    }
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "38M": narrower(384, 1024, 12, 6, 2),
+    "135M": narrower(576, 1536, 30, 9, 3),
+    "362M": narrower(960, 2560, 32, 15, 5),
+    "1.2B": BILLION,
 }
 POINTS: dict[str, list[dict[str, Any]]] = {
     "size": [{"size": size, "learns": size != "1.2B"} for size in SIZES],
@@ -162,20 +177,7 @@ def read(prompts: int) -> dict[str, float]:
 
 def llama(size: str) -> LlamaForCausalLM:
     """A model of random weights."""
-    hidden, wide, layers, heads, keys, vocabulary = SIZES[size]
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=wide,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=keys,
-        max_position_embeddings=16_384,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    config = LlamaConfig(**SIZES[size] | {"max_position_embeddings": 16_384}, **NOBODY)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     try:

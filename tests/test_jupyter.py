@@ -82,6 +82,7 @@ def test_a_table_is_renewed_a_run_is_its_report_and_an_interrupted_cell_keeps_it
     assert result["data"]["text/html"].startswith("<iframe srcdoc=")
 
     cut = notebook.run(
+        "threads = set(threading.enumerate())\n"  # one of Jupyter's own came with the report, which is long
         "kept = {'dir': 'long', 'checkpoint': {'every': 1}}\n"
         "posttrain.train('model', reward=reward, updates=100_000, **kept, **asked)",
         interrupt=True,
@@ -91,6 +92,8 @@ def test_a_table_is_renewed_a_run_is_its_report_and_an_interrupted_cell_keeps_it
     assert text.endswith("go on with dir='long', resume=True")
 
     # The kernel is as it was: no thread is left, and the next cell trains.
+    left = notebook.run("print(set(threading.enumerate()) - threads)")
+    assert [each["text"] for each in left if each["kind"] == "stream"] == ["set()\n"]
     again = notebook.run("print(len(posttrain.train('model', reward=reward, updates=2, **asked).metrics))")
     assert not failed(again)
     assert [each["text"] for each in again if each["kind"] == "stream"] == ["2\n"]
