@@ -30,8 +30,9 @@ test: style
 
 # What a contributor asks after each change, in three minutes on two cores: linters, types, and the tests of the
 # mathematics, the methods, recipes, pages and layers, and of whole runs from Python. Nothing of them is drawn by chance.
-FAST := math methods test_api.py test_bad_preferences.py test_chat_tokens.py test_coming_from.py test_config.py \
-	test_docs.py test_layers.py test_own_code.py test_spelling.py test_testing.py test_verdict.py test_weights.py
+FAST := math methods recipe base/test_chat_tokens.py base/test_spelling.py base/test_verdict.py api/test_api.py \
+	commands/test_bad_preferences.py docs/test_coming_from.py docs/test_docs.py models/test_weights.py \
+	runtime/test_own_code.py test_layers.py test_testing.py
 
 check: style
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(addprefix tests/,$(FAST))

@@ -227,7 +227,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
                     assert 0 <= value <= 1.0001, key
     names = {page_name(name) for name in seen}
     assert sorted(names - set(documented())) == []
-    # Those of ranks are in tests/runtime/test_ranks_runs.py, those of tools in tests/test_chat_tools.py.
+    # Those of ranks are in tests/runtime/test_ranks_runs.py, those of tools in tests/envs/test_chat_tools.py.
     elsewhere = ("seat/", "ranks/", "tools/", "eval/tools/", "agent/", "eval/agent/")
     assert sorted(name for name in set(documented()) - names if not name.startswith(elsewhere)) == []
 

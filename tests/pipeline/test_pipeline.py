@@ -808,7 +808,7 @@ def test_a_line_of_the_second_stage_is_not_one_of_the_first(tmp_path):
 
 # ---------------------------------------------------------------------- our own
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_recipes_of_rlhf_are_read_with_what_the_pipeline_sets():

@@ -418,7 +418,7 @@ def test_importing_it_costs_nothing_and_every_public_name_is_there_and_says_what
 
 
 def test_the_page_on_python_is_a_program_that_runs(tiny, capfd):
-    page = (Path(__file__).parent.parent / "docs" / "python.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 8
     Path("sums.jsonl").write_text("".join(json.dumps(r) + "\n" for r in SUMS))

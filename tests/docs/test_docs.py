@@ -40,7 +40,7 @@ from posttrain.runtime.ask import ask
 from posttrain.runtime.record import samples
 from posttrain.types import Outputs, Task
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src" / "posttrain"
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"

@@ -19,7 +19,7 @@ from posttrain.methods.build import CHOICES, readable
 from posttrain.methods.table import METHODS
 from posttrain.recipe.recipe import Recipe
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "coming-from.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "coming-from.md").read_text(encoding="utf-8")
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(6)]
 PROGRAMS = [

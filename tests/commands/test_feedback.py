@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.base.usercode import load_named
 
-SERVER = Path(__file__).parent / "verifiers" / "openai_server.py"
+SERVER = Path(__file__).parents[1] / "verifiers" / "openai_server.py"
 serving, Likely = (load_named(f"{SERVER}:{name}") for name in ("serving", "Likely"))
 
 

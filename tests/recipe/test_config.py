@@ -19,7 +19,7 @@ from posttrain.recipe.recipe import Recipe, unread
 from posttrain.runtime.ask import ask
 from posttrain.types import UserError
 
-EVERY = sorted((Path(__file__).parents[1] / "recipes").rglob("*.toml"))
+EVERY = sorted((Path(__file__).parents[2] / "recipes").rglob("*.toml"))
 RECIPES = [path for path in EVERY if "[method]" in path.read_text()]  # not pipelines, nor who judges
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
