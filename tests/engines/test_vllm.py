@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from posttrain.api.answering import named, opened
+from posttrain.api.answering import load_policy, recipe_of
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.models.fingerprint import digest
@@ -316,10 +316,10 @@ def test_a_weight_sync_is_proven_and_a_wrong_one_is_found(lab, engine, models) -
 
 def test_a_model_that_is_served_or_evaluated_is_the_one_that_was_named(lab, make_model) -> None:
     path = make_model(hidden_size=128, num_attention_heads=4, num_key_value_heads=2)
-    recipe, _ = named(str(path), print)
+    recipe, _ = recipe_of(str(path), print)
     recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, dtype="float32"))
     recipe = dataclasses.replace(recipe, engine=EngineChoice(rows=4, cache_tokens=1024))
-    ours, theirs = opened(recipe, None, print)[1], opened(recipe, None, print, "vllm")[1]
+    ours, theirs = load_policy(recipe, None, print)[1], load_policy(recipe, None, print, "vllm")[1]
     assert isinstance(theirs, VllmEngine)
     sampling = Sampling(temperature=0.0, max_new_tokens=8)
     requests = [Request(prompt=lab.prompt_of(n, 1, 100), sampling=sampling) for n in (3, 9)]

@@ -12,7 +12,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from posttrain.data import Data, Stepped, load_steps
-from posttrain.evaluation.step_labels import Labelling, _drawn, hard, prefixes, soft, split_steps, step_labels
+from posttrain.evaluation.step_labels import (
+    Labelling,
+    _sample,
+    hard,
+    prefixes,
+    soft,
+    split_steps,
+    step_labels,
+)
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.policy import NO_TASK, Policy, surroundings
 from posttrain.runtime.rows import Shaper
@@ -57,7 +65,7 @@ def test_the_label_of_a_step_converges_to_the_exact_value(policy: tuple[Recipe, 
 def rolled(made: Policy, engine: Any, task: Task, said: str, sampling: Sampling) -> float:
     """The success rate of continuations of `said`, through the labeller's own parts."""
     [prefix] = prefixes(task, 0, [said, "?"], made.chat, ";")
-    ends = _drawn(engine, [(prefix.tokens, "key", n) for n in range(ROLLOUTS)], sampling, 0)
+    ends = _sample(engine, [(prefix.tokens, "key", n) for n in range(ROLLOUTS)], sampling, 0)
     return sum(prefix.text + end == task.answer for end in ends) / ROLLOUTS
 
 

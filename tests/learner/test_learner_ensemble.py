@@ -48,7 +48,7 @@ def learner_of(llama: Make, name: str, count: int, budget: int = 4096) -> Learne
 
 def gradients(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Those of the backbone, and of the heads' weights, summed over a step that is not taken."""
-    learner._seen(batch, learner.method.weight(batch), learns=True)
+    learner._run_microbatches(batch, learner.method.weight(batch), learns=True)
     found = [p.grad for p in learner.model.parameters() if p.grad is not None]
     head = learner.critic.head.weight.grad
     assert head is not None

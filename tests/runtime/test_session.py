@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from posttrain.api.training import prepared
+from posttrain.api.training import prepare
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
 from posttrain.runtime import build
@@ -24,10 +24,10 @@ def nothing(phase: str, numbers: object) -> None:
 def opened(recipe: Path, run: Path, *callbacks: object, resume: bool = False) -> Session:
     """A session of this recipe in this directory."""
     directory = RunDir(run, resume=resume)
-    found, chosen = prepared(config.read(recipe), directory, title="test", resume=resume, say=silent)
+    found, chosen = prepare(config.read(recipe), directory, title="test", resume=resume, say=silent)
     how = {"resume": resume, "config": found.tables, "show": nothing, "say": silent}
     session = Session(build.parts_of(chosen, directory, **how), callbacks)
-    session._held.closing.callback(directory.close)
+    session._open_parts.closing.callback(directory.close)
     return session
 
 

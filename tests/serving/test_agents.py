@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from posttrain.api.answering import opened
+from posttrain.api.answering import load_policy
 from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.envs.agent import Agent
@@ -137,7 +137,7 @@ def test_a_prompt_beyond_the_context_changes_nothing(talker: Talker) -> None:
 def play_of(path: Path, agent: str | Agent, **options: Any) -> Iterator[AgentPlay]:
     model = Model(path=str(path), dtype="float32", device="cpu")
     recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
-    policy, engine = opened(recipe, None, lambda text: None)
+    policy, engine = load_policy(recipe, None, lambda text: None)
     made = agent if isinstance(agent, Agent) else named(agent)
     play = AgentPlay(engine, policy.chat, made, **{"verifier": Number(), "context": 200, **options})
     try:

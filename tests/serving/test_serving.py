@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.api.answering import named, opened
+from posttrain.api.answering import load_policy, recipe_of
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.runtime.policy import NO_TASK
@@ -33,7 +33,7 @@ ASKED = [{"role": "user", "content": "2+3"}]
 def serving_of(path: Path) -> Iterator[Server]:
     model = Model(path=str(path), dtype="float32", device="cpu")
     recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
-    policy, engine = opened(recipe, None, lambda text: None)
+    policy, engine = load_policy(recipe, None, lambda text: None)
     desk = ModelDesk(engine, policy.chat, name="tiny", context=policy.context)
     with closing(desk), Server(desk) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -267,6 +267,6 @@ def test_a_refusal_says_its_field() -> None:
 
 def test_what_drew_in_a_run_is_not_what_answers_for_it(tiny) -> None:
     """A recipe that names a vLLM server is sampled from by the native engine, unless told otherwise."""
-    recipe, _ = named(str(tiny), print)
+    recipe, _ = recipe_of(str(tiny), print)
     engine = EngineChoice(name="vllm", url="http://127.0.0.1:9")
-    assert isinstance(opened(replace(recipe, engine=engine), None, print)[1], NativeEngine)
+    assert isinstance(load_policy(replace(recipe, engine=engine), None, print)[1], NativeEngine)

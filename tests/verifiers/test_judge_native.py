@@ -110,7 +110,7 @@ def test_chances_are_those_of_transformers(writer):
     conversations = [ask("Which is better?"), HELLO, ask("x" * 40)]
     found = writer.choose(conversations, ["A", "B", "é"])
     tokenizer, model = (
-        writers._opened(writer).chat.tokenizer,
+        writers._load_writer(writer).chat.tokenizer,
         AutoModelForCausalLM.from_pretrained(writer.path),
     )
     texts = tokenizer.batch_decode([[t] for t in range(model.config.vocab_size)])

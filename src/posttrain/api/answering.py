@@ -23,7 +23,7 @@ from posttrain.types import Completion, Message, Request, Sampling, UserError
 EngineName = Literal["native", "vllm"]
 
 
-def named(target: str, say: Callable[[str], None]) -> tuple[Recipe, Path | None]:
+def recipe_of(target: str, say: Callable[[str], None]) -> tuple[Recipe, Path | None]:
     """A model, or a run's newest checkpoint: a recipe that holds it, and the adapter on top of it, if any."""
     if is_run(Path(target)):
         _, recipe, adapter = target_of(Path(target), say=say)
@@ -41,7 +41,7 @@ def engine_named(name: str) -> EngineName:
     raise UserError(f"unknown engine {name!r}", where="--engine", mend="native or vllm")
 
 
-def opened(
+def load_policy(
     recipe: Recipe, adapter: Path | None, say: Callable[[str], None], engine: EngineName = "native"
 ) -> tuple[Policy, Engine]:
     """The recipe's model to be asked, whatever it was trained on: what surrounds it, and an engine.
@@ -73,7 +73,7 @@ def answers(
 
     UserError for a model that cannot be read, and for a prompt that leaves no room.
     """
-    policy, engine = opened(recipe, adapter, say)
+    policy, engine = load_policy(recipe, adapter, say)
     tokens = tuple(policy.chat.render(messages))
     check_held(count, len(tokens) + sampling.max_new_tokens, free_memory(torch.device("cpu")), where="-n")
     try:
@@ -86,7 +86,7 @@ def answers(
             yield answer
 
 
-def evaluated(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> dict[str, float]:
+def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> dict[str, float]:
     """Accuracy, reward and length on the recipe's held-out tasks; UserError if there is nothing to judge."""
     asked = ask(recipe)
     if not asked.online:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from posttrain.api.answering import answers, evaluated
+from posttrain.api.answering import answers, evaluate_recipe
 from posttrain.api.recipe import Recipe
 from posttrain.api.words import python_words
 from posttrain.base.nearest import did_you_mean
@@ -91,7 +91,7 @@ class Run(os.PathLike[str]):
                 asked = asked.with_held_out(data)
             if limit is not None:
                 asked = asked.replace(**{"eval.limit": limit})
-            return evaluated(*trained(asked.settings, self.path), silent)
+            return evaluate_recipe(*trained(asked.settings, self.path), silent)
 
     def episodes(self, update: int | None = None) -> list[dict[str, Any]]:
         """The rollouts that were kept of an update, or of the last: lines of samples/ (docs/reports.md)."""

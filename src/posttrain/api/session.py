@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import torch
 
-from posttrain.api.answering import evaluated
+from posttrain.api.answering import evaluate_recipe
 from posttrain.api.recipe import Recipe
 from posttrain.api.run import Run
-from posttrain.api.training import check_alone, claimed_directory, opened, otherwise, prepared
+from posttrain.api.training import check_alone, claimed_directory, open_run, otherwise, prepare
 from posttrain.api.words import python_words
 from posttrain.base import process
 from posttrain.methods.table import Line
@@ -68,7 +68,7 @@ class Session(session.Session):
         with python_words(), ExitStack() as stack:
             name = str(self.recipe.tables["method"].get("name"))
             path = claimed_directory(name.rpartition(":")[2]) if dir is None else Path(dir)
-            directory = opened(self.recipe.found, path, resume)
+            directory = open_run(self.recipe.found, path, resume)
             stack.callback(directory.close)
             found = self.recipe.found
             try:
@@ -76,7 +76,7 @@ class Session(session.Session):
                 stack.enter_context(process.as_before())
                 if found.recipe.run.threads:
                     torch.set_num_threads(found.recipe.run.threads)
-                found, chosen = prepared(found, directory, title=name, resume=resume, say=silent)
+                found, chosen = prepare(found, directory, title=name, resume=resume, say=silent)
                 shown: Show = stack.enter_context(view(show, found.recipe.run.updates))
                 parts = build.parts_of(
                     chosen, directory, resume=resume, config=found.tables, show=shown, say=silent
@@ -127,7 +127,9 @@ class Session(session.Session):
         """
         before = config.read(directory.path / "config.toml") if resume else None
         if "model.path" in self.recipe.held:
-            start = before.tables["model"]["path"] if before else str(_kept(self.recipe, directory))
+            start = (
+                before.tables["model"]["path"] if before else str(_save_given_model(self.recipe, directory))
+            )
             self.recipe = self.recipe.with_model(start)
         if before and (name := otherwise(self.recipe.plain, before.recipe, longer=True)):
             raise UserError(
@@ -183,7 +185,7 @@ def evaluate(
             raise UserError(
                 "a loaded model is copied into a run", where="model", mend="save it, and give its path"
             )
-        return evaluated(recipe.settings, None, silent)
+        return evaluate_recipe(recipe.settings, None, silent)
 
 
 def _recipe_of(recipe: Any, asked: Mapping[str, Any]) -> Recipe:
@@ -207,7 +209,7 @@ def _callbacks(given: object) -> Sequence[object]:
     return several
 
 
-def _kept(recipe: Recipe, directory: RunDir) -> Path:
+def _save_given_model(recipe: Recipe, directory: RunDir) -> Path:
     """Where the program's model is now saved; the model itself is left as it is."""
     model, tokenizer = recipe.held["model.path"]
     own = {name: getattr(model, name) for name in ("config", "generation_config") if hasattr(model, name)}

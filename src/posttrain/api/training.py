@@ -81,12 +81,12 @@ def train(
     if ranks is ALONE:
         check_alone()
     shown = _silent if ranks.rank else shown
-    directory = None if ranks.rank else opened(found, path, resume)
+    directory = None if ranks.rank else open_run(found, path, resume)
     ranks.gather(None, "the run directory")
     directory = directory or RunDir(path, resume=resume, rank=ranks.rank)
     try:
         told = silent if shown else say
-        found, chosen = prepared(found, directory, title=title, resume=resume, say=told, ranks=ranks)
+        found, chosen = prepare(found, directory, title=title, resume=resume, say=told, ranks=ranks)
         if shown is None:
             print_plan(chosen)
             say(f"run directory: {directory.path}")
@@ -107,7 +107,7 @@ def train(
         directory.close()
 
 
-def opened(found: config.Read, path: Path, resume: bool) -> RunDir:
+def open_run(found: config.Read, path: Path, resume: bool) -> RunDir:
     """The run directory, with copies of the recipe's own code in it."""
     directory = RunDir(path, resume=resume)
     try:
@@ -119,7 +119,7 @@ def opened(found: config.Read, path: Path, resume: bool) -> RunDir:
     return directory
 
 
-def _written(found: config.Read, run: Path) -> str:
+def _config_text(found: config.Read, run: Path) -> str:
     """The recipe as the run keeps it: its own code by the copies, each with its digest."""
     here = str((run / CODE).resolve())
     text = dump(config.renamed(found.tables, lambda name: name.replace(here, CODE, 1)))
@@ -158,7 +158,7 @@ def check_alone() -> None:
         )
 
 
-def prepared(
+def prepare(
     found: config.Read,
     directory: RunDir,
     *,
@@ -183,7 +183,7 @@ def prepared(
     budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
     chosen = replace(chosen, microbatch_tokens=budget)
     chosen.disk.check(path)
-    directory.describe(_written(found, path), f"{title}: {chosen.asked.line.title}", chosen.sections())
+    directory.describe(_config_text(found, path), f"{title}: {chosen.asked.line.title}", chosen.sections())
     return found, chosen
 
 
@@ -212,11 +212,11 @@ def _run(
 ) -> dict[str, float]:
     try:
         if shown:
-            last = _finished(chosen, directory, how, shown, silent)
+            last = _run_to_end(chosen, directory, how, shown, silent)
         else:
             watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
             with terminal.Terminal(err, chosen.asked.recipe.run.updates, watch) as shown:
-                last = _finished(chosen, directory, how, shown, say)
+                last = _run_to_end(chosen, directory, how, shown, say)
     except BaseException:
         with suppress(Exception):  # on a full disk the first error is the one to tell
             if not directory.rank:
@@ -231,7 +231,7 @@ def _run(
     return last
 
 
-def _finished(
+def _run_to_end(
     chosen: build.Plan,
     directory: RunDir,
     how: Mapping[str, Any],

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from posttrain.api.answering import engine_named, evaluated
+from posttrain.api.answering import engine_named, evaluate_recipe
 from posttrain.api.training import claimed_directory, say
 from posttrain.base import process
 from posttrain.evaluation.suites import results
@@ -141,7 +141,7 @@ def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool
     found, recipe, adapter = target_of(Path(target), sets, model, told)
     process.configure(recipe.run.threads)
     try:
-        metrics = evaluated(recipe, adapter, told)
+        metrics = evaluate_recipe(recipe, adapter, told)
     except UserError as error:
         raise found.locate(error) from None
     if as_json:

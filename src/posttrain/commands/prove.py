@@ -89,13 +89,13 @@ def search(
     told: dict[str, list[Line]] = {}
     for choice in choices:
         searched = replace(asked, recipe=replace(recipe, search=choice))
-        told[choice.strategy] = lines = _searched(rollouts_of(searched, policy, engine), tasks, recipe)
+        told[choice.strategy] = lines = _run_searches(rollouts_of(searched, policy, engine), tasks, recipe)
         for line in lines:
             _print(line, tree, as_json)
     said = [] if as_json else table(told, settings.moves)
     if kept:
         about = {"of": target, "tasks": f"{len(tasks)} of {split}", "moves": settings.moves}
-        said += [f"report {_written(kept, told, dump(found.tables), about)}"][as_json:]
+        said += [f"report {_write_page(kept, told, dump(found.tables), about)}"][as_json:]
     _write_goals(goals, told)
     for row in said:
         out.print(row, soft_wrap=True)
@@ -128,7 +128,7 @@ def _asked(
     return asked, tasks
 
 
-def _written(kept: RunDir, told: Mapping[str, Sequence[Line]], config: str, about: dict[str, Any]) -> Path:
+def _write_page(kept: RunDir, told: Mapping[str, Sequence[Line]], config: str, about: dict[str, Any]) -> Path:
     """The page of these searches, beside their lines."""
     kept.describe(config, f"{about['of'].stem}: {' beside '.join(told)}", {"Search": about})
     with kept.recording():
@@ -169,7 +169,7 @@ def _write_goals(path: Path | None, told: Mapping[str, Sequence[Line]]) -> None:
     path.write_text("".join(left), encoding="utf-8")
 
 
-def _searched(trees: Plays, tasks: Sequence[Task], recipe: Recipe) -> list[Line]:
+def _run_searches(trees: Plays, tasks: Sequence[Task], recipe: Recipe) -> list[Line]:
     """What searches of these tasks came to, each as a line of trees/ with all its states."""
     try:
         with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:

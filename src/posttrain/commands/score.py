@@ -93,7 +93,7 @@ def score(
         where = error.where.replace("batch.max_length", "--max-length")
         raise UserError(error.what, where=where, mend=error.mend) from None
     groups = [g for _, g in pairs]
-    with _kept(data, target, reference or "") as place:
+    with _cache_dir(data, target, reference or "") as place:
         logp = _logp(start if adapter and start else chosen, policy, groups, place, adapter)
         implicit = (usual if beta is None else beta) * (logp - _logp(origin, policy, groups, place))
         explicit = _explicit([r for r, _ in pairs], against) if against else None
@@ -159,7 +159,7 @@ def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
 
 
 @contextmanager
-def _kept(*asked: object) -> Iterator[Path]:
+def _cache_dir(*asked: object) -> Iterator[Path]:
     """A directory for the likelihoods of this question: it is there again after a kill, and goes at the end.
 
     UserError if another process asks the same, or nothing can be kept.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.api.answering import engine_named, named, opened
+from posttrain.api.answering import engine_named, load_policy, recipe_of
 from posttrain.api.training import say
 from posttrain.base import process
 from posttrain.report.terminal import out
@@ -33,10 +33,10 @@ def serve(
 
     Example: `posttrain serve runs/arithmetic_grpo-001`
     """
-    recipe, adapter = named(target, say)
+    recipe, adapter = recipe_of(target, say)
     process.configure()
     recipe = replace(recipe, engine=replace(recipe.engine, rows=rows))
-    policy, draws = opened(recipe, adapter, say, engine_named(engine))
+    policy, draws = load_policy(recipe, adapter, say, engine_named(engine))
     name = name or Path(target).name
     desk = ModelDesk(draws, policy.chat, name=name, context=policy.context, seed=seed)
     with closing(desk), Server(desk, port) as server:

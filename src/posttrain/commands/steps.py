@@ -82,7 +82,7 @@ def steps(
             seed=recipe.run.seed,
             seen=lambda spent: bar.update(line, completed=spent),
         )
-        answers, labelled = _written(records, out)
+        answers, labelled = _write_records(records, out)
     err.print(f"{answers} answers with {labelled} steps: {out}", soft_wrap=True)
 
 
@@ -92,7 +92,7 @@ def _between(separator: str) -> str:
     return separator.replace("\\n", "\n")
 
 
-def _written(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, int]:
+def _write_records(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, int]:
     """How many records were written, and the steps in them; the file is there when it is whole."""
     out.parent.mkdir(parents=True, exist_ok=True)
     begun, answers, labelled = out.with_name(out.name + ".tmp"), 0, 0

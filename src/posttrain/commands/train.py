@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from posttrain.api.answering import answers, named
+from posttrain.api.answering import answers, recipe_of
 from posttrain.api.training import as_begun, claimed_directory, otherwise, print_plan, say
 from posttrain.api.training import train as train_in
 from posttrain.base import process
@@ -168,7 +168,7 @@ def sample(
     if dtype not in (None, "bfloat16", "float32"):
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     text = _prompt(prompt)
-    recipe, adapter = named(target, say)
+    recipe, adapter = recipe_of(target, say)
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
     process.configure()
     told = pretrained.silent if as_json else say

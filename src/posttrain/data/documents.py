@@ -222,7 +222,7 @@ def limited(found: Sequence[Source], text: Text) -> Iterator[tuple[int, Piece, s
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
     """(offset of its first byte, line), without the byte order mark that some editors write."""
     at = 0
-    with _opened(path) as file:
+    with _open(path) as file:
         for number, raw in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), start=1):
             if len(raw) > MOST_LINE:
                 raise UserError("the line has more than 128 MiB", where=f"{os.path.basename(path)}:{number}")
@@ -231,7 +231,7 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
             at += len(raw)
 
 
-def _opened(path: str) -> BinaryIO:
+def _open(path: str) -> BinaryIO:
     try:
         return open(path, "rb")
     except OSError as error:
@@ -239,6 +239,6 @@ def _opened(path: str) -> BinaryIO:
 
 
 def _bytes(path: str, piece: Piece) -> bytes:
-    with _opened(path) as file:
+    with _open(path) as file:
         file.seek(piece[0])
         return file.read(piece[1] - piece[0])

@@ -57,7 +57,7 @@ class Gymnasium(Replayed):
 def gymnasium_tasks(env: Gymnasium, count: int, seed: int) -> list[Task]:
     """Games of this environment; UserError, from a process of its own, if it cannot be played in words."""
     require("gymnasium", WHERE)
-    asked(_examined, asdict(env), name=WHERE)
+    asked(_check, asdict(env), name=WHERE)
     rules = env.rules or f"You play {env.id.rpartition(':')[2]}."
     if not env.rules and env.actions:
         rules += f" Each time, answer with just one of: {', '.join(env.actions)}."
@@ -107,7 +107,7 @@ def _made(name: str, options: Mapping[str, Any]) -> Any:
     return gym.make(name, render_mode="ansi", **options)
 
 
-def _examined(plain: Mapping[str, Any]) -> None:
+def _check(plain: Mapping[str, Any]) -> None:
     """UserError for an environment that cannot be made or be played in words; called in another process."""
     env = Gymnasium(**plain)
     with unmoved():

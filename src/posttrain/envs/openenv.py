@@ -54,7 +54,7 @@ class OpenEnv(Replayed):
 def openenv_tasks(env: OpenEnv, count: int, seed: int) -> list[Task]:
     """Games of this server; UserError, from a process of its own, if it cannot be played."""
     require("openenv", WHERE)
-    asked(_examined, asdict(env), name=WHERE)
+    asked(_check, asdict(env), name=WHERE)
     return seeded("openenv", count, env.rules, seed, WHERE)
 
 
@@ -102,7 +102,7 @@ class _Live:
         return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
 
 
-def _examined(plain: Mapping[str, Any]) -> None:
+def _check(plain: Mapping[str, Any]) -> None:
     """UserError for a server that is not there, or does not show what it should."""
     try:
         OpenEnv(**plain).opened(0, {}).close()

@@ -63,7 +63,7 @@ def textarena_tasks(env: TextArena, count: int, seed: int, held_out: int = 0) ->
     require("textarena", WHERE)
     tested = replace(env, opponent=env.held_out_opponent)
     for each in [env, tested] if env.opponent == SELF else [env]:
-        asked(_examined, asdict(each), name=WHERE)
+        asked(_check, asdict(each), name=WHERE)
     tasks = seeded(env.id, count, "You play a game. Each time, answer with your move alone.", seed, WHERE)
     if env.opponent != SELF or not held_out:
         return tasks
@@ -152,7 +152,7 @@ def _opponent(name: str, seed: int) -> Callable[[str], str]:
     return any_choice
 
 
-def _examined(plain: Mapping[str, Any]) -> None:
+def _check(plain: Mapping[str, Any]) -> None:
     """UserError for a game that cannot be made or begun; called in a process of its own."""
     env = TextArena(**plain)
     with unmoved():

@@ -246,7 +246,7 @@ def compared(
         if not file.exists():
             say(f"{name} answers")
             _keep(file, answers(compare, model, partial(seen, name)))
-        said[name] = _kept(file)
+        said[name] = _read_answers(file)
     first, *others = models
     if not (compare.measures_kl and asked_alike(said) and same_tokens(compare, list(models.values()))):
         return {name: [(a, None) for a in found] for name, found in said.items()}
@@ -264,7 +264,7 @@ def _keep(file: Path, found: Sequence[Answer]) -> None:
     fresh.replace(file)
 
 
-def _kept(file: Path) -> list[Answer]:
+def _read_answers(file: Path) -> list[Answer]:
     # Not splitlines, which also cuts at characters that JSON allows inside a string.
     lines = file.read_text(encoding="utf-8").split("\n")
     rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line]

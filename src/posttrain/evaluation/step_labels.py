@@ -119,7 +119,7 @@ def step_labels(
         if how.budget and spent >= how.budget:
             return
         prompt = tuple(chat.render(task.messages))
-        answers = _drawn(
+        answers = _sample(
             engine, [(prompt, f"{task.id}/solve", n) for n in range(how.solutions)], sampling, seed
         )
         for number, answer in enumerate(answers):
@@ -132,7 +132,7 @@ def step_labels(
             asks = [
                 (p.tokens, f"{task.id}/{number}/{p.number}", n) for p in found for n in range(how.rollouts)
             ]
-            ends = _drawn(engine, asks, sampling, seed)
+            ends = _sample(engine, asks, sampling, seed)
             spent += len(asks)
             seen(spent)
             said = [found[i // how.rollouts].text + end for i, end in enumerate(ends)]
@@ -161,7 +161,7 @@ def _room(prefix: Prefix, sampling: Sampling, context: int) -> bool:
     return len(prefix.tokens) + sampling.max_new_tokens <= context
 
 
-def _drawn(
+def _sample(
     engine: Engine, asks: Sequence[tuple[tuple[int, ...], str, int]], sampling: Sampling, seed: int
 ) -> list[str]:
     """The texts of one answer each, in order; those of one prompt share its prefill."""

@@ -229,7 +229,7 @@ class Learner:
         """
         batch = replace(batch, everywhere=self.ranks)
         several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
-        batch = self._filled(batch, steps[0][1])
+        batch = self._fill_columns(batch, steps[0][1])
         batch = self.method.prepare(replace(batch, state=self.method_state))
         seen = Outputs(logp=torch.zeros_like(batch.logp_gen), entropy=torch.zeros_like(batch.logp_gen))
         computed = torch.zeros(len(batch), dtype=torch.bool)
@@ -281,12 +281,12 @@ class Learner:
         if self.trust:
             raise ValueError("a step within a trust region has no halves: call update")
         given = batch.logp_old
-        batch = self._filled(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
+        batch = self._fill_columns(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
         if given is not None or self._skips_first(batch):
             batch = replace(batch, logp_old=given)
         batch = self.method.prepare(replace(batch, state=self.method_state))
         try:
-            out, _, metrics = self._seen(batch, self.method.weight(batch), learns=True, loss=loss)
+            out, _, metrics = self._run_microbatches(batch, self.method.weight(batch), learns=True, loss=loss)
         except Exception:
             self.forget_gradients()  # of some microbatches and not of others
             raise
@@ -323,7 +323,7 @@ class Learner:
         found = {name: grad.norm() for name, grad in zip(names, grads, strict=True) if grad is not None}
         return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
 
-    def _filled(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:
+    def _fill_columns(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:
         """The batch with the columns that the method needs and that it does not bring with it."""
         needs = self.method.needs
         if self._skips_first(batch):
@@ -358,7 +358,7 @@ class Learner:
         Rows whose every weight is 0 are not computed; a step without any other leaves the weights alone.
         """
         weight = self.method.weight(batch)
-        out, weighs, metrics = self._seen(batch, weight, learns=True)
+        out, weighs, metrics = self._run_microbatches(batch, weight, learns=True)
         old = batch if batch.logp_old is not None else replace(batch, logp_old=out.logp)
         total = metrics["loss"]
         metrics |= self._move_within(old, weight, total) if self.trust else self._move(total)
@@ -373,9 +373,9 @@ class Learner:
             batch = replace(batch, logp_ref=self.score_reference(batch).logp)
         batch = self.method.prepare(replace(batch, state=self.method_state))
         with torch.no_grad():
-            return self._seen(batch, self.method.weight(batch), learns=False)[2]
+            return self._run_microbatches(batch, self.method.weight(batch), learns=False)[2]
 
-    def _seen(
+    def _run_microbatches(
         self, batch: Batch, weight: PerToken, *, learns: bool, loss: Loss | None = None
     ) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
         """What the model says of these rows, of which, and metrics; if it learns, gradients are summed."""
@@ -399,7 +399,7 @@ class Learner:
                 for key, value in found.items():
                     sums[key] = sums.get(key, 0.0) + value
                 logp[rows], entropy[rows] = out.logp.to(logp), out.entropy.to(entropy)
-        metrics = self._added_up(sums, float(share.sum()))
+        metrics = self._reduce_metrics(sums, float(share.sum()))
         if learns and any(work.tokens):
             metrics["ranks/imbalance"] = imbalance(work.tokens)
         return Outputs(**work.back({"logp": logp, "entropy": entropy})), weighs, metrics
@@ -444,7 +444,7 @@ class Learner:
             idle = sum(x.sum() for x in (*said, numbers) if x is not None) * torch.zeros(())
             idle.backward()  # type: ignore[no-untyped-call]
 
-    def _added_up(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
+    def _reduce_metrics(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
         """A step's metrics, from the sums and the weight in them of every rank."""
         total, counts = dict[str, float](), 0.0
         for each, part in self.ranks.gather((sums, count)):

@@ -68,18 +68,18 @@ class ProcessRanks:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Σ over ranks, entry by entry."""
-        return self._reduced(x, dist.ReduceOp.SUM)
+        return self._all_reduce(x, dist.ReduceOp.SUM)
 
     def max(self, x: torch.Tensor) -> torch.Tensor:
         """The largest over ranks, entry by entry; NaN where one has NaN."""
-        return self._reduced(x, dist.ReduceOp.MAX)
+        return self._all_reduce(x, dist.ReduceOp.MAX)
 
-    def _reduced(self, x: torch.Tensor, how: Any) -> torch.Tensor:
+    def _all_reduce(self, x: torch.Tensor, how: Any) -> torch.Tensor:
         # Each rank adds up the same numbers in the same order, so no two find different bits.
-        out = torch.stack(self._gathered(x.detach().cpu().contiguous()))
+        out = torch.stack(self._all_gather(x.detach().cpu().contiguous()))
         return (out.sum(0, dtype=x.dtype) if how == dist.ReduceOp.SUM else out.amax(0)).to(x.device)
 
-    def _gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         found = [torch.empty_like(x) for _ in range(self.size)]
         with self.waiting("numbers"):
             dist.all_gather(found, x)
@@ -88,7 +88,7 @@ class ProcessRanks:
     def gather(self, what: T, called: str = "numbers") -> list[T]:
         """What each rank gives, in their order."""
         with self.waiting(called):
-            return [pickle.loads(each) for each in self._exchanged([pickle.dumps(what)] * self.size, called)]
+            return [pickle.loads(each) for each in self._all_to_all([pickle.dumps(what)] * self.size, called)]
 
     def tell(self, what: T, called: str = "numbers") -> T:
         """What rank 0 gives, on all."""
@@ -108,9 +108,9 @@ class ProcessRanks:
     def exchange(self, parts: Sequence[bytes]) -> list[bytes]:
         """Gives part r to rank r."""
         with self.waiting("rows"):
-            return self._exchanged(parts, "rows")
+            return self._all_to_all(parts, "rows")
 
-    def _exchanged(self, parts: Sequence[bytes], called: str) -> list[bytes]:
+    def _all_to_all(self, parts: Sequence[bytes], called: str) -> list[bytes]:
         self._sent["rows" if called == "rows" else "words"] += sum(
             len(part) for rank, part in enumerate(parts) if rank != self.rank
         )

@@ -62,7 +62,8 @@ def centred(returns: PerRow, group: Group) -> PerRow:
 def normalised(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     """(R_i - mean) / (σ + eps) within each group, σ the population deviation (ddof 0).
 
-    A group whose returns are all equal gets exactly 0.
+    A group whose returns are all equal gets exactly 0. What extends GRPO in methods/table.py takes this too,
+    unless it names a credit of its own.
 
     Source: GRPO, arXiv:2402.03300, section 4.1.2, which leaves ddof open. Notes A write ddof 0;
     verl, TRL and slime use ddof 1 (see normalised_sample), and eps between 1e-6 and 1e-4.

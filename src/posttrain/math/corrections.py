@@ -50,7 +50,7 @@ def sequence_truncated(log_weight: PerToken, mask: Mask, weight_cap: Cap = 2.0) 
     >>> sequence_truncated(torch.tensor([[4.0, 0.25]]).log(), torch.tensor([[True, True]]))
     tensor([[1., 1.]])
     """
-    return _spread(row_sum(log_weight, mask).exp().clamp(max=weight_cap), mask)
+    return _to_tokens(row_sum(log_weight, mask).exp().clamp(max=weight_cap), mask)
 
 
 def token_rejected(
@@ -78,7 +78,7 @@ def sequence_rejected(
     tensor([[0., 0.]])
     """
     weight = row_sum(log_weight, mask).exp()
-    return _spread(torch.where((weight >= weight_floor) & (weight <= weight_cap), weight, 0.0), mask)
+    return _to_tokens(torch.where((weight >= weight_floor) & (weight <= weight_cap), weight, 0.0), mask)
 
 
 def geometric_rejected(
@@ -95,8 +95,8 @@ def geometric_rejected(
             [0., 0.]])
     """
     weight = row_mean(log_weight, mask).exp()
-    return _spread(((weight >= weight_floor) & (weight <= weight_cap)).to(log_weight.dtype), mask)
+    return _to_tokens(((weight >= weight_floor) & (weight <= weight_cap)).to(log_weight.dtype), mask)
 
 
-def _spread(x: Float[torch.Tensor, "B"], mask: Mask) -> PerToken:
+def _to_tokens(x: Float[torch.Tensor, "B"], mask: Mask) -> PerToken:
     return fill(x[:, None].expand(mask.shape), mask)

@@ -38,7 +38,7 @@ def worth(reward: PerToken, mask: Mask, like: torch.Tensor) -> PerRow:
     tensor([0., 0.])
     """
     parts = fill(reward, mask).double()
-    return _settled(parts.sum(-1), parts.abs().sum(-1), (parts != 0).sum(-1)).to(like)
+    return _snap_to_zero(parts.sum(-1), parts.abs().sum(-1), (parts != 0).sum(-1)).to(like)
 
 
 def shaped(reward: PerToken, mask: Mask, gamma: float) -> PerToken:
@@ -59,7 +59,7 @@ def shaped(reward: PerToken, mask: Mask, gamma: float) -> PerToken:
     if gamma == 1.0:
         return reward
     paid, place = _steps(reward, mask)
-    potential = _settled(paid.cumsum(1), paid.abs().cumsum(1), (paid != 0).cumsum(1))
+    potential = _snap_to_zero(paid.cumsum(1), paid.abs().cumsum(1), (paid != 0).cumsum(1))
     last = torch.arange(paid.shape[1], device=paid.device) >= mask.sum(1, keepdim=True) - 1
     return _back(paid - (1 - gamma) * potential.masked_fill(last, 0.0), place, mask)
 
@@ -111,7 +111,7 @@ def to_go(path: Path, gamma: Share = 1.0) -> PerToken:
     """
     reward, place = _steps(path.reward, path.mask)
     parts = (reward != 0).flip(1).cumsum(1).flip(1)
-    G = _settled(_discounted(reward, gamma), _discounted(reward.abs(), gamma), parts)
+    G = _snap_to_zero(_discounted(reward, gamma), _discounted(reward.abs(), gamma), parts)
     return _back(G, place, path.mask)
 
 
@@ -243,7 +243,7 @@ def _value(path: Path) -> PerToken:
     return path.value.to(path.reward)
 
 
-def _settled(total: torch.Tensor, absolute: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+def _snap_to_zero(total: torch.Tensor, absolute: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
     """Sums, but 0 for one within the rounding of its parts."""
     return torch.where(total.abs() < parts * 2.0**-52 * absolute, torch.zeros_like(total), total)
 

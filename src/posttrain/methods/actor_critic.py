@@ -57,7 +57,7 @@ class ActorCritic(PolicyGradient):
             assert batch.logp_old is not None
             path = path._replace(log_weight=batch.logp_old - batch.logp_gen)
         advantage, target = self.estimator(path)
-        advantage = self._credited(advantage, batch, whole=False)
+        advantage = self._advantages(advantage, batch, whole=False)
         return replace(batch, advantage=advantage, target=target.to(advantage))
 
     def weight(self, batch: Batch) -> PerToken:

@@ -110,7 +110,7 @@ class PolicyGradient(Method):
         """The batch with its advantages, credited over every row that was sampled for it."""
         self._check(batch)
         G = self.returns(self.path(batch)) - self._baseline(batch)
-        return replace(batch, advantage=self._credited(G, batch, whole=self.returns is returns.total))
+        return replace(batch, advantage=self._advantages(G, batch, whole=self.returns is returns.total))
 
     def path(self, batch: Batch) -> Path:
         """The episodes with what each token earned: its reward, scaled, less the reference's KL there."""
@@ -151,9 +151,9 @@ class PolicyGradient(Method):
         if self.correction is not corrections.uncorrected:
             loss = self._correction(out, batch) * loss
         if self.off_policy_mask:
-            loss = torch.where(self._left_behind(out, batch), torch.zeros_like(loss), loss)
+            loss = torch.where(self._off_policy_rows(out, batch), torch.zeros_like(loss), loss)
         if self.kl_from_old:
-            loss = loss + self._beta(batch, self.kl_from_old) * self._moved(out, batch)
+            loss = loss + self._beta(batch, self.kl_from_old) * self._kl_from_old(out, batch)
         if self.kl_in_loss:
             assert batch.logp_ref is not None
             logp, logp_ref = masked.fill(out.logp, batch.mask), masked.fill(batch.logp_ref, batch.mask)
@@ -169,12 +169,12 @@ class PolicyGradient(Method):
         c = diagnose.coefficient(self.surrogate, log_ratio, batch.advantage)
         seen = {
             "clip/fraction": diagnose.stopped(c, batch.advantage),
-            "kl/old": self._moved(out, batch).detach(),
+            "kl/old": self._kl_from_old(out, batch).detach(),
         }
         if self.correction is not corrections.uncorrected:
             seen["correction/weight"] = self._correction(out, batch)
         if self.off_policy_mask:
-            seen["correction/masked"] = self._left_behind(out, batch).to(c)
+            seen["correction/masked"] = self._off_policy_rows(out, batch).to(c)
         if batch.logp_ref is not None:
             seen["kl/ref"] = kl.k3(out.logp.detach(), masked.fill(batch.logp_ref, batch.mask))
         return seen
@@ -212,7 +212,7 @@ class PolicyGradient(Method):
     def _beta(self, batch: Batch, fixed: float) -> float:
         return batch.state["beta"] if self.kl_target else fixed
 
-    def _credited(self, x: PerToken, batch: Batch, *, whole: bool) -> PerToken:
+    def _advantages(self, x: PerToken, batch: Batch, *, whole: bool) -> PerToken:
         """credit() over rows, or over tokens. Rows that train nothing take no part.
 
         A row without a trained token (its verifier failed) has no return: a 0 would be a wrong answer
@@ -236,7 +236,7 @@ class PolicyGradient(Method):
         # In a first and only pass π_old is π itself: no second forward pass is spent on it.
         return out.logp.detach() if batch.logp_old is None else batch.logp_old
 
-    def _moved(self, out: Outputs, batch: Batch) -> PerToken:
+    def _kl_from_old(self, out: Outputs, batch: Batch) -> PerToken:
         """KL(π_old ‖ π) token by token, whatever the ratio is over: unbiased on tokens that π_old drew."""
         log_ratio = ratios.by_token(out.logp, self._old(out, batch), batch.mask)
         return kl.k3(torch.zeros_like(log_ratio), log_ratio)
@@ -244,7 +244,7 @@ class PolicyGradient(Method):
     def _log_ratio(self, out: Outputs, batch: Batch) -> PerToken:
         return self.ratio(out.logp, self._old(out, batch), batch.mask, batch.advantage)
 
-    def _left_behind(self, out: Outputs, batch: Batch) -> Mask:
+    def _off_policy_rows(self, out: Outputs, batch: Batch) -> Mask:
         """Tokens of answers that count against themselves and that the policy no longer gives.
 
         Source: off-policy sequence masking, DeepSeek-V3.2, arXiv:2512.02556, eq. 9 of section 3.1, whose

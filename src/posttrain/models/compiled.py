@@ -44,13 +44,13 @@ def library(source: Path, dtype: torch.dtype, **defined: int) -> ctypes.CDLL | N
         return None
     given = {"HALF": int(dtype == torch.bfloat16), **defined}
     try:
-        built = _built(by, source, tuple(f"-D{name}={value}" for name, value in given.items()))
+        built = _build(by, source, tuple(f"-D{name}={value}" for name, value in given.items()))
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _built(by: str, source: Path, macros: tuple[str, ...]) -> Path:
+def _build(by: str, source: Path, macros: tuple[str, ...]) -> Path:
     flags = [*_FLAGS, *macros]
     parts = [source.read_bytes(), NUMBERS.read_bytes(), _version(by), _machine()]
     key = hashlib.sha256(b"\0".join([*parts, *(f.encode() for f in (*_FLAGS[:-1], *macros))])).hexdigest()

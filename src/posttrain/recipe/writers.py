@@ -63,7 +63,7 @@ class NativeWriter:
         self, conversations: Sequence[Conversation], *, max_tokens: int, temperature: float, seed: int
     ) -> list[Written]:
         """One answer for each conversation; what is drawn depends on it and on the seed alone."""
-        opened = _opened(self)
+        opened = _load_writer(self)
         sampling = Sampling(temperature=temperature, max_new_tokens=max_tokens)
         out: list[Written] = [Written(error="never written")] * len(conversations)
         places: dict[int, tuple[int, int]] = {}
@@ -91,7 +91,7 @@ class NativeWriter:
 
     def choose(self, conversations: Sequence[Conversation], options: Sequence[str]) -> list[Written]:
         """The chance of each option to begin each answer, summed over the tokens that are it up to blanks."""
-        opened = _opened(self)
+        opened = _load_writer(self)
         out: list[Written] = [Written(error="never asked")] * len(conversations)
         prompts: dict[int, tuple[int, ...]] = {}
         for i, conversation in enumerate(conversations):
@@ -133,7 +133,7 @@ class _Open:
 
 
 @lru_cache(maxsize=4)
-def _opened(writer: NativeWriter) -> _Open:
+def _load_writer(writer: NativeWriter) -> _Open:
     """The writer's model with its engine; loaded once in each process."""
     path = pretrained.resolve(writer.path)
     tokenizer = pretrained.load_tokenizer(path, require_chat_template=writer.chat_template is None)

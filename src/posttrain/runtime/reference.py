@@ -85,7 +85,7 @@ def scored(
     together one `writes`. Whoever goes on after a kill
     scores the same groups in one call, so what they get is the same to the last bit.
     """
-    held = _found(file)
+    held = _read_table(file)
     lacking, known = list[Group](), set[bytes]()
     for group in groups:
         own = {_digest_of(row) for row in group}
@@ -113,15 +113,15 @@ def scored(
         values.append(logp[fresh][mask].float().cpu())
         show(start + len(part), len(lacking))
         if writes and time.monotonic() - kept >= KEEP_S:
-            _keep(file, _joined(held, digests, lengths, values))
+            _write_table(file, _concatenate(held, digests, lengths, values))
             kept = time.monotonic()
-    out = _joined(held, digests, lengths, values)
+    out = _concatenate(held, digests, lengths, values)
     if writes:
-        _keep(file, out)
+        _write_table(file, out)
     return out
 
 
-def _joined(
+def _concatenate(
     held: Scored,
     digests: Sequence[bytes],
     lengths: list[torch.Tensor],
@@ -132,13 +132,13 @@ def _joined(
     return Scored(torch.cat([held.digests, added]), torch.cat(lengths), torch.cat(values))
 
 
-def _keep(file: Path, table: Scored) -> None:
+def _write_table(file: Path, table: Scored) -> None:
     working = file.with_suffix(".tmp")
     write_tensors(working, {"digests": table.digests, "lengths": table.lengths, "logp": table.logp})
     working.replace(file)
 
 
-def _found(file: Path) -> Scored:
+def _read_table(file: Path) -> Scored:
     """What the file has; nothing if it is not there, was cut off with the machine, or is no such table."""
     try:
         return Scored(**read_tensors(file))

@@ -90,7 +90,7 @@ def _table(clock: Clock) -> list[tuple[Any, str, Timed]]:
         (learner, "natural_step", part("natural step")),
         (passes.Passes, "canary", canary),
         (engine.NativeEngine, "score", canary),
-        (snapshots, "_forced", canary),
+        (snapshots, "_score_by_decoding", canary),
         *((module, "fingerprint", digested) for module in (snapshots, runner)),
         (runner.PackedLinear, "pack", part("repacking", _packed)),
         (engine.NativeEngine, "poll", part("engine")),
@@ -241,7 +241,7 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, causal: bool = False, 
     """q kᵀ and p v, of the pairs that are computed: masked ones too, and half of a causal square."""
     R, H, T, D = query.shape
     pairs = T * (T + 1) / 2 if causal else T * key.shape[2]
-    return 0, 2.0 * R * H * pairs * (D + value.shape[-1]), float(_held(key) + _held(value))
+    return 0, 2.0 * R * H * pairs * (D + value.shape[-1]), float(_bytes_of(key) + _bytes_of(value))
 
 
 def _spans(query: Any, key: Any, value: Any, table: packed_attention.Table, *_: Any) -> Work:
@@ -249,7 +249,7 @@ def _spans(query: Any, key: Any, value: Any, table: packed_attention.Table, *_: 
     _, H, _, D = query.shape
     plain = sum(n * seen + n * (n + 1) / 2 for _, n, seen, words in table.spans.tolist() if words < 0)
     pairs = plain + int(np.bitwise_count(table.words.numpy().view(np.uint32)).sum())
-    return 0, 4.0 * H * D * pairs, float(_held(key) + _held(value))
+    return 0, 4.0 * H * D * pairs, float(_bytes_of(key) + _bytes_of(value))
 
 
 def _decoded(query: Any, key: Any, value: Any, *at: Any, window: int | None, **_: Any) -> Work:
@@ -259,7 +259,7 @@ def _decoded(query: Any, key: Any, value: Any, *at: Any, window: int | None, **_
     return 0, 4.0 * H * D * columns, float(2 * columns * key.shape[1] * D * key.element_size())
 
 
-def _held(x: torch.Tensor) -> int:
+def _bytes_of(x: torch.Tensor) -> int:
     return x.numel() * x.element_size()
 
 
@@ -272,17 +272,17 @@ def _picked(hidden: torch.Tensor, *_: Any, **__: Any) -> Work:
 
 
 def _drawn(logits: torch.Tensor, *_: Any) -> Work:
-    return len(logits), 0.0, float(_held(logits))
+    return len(logits), 0.0, float(_bytes_of(logits))
 
 
 def _packed(layer: Any, weight: torch.Tensor) -> Work:
-    return 0, 0.0, float(_held(weight))
+    return 0, 0.0, float(_bytes_of(weight))
 
 
 def _fingerprint(name: str, tensor: torch.Tensor) -> Work:
-    return 0, 0.0, float(_held(tensor))
+    return 0, 0.0, float(_bytes_of(tensor))
 
 
 def _moments(trained: optim.Trained, rate: float) -> Work:
     """Master, gradient and two moments of each weight that has a gradient."""
-    return 0, 0.0, 4.0 * sum(_held(m) for m in trained.masters.masters if m.grad is not None)
+    return 0, 0.0, 4.0 * sum(_bytes_of(m) for m in trained.masters.masters if m.grad is not None)

@@ -122,10 +122,10 @@ class Session:
 
     @property
     def _open(self) -> Loop:
-        return self._held.loop
+        return self._open_parts.loop
 
     @property
-    def _held(self) -> Parts:
+    def _open_parts(self) -> Parts:
         if self._parts is None:
             raise RunError("the session is closed; open another one with resume=True to go on")
         return self._parts
@@ -223,7 +223,7 @@ class Session:
             self._refuse("an update is under way", "save after update() and publish()")
         self._flush()
         with loop.journal.timed("checkpoint"):
-            path = self._held.checkpoint(loop.flight())
+            path = self._open_parts.checkpoint(loop.flight())
         self._tell("on_save", path)
         return path
 
@@ -247,11 +247,11 @@ class Session:
             self.update(groups)
             self.publish()
         update, final = progress.update, progress.update >= loop.updates
-        if final or _due(self._held.evaluate_every, update):
+        if final or _due(self._open_parts.evaluate_every, update):
             self.evaluate()
         line = self._log()
         stops = any(loop.ranks.gather(self._stop_asked())) or self.stopped is not None
-        if final or stops or _due(self._held.save_every, update):
+        if final or stops or _due(self._open_parts.save_every, update):
             self.save()
         if stops and not final and self.stopped is None:
             raise RunError(

@@ -81,7 +81,9 @@ class GroupSource:
         for _ in range(rounds):
             self.line.dropped(group.number for group in left)
             left = []
-            for keeps, group in self._judged(keep, self._taken(self.count - len(kept), len(kept))):
+            for keeps, group in self._select_groups(
+                keep, self._wait_for_groups(self.count - len(kept), len(kept))
+            ):
                 (kept if keeps else left).append(group)
             dropped += left
             if len(kept) >= self.count:
@@ -101,12 +103,12 @@ class GroupSource:
         """Nothing of what was collected last is trained on."""
         self.line.dropped(self._of_update)
 
-    def _judged(self, keep: Keep, taken: Sequence[Finished]) -> Iterator[tuple[bool, Finished]]:
+    def _select_groups(self, keep: Keep, taken: Sequence[Finished]) -> Iterator[tuple[bool, Finished]]:
         """Whether each group is kept, as the rank says that has played it."""
         if self.ranks.size == 1:
             yield from ((keep(group.seen), group) for group in taken)
             return
-        own = [(keep(g.seen), _told(g)) for g in taken if self.plays(g.number)]
+        own = [(keep(g.seen), _summary(g)) for g in taken if self.plays(g.number)]
         told = {g.number: (keeps, g) for keeps, g in self.share(own, "groups")}
         for group in taken:
             keeps, said = told[group.number]
@@ -120,7 +122,7 @@ class GroupSource:
         """Whether the group of this number is one of this rank."""
         return number % self.ranks.size == self.ranks.rank
 
-    def _taken(self, count: int, kept: int) -> list[Finished]:
+    def _wait_for_groups(self, count: int, kept: int) -> list[Finished]:
         """The next groups in line, once they are finished; meanwhile others are admitted."""
         while True:
             self._admit(self.left() * self.count - kept)
@@ -251,7 +253,7 @@ class GroupSource:
         }
 
 
-def _told(group: Finished) -> Finished:
+def _summary(group: Finished) -> Finished:
     """What other ranks are told of it."""
     said = group.summary or [episode.seen() for episode in group.episodes]
     return replace(group, episodes=(), summary=said)

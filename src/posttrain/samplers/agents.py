@@ -123,7 +123,7 @@ class AgentPlay(Plays):
             stream(self.engine, {ticket: [(asked, 0) for asked in call.askers] for ticket, call in calls})
         begin = time.monotonic()
         for ticket, outcome in self.workers.poll(0.0):
-            self._ended(*self._playing.pop(ticket), outcome)
+            self._judge_episode(*self._playing.pop(ticket), outcome)
         for ticket, verdict in self.pool.poll(0.0):
             self._close(*self._judging.pop(ticket), verdict)
         self.judged_s += time.monotonic() - begin
@@ -190,7 +190,7 @@ class AgentPlay(Plays):
 
     # ------------------------------------------------------------------ the end of an episode
 
-    def _ended(self, name: str, game: Game, outcome: Returned | Failed) -> None:
+    def _judge_episode(self, name: str, game: Game, outcome: Returned | Failed) -> None:
         """Judges an episode whose agent has ended: by what was posted or returned, or by the verifier."""
         self.desk.end(name)
         self._give_up()

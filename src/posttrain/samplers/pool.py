@@ -58,7 +58,7 @@ class SamplerPool:
         did: Callable[[int, Sequence[Did]], None] | None = None,
     ) -> None:
         self._start, self.deadline_s, self.max_restarts, self.did = start, deadline_s, max_restarts, did
-        self.workers = [self._started(number) for number in range(count)]
+        self.workers = [self._start_worker(number) for number in range(count)]
         self.restarts: list[str] = []
         """Why each worker that had to be started again was."""
         self._newest: Snapshot | None = None
@@ -68,7 +68,7 @@ class SamplerPool:
         self._seen: dict[int, list[Episode]] = {}
         self._left: list[GroupRequest] = []
 
-    def _started(self, number: int) -> _Worker:
+    def _start_worker(self, number: int) -> _Worker:
         return _Worker(f"sampler {number}", self._start(number))
 
     @property
@@ -246,7 +246,7 @@ class SamplerPool:
             first = self.restarts[0]
             raise RunError(f"{len(self.restarts)} samplers ended unasked, the first of them {first}")
         self._did(old, [("restart",)])
-        new = self.workers[n] = self._started(n)
+        new = self.workers[n] = self._start_worker(n)
         self._offer(new)
         self._late += [Finished(number=number, lost=True) for number in old.keeps]
         if old.playing or old.keeps:

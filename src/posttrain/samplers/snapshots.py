@@ -108,7 +108,7 @@ def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tupl
             f"digest {received}, not {place.digest}"
         )
     row, drawn = snapshot.canary, min(DRAWN, len(snapshot.canary) - 1)
-    drew, others = _forced(engine, row, drawn)
+    drew, others = _score_by_decoding(engine, row, drawn)
     ours, read = torch.tensor(snapshot.logps), torch.tensor(engine.score(list(row)))
     # A logit is rounded relative to its size, so an improbable token's log-probability is by more.
     scale = (ours.abs() / LIKELY).clamp(min=1)
@@ -123,7 +123,7 @@ def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tupl
     return others
 
 
-def _forced(
+def _score_by_decoding(
     engine: Engine, row: Sequence[int], drawn: int
 ) -> tuple[list[float], list[tuple[int, Completion]]]:
     """log π of the last tokens of the row as they are drawn, and answers of others that ended meanwhile."""

@@ -56,11 +56,11 @@ class Speech:
                 continue
             shown += result_messages(results, self.shown) if results else ()
             results = []
-            calls = [self._written(named, call) for call in each.calls]
+            calls = [self._spell_call(named, call) for call in each.calls]
             shown.append({"role": each.role, "content": "\n".join([*filter(None, [each.content]), *calls])})
         return [*shown, *(result_messages(results, self.shown) if results else ())]
 
-    def _written(self, named: Mapping[str, Tool], call: Called) -> str:
+    def _spell_call(self, named: Mapping[str, Tool], call: Called) -> str:
         try:
             given = json.loads(call.arguments)
         except ValueError:

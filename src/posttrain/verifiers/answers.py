@@ -115,7 +115,7 @@ class Number(Verifier):
         return Verdict(
             score=float(right),
             label="right" if right else "wrong",
-            reason=f"{_written(value)} {sign} {_written(gold)}",
+            reason=f"{_spell_fraction(value)} {sign} {_spell_fraction(gold)}",
         )
 
     def golds(self, task: Task) -> list[str]:
@@ -180,10 +180,10 @@ def _missing(where: str, marker: str, tag: str) -> str:
     }.get(where, "the response is empty")
 
 
-def _written(value: Fraction) -> str:
+def _spell_fraction(value: Fraction) -> str:
     """The number for a reason: exact, unless that is long.
 
-    >>> _written(Fraction(5, 2)), _written(Fraction(10) ** 90)
+    >>> _spell_fraction(Fraction(5, 2)), _spell_fraction(Fraction(10) ** 90)
     ('5/2', '1.00000e+90')
     """
     text = str(value)

@@ -156,7 +156,7 @@ class ServerEngine:
             raise RuntimeError("answers are running over keys and values of the weights held: withdraw them")
         self.version = -1  # what has been half replaced is no version
         with tempfile.TemporaryDirectory(prefix="posttrain-weights-", dir=self._folder or None) as place:
-            files = self._written(weights, Path(place))
+            files = self._write_weights(weights, Path(place))
             ask = self.server.ask
             ask("/pause?mode=abort")  # what was withdrawn may not have been given up yet
             ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": place}})
@@ -168,7 +168,7 @@ class ServerEngine:
         self.version = version
         return received
 
-    def _written(self, weights: Named, place: Path) -> list[Path]:
+    def _write_weights(self, weights: Named, place: Path) -> list[Path]:
         """Files of these weights, under all their names."""
         files = list[Path]()
         held: dict[str, torch.Tensor] = {}

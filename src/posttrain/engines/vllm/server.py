@@ -181,7 +181,7 @@ class Streams:
 
     _client: httpx.AsyncClient | None = None
 
-    def _connected(self) -> httpx.AsyncClient:
+    def _connect(self) -> httpx.AsyncClient:
         if self._client is None:
             settings = self.server.settings()
             settings["limits"] = httpx.Limits(max_connections=self.most, max_keepalive_connections=0)
@@ -210,7 +210,7 @@ class Streams:
     async def _tried(self, ticket: int, path: str, body: dict[str, Any]) -> str | None:
         """Why the answer has not begun; None once it is over."""
         try:
-            async with self._connected().stream("POST", path, json=body) as response:
+            async with self._connect().stream("POST", path, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     text = (await response.aread()).decode(errors="replace")
                     why = refusal(path, response.status_code, text)

@@ -132,14 +132,14 @@ def forked(call: Callable[[], Any], bounds: Bounds, seed: str = "") -> Result:
         os.close(writer)
         raise RunError(f"a tool cannot be started: {error}") from None
     if not pid:
-        _called(call, bounds, seed, writer)
+        _run_child(call, bounds, seed, writer)
     os.close(writer)
     most = 4 * bounds.max_chars + 2  # of UTF-8; one more than can be shown, so that it is known to be cut
     try:
         written, why = _read(reader, pid, most, bounds.deadline_s)
     finally:
         os.close(reader)
-        status = _ended(pid, before)
+        status = _kill(pid, before)
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
     if why is not None:
         return why
@@ -152,7 +152,7 @@ def forked(call: Callable[[], Any], bounds: Bounds, seed: str = "") -> Result:
     return Result(f"died: the tool ended its process ({how})", "died")
 
 
-def _called(call: Callable[[], Any], bounds: Bounds, seed: str, writer: int) -> typing.NoReturn:
+def _run_child(call: Callable[[], Any], bounds: Bounds, seed: str, writer: int) -> typing.NoReturn:
     """In the copy: the call, and what it returns or raises on the pipe."""
     try:
         os.setsid()
@@ -200,7 +200,7 @@ def _read(reader: int, pid: int, most: int, deadline_s: float) -> tuple[bytes, R
     return bytes(data[8:]), None
 
 
-def _ended(pid: int, before: set[int]) -> int:
+def _kill(pid: int, before: set[int]) -> int:
     """The wait status of a copy, after it and all that it has started were killed; RunError if that fails."""
     until, status, quiet = time.monotonic() + _END_S, 0, 0
     alive = {pid}

@@ -133,7 +133,7 @@ class Offered:
         """Starts the server; where that fails, the call says so."""
         if not self.server.fresh:
             with suppress(RunError):
-                _held(self.server)
+                _connection(self.server)
 
     def __call__(
         self, arguments: Mapping[str, Any], kept: Any, bounds: Bounds, seed: str
@@ -143,8 +143,8 @@ class Offered:
         RunError if it does not start.
         """
         if not self.server.fresh:
-            connection = _held(self.server)
-            result = _asked(connection, self.called, arguments, bounds)
+            connection = _connection(self.server)
+            result = _call(connection, self.called, arguments, bounds)
             if result.label in ("timeout", "died"):
                 connection.close()
             return result, None
@@ -152,8 +152,8 @@ class Offered:
         connection, _ = self.server.start()
         try:
             for name, given in made:
-                _asked(connection, name, given, bounds)
-            result = _asked(connection, self.called, arguments, bounds)
+                _call(connection, name, given, bounds)
+            result = _call(connection, self.called, arguments, bounds)
         finally:
             connection.close()
         ended = result.label in ("timeout", "died")  # what ends a server is not done again
@@ -173,7 +173,7 @@ _HELD: dict[str, Connection] = {}
 """The processes of servers that this worker keeps, by how each is started."""
 
 
-def _held(server: Server) -> Connection:
+def _connection(server: Server) -> Connection:
     """The process of a server in this worker, started if there is none; RunError if it cannot be."""
     key = json.dumps([server.name, server.command, server.args, dict(server.env)])
     if key not in _HELD or not _HELD[key].alive:
@@ -182,7 +182,7 @@ def _held(server: Server) -> Connection:
     return _HELD[key]
 
 
-def _asked(connection: Connection, name: str, arguments: Mapping[str, Any], bounds: Bounds) -> Result:
+def _call(connection: Connection, name: str, arguments: Mapping[str, Any], bounds: Bounds) -> Result:
     """What a call comes to."""
     try:
         given = {"name": name, "arguments": dict(arguments)}

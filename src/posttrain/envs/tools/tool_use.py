@@ -54,7 +54,7 @@ class ToolUse:
 
     def __reduce__(self) -> tuple[Callable[..., "ToolUse"], tuple[Any, ...]]:
         # Being unpickled, which workers do, loads the tools, so that loading is not counted as a call.
-        return _loaded, (self.judge, self.runners, self.settings, self.shown)
+        return _load, (self.judge, self.runners, self.settings, self.shown)
 
     @property
     def max_turns(self) -> int:
@@ -148,7 +148,7 @@ class ToolUse:
         return result
 
 
-def _loaded(judge: Judge, runners: tuple[Runner, ...], settings: Tools, shown: Shown) -> ToolUse:
+def _load(judge: Judge, runners: tuple[Runner, ...], settings: Tools, shown: Shown) -> ToolUse:
     for each in runners:
         each.ready()
     return ToolUse(judge=judge, runners=runners, settings=settings, shown=shown)

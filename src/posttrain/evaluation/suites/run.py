@@ -61,7 +61,7 @@ def answered(asking: Asking, engine: Engine, problems: Sequence[Problem], file: 
     kept = [line for line in lines_of(file) if line["score"] is not None]
     file.write_text("".join(map(_json, kept)), encoding="utf-8")
     there = {(line["id"], line["sample"]) for line in kept}
-    make = _chosen if verifier is None else _drawn
+    make = _score_choices if verifier is None else _sample
     count = len(there)
     seen(count)
     with file.open("a", encoding="utf-8") as out:
@@ -88,7 +88,7 @@ def _json(line: Line) -> str:
 # ---------------------------------------------------------------------- answers that are drawn
 
 
-def _drawn(
+def _sample(
     asking: Asking, engine: Engine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
 ) -> Iterator[Line]:
     """The answers that are not there, in the order in which they are judged."""
@@ -175,7 +175,7 @@ def voted(kind: str, text: str) -> str | None:
 # ---------------------------------------------------------------------- choices
 
 
-def _chosen(
+def _score_choices(
     asking: Asking, engine: Engine, problems: Sequence[Problem], there: Iterable[tuple[str, int]]
 ) -> Iterator[Line]:
     """The choices that are not there; each context is computed once for all its choices."""

@@ -53,17 +53,19 @@ class CentralSource(GroupSource):
         found: dict[int, Sequence[Episode]] = {}
         while True:
             found |= fetch(groups[n] for n in mine - found.keys() if groups[n].place)
-            found |= self._sent(list(groups.values()), owner)
+            found |= self._send_episodes(list(groups.values()), owner)
             lost = sorted(n for part in self.ranks.gather(mine - found.keys(), "lost groups") for n in part)
             if not lost:
                 break
-            again = [] if self.ranks.rank else [replace(g, episodes=()) for g in self._returned(lost)]
+            again = [] if self.ranks.rank else [replace(g, episodes=()) for g in self._wait_for_lost(lost)]
             groups |= {g.number: g for g in self.ranks.tell(again, "groups played again")}
         self._again.clear()
         self.sampler.release([group.number for group in (*kept, *dropped)])
         return [replace(g, episodes=found.get(g.number, ()), place="") for g in groups.values()], dropped
 
-    def _sent(self, groups: Sequence[Finished], owner: Sequence[int]) -> dict[int, Sequence[Episode]]:
+    def _send_episodes(
+        self, groups: Sequence[Finished], owner: Sequence[int]
+    ) -> dict[int, Sequence[Episode]]:
         """The episodes of this rank's groups that rank 0 has, and sends."""
         parts: list[dict[int, Sequence[Episode]]] = [{} for _ in range(self.ranks.size)]
         for group, rank in zip(groups, owner, strict=True):
@@ -74,7 +76,7 @@ class CentralSource(GroupSource):
         )
         return found
 
-    def _returned(self, numbers: Sequence[int]) -> list[Finished]:
+    def _wait_for_lost(self, numbers: Sequence[int]) -> list[Finished]:
         """These groups, which were lost with their samplers, once they have been played again.
 
         RunError if they are not within async.deadline_s.

@@ -59,7 +59,7 @@ def save(
 
     All ranks gather it, one tensor after the other, and rank 0 writes it, as one process would.
     """
-    tensors, held = _gathered(learner, head=head is not None)
+    tensors, held = _gather_shards(learner, head=head is not None)
     if replay is not None:
         tensors[REPLAY] = replay.tensors()
     if learner.ranks.rank:
@@ -96,7 +96,7 @@ def save(
 Tensors = dict[str, torch.Tensor]
 
 
-def _gathered(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors], Tensors]:
+def _gather_shards(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors], Tensors]:
     """(what a checkpoint holds, by file, the model that is saved whole, with its head), on rank 0.
 
     Of shares the whole is gathered, one tensor at a time, so that no device ever holds the model.

@@ -1,4 +1,4 @@
-"""Searches that come back to where it was worth being: PUCT with values, and with a reward for what is new.
+"""Monte Carlo tree search: PUCT with values, and with a reward for states that are new.
 
     puct    a = argmax Q(s, a) + c P(s, a) √N(s) / (1 + N(s, a))       Q the mean of what came back
     rmax    a = argmax W_γ / N_γ + √(2 ln Σ_b N_γ(s, b) / N_γ(s, a))   W_γ of walks to new states
@@ -37,7 +37,7 @@ def puct(
         mean = edge.total / edge.weight if edge.weight else node.value
         return mean + bonus(node, edge, c)
 
-    return _walks(Tree(root, budget, compares=compares), score, width=width, values=values)
+    return _search(Tree(root, budget, compares=compares), score, width=width, values=values)
 
 
 def bonus(node: Node, edge: Edge, c: float) -> float:
@@ -56,10 +56,10 @@ def rmax(root: State, budget: Budget, *, width: int = 8, discount: float = 0.99)
         weight = sum(each.weight for each in node.edges.values())
         return edge.total / edge.weight + sqrt(2 * log(max(weight, 1.0)) / edge.weight)
 
-    return _walks(Tree(root, budget), score, width=width, discount=discount, novelty=True)
+    return _search(Tree(root, budget), score, width=width, discount=discount, novelty=True)
 
 
-def _walks(
+def _search(
     tree: Tree,
     score: Score,
     *,
@@ -72,7 +72,7 @@ def _walks(
     if values:
         yield from valued(tree, tree.nodes)
     while not tree.solved and 0 not in closed:
-        way = yield from _walked(tree, score, closed, width)
+        way = yield from _select_path(tree, score, closed, width)
         if not way:
             continue
         last = way[-1]
@@ -87,7 +87,7 @@ def _walks(
     return tree
 
 
-def _walked(
+def _select_path(
     tree: Tree, score: Score, closed: set[int], width: int
 ) -> Generator[tuple[Question, ...], Any, list[Edge]]:
     """The moves from the root to one that has not been followed; empty if a state was found to be closed.

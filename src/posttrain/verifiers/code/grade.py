@@ -54,7 +54,7 @@ def graded(found: Problem, code: str, level: Level, *, every: bool) -> Outcome:
         ),
     )
     if found.language != PYTHON:
-        return _built(found, code, box, every)
+        return _build_and_run(found, code, box, every)
     if found.kind == "stdio":
         return _over(found, every, lambda case: _stdio_python(found, code, case, box))
     if found.kind == "call":
@@ -126,7 +126,7 @@ def played(box: Box, code: str, stdin: bytes, wall_s: float) -> Played:
         return Played(how, status, live.out_of_memory(), read)
 
 
-def _built(found: Problem, code: str, box: Box, every: bool) -> Outcome:
+def _build_and_run(found: Problem, code: str, box: Box, every: bool) -> Outcome:
     """A program in another language: built once, started for each case."""
     runner = RUNNERS[found.language]
     files = {runner.file: _bytes(code)}
@@ -202,7 +202,7 @@ def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
     caller = Caller(sources(found, code), found.entry_point, box, FRESH)
     calls: list[dict[str, Any]] = []
     try:
-        done = _examined(found, caller, box.level, every, calls)
+        done = _run_test(found, caller, box.level, every, calls)
     except (Ended, plain.Garbled, plain.Unplain) as error:
         if not calls:
             raise RunError(f"the task's test does not run: {error}") from None
@@ -236,7 +236,7 @@ def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
     return Outcome("WRONG", plain.line(fatal or first), passed, total)
 
 
-def _examined(
+def _run_test(
     found: Problem, caller: Caller, level: Level, every: bool, calls: list[dict[str, Any]]
 ) -> list[Any]:
     """How the test went, as the examiner tells it; each call of the program is added to `calls`."""

@@ -131,7 +131,7 @@ class Math(Verifier):
             if rules.kind == "auto":
                 rules = replace(rules, kind=_kind(text))
             with limited(SECONDS):
-                return _settled(text, rules.kind), rules
+                return _parse_answer(text, rules.kind), rules
         except (UnreadableError, TooHardError, UndefinedError, RecursionError, OutOfTime) as error:
             raise UserError(
                 f"the answer of task {task.id!r}, {shown(text)}, cannot be read as {rules.kind}: {error}",
@@ -201,7 +201,7 @@ def _kind(gold: str) -> str:
     return "text" if is_text(gold) and phrase(gold) is None and not known else "auto"
 
 
-def _settled(text: str, kind: str) -> Answer:
+def _parse_answer(text: str, kind: str) -> Answer:
     if kind == "choice":
         return choice(text)
     if kind == "text":

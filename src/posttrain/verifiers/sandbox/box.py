@@ -97,11 +97,11 @@ class Box:
         """
         spec: dict[str, Any] = {"argv": list(argv)}
         if not channel:
-            return self._started(spec, files or {}, Holdings(), stderr=stderr, pipes=pipes)
+            return self._start(spec, files or {}, Holdings(), stderr=stderr, pipes=pipes)
         ours, theirs = socket.socketpair()
         spec["channel"] = theirs.fileno()
         with theirs:
-            return self._started(spec, files or {}, Holdings(channel=ours), stderr=stderr, pipes=pipes)
+            return self._start(spec, files or {}, Holdings(channel=ours), stderr=stderr, pipes=pipes)
 
     def run(
         self,
@@ -120,7 +120,7 @@ class Box:
         with os.fdopen(reader, "rb", buffering=0) as report:
             spec = {"argv": list(argv), "collect": list(collect), "report": writer}
             try:
-                live = self._started(spec, files or {}, Holdings(), stderr=subprocess.PIPE, pipes=True)
+                live = self._start(spec, files or {}, Holdings(), stderr=subprocess.PIPE, pipes=True)
             finally:
                 os.close(writer)
             streams = {"stdout": live.process.stdout, "stderr": live.process.stderr, "report": report}
@@ -140,7 +140,7 @@ class Box:
         kept = _unpacked(read["report"][1:], collect)
         return Ran(status, read["stdout"], read["stderr"], kept, ended, time.monotonic() - begin)
 
-    def _started(
+    def _start(
         self, spec: dict[str, Any], files: Mapping[str, bytes], kept: Holdings, *, stderr: int, pipes: bool
     ) -> Live:
         strict = self.level == "strict"

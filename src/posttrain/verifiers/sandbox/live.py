@@ -193,23 +193,23 @@ def attend(
                 if key.fileobj is end:
                     ended = True
                 elif key.fileobj is pipe and pipe is not None:
-                    view = _fed(key.fd, view)
+                    view = _write_stdin(key.fd, view)
                     if not len(view):
                         selector.unregister(pipe)
                         pipe.close()
-                elif not _drained(key.fd, read[key.data], 1 << 16):
+                elif not _read_available(key.fd, read[key.data], 1 << 16):
                     selector.unregister(key.fileobj)
             if ended:
                 for key in list(selector.get_map().values()):
                     if key.data is not None:
-                        _drained(key.fd, read[key.data], most[key.data] + 1)
+                        _read_available(key.fd, read[key.data], most[key.data] + 1)
             if any(len(found) > most[name] for name, found in read.items()):
                 return {name: bytes(found[: most[name]]) for name, found in read.items()}, "output"
             if ended or clock.late():
                 return {k: bytes(v) for k, v in read.items()}, "exit" if ended else "timeout"
 
 
-def _fed(fd: int, view: memoryview) -> memoryview:
+def _write_stdin(fd: int, view: memoryview) -> memoryview:
     """What is left of a program's stdin; nothing if it has closed it."""
     if not len(view):
         return view
@@ -221,7 +221,7 @@ def _fed(fd: int, view: memoryview) -> memoryview:
         return view[:0]
 
 
-def _drained(fd: int, found: bytearray, most: int) -> bool:
+def _read_available(fd: int, found: bytearray, most: int) -> bool:
     """Adds what a stream holds now, about `most` bytes of it; False at its end."""
     with suppress(BlockingIOError):
         while most > 0:

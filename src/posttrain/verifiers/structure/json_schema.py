@@ -49,7 +49,7 @@ class Json(Verifier):
     def __post_init__(self) -> None:
         if isinstance(self.schema, str):
             # The content and not the path: verdicts are remembered by what the verifier holds.
-            object.__setattr__(self, "schema", _loaded(Path(self.schema)))
+            object.__setattr__(self, "schema", _load_schema(Path(self.schema)))
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Right where it is read, fits and is what the task wants."""
@@ -153,7 +153,7 @@ class Json(Verifier):
             ) from None
 
 
-def _loaded(path: Path) -> Mapping[str, Any]:
+def _load_schema(path: Path) -> Mapping[str, Any]:
     try:
         schema = read(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, NotJsonError) as error:

@@ -98,7 +98,7 @@ def result(
         denied.append(" ".join(name for name in (_ACTIONS.get(action, str(action)), one, two) if name))
         return sqlite3.SQLITE_DENY
 
-    with _opened(database, steps, seconds, memory) as opened:
+    with _open_database(database, steps, seconds, memory) as opened:
         opened.set_authorizer(allow)
         with _refusing("unreadable", denied):
             opened.execute(f"EXPLAIN {query}").close()
@@ -113,7 +113,7 @@ def result(
 
 
 @contextmanager
-def _opened(database: bytes, steps: int, seconds: float, memory: bool) -> Iterator[sqlite3.Connection]:
+def _open_database(database: bytes, steps: int, seconds: float, memory: bool) -> Iterator[sqlite3.Connection]:
     with closing(sqlite3.connect(":memory:")) as opened:
         opened.deserialize(database)
         for setting in ("temp_store = MEMORY", "query_only = ON"):

@@ -221,9 +221,9 @@ class Pool:
             else:
                 verdicts = [outcome.value] if isinstance(outcome.value, Verdict) else outcome.value
             for content, verdict in zip(contents, verdicts, strict=True):
-                self._settle(content, verdict)
+                self._deliver(content, verdict)
 
-    def _settle(self, content: bytes, verdict: Verdict) -> None:
+    def _deliver(self, content: bytes, verdict: Verdict) -> None:
         asked = self._asked.pop(content)
         for ticket in asked.tickets:
             self._finished[ticket] = verdict

@@ -55,7 +55,7 @@ def walked(session: Session, problem: Problem, found: Sequence[Sentence], script
         session.say("Set Silent.")
         if script:
             answer = session.say(f"Theorem {problem.name} : {problem.statement}.")
-            _opened(walk, session, -1, answer.state)
+            _begin_proof(walk, session, -1, answer.state)
         for walk.at, sentence in enumerate(found):
             if walk.proving and _ENDS.fullmatch(sentence.code):
                 return walk
@@ -64,7 +64,7 @@ def walked(session: Session, problem: Problem, found: Sequence[Sentence], script
                 walk.ended, walk.said = "failed", error_in(answer.output) or "Coq does not accept it"
                 return walk
             if not script and not walk.steps and answer.proving and declares(sentence, problem.name):
-                _opened(walk, session, walk.at, answer.state)
+                _begin_proof(walk, session, walk.at, answer.state)
             elif walk.steps and not answer.proving:
                 walk.proving = False
             elif walk.proving:
@@ -76,7 +76,7 @@ def walked(session: Session, problem: Problem, found: Sequence[Sentence], script
     return walk
 
 
-def _opened(walk: Walk, session: Session, index: int, state: int) -> None:
+def _begin_proof(walk: Walk, session: Session, index: int, state: int) -> None:
     walk.proving = True
     walk.pinned = pinned(session, f"{_SPEC}{session.secret}")
     walk.steps.append(Step(index, state, _goals(session)))
