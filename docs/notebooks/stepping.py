@@ -114,8 +114,8 @@ print("by rank: reward", [round(r, 2) for r in mean])
 # %% [markdown]
 # ## A loss of your own
 #
-# `forward_backward` and `optim_step` are the two halves of an update. A loss is one number a token; weights and advantages stay the
-# method's.
+# `forward_backward` and `optim_step` are the two halves of an update. A loss is one number a token; weights stay the method's, and
+# so do advantages that the batch does not bring.
 
 # %%
 with posttrain.Session("model", method=ranked, updates=2, **asked) as session:

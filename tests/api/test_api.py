@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -210,6 +211,66 @@ def test_an_advantage_and_a_loss_of_ones_own_need_no_file(model):
         run.recipe.write("no.toml")
     with pytest.raises(UserError, match=r"q: 2\.0 will not do"):
         posttrain.method("grpo", credit=quantile, q=2.0)
+
+
+def test_a_method_of_a_file_goes_with_what_the_program_holds_and_is_resumed(model):
+    Path("mine.py").write_text(
+        "import posttrain\n"
+        "def soft(log_ratio, advantage):\n    return -log_ratio.exp() * advantage\n"
+        "METHOD = posttrain.method('rloo')\n"
+    )
+    asked = {"data": SUMS, "reward": has_digit, "dir": "own", **SMALL}
+    for method in ({"name": "grpo", "surrogate": "mine.py:soft"}, "mine.py:METHOD"):
+        asked["dir"] = Path(f"own-{len(str(method))}")
+        run = posttrain.train(model, method=method, updates=1, **asked)
+        assert (run.path / "code" / "mine.py").is_file()
+        again = posttrain.train(model, method=method, updates=2, resume=True, **asked)
+        assert again.metrics["update"] == [0, 1, 2][-len(again.metrics["update"]) :]
+        assert again.metrics.last["update"] == 2
+
+
+def test_a_loss_that_is_no_number_a_token_is_refused(model):
+    with posttrain.Session(model, data=SUMS, reward=has_digit, updates=2, **SMALL) as s:
+        batch = s.batch(s.sample())
+        with pytest.raises(RunError, match=r"a loss is one number a token, .* not a tensor of shape \[\]"):
+            s.forward_backward(batch, lambda out, b: -out.logp.mean())
+
+
+def test_a_loss_of_ones_own_sees_every_token_and_the_advantages_that_it_is_given(model):
+    """A group whose rewards are all equal has advantages of 0: its method skips it, another loss must not."""
+    with posttrain.Session(
+        model, method="rloo", data=SUMS, reward=lambda response: 1.0, updates=2, **SMALL
+    ) as s:
+        batch = s.batch(s.sample())
+        assert s.forward_backward(batch).metrics["loss"] == 0
+        s.learner.forget_gradients()
+        found = s.forward_backward(batch, lambda out, b: -out.logp)
+        expected = -(found.logp * batch.mask).sum() / len(batch)  # rloo's mean is over answers
+        assert found.metrics["loss"] == pytest.approx(float(expected), rel=1e-5)
+        own = replace(batch, advantage=torch.full_like(batch.logp_gen, 5.0))
+        seen = []
+        s.forward_backward(own, lambda out, b: seen.append(b.advantage[b.mask]) or -out.logp * b.advantage)
+        assert all((each == 5).all() for each in seen)
+        assert seen
+        s.optim_step()
+        s.publish()
+
+
+def test_a_session_says_what_is_wrong_with_how_it_is_driven(model):
+    with posttrain.Session(model, data=SUMS, reward=has_digit, updates=3, dir="one", **SMALL) as s:
+        with pytest.raises(UserError, match="a session of this program is using this directory"):
+            posttrain.Session(model, data=SUMS, reward=has_digit, updates=3, dir="one", resume=True, **SMALL)
+        groups = s.sample()
+        s.update(groups)
+        s.publish()
+        with pytest.raises(RunError, match=r"a token is 1 updates old and may be 0: call sample\(\)"):
+            s.update(groups)
+    pairs = [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}] * 4
+    with posttrain.Session(model, method="dpo", data=pairs, updates=1) as s:
+        rows = s.sample()
+        for looked in (rows.to_pandas, lambda: rows.reward(lambda episode: 1.0)):
+            with pytest.raises(TypeError, match="rows of data, not episodes"):
+                looked()
 
 
 def test_a_model_is_evaluated_without_a_run(model):

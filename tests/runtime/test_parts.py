@@ -531,7 +531,7 @@ def test_free_memory_is_something():
 
 def test_a_directory_is_one_runs_at_a_time_and_free_when_it_is_closed(tmp_path):
     run = RunDir(tmp_path / "a" / "run", resume=False)
-    with pytest.raises(UserError, match="another run is using this directory"):
+    with pytest.raises(UserError, match="a session of this program is using this directory; close it first"):
         RunDir(tmp_path / "a" / "run", resume=False)
     run.close()
     RunDir(tmp_path / "a" / "run", resume=False).close()

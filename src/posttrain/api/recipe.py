@@ -34,6 +34,7 @@ from posttrain.types import Method, UserError
 from posttrain.verifiers.function import Called
 
 DATA = ("task.data", "task.held_out")
+TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
 HOW_TO_SAVE = {
     "model.path": "save it, model.save_pretrained(DIR) and tokenizer.save_pretrained(DIR), and give DIR",
     "task.data": "save them, as by datasets' data.to_json(FILE), and give FILE",
@@ -80,7 +81,11 @@ class Recipe:
         **tables: Any,
     ) -> None:
         self.held = {}
-        own = {key_of(name): table_of(name, table) for name, table in tables.items()}
+        # What is no table of a recipe is for the reader to refuse: it knows what the key is called here.
+        own = {
+            key_of(name): table_of(name, table) if key_of(name) in TABLES else {}
+            for name, table in tables.items()
+        }
         named, line = method_table(method)
         if line is not None:
             self.held["method.name"] = line
@@ -171,19 +176,22 @@ class Recipe:
         found = config.from_tables(copy.deepcopy(self.tables))
         self.plain: Settings = found.recipe
         """The same without what only the program holds, as a file of it is read."""
-        task, verifier = found.recipe.task, found.recipe.verifier
+        self.found = dataclasses.replace(found, recipe=self._bound(found.recipe), bind=self._bound)
+
+    def _bound(self, recipe: Settings) -> Settings:
+        task, verifier = recipe.task, recipe.verifier
         for key in DATA:
             if held := self.held.get(key):
                 name = key.partition(".")[2]
                 said = {f.name: getattr(getattr(task, name), f.name) for f in dataclasses.fields(Data)}
                 task = dataclasses.replace(task, **{name: dataclasses.replace(held, **said)})
         if "task.env" in self.held:
-            factory = found.recipe.task.env.factory if found.recipe.task.env else ""
+            factory = recipe.task.env.factory if recipe.task.env else ""
             task = dataclasses.replace(task, env=HeldEnv(factory=factory, env=self.held["task.env"]))
         if functions := self.held.get("verifier.function"):
             made = tuple(functions.get(each.name, each) for each in verifier.function)
             verifier = dataclasses.replace(verifier, function=made)
-        recipe = dataclasses.replace(found.recipe, task=task, verifier=verifier)
+        recipe = dataclasses.replace(recipe, task=task, verifier=verifier)
         if "method.name" in self.held:
             recipe = dataclasses.replace(recipe, method={"name": self.held["method.name"]})
         here = self.held.keys() & {"method.name", "task.env", "verifier.function"}
@@ -191,7 +199,7 @@ class Recipe:
             what = "samplers in other processes cannot be given functions or objects of this one"
             mend = "leave async_ out, or name it 'file.py:NAME'"
             raise UserError(what, where="async.place", mend=mend)
-        self.found = dataclasses.replace(found, recipe=recipe)
+        return recipe
 
     def _put(self, key: str, value: Any) -> None:
         table, _, name = key.partition(".")

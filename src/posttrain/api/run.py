@@ -52,7 +52,9 @@ class Run(os.PathLike[str]):
     @property
     def model(self) -> Path:
         """The newest checkpoint's model, or adapter, as from_pretrained loads it; UserError without one."""
-        return newest_of(self.path)
+        found = newest_of(self.path)
+        whole = found.with_name("model")  # with a reward model's head, which an adapter has not
+        return whole if whole.is_dir() else found
 
     @property
     def metrics(self) -> Metrics:

@@ -15,7 +15,14 @@ import torch
 from posttrain.api.answering import evaluate_recipe
 from posttrain.api.recipe import Recipe
 from posttrain.api.run import Run
-from posttrain.api.training import check_alone, claimed_directory, open_run, otherwise, prepare
+from posttrain.api.training import (
+    check_alone,
+    claimed_directory,
+    open_run,
+    otherwise,
+    prepare,
+    with_copies,
+)
 from posttrain.api.words import python_words
 from posttrain.base import process
 from posttrain.methods.table import Line
@@ -63,6 +70,11 @@ class Session(session.Session):
         """
         self.recipe, told = _recipe_of(recipe, asked), _callbacks(callbacks)
         check_alone()
+        if resume not in (True, False):
+            what = "it goes on from the newest checkpoint of dir, and is True or False"
+            raise UserError(
+                what, where="resume", mend="for an older one give the checkpoint's model as model"
+            )
         if resume and dir is None:
             raise UserError("which run?", where="resume", mend="name its directory: dir=...")
         with python_words(), ExitStack() as stack:
@@ -131,7 +143,9 @@ class Session(session.Session):
                 before.tables["model"]["path"] if before else str(_save_given_model(self.recipe, directory))
             )
             self.recipe = self.recipe.with_model(start)
-        if before and (name := otherwise(self.recipe.plain, before.recipe, longer=True)):
+        plain = replace(self.recipe.found, recipe=self.recipe.plain, bind=lambda recipe: recipe)
+        now = with_copies(plain, directory.path).recipe
+        if before and (name := otherwise(now, before.recipe, longer=True)):
             raise UserError(
                 f"{name} is not what the run was started with",
                 where=name,
@@ -203,6 +217,12 @@ def _callbacks(given: object) -> Sequence[object]:
     """Several callbacks, or one; UserError for what would never be called."""
     several = given if isinstance(given, list | tuple) else [given]
     for each in several:
+        if hasattr(each, "on_step_end"):
+            what, mend = (
+                "a callback of transformers' Trainer is told other things",
+                "posttrain.Callback(on_update=...)",
+            )
+            raise UserError(what, where="callbacks", mend=mend)
         if not any(callable(getattr(each, f.name, None)) for f in fields(session.Callback)):
             mend = "posttrain.Callback(on_update=...), or an object with one of its functions"
             raise UserError(f"a {type(each).__name__} is no callback", where="callbacks", mend=mend)

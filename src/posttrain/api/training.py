@@ -146,7 +146,8 @@ def with_copies(found: config.Read, run: Path, say: Callable[[str], None] = sile
     tables = config.renamed(found.tables, copied)
     if tables == found.tables:
         return found
-    return replace(found, tables=tables, recipe=config.parsed(Recipe, tables, found.where))
+    recipe = found.bind(config.parsed(Recipe, tables, found.where))
+    return replace(found, tables=tables, recipe=recipe)
 
 
 def check_alone() -> None:

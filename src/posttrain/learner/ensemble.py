@@ -16,14 +16,17 @@ Osband et al. 2016, arXiv:1602.04621.
 import hashlib
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 
 import torch
 from jaxtyping import Float
 
-from posttrain.types import Batch, Method, Outputs, PerToken
+from posttrain.types import Batch, Method, Outputs, PerToken, RunError
 
+Loss = Callable[[Outputs, Batch], PerToken]
+"""What a method's `loss` is: of the rows of a microbatch one number a token, not reduced."""
 _BELOW = list(accumulate(math.exp(-1) / math.factorial(count) for count in range(20)))
 """P(c ≤ 0), P(c ≤ 1) ... of Poisson(1)."""
 
@@ -35,6 +38,25 @@ def each_head(method: Method, out: Outputs, batch: Batch, seed: int) -> PerToken
     counts = bootstraps(batch, len(out.heads), seed, whole=method.unit == "group")
     losses = [method.loss(replace(out, value=number), batch) for number in out.heads]
     return (counts.to(out.heads)[:, :, None] * torch.stack(losses)).mean(0)
+
+
+def losses_of(own: Loss | None, method: Method, out: Outputs, batch: Batch, seed: int | None) -> PerToken:
+    """What a program's own loss says, or else the method's; with a seed that of each head of an ensemble.
+
+    RunError for what is not one number a token: a mean over a microbatch would hang on how a step is cut.
+    """
+    if own is None and seed is not None:
+        losses = each_head(method, out, batch, seed)
+    else:
+        losses = (own or method.loss)(out, batch)
+    shape = getattr(losses, "shape", None)
+    if shape != batch.mask.shape:
+        what = type(losses).__name__ if shape is None else f"a tensor of shape {list(shape)}"
+        raise RunError(
+            f"a loss is one number a token, {list(batch.mask.shape)}, and not {what}: "
+            "leave the mean to the method's reduction"
+        )
+    return losses
 
 
 def bootstraps(batch: Batch, heads: int, seed: int, *, whole: bool) -> Float[torch.Tensor, "H B"]:

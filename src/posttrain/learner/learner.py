@@ -10,7 +10,7 @@ are on: each is given some rows of an update, whole groups, and all take the sam
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.deal import imbalance
-from posttrain.learner.ensemble import each_head
+from posttrain.learner.ensemble import Loss as Loss
+from posttrain.learner.ensemble import losses_of
 from posttrain.learner.forward import forward
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.neftune import Noise, of_step
@@ -79,10 +80,6 @@ class Update:
     computed: Bool[torch.Tensor, "B"]
     """Rows of which the model said anything: those whose loss has a weight."""
     metrics: dict[str, float]
-
-
-Loss = Callable[[Outputs, Batch], PerToken]
-"""What a method's `loss` is: of the rows of a microbatch one number a token, not reduced."""
 
 
 @dataclass(frozen=True)
@@ -273,20 +270,26 @@ class Learner:
     def forward_backward(self, batch: Batch, loss: Loss | None = None) -> Losses:
         """Adds the gradient of Σ weight · loss over the batch's tokens to what is there; moves nothing.
 
-        The batch is first prepared as for an update, so weights and targets are the method's; `loss` takes
-        the place of its own. Where the batch brings no `logp_old` this policy is the anchor of ratios, as in
-        an update's first step; for several steps on one batch, put `score(batch).logp` there before the
-        first. ValueError with a trust region, whose step is no gradient's.
+        The batch is first prepared as for an update, so weights and targets are the method's, but for an
+        `advantage` that the batch brings; `loss`, one number a token, takes the place of the method's. Where
+        the batch brings no `logp_old` this policy is the anchor of ratios, as in an update's first step; for
+        several steps on one batch, put `score(batch).logp` there before the first. ValueError with a trust
+        region, whose step is no gradient's.
         """
         if self.trust:
             raise ValueError("a step within a trust region has no halves: call update")
-        given = batch.logp_old
+        given, advantage = batch.logp_old, batch.advantage
         batch = self._fill_columns(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
         if given is not None or self._skips_first(batch):
             batch = replace(batch, logp_old=given)
         batch = self.method.prepare(replace(batch, state=self.method_state))
+        if advantage is not None:
+            batch = replace(batch, advantage=masked.fill(advantage, batch.mask))
+        weigh = self.method.weight
+        if loss is not None:  # it need not be 0 where the method's own would be
+            weigh = getattr(self.method, "weight_of_any_loss", weigh)
         try:
-            out, _, metrics = self._run_microbatches(batch, self.method.weight(batch), learns=True, loss=loss)
+            out, _, metrics = self._run_microbatches(batch, weigh(batch), learns=True, loss=loss)
         except Exception:
             self.forget_gradients()  # of some microbatches and not of others
             raise
@@ -417,10 +420,7 @@ class Learner:
         self._give_back()
         out = forward(self.net, part, self.temperature, noise)
         self._give_back()
-        if loss_of is None and learns:
-            losses = each_head(self.method, out, part, self.seed)
-        else:
-            losses = (loss_of or self.method.loss)(out, part)
+        losses = losses_of(loss_of, self.method, out, part, self.seed if learns else None)
         loss = reduce.weighted_sum(losses, by["weight"].to(out.logp), part.mask)
         if learns:
             loss.backward()  # type: ignore[no-untyped-call]

@@ -138,10 +138,14 @@ class PolicyGradient(Method):
         whose answers are all right or all wrong, that is every row.
         """
         assert batch.advantage is not None
-        weight = self.reduction(batch.mask, batch.group, batch.everywhere)
+        weight = self.weight_of_any_loss(batch)
         if self.kl_in_loss or self.entropy_bonus or self.kl_from_old:
             return weight
         return torch.where(batch.advantage != 0, weight, torch.zeros_like(weight))
+
+    def weight_of_any_loss(self, batch: Batch) -> PerToken:
+        """The reduction of the step's mask, for a loss that may be something where the advantage is 0."""
+        return self.reduction(batch.mask, batch.group, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """correction · surrogate + β kl + β_old KL(π_old ‖ π) - α entropy, token by token."""

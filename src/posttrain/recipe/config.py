@@ -40,6 +40,8 @@ class Read:
     tables: dict[str, Any]
     """The same as plain tables, overrides included."""
     where: "Where"
+    bind: Callable[[Recipe], Recipe] = lambda recipe: recipe
+    """Puts what only a program holds into a recipe that was read from tables."""
 
     def locate(self, error: UserError) -> UserError:
         """The error with the file and line of the key that it names, if it names one of the recipe's."""

@@ -248,7 +248,7 @@ class OnlineRun:
         ages, bound = lag[:own][batch.mask[:own]], self.source.line.bound
         oldest = int(ages.max()) if len(ages) else 0
         if oldest > bound:
-            raise RunError(f"a token is {oldest} updates old and may be {bound}: a fault of posttrain's own")
+            raise RunError(f"a token is {oldest} updates old and may be {bound}: call sample() for new ones")
         return lag_metrics(Counter(lag[batch.mask].tolist())) if self.settings.replay else {}
 
     def _count_taken(self) -> None:

@@ -192,6 +192,11 @@ def claim(path: Path, mend: str) -> int:
         who = os.read(lock, 20).decode(errors="replace")
         os.close(lock)
         what = f"another run is using this directory{f', process {who}' if who.isdigit() else ''}"
+        if who == str(os.getpid()):
+            what, mend = (
+                "a session of this program is using this directory",
+                "close it first: session.close()",
+            )
         raise UserError(what, where=str(path), mend=mend) from None
     with contextlib.suppress(OSError):  # on a full disk nobody needs to know
         os.ftruncate(lock, 0)

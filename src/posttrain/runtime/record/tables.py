@@ -56,7 +56,7 @@ class Groups(list[Sequence[Any]]):
 
     def reward(self, worth: Callable[[Episode], float]) -> "Groups":
         """The same episodes with other rewards: worth(episode), paid with the last token of the policy's."""
-        return Groups([_paid(each, float(worth(each))) for each in group] for group in self)
+        return Groups([_paid(each, float(worth(each))) for each in group] for group in self._episodes())
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a row an episode: its group, task, response, reward, label and so on."""
@@ -65,9 +65,14 @@ class Groups(list[Sequence[Any]]):
         keys = ("sample", "response", "reward", "length", "stop", "turns")
         return pandas.DataFrame(
             {"group": n, "task": e.task.id, "label": e.verdict.label} | {key: getattr(e, key) for key in keys}
-            for n, group in enumerate(self)
+            for n, group in enumerate(self._episodes())
             for e in group
         )
+
+    def _episodes(self) -> "Groups":
+        if any(not isinstance(each, Episode) for group in self for each in group):
+            raise TypeError("these are rows of data, not episodes: they have no verdict and no response")
+        return self
 
 
 def _row(each: Episode | Trajectory) -> Trajectory:
