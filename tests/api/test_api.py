@@ -342,6 +342,17 @@ def test_a_function_that_fails_shows_its_first_traceback_and_is_counted(model, c
         ({"data": SUMS, "reward": digits, "optim": {"lrr": 1}}, r"^optim.lrr: unknown key 'lrr'; did you"),
         ({"data": SUMS, "reward": digits, "optimm": {}}, r"^optimm: unknown key 'optimm'"),
         ({"data": SUMS, "reward": digits, "optim": 3}, r"^optim: 3 is no table"),
+        ({"data": SUMS, "reward": digits, "upates": 3}, r"unknown keyword 'upates'; did you mean 'updates'"),
+        ({"data": SUMS, "reward": digits, "learning_rate": 1e-3}, r"it is optim.lr here"),
+        (
+            {"data": SUMS, "reward": digits, "train_dataset": SUMS},
+            r"it is task.data.path \(data= from Python\)",
+        ),
+        ({"data": SUMS, "reward": digits, "resume": "step_000002"}, r"resume: it goes on from the newest"),
+        (
+            {"data": SUMS, "reward": digits, "callbacks": [type("T", (), {"on_step_end": print})()]},
+            r"callbacks: a callback of transformers' Trainer is told other things; posttrain.Callback",
+        ),
         ({"data": SUMS, "env": object()}, r"env: it is a object, which has no start\(task\)"),
         (
             {"data": SUMS, "reward": digits, "async_": {"place": "process"}},

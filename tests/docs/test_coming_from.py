@@ -17,6 +17,7 @@ import posttrain
 from posttrain.base.reader import key_of
 from posttrain.methods.build import CHOICES, readable
 from posttrain.methods.table import METHODS
+from posttrain.recipe.config import from_tables, put
 from posttrain.recipe.recipe import Recipe
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "coming-from.md").read_text(encoding="utf-8")
@@ -163,3 +164,30 @@ def test_every_key_that_the_page_names_is_one_of_a_recipe() -> None:
     theirs = {"true", "gae", "mse", "kl", "low_var_kl", "reinforce_baseline", "group_norm"}
     theirs |= {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
     assert words - theirs <= names
+
+
+def _names_there(trainer: str) -> list[tuple[str, str]]:
+    """(a key of this trainer, what the page's table says of it)"""
+    part = PAGE.split(f"\n## {trainer}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", part, re.MULTILINE)
+    return [
+        (name.partition("=")[0], says) for names, says in rows for name in re.findall(r"`([^`]+)`", names)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [*_names_there("TRL"), *_names_there("verl")][1:]
+)  # `model` is a table here too
+def test_a_key_of_another_trainer_in_a_recipe_is_answered_with_its_name_here(name: str, says: str) -> None:
+    tables: dict[str, Any] = {
+        "model": {"path": "x"},
+        "method": {"name": "grpo"},
+        "task": {"arithmetic": {}},
+    }
+    put(tables, name, 1, name)
+    with pytest.raises(posttrain.UserError) as refused:
+        from_tables(tables)
+    said = str(refused.value)
+    codes = [re.split(r"[ =]", code)[0].lstrip("-") for code in re.findall(r"`([^`]+)`", says)]
+    assert " here" in said or "did you mean" in said, said
+    assert any(code.rpartition(".")[2] in said for code in codes) or not codes, (said, says)

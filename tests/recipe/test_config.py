@@ -189,7 +189,10 @@ def test_all_keys_that_nothing_reads_are_named_at_once_each_with_its_line(write,
     said = str(raised.value)
     lines = (write(online, FOREIGN)).read_text().splitlines()
     for key, hint in (
-        ("method.scale_rewards", "it is method.credit ('centred' does not divide, 'normalised' does) here"),
+        (
+            "method.scale_rewards",
+            "it is method.credit ('centred' does not divide, 'normalised_sample' does) here",
+        ),
         ("method.epsilon", "it is method.clip_low and method.clip_high here"),
         ("optim.learning_rate", "did you mean 'lr'?"),
         ("rollout.num_generations", "did you mean 'group_size'?"),

@@ -21,6 +21,7 @@ from posttrain.api.given import (
     rewards_of,
     table_of,
 )
+from posttrain.base.nearest import did_you_mean, elsewhere
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY
@@ -34,6 +35,7 @@ from posttrain.types import Method, UserError
 from posttrain.verifiers.function import Called
 
 DATA = ("task.data", "task.held_out")
+KEYWORDS = ("data", "held_out", "reward", "env", "updates", "seed", "lr", "dir", "resume", "callbacks")
 TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
 HOW_TO_SAVE = {
     "model.path": "save it, model.save_pretrained(DIR) and tokenizer.save_pretrained(DIR), and give DIR",
@@ -81,6 +83,10 @@ class Recipe:
         **tables: Any,
     ) -> None:
         self.held = {}
+        for name in tables:
+            near = "" if key_of(name) in TABLES or elsewhere(name) else did_you_mean(name, KEYWORDS)
+            if near:
+                raise UserError(f"unknown keyword {name!r}", where=name, mend=near)
         # What is no table of a recipe is for the reader to refuse: it knows what the key is called here.
         own = {
             key_of(name): table_of(name, table) if key_of(name) in TABLES else {}

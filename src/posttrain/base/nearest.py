@@ -9,7 +9,7 @@ ELSEWHERE = {
     "kl_loss_coef": "method.kl_in_loss",
     "epsilon": "method.clip_low and method.clip_high",
     "cliprange": "method.clip_low and method.clip_high",
-    "loss_type": "method.name",
+    "loss_type": "method.reduction, or another method.name",
     "adv_estimator": "method.name",
     "label_smoothing": "method.flipped (of cdpo, rdpo and reward_smoothed)",
     "model_name_or_path": "model.path",
@@ -37,7 +37,7 @@ ELSEWHERE = {
     "lr_scheduler_type": "optim.schedule",
     "warmup_ratio": "optim.warmup_steps (a number of steps)",
     "max_steps": "run.updates",
-    "num_train_epochs": "run.updates (epochs × records / batch.batch_size)",
+    "num_train_epochs": "run.updates (epochs × records / batch.batch_size, or rollout.groups)",
     "save_steps": "checkpoint.every",
     "eval_steps": "eval.every",
     "report_to": "track.sinks",
@@ -49,8 +49,8 @@ ELSEWHERE = {
     "clip_ratio": "method.clip_low and method.clip_high",
     "clip_ratio_low": "method.clip_low",
     "clip_ratio_high": "method.clip_high",
-    "scale_rewards": "method.credit ('centred' does not divide, 'normalised' does)",
-    "norm_adv_by_std_in_grpo": "method.credit ('centred' does not divide, 'normalised' does)",
+    "scale_rewards": "method.credit ('centred' does not divide, 'normalised_sample' does)",
+    "norm_adv_by_std_in_grpo": "method.credit ('centred' does not divide, 'normalised_sample' does)",
     "importance_sampling_level": "method.ratio",
     "loss_agg_mode": "method.reduction",
     "kl_loss_type": "method.kl",
@@ -67,7 +67,7 @@ ELSEWHERE = {
     "torch_dtype": "model.dtype",
     "fp16": "model.dtype",
     "dataset_split": "task.data.split",
-    "eval_dataset": "task.held_out",
+    "eval_dataset": "task.held_out.path (held_out= from Python)",
     "dataset_text_field": "task.data.columns",
     "n_samples_per_prompt": "rollout.group_size",
     "rollout_batch_size": "rollout.groups",
@@ -88,7 +88,7 @@ ELSEWHERE = {
     "lr_warmup_steps": "optim.warmup_steps",
     "max_norm": "optim.max_grad_norm",
     "grad_clip": "optim.max_grad_norm",
-    "total_epochs": "run.updates (epochs × records / batch.batch_size)",
+    "total_epochs": "run.updates (epochs × records / batch.batch_size, or rollout.groups)",
     "total_training_steps": "run.updates",
     "save_freq": "checkpoint.every",
     "test_freq": "eval.every",
@@ -107,6 +107,56 @@ ELSEWHERE = {
     "use_rslora": "lora.rslora",
     "use_dora": "lora.dora",
     "init_lora_weights": "lora.init",
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "train_dataset": "task.data.path (data= from Python)",
+    "dataset_train_split": "task.data.split",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "top_k": "sampling.top_k",
+    "min_p": "sampling.min_p",
+    "weight_decay": "optim.weight_decay",
+    "max_grad_norm": "optim.max_grad_norm",
+    "min_lr_ratio": "optim.min_lr_ratio",
+    "gradient_checkpointing": "steps.gradient_checkpointing",
+    "delta": "method.cap, of the surrogate dual_clipped",
+    "clip_ratio_c": "method.cap, of the surrogate dual_clipped",
+    "vllm_importance_sampling_correction": "method.correction",
+    "vllm_importance_sampling_mode": "method.correction",
+    "vllm_importance_sampling_clip_max": "method.weight_cap",
+    "rollout_is": "method.correction",
+    "rollout_rs": "method.correction",
+    "rollout_is_threshold": "method.weight_cap",
+    "off_policy_mask_threshold": "method.off_policy_mask",
+    "entropy_coef": "method.entropy_bonus",
+    "tools": "task.tools.functions",
+    "center_rewards_coefficient": "method.centre",
+    "use_vllm": "engine.name",
+    "rollout.name": "engine.name",
+    "log_completions": "record.tokens",
+    "logging_steps": "every update, always,",
+    "seed": "run.seed",
+    "batch_size": "batch.batch_size, or rollout.groups",
+    "lora_target_modules": "lora.targets",
+    "peft_config": "lora",
+    "gamma": "method.gamma",
+    "lam": "method.lam",
+    "kl_ctrl.type": "method.control",
+    "target_kl": "method.kl_target",
+    "filter_groups.enable": "rollout.select",
+    "max_num_gen_batches": "rollout.max_rounds",
+    "model.path": "model.path",
+    "custom_reward_function.path": "verifier.function",
+    "model_path": "verifier.model.paths",
+    "loss_mode": "method.name",
+    "train_files": "task.data.path",
+    "val_files": "task.held_out.path",
+    "prompt_key": "task.data.columns",
+    "max_actor_ckpt_to_keep": "checkpoint.keep",
+    "logger": "track.sinks",
+    "n_gpus_per_node": "train.ranks, or torchrun",
+    "nnodes": "train.ranks, or torchrun",
+    "lr_warmup_steps_ratio": "optim.warmup_steps (a number of steps)",
 }
 """What TRL, verl and peft call things, and the keys of a recipe."""
 
@@ -114,10 +164,13 @@ ELSEWHERE = {
 def elsewhere(name: str, known: Container[str] = ()) -> str:
     """What a name of another trainer is called in a recipe, or among these keys; empty if it is none.
 
+    Of a dotted name the longest end that is known counts.
+
     >>> elsewhere("num_generations"), elsewhere("learning_rate", ["lr"]), elsewhere("colour")
     ('it is rollout.group_size here', "did you mean 'lr'?", '')
     """
-    found = ELSEWHERE.get(name, "")
+    ends = [name.split(".", n)[-1] for n in range(name.count(".") + 1)]
+    found = next((ELSEWHERE[end] for end in ends if end in ELSEWHERE), "")
     key = found.rpartition(".")[2]
     if key in known:
         return f"did you mean {key!r}?"
