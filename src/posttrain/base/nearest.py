@@ -1,7 +1,8 @@
 """The known name that a misspelt one, or one of another trainer, was probably meant to be."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 ELSEWHERE = {
     "beta": "method.kl_in_loss, or method.kl_in_reward",
@@ -134,7 +135,6 @@ ELSEWHERE = {
     "use_vllm": "engine.name",
     "rollout.name": "engine.name",
     "log_completions": "record.tokens",
-    "logging_steps": "every update, always,",
     "seed": "run.seed",
     "batch_size": "batch.batch_size, or rollout.groups",
     "lora_target_modules": "lora.targets",
@@ -175,6 +175,18 @@ def elsewhere(name: str, known: Container[str] = ()) -> str:
     if key in known:
         return f"did you mean {key!r}?"
     return f"it is {found} here" if found else ""
+
+
+def dotted(name: str, value: Any) -> str:
+    """A name with those of its first value within tables, as verl's have it.
+
+    >>> dotted("actor", {"optim": {"lr": 1e-6}})
+    'actor.optim.lr'
+    """
+    while isinstance(value, Mapping) and value:
+        key, value = next(iter(value.items()))
+        name = f"{name}.{key}"
+    return name
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

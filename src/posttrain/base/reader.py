@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from posttrain.base.nearest import did_you_mean, elsewhere
+from posttrain.base.nearest import did_you_mean, dotted, elsewhere
 from posttrain.math.choice import Between
 from posttrain.types import UserError
 
@@ -252,7 +252,7 @@ def _unknown(
             continue
         place = tuple(str(part) for part in mistake["loc"])
         known, loc = _known(cls, place[:-1]), tuple(_as_written(tables, place))
-        near, other = did_you_mean(loc[-1], known), elsewhere(_dotted(loc[-1], mistake["input"]), known)
+        near, other = did_you_mean(loc[-1], known), elsewhere(dotted(loc[-1], mistake["input"]), known)
         found[loc] = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
     if not found:
         return None
@@ -265,18 +265,6 @@ def _unknown(
     return UserError(
         f"{len(found)} unknown keys{more}: {'; '.join(told)}", where=str(where.path or where(()))
     )
-
-
-def _dotted(name: str, value: Any) -> str:
-    """A name with those of its first value within tables, as verl's have it.
-
-    >>> _dotted("actor", {"optim": {"lr": 1e-6}})
-    'actor.optim.lr'
-    """
-    while isinstance(value, Mapping) and value:
-        key, value = next(iter(value.items()))
-        name = f"{name}.{key}"
-    return name
 
 
 def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:
