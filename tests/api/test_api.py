@@ -15,7 +15,7 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import posttrain
 from posttrain import Callback, Recipe, RunError, Sampling, Start, Task, Turn, UserError, Verdict
@@ -114,6 +114,15 @@ def test_sft_then_dpo_then_a_reward_model_that_pays_ppo(model):
     )
     assert len(ppo.metrics["value/explained"]) == 2
     assert ppo.recipe.settings.verifier.model.paths == (str(judge.model),)
+
+
+def test_a_reward_model_with_an_adapter_is_loaded_with_its_head(model):
+    pairs = [{"prompt": r["prompt"], "chosen": r["answer"], "rejected": "x"} for r in SUMS]
+    asked = {"updates": 1, "lora": {"rank": 2}, "batch": {"batch_size": 8}}
+    run = posttrain.train(model, method="reward", data=pairs, **asked)
+    heads = [AutoModelForSequenceClassification.from_pretrained(run.model).score.weight for _ in range(2)]
+    assert torch.equal(*heads)  # one that is not in the files would be drawn each time
+    assert heads[0].any()
 
 
 class HigherLower:

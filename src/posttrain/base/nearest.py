@@ -138,7 +138,7 @@ ELSEWHERE = {
     "seed": "run.seed",
     "batch_size": "batch.batch_size, or rollout.groups",
     "lora_target_modules": "lora.targets",
-    "peft_config": "lora",
+    "peft_config": "lora.rank, and others of lora",
     "gamma": "method.gamma",
     "lam": "method.lam",
     "kl_ctrl.type": "method.control",
