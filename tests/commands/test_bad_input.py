@@ -906,11 +906,12 @@ def test_a_directory_in_use_is_left_alone(run_cli, finished, resume):
     import fcntl
 
     run = finished / "run"
+    (run / ".lock").write_text("1")  # whose it is
     before = contents(run)
     with (run / ".lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         said = run_cli("train", finished / "recipe.toml", "--run-dir", run, *resume)
-        refused_keeping(said, run, before, "another run is using this directory")
+        refused_keeping(said, run, before, "another run is using this directory, process 1")
 
 
 @pytest.mark.parametrize(
