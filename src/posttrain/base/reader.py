@@ -252,7 +252,10 @@ def _unknown(
             continue
         place = tuple(str(part) for part in mistake["loc"])
         known, loc = _known(cls, place[:-1]), tuple(_as_written(tables, place))
-        near, other = did_you_mean(loc[-1], known), elsewhere(dotted(loc[-1], mistake["input"]), known)
+        name = dotted(loc[-1], mistake["input"])
+        near, other = did_you_mean(loc[-1], known), elsewhere(name, known)
+        if near and other == f"it is {near.split(chr(39))[1]}.{name.rpartition('.')[2]} here":
+            other = ""  # the table alone is misspelt, and what stands in it is called as here
         found[loc] = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
     if not found:
         return None
