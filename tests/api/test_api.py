@@ -228,7 +228,7 @@ def test_a_method_of_a_file_goes_with_what_the_program_holds_and_is_resumed(mode
         "def soft(log_ratio, advantage):\n    return -log_ratio.exp() * advantage\n"
         "METHOD = posttrain.method('rloo')\n"
     )
-    asked = {"data": SUMS, "reward": has_digit, "dir": "own", **SMALL}
+    asked = {"data": SUMS, "reward": has_digit, **SMALL}
     for method in ({"name": "grpo", "surrogate": "mine.py:soft"}, "mine.py:METHOD"):
         asked["dir"] = Path(f"own-{len(str(method))}")
         run = posttrain.train(model, method=method, updates=1, **asked)

@@ -143,15 +143,17 @@ class Session(session.Session):
                 before.tables["model"]["path"] if before else str(_save_given_model(self.recipe, directory))
             )
             self.recipe = self.recipe.with_model(start)
-        plain = replace(self.recipe.found, recipe=self.recipe.plain, bind=lambda recipe: recipe)
-        now = with_copies(plain, directory.path).recipe
-        if before and (name := otherwise(now, before.recipe, longer=True)):
+        if before is None:
+            return self.recipe.found
+        given = self.recipe.found
+        now = with_copies(config.Read(self.recipe.plain, given.tables, given.where), directory.path).recipe
+        if name := otherwise(now, before.recipe, longer=True):
             raise UserError(
                 f"{name} is not what the run was started with",
                 where=name,
                 mend=f"resume with what {directory.path / 'config.toml'} says, or start another run",
             )
-        return self.recipe.found
+        return given
 
 
 def train(

@@ -62,7 +62,7 @@ class ActorCritic(PolicyGradient):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask: a token without an advantage still teaches the critic."""
-        return self.reduction(batch.mask, batch.group, batch.everywhere)
+        return self.weight_of_any_loss(batch)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The policy's loss and the critic's, token by token."""
