@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--trl", type=Path, default=Path(".venv-trl/bin/python"))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of both sides")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     print("| what | side | quiet | fair share | beside | slower than its share |\n|---|---|---|---|---|---|")
@@ -82,6 +83,9 @@ def measured(script: str, words: list[str], state: str, options: argparse.Namesp
             *words,
         ]
         command += ["--threads", str(options.threads - (state == "share"))]
+        command += ["--compute" if script.endswith("grpo") else "--dtype", options.dtype]
+        if script == "hf_generate":
+            command += ["--cache", "dynamic"]  # the static one is no faster, and compiles for minutes
         if "sft" in script or "offline" in script:
             command += ["--data", str(options.data)]
         if script == "native_offline":

@@ -1,6 +1,6 @@
 """How time and memory grow: with the size of a model, the length of answers, rows side by side, and prompts.
 
-Llamas of random weights in bfloat16 on a processor. Each point is a process of its own: it samples answers of
+Llamas of random weights on a processor. Each point is a process of its own: it samples answers of
 a fixed length behind 32 tokens, and makes one optimiser step of GRPO on rows as long, after one that is not
 timed. Data are prompts of a line each, which `posttrain validate` reads, renders and counts.
 
@@ -56,7 +56,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 POINTS: dict[str, list[dict[str, Any]]] = {
     "size": [{"size": size, "learns": size != "1.2B"} for size in SIZES],
-    "length": [{"rows": 4, "new": new} for new in (64, 256, 1024, 4096)],
+    "length": [{"rows": 4, "new": new} for new in (64, 256, 1024, 4096, 8192)],
     "rows": [{"rows": rows} for rows in (8, 32, 128, 512)],
     "prompts": [{"prompts": 10**n} for n in range(2, 7)],
 }
@@ -77,13 +77,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("what", nargs="*", choices=[*POINTS, []], help="by default all")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("growth.json"))
     options = parser.parse_args()
     if options.one:
         configure(options.threads)
         point = json.loads(options.one)
-        print(json.dumps(read(**point) if "prompts" in point else measured(**point)))
+        print(
+            json.dumps(
+                read(**point) if "prompts" in point else measured(getattr(torch, options.dtype), **point)
+            )
+        )
         return
     found: dict[str, list[dict[str, Any]]] = {}
     for what in options.what or POINTS:
@@ -93,6 +98,8 @@ def main() -> None:
                 __file__,
                 "--threads",
                 str(options.threads),
+                "--dtype",
+                options.dtype,
                 "--one",
                 json.dumps(point),
             ]
@@ -103,9 +110,11 @@ def main() -> None:
     options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def measured(*, size: str = "135M", rows: int = 32, new: int = 64, learns: bool = True) -> dict[str, float]:
+def measured(
+    dtype: torch.dtype, *, size: str = "135M", rows: int = 32, new: int = 64, learns: bool = True
+) -> dict[str, float]:
     """Seconds and memory of sampling and of a step."""
-    model = llama(size)
+    model = llama(size, dtype)
     loaded = resident_mib()
     engine = NativeEngine(
         model, decode=lambda tokens: "", stop_tokens=[], config=NativeConfig(rows=rows, cache_tokens=1 << 20)
@@ -119,7 +128,7 @@ def measured(*, size: str = "135M", rows: int = 32, new: int = 64, learns: bool 
     }
     engine.close()
     del engine, model
-    return out | (learnt(size, rows, new) if learns else {})
+    return out | (learnt(llama(size, dtype), rows, new) if learns else {})
 
 
 def sampled(engine: NativeEngine, rows: int, new: int) -> float:
@@ -133,10 +142,10 @@ def sampled(engine: NativeEngine, rows: int, new: int) -> float:
     return time.perf_counter() - begin
 
 
-def learnt(size: str, rows: int, new: int) -> dict[str, float]:
+def learnt(model: LlamaForCausalLM, rows: int, new: int) -> dict[str, float]:
     """Seconds of a step on groups of 4, or of 8 rows and more."""
     before = peak_resident_mib()
-    learner = Learner(llama(size), GRPO, optim=Optim(lr=1e-6), steps=Steps(microbatch_tokens=2048))
+    learner = Learner(model, GRPO, optim=Optim(lr=1e-6), steps=Steps(microbatch_tokens=2048))
     drawn, group = torch.Generator().manual_seed(0), []
     each = []
     for row in range(rows):
@@ -175,11 +184,11 @@ def read(prompts: int) -> dict[str, float]:
     return {"seconds": seconds, "mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024}
 
 
-def llama(size: str) -> LlamaForCausalLM:
+def llama(size: str, dtype: torch.dtype) -> LlamaForCausalLM:
     """A model of random weights."""
     config = LlamaConfig(**SIZES[size] | {"max_position_embeddings": 16_384}, **NOBODY)
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_dtype(dtype)
     try:
         return LlamaForCausalLM(config).eval()
     finally:

@@ -60,11 +60,12 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(
         options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
     ).eval()
-    warm_up(model, tokenizer)
+    forms = [form for form in FORMS if options.cache in (None, form.cache)]
+    warm_up(model, tokenizer, forms)
     longest = options.max_new_tokens
     if options.fixed:
         model.generation_config.min_new_tokens = longest
-    trials = {form: measure(model, tokenizer, form, options.seed, longest) for form in FORMS}
+    trials = {form: measure(model, tokenizer, form, options.seed, longest) for form in forms}
     fastest = max(trials, key=lambda form: trials[form].tokens_per_second)
     restart_peak()
     before = resident_mib()
@@ -99,15 +100,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=3, help="measured calls of the fastest form")
     parser.add_argument("--seed", type=int, default=0, help="of the trials; repeat i has seed + 1 + i")
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--cache", choices=("dynamic", "static"), help="forms with this one alone")
     parser.add_argument("--fixed", action="store_true", help="no answer ends before its last token")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     return parser.parse_args()
 
 
-def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, forms: list[Form]) -> None:
     """Eight tokens by each form, so that no trial pays for first-call set-up."""
-    for form in FORMS:
+    for form in forms:
         sample(model, tokenizer, form, max_new_tokens=8)
 
 

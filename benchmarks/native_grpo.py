@@ -43,19 +43,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--microbatch", type=int, default=64, help="rows in one forward and backward pass")
     parser.add_argument("--threads", type=int, default=2, help="of torch")
+    parser.add_argument("--compute", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     configure(options.threads)
+    dtype = getattr(torch, options.compute)
     tokenizer = load_tokenizer(options.model)
     speaks = Chat(tokenizer)
     engine = NativeEngine(
-        load_model(options.model, dtype=torch.bfloat16),
+        load_model(options.model, dtype=dtype),
         decode=lambda tokens: str(tokenizer.decode(tokens)),
         stop_tokens=sorted(speaks.stops),
     )
     learner = Learner(
-        load_model(options.model, dtype=torch.bfloat16),
+        load_model(options.model, dtype=dtype),
         build("grpo", {"credit": "normalised_sample", "eps": 1e-4}, horizon=NEW),
         optim=Optim(lr=2e-5),
         steps=Steps(microbatch_tokens=options.microbatch // SAMPLES * (60 + SAMPLES * NEW)),

@@ -7,6 +7,9 @@ synchronous, four devices sample and then train; ahead, three sample and one tra
 so a small machine can show what the loop makes of a schedule; it shows nothing of any engine's speed.
 
     python benchmarks/async/sleep.py --updates 24 --repeat 3
+    python benchmarks/async/sleep.py --samplers 1 2 4 8 16
+
+The second is weak scaling: 4 groups of 16 an update and sampler, lag 4, swaps within.
 """
 
 import argparse
@@ -30,11 +33,12 @@ from posttrain.learner.learner import Learner, Update
 from posttrain.models.fingerprint import Named, digest
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.settings import Evaluation, Rollout
+from posttrain.runtime.loop import Parts
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.record.journal import Journal, Progress
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.track import Track
-from posttrain.runtime.session import Parts, Session
+from posttrain.runtime.session import Session
 from posttrain.runtime.tasks.replay import Replay
 from posttrain.runtime.tasks.stream import Stream, dice
 from posttrain.runtime.weight_sync import Publisher
@@ -191,7 +195,7 @@ class Made:
         return RolloutWorker(rollouts, swap=self.ahead.swap, in_order=self.ahead.max_lag <= 1)
 
 
-def measured(ahead: Asynchrony, updates: int) -> dict[str, float]:
+def measured(ahead: Asynchrony, updates: int, groups: int = GROUPS) -> dict[str, float]:
     """Seconds of an update, how busy samplers were, and how old tokens were, in a real run of sleepers."""
     tasks = [Task(id=str(n), messages=({"role": "user", "content": ""},), answer="1") for n in range(4096)]
     learner = cast(Learner, SleepLearner(TRAIN if not ahead.max_lag else 4 * TRAIN))
@@ -210,7 +214,7 @@ def measured(ahead: Asynchrony, updates: int) -> dict[str, float]:
                 verifier=None,
                 stream=Stream(tasks, seed=0),
                 sampling=Sampling(max_new_tokens=LONGEST),
-                settings=Rollout(groups=GROUPS, group_size=SIZE, max_error_rate=1.0),
+                settings=Rollout(groups=groups, group_size=SIZE, max_error_rate=1.0),
                 ahead=ahead,
                 evaluation=Evaluation(limit=0),
                 held_out=[],
@@ -222,7 +226,7 @@ def measured(ahead: Asynchrony, updates: int) -> dict[str, float]:
                 tasks=len(tasks),
                 recorded=1,
             )
-            parts = Parts(loop=loop, run_dir=run_dir, checkpoint=lambda flight: path)
+            parts = Parts(loop=loop, run_dir=run_dir, state=dict, checkpoint=lambda state, flight: path)
             with run_dir.recording(), Session(parts) as session:
                 session.finish()
         finally:
@@ -240,6 +244,22 @@ def started(ahead: Asynchrony, logs: Path, number: int) -> ProcessChannel:
     return ProcessChannel(Made(ahead), logs / f"{number}.log")
 
 
+def scaling(samplers: list[int], updates: int) -> None:
+    """Prints what an update takes with so many processes, each with as much to do; one run each."""
+    print("| samplers | s an update | answers/s a sampler | busy | CPU s an update of the loop's process |")
+    print("|---|---|---|---|---|")
+    for count in samplers:
+        begin = time.process_time()
+        ahead = Asynchrony(samplers=count, max_lag=4, swap="within")
+        found = measured(ahead, updates, groups=4 * count)
+        own = (time.process_time() - begin) / updates
+        rate = 4 * SIZE / found["seconds"]
+        print(
+            f"| {count} | {found['seconds']:.2f} | {rate:.0f} | {found['samplers/busy']:.0%} | {own:.2f} |",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Measures each mode so many times, in turn, and prints the table."""
     parser = argparse.ArgumentParser(
@@ -247,7 +267,11 @@ def main() -> None:
     )
     parser.add_argument("--updates", type=int, default=24)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--samplers", type=int, nargs="+", help="weak scaling over so many, instead")
     options = parser.parse_args()
+    if options.samplers:
+        scaling(options.samplers, options.updates)
+        return
     found: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     for _ in range(options.repeat):
         for mode, ahead in MODES.items():

@@ -17,7 +17,7 @@ _WHERE = {
     "posttrain.api.session": ("Session", "evaluate", "train"),
     "posttrain.api.run": ("Run", "load"),
     "posttrain.api.recipe": ("Recipe",),
-    "posttrain.runtime.session": ("Callback",),
+    "posttrain.runtime.loop": ("Callback",),
     "posttrain.runtime.record.tables": ("Groups", "Metrics"),
     "posttrain.errors": ("RunError", "UserError"),
     "posttrain.types": ("Batch", "Episode", "Method", "Outputs", "Sampling", "Task", "Trajectory", "Verdict"),

@@ -18,9 +18,9 @@ from posttrain.math.choice import Between as Between
 from posttrain.math.choice import choice as choice
 from posttrain.methods.build import method as method
 from posttrain.methods.table import Line as Line
+from posttrain.runtime.loop import Callback as Callback
 from posttrain.runtime.record.tables import Groups as Groups
 from posttrain.runtime.record.tables import Metrics as Metrics
-from posttrain.runtime.session import Callback as Callback
 from posttrain.samplers.rollouts import Rollouts as Rollouts
 from posttrain.types import Batch as Batch
 from posttrain.types import Episode as Episode

@@ -313,16 +313,16 @@ class Episode:
 
     task: Task
     sample: int
-    trajectory: Trajectory
+    trajectory: Trajectory = field(repr=False)
     verdict: Verdict
     response: str
     """Everything the policy said; turns joined by newlines."""
     stop: str
     """Why the last turn ended: eos, stop, length; or context: no room was left."""
     turns: int = 1
-    search: Mapping[str, Any] = field(default_factory=dict)
+    search: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What the search for its task found and spent, on the first episode of the group (search/record.py)."""
-    branches: tuple[Trajectory, ...] = ()
+    branches: tuple[Trajectory, ...] = field(default=(), repr=False)
     """Further conversations of an agent's, each paid what the episode is worth; every token that was drawn is
     sampled in one of them, and context in the others."""
     seat: int = 0

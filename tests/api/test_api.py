@@ -195,6 +195,143 @@ def test_a_step_that_was_interrupted_is_told_of_with_keywords(model, monkeypatch
             s.sample()
 
 
+def bytes_of(run):
+    return (posttrain.load(run).model / "model.safetensors").read_bytes()
+
+
+def leave_while_sampling(s, monkeypatch):
+    """Interrupts the session where its sampler waits."""
+
+    def interrupted(timeout_s):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(s._open.sampler, "poll", interrupted)
+    s.sample()
+
+
+def leave_with_groups(s, monkeypatch):
+    s.sample()
+    raise ZeroDivisionError
+
+
+def leave_unpublished(s, monkeypatch):
+    s.update(s.sample())
+
+
+def leave_with_gradients(s, monkeypatch):
+    s.forward_backward(s.sample())
+
+
+@pytest.mark.parametrize(
+    ("leave", "error", "kept"),
+    [
+        (leave_while_sampling, KeyboardInterrupt, 2),
+        (leave_with_groups, ZeroDivisionError, 2),
+        (leave_unpublished, None, 3),
+        (leave_with_gradients, None, 2),
+    ],
+)
+def test_a_session_that_is_left_saves_what_it_trained_and_goes_on_exactly(
+    model, monkeypatch, leave, error, kept
+):
+    asked = {"data": SUMS, "reward": digits, "updates": 4, "lr": 0.01, **SMALL}
+    posttrain.train(model, dir="whole", show="none", **asked)
+
+    def left():
+        with posttrain.Session(model, dir="left", **asked) as s:
+            for _ in range(2):
+                s.update(s.sample())
+                s.publish()
+            leave(s, monkeypatch)
+            raise error or RuntimeError
+
+    with pytest.raises(error or RuntimeError) as ended:
+        left()
+    assert any(f"step_{kept:06d} is kept, go on with dir='left'" in note for note in ended.value.__notes__)
+    with posttrain.Session(model, dir="left", resume=True, **asked) as s:
+        assert s.update_count == kept
+        s.run()
+    assert posttrain.load("left").metrics["loss"] == posttrain.load("whole").metrics["loss"]
+    assert bytes_of("left") == bytes_of("whole")
+
+
+def test_a_session_saves_nothing_twice_and_nothing_that_was_cut(model, monkeypatch):
+    with posttrain.Session(model, data=SUMS, reward=digits, updates=4, dir="one", **SMALL) as s:
+        s.step()
+        first = s.save()
+        s.sample()
+    assert [*first.parent.iterdir()] == [first]
+    with posttrain.Session(model, data=SUMS, reward=digits, updates=4, dir="two", **SMALL) as s:
+        s.step()
+
+        def interrupted(batch):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(s.learner, "update", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            s.update(s.sample())
+    assert not [*Path("two/checkpoints").glob("step_*")]
+
+
+def test_save_after_a_sample_that_was_interrupted_keeps_what_came_before(model, monkeypatch):
+    with posttrain.Session(model, data=SUMS, reward=digits, updates=4, dir="one", **SMALL) as s:
+        s.step()
+        with pytest.raises(KeyboardInterrupt):
+            leave_while_sampling(s, monkeypatch)
+        with pytest.raises(RunError, match=r"sample\(\) was cut off .*; save\(\) keeps what came before"):
+            s.sample()
+        assert s.save().name == "step_000001"
+        with pytest.raises(RunError, match="step_000001 is kept"):
+            s.save()
+
+
+def test_a_step_is_made_at_the_rate_that_is_asked_for(model):
+    asked = {"data": SUMS, "reward": digits, "updates": 3, **SMALL}
+    ends = []
+    for lr, rate in ((0.02, None), (0.5, 0.02)):
+        with posttrain.Session(model, method="rloo", lr=lr, dir=f"at-{lr}", **asked) as s:
+            s.forward_backward(s.sample())
+            with pytest.raises(ValueError, match="lr must be 0 or more"):
+                s.optim_step(lr=-1.0)
+            s.forward_backward(s.sample())
+            assert s.optim_step(lr=rate)["lr"] == 0.02
+            ends.append([p.detach().clone() for p in s.learner.model.parameters()])
+    assert all(map(torch.equal, *ends))
+
+
+def test_a_reward_of_two_functions_is_evaluated_with_its_parts(model):
+    def long(response):
+        return len(response) / 10
+
+    run = posttrain.train(
+        model, data=SUMS, held_out=SUMS[:5], reward=[(digits, 1.0), (long, 0.5)], updates=1, **SMALL
+    )
+    last = run.metrics.last
+    whole = last["eval/part/digits"] + 0.5 * last["eval/part/long"]
+    assert last["eval/reward"] == pytest.approx(whole)
+    assert run.evaluate()["eval/part/long"] == pytest.approx(last["eval/part/long"])
+
+
+def test_what_a_notebook_shows_is_short(model):
+    with posttrain.Session(model, data=SUMS, reward=digits, updates=1, **SMALL) as s:
+        groups = s.sample()
+        assert repr(groups).startswith("<Groups of 4, 4, 4; rewards [[")
+        assert groups[:2].rewards == groups.rewards[:2]
+        update = s.update(groups)
+        assert "tensor" not in repr(update) + repr(groups[0][0])
+        s.publish()
+        assert repr(s.metrics[:1]).startswith("<Metrics of 1 lines; .last: {'")
+
+
+def test_runs_are_called_after_the_method_that_made_them(model):
+    own = posttrain.method("grpo", clip_low=0.1)
+    for method, name in ((own, "own-001"), ("rloo", "rloo-001")):
+        assert (
+            posttrain.train(model, method=method, data=SUMS, reward=digits, updates=1, **SMALL).path.name
+            == name
+        )
+
+
 def test_an_advantage_and_a_loss_of_ones_own_need_no_file(model):
     @posttrain.choice(compares="group")
     def quantile(returns, group, *, q: posttrain.Between(0, 1) = 0.75):

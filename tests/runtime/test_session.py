@@ -11,8 +11,9 @@ from posttrain.api.training import prepare
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
 from posttrain.runtime import build
+from posttrain.runtime.loop import Callback
 from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.session import Callback, Session
+from posttrain.runtime.session import Session
 from posttrain.testing import repeatable
 from posttrain.types import RunError
 

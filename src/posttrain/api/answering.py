@@ -10,12 +10,14 @@ import torch
 from posttrain.base import plain
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.start import require
+from posttrain.methods.table import line
 from posttrain.models import pretrained
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import is_run, target_of
 from posttrain.runtime.ask import ask
 from posttrain.runtime.plan import check_held, free_memory
 from posttrain.runtime.policy import NO_TASK, Policy, surroundings
+from posttrain.runtime.record.hacking import auditors_of
 from posttrain.runtime.record.metrics import evaluation_metrics
 from posttrain.runtime.sampling import engine_of, loaded_engine, rollouts_of
 from posttrain.types import Completion, Message, Request, Sampling, UserError
@@ -46,8 +48,11 @@ def load_policy(
 ) -> tuple[Policy, Engine]:
     """The recipe's model to be asked, whatever it was trained on: what surrounds it, and an engine.
 
-    That is the one named here, whatever drew in the run.
+    That is the one named here, whatever drew in the run. UserError for a reward model.
     """
+    if "head" in line(recipe.method["name"]).method.needs:
+        mend = "posttrain score, or give the run as a reward"
+        raise UserError("a reward model scores answers and has none", where=recipe.model.path, mend=mend)
     model = recipe.model
     tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))
     if model.chat_template is None and not tokenizer.chat_template:
@@ -101,4 +106,4 @@ def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], N
         groups = rollouts.run(asked.held_out, 1, sampling)
     finally:
         rollouts.close()
-    return evaluation_metrics([e for g in groups for e in g], recipe.eval.right)
+    return evaluation_metrics([e for g in groups for e in g], recipe.eval.right, auditors_of(asked.verifier))

@@ -7,9 +7,10 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.base.reader import key_of
+from posttrain.base.reader import key_of, keys_at
 from posttrain.base.usercode import MEMORY
 from posttrain.methods.table import Line, like, line
+from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.verifier import VERIFIERS, VerifierChoice
 from posttrain.types import UserError
 from posttrain.verifiers.function import Called, Function
@@ -56,7 +57,9 @@ def table_of(key: str, given: Any) -> dict[str, Any]:
             if getattr(given, f.name) != blank.get(f.name, f.default)
         }
     if not isinstance(given, Mapping):
-        raise UserError(f"{given!r} is no table", where=key_of(key), mend=f"write {key}={{...}}")
+        keys = ", ".join(keys_at(Recipe, key.split(".")))
+        mend = f"write {key}={{...}} with some of {keys}"
+        raise UserError(f"{given!r:.60} is no table", where=key_of(key), mend=mend)
     return {str(name): plain_of(value) for name, value in given.items() if value is not None}
 
 

@@ -23,7 +23,7 @@ from posttrain.api.training import (
     prepare,
     with_copies,
 )
-from posttrain.api.words import python_words
+from posttrain.api.words import in_python, python_words
 from posttrain.base import process
 from posttrain.methods.table import Line
 from posttrain.models.pretrained import save_pretrained, silent
@@ -31,9 +31,9 @@ from posttrain.recipe import config
 from posttrain.report import write
 from posttrain.report.terminal import view
 from posttrain.runtime import build, session
-from posttrain.runtime.loop import Loop
+from posttrain.runtime.loop import Callback, Loop
 from posttrain.runtime.record.journal import Show, stop_recorded
-from posttrain.runtime.record.rundir import RunDir
+from posttrain.runtime.record.rundir import RunDir, kept
 from posttrain.types import Method, UserError
 
 Shown = Literal["auto", "table", "lines", "none"]
@@ -41,7 +41,7 @@ Directory = str | os.PathLike[str]
 
 
 class Session(session.Session):
-    """One run, stepped by a program; use it in a `with`, or close it.
+    """One run, stepped by a program; use it in a `with`, or close it: what was trained is then saved.
 
         with posttrain.Session(model, method="grpo", data=data, reward=reward, updates=100) as s:
             while not s.done:
@@ -78,8 +78,8 @@ class Session(session.Session):
         if resume and dir is None:
             raise UserError("which run?", where="resume", mend="name its directory: dir=...")
         with python_words(), ExitStack() as stack:
-            name = str(self.recipe.tables["method"].get("name"))
-            path = claimed_directory(name.rpartition(":")[2]) if dir is None else Path(dir)
+            name = _title(self.recipe)
+            path = claimed_directory(name) if dir is None else Path(dir)
             directory = open_run(self.recipe.found, path, resume)
             stack.callback(directory.close)
             found = self.recipe.found
@@ -123,10 +123,26 @@ class Session(session.Session):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        try:
+            if self._parts is not None and not self._ended:
+                self._save_at_exit(error)
+        finally:
+            super().__exit__(kind, error, trace)
         gc.collect()  # models have cycles in them
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _save_at_exit(self, error: BaseException | None) -> None:
+        """Leaves a checkpoint of what was trained; an error that ends the session tells of it."""
+        try:
+            path = self.save_whole()
+        except Exception as failed:
+            if error is None:
+                raise
+            error.add_note(f"what was trained since the last checkpoint cannot be saved: {failed}")
+        else:
+            if error is not None and path is not None:
+                error.add_note(in_python(kept(self.run_dir.path)))
 
     def _ready(self) -> Loop:
         with python_words():
@@ -204,6 +220,14 @@ def evaluate(
         return evaluate_recipe(recipe.settings, None, silent)
 
 
+def _title(recipe: Recipe) -> str:
+    """What a run is called: its method, or the class of one that the program holds."""
+    if "method.name" not in recipe.held:
+        return str(recipe.tables["method"].get("name")).rpartition(":")[2]
+    own = type(recipe.held["method.name"].method)
+    return "own" if own.__module__.startswith("posttrain.") else own.__name__
+
+
 def _recipe_of(recipe: Any, asked: Mapping[str, Any]) -> Recipe:
     if isinstance(recipe, Recipe):
         if asked:
@@ -225,7 +249,7 @@ def _callbacks(given: object) -> Sequence[object]:
                 "posttrain.Callback(on_update=...)",
             )
             raise UserError(what, where="callbacks", mend=mend)
-        if not any(callable(getattr(each, f.name, None)) for f in fields(session.Callback)):
+        if not any(callable(getattr(each, f.name, None)) for f in fields(Callback)):
             mend = "posttrain.Callback(on_update=...), or an object with one of its functions"
             raise UserError(f"a {type(each).__name__} is no callback", where="callbacks", mend=mend)
     return several

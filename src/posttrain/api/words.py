@@ -19,6 +19,7 @@ PAIRS = (
     (r"add for example \[verifier\.number\]", "give reward=, as a function or 'number'"),
     (r"leave \[verifier\] out", "leave reward out"),
     (r"give task\.data", "give data="),
+    (r"give exactly one of (.*), not none", r"give data=, or in task={...} exactly one of \1"),
     (r"give task\.held_out", "give held_out="),
 )
 

@@ -197,6 +197,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("x", ["question", "answer"])
     ''
     """
+    found = nearest(name, known)
+    return f"did you mean {found!r}?" if found else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that is nearest, in any case of letters; empty if none is near."""
     lower = {k.lower(): k for k in known}
     found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
-    return f"did you mean {lower[found[0]]!r}?" if found else ""
+    return lower[found[0]] if found else ""

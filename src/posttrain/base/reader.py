@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from posttrain.base.nearest import did_you_mean, dotted, elsewhere
+from posttrain.base.nearest import did_you_mean, dotted, elsewhere, nearest
 from posttrain.math.choice import Between
 from posttrain.types import UserError
 
@@ -251,10 +251,10 @@ def _unknown(
             rest += 1
             continue
         place = tuple(str(part) for part in mistake["loc"])
-        known, loc = _known(cls, place[:-1]), tuple(_as_written(tables, place))
+        known, loc = keys_at(cls, place[:-1]), tuple(_as_written(tables, place))
         name = dotted(loc[-1], mistake["input"])
         near, other = did_you_mean(loc[-1], known), elsewhere(name, known)
-        if near and other == f"it is {near.split(chr(39))[1]}.{name.rpartition('.')[2]} here":
+        if near and elsewhere(name).endswith(f" {nearest(loc[-1], known)}.{name.rpartition('.')[2]} here"):
             other = ""  # the table alone is misspelt, and what stands in it is called as here
         found[loc] = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
     if not found:
@@ -286,7 +286,7 @@ def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> U
     return UserError(f"{shown} will not do: {said[0].lower() + said[1:]}{more}", where=where(loc))
 
 
-def _known(cls: Any, loc: Sequence[str]) -> list[str]:
+def keys_at(cls: Any, loc: Sequence[str]) -> list[str]:
     """The keys of the table at this place."""
     for name in (n for n in loc if not n.isdigit()):  # but for places in an array of tables
         hint = {key_of(field): hint for field, hint in typing.get_type_hints(cls).items()}[name]

@@ -109,7 +109,9 @@ def _no_shape(fields: Fields) -> UserError:
     columns = fields.record.fields
     hints = [(column, did_you_mean(column, PROMPTS)) for column in columns]
     near = next((f"{column!r}: {hint}" for column, hint in hints if hint), "")
+    text = ", or learn the text as it stands: method.name 'pretrain' and [task.text]"
+    plain = text if "text" in columns else ""
     return fields.fault(
         f"there is none of {', '.join(PROMPTS)}; it has {', '.join(map(repr, columns)) or 'no fields'}",
-        near or "say in [task.data.columns] which column is the prompt",
+        near or f"say in [task.data.columns] which column is the prompt{plain}",
     )

@@ -11,7 +11,7 @@ are on: each is given some rows of an update, whole groups, and all take the sam
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -72,12 +72,12 @@ class Steps:
 class Update:
     """What one update did: the prepared batch, what the model said of it at first sight, and metrics."""
 
-    batch: Batch
+    batch: Batch = field(repr=False)
     """With its advantages, and logp_old and logp_ref where the method needed them."""
-    logp: PerToken
+    logp: PerToken = field(repr=False)
     """Under the weights before each row's first step."""
-    entropy: PerToken
-    computed: Bool[torch.Tensor, "B"]
+    entropy: PerToken = field(repr=False)
+    computed: Bool[torch.Tensor, "B"] = field(repr=False)
     """Rows of which the model said anything: those whose loss has a weight."""
     metrics: dict[str, float]
 
@@ -86,12 +86,12 @@ class Update:
 class Losses:
     """What one pass forward and backward found."""
 
-    logp: PerToken
+    logp: PerToken = field(repr=False)
     """At every trained token, under the policy at the temperature of sampling."""
-    entropy: PerToken
+    entropy: PerToken = field(repr=False)
     metrics: dict[str, float]
     """The loss Σ weight · loss, and what the method watches."""
-    norms: dict[str, float]
+    norms: dict[str, float] = field(repr=False)
     """By parameter, the 2-norm of all gradients added since the last step."""
 
 
@@ -296,16 +296,18 @@ class Learner:
         self._added = batch, metrics
         return Losses(out.logp, out.entropy, metrics, self._norms())
 
-    def optim_step(self) -> dict[str, float]:
+    def optim_step(self, lr: float | None = None) -> dict[str, float]:
         """Clips the gradients that were added and makes one step of them, which counts as an update.
 
-        The learning rate, and the gradient's 2-norm before clipping. ValueError if there are none, and
-        RunError, with the weights left as they were, if loss or norm is not finite.
+        The learning rate, the schedule's unless it is given, and the gradient's 2-norm before clipping.
+        ValueError if there are none, or for a rate below 0; RunError, with the weights left as they were, if
+        loss or norm is not finite.
         """
         if self._added is None:
             raise ValueError("there are no gradients: call forward_backward")
+        fixed = None if lr is None else Optim(lr=lr)
         (batch, seen), self._added = self._added, None
-        metrics = self._move(seen["loss"])
+        metrics = self._move(seen["loss"], fixed)
         self._finish_update(batch, seen | metrics)
         self._compare_ranks()
         return metrics
@@ -457,12 +459,13 @@ class Learner:
         if self.steps.gradient_checkpointing != "none":
             give_back(self.net.policy.device)
 
-    def _move(self, loss: float) -> dict[str, float]:
+    def _move(self, loss: float, fixed: Optim | None = None) -> dict[str, float]:
         """Clips, steps and publishes; the rate, and the gradient's norm before clipping."""
         parts = dict(zip(("", "value/"), self._trained, strict=False))
         metrics: dict[str, float] = {}
         for prefix, part in parts.items():
-            metrics[f"{prefix}lr"] = learning_rate(part.config, self.step_count, self.total_steps)
+            config = part.config if prefix else fixed or part.config
+            metrics[f"{prefix}lr"] = learning_rate(config, self.step_count, self.total_steps)
             metrics[f"{prefix}grad_norm"] = part.clip()
         self._check_finite(loss, sum(metrics.values()))
         for prefix, part in parts.items():

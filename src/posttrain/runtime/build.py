@@ -7,6 +7,7 @@ is read, a tokenizer before weights, and everything before the first step.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from posttrain.models import checkpoint, heads, pretrained
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.critics import critic_of, critic_shape, head_class
+from posttrain.runtime.loop import Parts
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
 from posttrain.runtime.plan import Memory, Shape, check_held, estimate, free_memory, gib, microbatch
@@ -36,7 +38,6 @@ from posttrain.runtime.record.track import Track, check_sinks, open_tracker
 from posttrain.runtime.reference import load_reference, reference_of, reference_size, scores_once
 from posttrain.runtime.rows import Group, bytes_of, groups_of
 from posttrain.runtime.sampling import check_samplers, check_server, sampler_of, store_of
-from posttrain.runtime.session import Parts
 from posttrain.runtime.tasks.curriculum import Supply, supply
 from posttrain.runtime.tasks.replay import Replay
 from posttrain.runtime.tasks.stream import Stream
@@ -234,13 +235,12 @@ def parts_of(
     run_dir.forget_after(progress.update if found else -1, ranks.size)
     after = progress.update if found else (-1 if resume else None)
 
-    def save(flight: Mapping[str, Any]) -> Path:
-        saved = {"progress": asdict(progress), "microbatch_tokens": learner.microbatch_tokens}
-        saved["curriculum"] = tasks.state() if tasks else {}
-        root, head, kept = run_dir.checkpoints, head_class(policy.config, asked), recipe.checkpoint
-        beside: dict[str, Any] = {"head": head, "replay": memory, "flight": flight}
-        return saving.save(root, progress.update, learner, policy.tokenizer, saved, kept, **beside)
+    def state_now() -> dict[str, Any]:
+        now = {"progress": asdict(progress), "curriculum": tasks.state() if tasks else {}}
+        return now | {"microbatch_tokens": learner.microbatch_tokens}
 
+    beside: dict[str, Any] = {"head": head_class(policy.config, asked), "replay": memory}
+    save = partial(saving.save, run_dir.checkpoints, learner, policy.tokenizer, recipe.checkpoint, **beside)
     with ExitStack() as stack:
         track = None if ranks.rank else _tracker(recipe, run_dir, config, after)
         if track:
@@ -256,7 +256,9 @@ def parts_of(
         return Parts(
             loop=loop,
             run_dir=run_dir,
+            state=state_now,
             checkpoint=save,
+            ahead=bool(tasks) and recipe.async_.max_lag > 0,
             save_every=recipe.checkpoint.every,
             evaluate_every=recipe.eval.every,
             closing=stack.pop_all(),
@@ -297,8 +299,7 @@ def _sources(asked: Asked, state: Mapping[str, Any]) -> tuple[Supply | None, Rep
 
 def _offline(chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal) -> OfflineRun:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
-    held_out = chosen.held_out_groups[: recipe.eval.limit]
-    file = run_dir.path / "reference.safetensors"
+    held_out, file = chosen.held_out_groups[: recipe.eval.limit], run_dir.path / "reference.safetensors"
     return OfflineRun(
         learner=learner,
         stream=Stream(chosen.groups, seed=recipe.run.seed),
@@ -327,14 +328,13 @@ def _online(
 ) -> OnlineRun:
     asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
     canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
-    ahead = recipe.async_
+    ahead, ranks = recipe.async_, learner.ranks
     # In the loop's own thread nothing hangs on a clock.
     schedule = recorded or (Recorder(run_dir.own) if ahead.where != "here" else None)
-    ranks = learner.ranks
     store = store_of(recipe, chosen.parameters * policy.dtype.itemsize, ranks)
     publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
-    logs = run_dir.own / "samplers"
-    sampler = stack.enter_context(closing(sampler_of(asked, policy, logs, schedule, ranks)))
+    sampler = sampler_of(asked, policy, run_dir.own / "samplers", schedule, ranks)
+    stack.enter_context(closing(sampler))
     stack.enter_context(run_dir.recording())
     return OnlineRun(
         learner=learner,

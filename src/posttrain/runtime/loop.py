@@ -1,11 +1,15 @@
-"""What a session drives: one of two loops (online.py, offline.py)."""
+"""What a session is made of, its loop first (online.py, offline.py), and whom it tells."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import Ranks
 from posttrain.runtime.record.journal import Journal
+from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.tables import Groups
 from posttrain.types import Batch
 
@@ -71,3 +75,43 @@ class Loop(Protocol):
     def check_end(self) -> None:
         """RunError if the whole run has trained nothing."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a session is made of; made by build.py."""
+
+    loop: Loop
+    run_dir: RunDir
+    state: Callable[[], Mapping[str, Any]]
+    """How far the loop is, as a checkpoint holds it."""
+    checkpoint: Callable[[Mapping[str, Any], Mapping[str, Any]], Path]
+    """checkpoint(state, what is under way) writes one; where it lies."""
+    ahead: bool = False
+    """Whether something is under way between updates too."""
+    save_every: int = 0
+    evaluate_every: int = 0
+    closing: ExitStack = field(default_factory=ExitStack)
+    """What ends with the session."""
+
+    def before(self) -> Mapping[str, Any] | None:
+        """The state, if it is all that the next update hangs on."""
+        return None if self.ahead else self.state()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callback:
+    """What a program is told while a run goes on; each function may be left out.
+
+    One that returns False stops the run: it ends after the update, saved, as if it had no more to make. Any
+    object with some of these functions is a callback too.
+    """
+
+    on_update: Callable[[Any, Mapping[str, float]], object] | None = None
+    """(session, the update's line of metrics)"""
+    on_evaluate: Callable[[Any, Mapping[str, float]], object] | None = None
+    """(session, metrics of what is held out)"""
+    on_save: Callable[[Any, Path], object] | None = None
+    """(session, the checkpoint)"""
+    on_end: Callable[[Any, BaseException | None], object] | None = None
+    """(session, what ended it before its time, or None); what it returns is not looked at."""

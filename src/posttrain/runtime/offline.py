@@ -31,7 +31,7 @@ from posttrain.types import PROBE, Batch
 
 @dataclass
 class OfflineRun:
-    """What a session does with rows of data (see session.Loop); made by runtime.local."""
+    """What a session does with rows of data (see loop.py); made by build.py."""
 
     learner: Learner
     stream: Stream[Group]

@@ -41,7 +41,7 @@ from posttrain.verifiers.protocol import TrainerState, Verifier
 
 @dataclass
 class OnlineRun:
-    """What a session does with tasks (see session.Loop), and the parts for it; made by runtime.local."""
+    """What a session does with tasks (see loop.py), and the parts for it; made by build.py."""
 
     learner: Learner
     schedule: Recorder | Recorded | None
@@ -323,7 +323,7 @@ class OnlineRun:
         update, share = self.progress.update, samples.drawn(groups, self.recorded, "eval")
         self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, share, self.pieces))
         self._record_searches(f"eval_{update:06d}", groups, 8 * self.trees)
-        metrics = evaluation_metrics(episodes, self.evaluation.right)
+        metrics = evaluation_metrics(episodes, self.evaluation.right, self._auditors)
         self._count_failures(episodes, metrics)
         return metrics
 

@@ -12,59 +12,22 @@ from a checkpoint makes the very numbers of one that was not, wherever these han
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.report.record import json_lines
-from posttrain.runtime.loop import Loop
-from posttrain.runtime.record.rundir import RunDir, kept
+from posttrain.runtime.loop import Loop, Parts
+from posttrain.runtime.record.rundir import kept
 from posttrain.runtime.record.tables import Groups, Metrics
 from posttrain.runtime.record.track import METRICS
 from posttrain.types import Batch, RunError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Callback:
-    """What a program is told while a run goes on; each function may be left out.
-
-    One that returns False stops the run: it ends after the update, saved, as if it had no more to make. Any
-    object with some of these functions is a callback too.
-    """
-
-    on_update: Callable[["Session", Mapping[str, float]], object] | None = None
-    """(session, the update's line of metrics)"""
-    on_evaluate: Callable[["Session", Mapping[str, float]], object] | None = None
-    """(session, metrics of what is held out)"""
-    on_save: Callable[["Session", Path], object] | None = None
-    """(session, the checkpoint)"""
-    on_end: Callable[["Session", BaseException | None], object] | None = None
-    """(session, what ended it before its time, or None); what it returns is not looked at."""
-
-
-def _never() -> bool:
-    return False
-
-
 def _due(every: int, update: int) -> bool:
     return bool(every) and update % every == 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a session is made of; made by runtime.local."""
-
-    loop: Loop
-    run_dir: RunDir
-    checkpoint: Callable[[Mapping[str, Any]], Path]
-    """Writes one, with what is under way; where it lies."""
-    save_every: int = 0
-    evaluate_every: int = 0
-    closing: ExitStack = field(default_factory=ExitStack)
-    """What ends with the session."""
 
 
 class Session:
@@ -78,7 +41,7 @@ class Session:
     def __init__(self, parts: Parts, callbacks: Sequence[object] = ()) -> None:
         self._parts: Parts | None = parts
         self.run_dir, self._callbacks = parts.run_dir, callbacks
-        self._stop_asked: Callable[[], bool] = _never
+        self._stop_asked: Callable[[], bool] = bool  # which says False
         self._begun = self._ended = False
         self._logged = parts.loop.journal.progress.update > 0
         """Whether the line of the newest update is written."""
@@ -90,9 +53,13 @@ class Session:
         """The groups that were made a batch of last."""
         self._cut = ""
         """What was under way when something ended it in the middle."""
+        self._before: Mapping[str, Any] | None = None
+        """How far the loop was before the update under way, where that is all there is to know."""
+        self._saved_steps = parts.loop.learner.step_count
+        """Of the newest checkpoint."""
         self.stopped: str | None = None
         """Who ended the run before its last update, if a callback did."""
-        self.evaluated: dict[str, float] = {}
+        self.evaluated = dict[str, float]()
         """The metrics of the last evaluation."""
 
     # ------------------------------------------------------------------ looking
@@ -146,6 +113,7 @@ class Session:
             loop.abandon()
             loop.journal.noted.clear()
         self._flush()
+        self._before = self._open_parts.before()
         with self._whole("sample()"):
             groups = loop.sample()
         self._sampled, self._made, self._logged = bool(groups), None, False
@@ -185,13 +153,16 @@ class Session:
         self._gradients = True
         return found
 
-    def optim_step(self) -> dict[str, float]:
-        """One optimiser step on all gradients added so far: its rate, and their norm before clipping."""
+    def optim_step(self, lr: float | None = None) -> dict[str, float]:
+        """One optimiser step on all gradients added so far: its rate, and their norm before clipping.
+
+        lr: the rate of this step, in place of the schedule's.
+        """
         loop = self._ready()
         if not self._gradients:
             self._refuse("there are no gradients", "call forward_backward() first")
         with self._whole("optim_step()"):
-            metrics = loop.learner.optim_step()
+            metrics = loop.learner.optim_step(lr)
             loop.trained(None)
         loop.journal.noted |= metrics
         self._sampled, self._unpublished, self._gradients = False, loop.publishes, False
@@ -217,13 +188,39 @@ class Session:
         return self.evaluated
 
     def save(self) -> Path:
-        """Writes a checkpoint, from which the same recipe goes on; where it lies."""
+        """Writes a checkpoint, from which the same recipe goes on; where it lies.
+
+        After a sample() that was cut off it is one of what came before, if that was not saved yet.
+        """
+        if self._cut == "sample()" and (whole := self.save_whole()):
+            return whole
         loop = self._ready()
         if self._sampled or self._unpublished or self._gradients:
             self._refuse("an update is under way", "save after update() and publish()")
         self._flush()
         with loop.journal.timed("checkpoint"):
-            path = self._open_parts.checkpoint(loop.flight())
+            return self._write(loop.flight(), self._open_parts.state())
+
+    def save_whole(self) -> Path | None:
+        """Saves what was trained since the last checkpoint; None if that is nothing, or cannot be relied on.
+
+        Of an update that has begun nothing is kept: the run goes on with the same tasks once more.
+        """
+        loop = self._open
+        if self._saved_steps == loop.learner.step_count or self._cut not in ("", "sample()"):
+            return None
+        if self._gradients:
+            loop.learner.forget_gradients()
+            self._gradients = False
+        if self._unpublished:
+            self.publish()
+        if not (self._sampled or self._cut):
+            return self.save()
+        return None if self._before is None else self._write({}, self._before)
+
+    def _write(self, flight: Mapping[str, Any], state: Mapping[str, Any]) -> Path:
+        path = self._open_parts.checkpoint(state, flight)
+        self._saved_steps = self._open.learner.step_count
         self._tell("on_save", path)
         return path
 
@@ -260,7 +257,7 @@ class Session:
             )
         return line
 
-    def finish(self, stop_asked: Callable[[], bool] = _never) -> dict[str, float]:
+    def finish(self, stop_asked: Callable[[], bool] = bool) -> dict[str, float]:
         """Steps until all is done; the metrics of the last evaluation.
 
         Raises RunError after saving when `stop_asked` says so, and at the end of a run that trained nothing.
@@ -305,7 +302,8 @@ class Session:
         """The loop, begun; RunError if it cannot go on."""
         loop = self._open
         if self._cut:
-            raise RunError(f"{self._cut} was cut off in the middle; {kept(self.run_dir.path)}")
+            whole = "save() keeps what came before; " if self._cut == "sample()" and self._before else ""
+            raise RunError(f"{self._cut} was cut off in the middle; {whole}{kept(self.run_dir.path)}")
         if not self._begun:
             with self._whole("the start"):
                 loop.begin()
@@ -319,8 +317,8 @@ class Session:
         try:
             yield
         except Exception:
-            if what == "update()":  # nothing of a step that failed is left
-                self._cut = ""
+            if what in ("update()", "optim_step()"):  # nothing of a step that failed is left
+                self._cut, self._gradients = "", False
                 self._open.learner.forget_gradients()
             raise
         self._cut = ""
@@ -340,6 +338,7 @@ class Session:
         """Begins an update of rows that were not sampled here, if none has begun."""
         if not self._sampled and not self._gradients and not self._unpublished:
             self._flush()
+            self._before = self._open_parts.before()
             self._open.journal.progress.update += 1
             self._sampled, self._logged = True, False
 

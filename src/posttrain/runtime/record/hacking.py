@@ -29,9 +29,18 @@ def hacking_metrics(groups: Sequence[Sequence[Played]], auditors: Collection[str
     linked = within_groups([(e.reward, float(e.length)) for e in group] for group in judged)
     if linked is not None:
         out["hacking/length_correlation"] = linked
-    parts = {name for e in scored for name in e.verdict.parts if not name.startswith(COUNTED)}
-    for name in sorted(parts):
-        out |= _second_opinion(judged, name, name in auditors)
+    for name in _parts_of(scored):
+        alike = agreement([[(e.reward, x) for e, x in _scores(group, name)] for group in judged])
+        out |= {} if alike is None else {f"agreement/{name}": alike}
+    return out | part_means(scored, auditors)
+
+
+def part_means(scored: Sequence[Played], auditors: Collection[str] = ()) -> dict[str, float]:
+    """part/NAME, or audit/NAME of those that only record: the mean of each part of the episodes' rewards."""
+    out = {}
+    for name in _parts_of(scored):
+        if values := [x for _, x in _scores(scored, name)]:
+            out[f"{'audit' if name in auditors else 'part'}/{name}"] = statistics.fmean(values)
     return out
 
 
@@ -78,18 +87,13 @@ def agreement(groups: Iterable[Sequence[tuple[float, float]]]) -> float | None:
     return alike / pairs if pairs else None
 
 
-def _second_opinion(judged: Sequence[Sequence[Played]], name: str, auditor: bool) -> dict[str, float]:
-    """The mean of a part, and how far the reward agrees with it."""
-    seen = [
-        [(e.reward, x) for e in group if math.isfinite(x := e.verdict.parts.get(name, math.nan))]
-        for group in judged
-    ]
-    values = [x for group in seen for _, x in group]
-    if not values:
-        return {}
-    out = {f"{'audit' if auditor else 'part'}/{name}": statistics.fmean(values)}
-    alike = agreement(seen)
-    return out if alike is None else out | {f"agreement/{name}": alike}
+def _parts_of(scored: Sequence[Played]) -> list[str]:
+    return sorted({name for e in scored for name in e.verdict.parts if not name.startswith(COUNTED)})
+
+
+def _scores(episodes: Sequence[Played], name: str) -> list[tuple[Played, float]]:
+    """Each episode that the part has scored, with that."""
+    return [(e, x) for e in episodes if math.isfinite(x := e.verdict.parts.get(name, math.nan))]
 
 
 def _centred(values: Sequence[float]) -> list[float]:

@@ -3,10 +3,11 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from posttrain.envs.tools.call import COUNTED
 from posttrain.math.selection import coverage
+from posttrain.runtime.record.hacking import part_means
 from posttrain.types import Played, worth
 
 
@@ -63,8 +64,10 @@ def pass_at_powers(groups: Sequence[Sequence[Played]], right: float) -> dict[str
     return out
 
 
-def evaluation_metrics(episodes: Sequence[Played], right: float) -> dict[str, float]:
-    """Accuracy, reward and length on held-out tasks; NaN where nothing could be judged."""
+def evaluation_metrics(
+    episodes: Sequence[Played], right: float, auditors: Collection[str] = ()
+) -> dict[str, float]:
+    """Accuracy, reward, its parts and length on held-out tasks; NaN where nothing could be judged."""
     judged = [e for e in episodes if not e.verdict.failed]
     rewards = [e.reward for e in judged]
     lengths = [float(e.length) for e in judged]
@@ -77,6 +80,7 @@ def evaluation_metrics(episodes: Sequence[Played], right: float) -> dict[str, fl
         "eval/errors": (len(episodes) - len(judged)) / max(len(episodes), 1),
         **{f"eval/{k}": v for k, v in search_metrics(episodes, right).items() if k.startswith("search/")},
         **{f"eval/{k}": v for k, v in tool_metrics(episodes).items()},
+        **{f"eval/{k}": v for k, v in part_means(judged, auditors).items()},
     }
 
 

@@ -19,7 +19,6 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -45,17 +44,16 @@ FLIGHT = "flight.pickle"
 
 def save(
     root: Path,
-    update: int,
     learner: Learner,
     tokenizer: Any,
-    state: Mapping[str, Any],
     kept: Checkpoints,
+    state: Mapping[str, Any],
+    flight: Mapping[str, Any],
     *,
-    head: type | None = None,
-    replay: Replay | None = None,
-    flight: Mapping[str, Any] = MappingProxyType({}),
+    head: type | None,
+    replay: Replay | None,
 ) -> Path:
-    """The committed checkpoint of this update; `head` is the class under which a reward model is saved.
+    """The committed checkpoint of this state; `head` is the class under which a reward model is saved.
 
     All ranks gather it, one tensor after the other, and rank 0 writes it, as one process would.
     """
@@ -89,6 +87,7 @@ def save(
         words.save_pretrained(folder / "model")
 
     saved = {**state, "learner": learner.state()}
+    update = state["progress"]["update"]
     made = checkpoint.save(root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights)
     return learner.ranks.tell(made, "the checkpoint")
 

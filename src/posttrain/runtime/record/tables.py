@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.types import Episode, Trajectory, Verdict
@@ -19,17 +19,22 @@ class Metrics(list[dict[str, Any]]):
     @overload  # type: ignore[override]
     def __getitem__(self, key: int) -> dict[str, Any]: ...
     @overload
-    def __getitem__(self, key: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, key: slice) -> "Metrics": ...
     @overload
     def __getitem__(self, key: str) -> list[Any]: ...
     def __getitem__(self, key: int | slice | str) -> Any:
         """A line, some lines, or the values of a metric; KeyError for one that no line has."""
+        if isinstance(key, slice):
+            return Metrics(super().__getitem__(key))
         if not isinstance(key, str):
             return super().__getitem__(key)
         if not any(key in line for line in self):
             near = did_you_mean(key, self.last) or f"there are {', '.join(self.last)}"
             raise KeyError(f"no line has {key!r}; {near}")
         return [line[key] for line in self if key in line]
+
+    def __repr__(self) -> str:
+        return f"<Metrics of {len(self)} lines; .last: {self.last}>"
 
     @property
     def last(self) -> dict[str, Any]:
@@ -48,6 +53,19 @@ class Groups(list[Sequence[Any]]):
 
     A list of lists: groups and episodes may be left out, and put in from elsewhere.
     """
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Sequence[Any]: ...
+    @overload
+    def __getitem__(self, key: slice) -> "Groups": ...
+    def __getitem__(self, key: SupportsIndex | slice) -> Any:
+        """A group, or some groups."""
+        found = super().__getitem__(key)
+        return Groups(found) if isinstance(key, slice) else found
+
+    def __repr__(self) -> str:
+        worth = f"; rewards {self.rewards}" if self else ""
+        return f"<Groups of {', '.join(str(len(group)) for group in self) or 'nothing'}{worth}>"
 
     @property
     def rewards(self) -> list[list[float]]:
