@@ -172,7 +172,7 @@ class Simulation:
         while len(done) <= steps:
             if self.news:
                 if self.taken:
-                    self.line.live(min(replica.version for replica in self.replicas))
+                    self.line.release(min(replica.version for replica in self.replicas))
                 self.admit()
                 self.news = self.taken = False
                 if ends == INFINITE and (groups := self.line.take(part)) is not None:
@@ -193,7 +193,7 @@ class Simulation:
             version, ends, self.news = version + 1, INFINITE, True
             done.append(self.now)
             trained += taken
-            self.line.trained(taken, version)
+            self.line.hold(taken, version)
             if version % s.publish_every == 0:
                 for n, replica in enumerate(self.replicas):
                     replica.offered = version
@@ -235,7 +235,7 @@ class Simulation:
         for group, tokens, began in replica.advance(self.now):
             self.playing[group].append((tokens, began))
             if len(self.playing[group]) == self.setting.size:
-                self.news |= self.line.arrived(group, self.playing.pop(group))
+                self.news |= self.line.finish(group, self.playing.pop(group))
         replica.turn()
         if replica.version > before:
             self.news = self.taken = True

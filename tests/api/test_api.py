@@ -255,6 +255,16 @@ def test_a_session_that_is_left_saves_what_it_trained_and_goes_on_exactly(
     assert bytes_of("left") == bytes_of("whole")
 
 
+def test_a_session_that_nobody_closes_ends_with_its_program_in_silence(model):
+    program = (
+        "import posttrain\n"
+        f"s = posttrain.Session({model!r}, data={SUMS!r}, reward='number', updates=2, **{SMALL!r})\n"
+        "s.sample()\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stderr == ""
+
+
 def test_a_session_saves_nothing_twice_and_nothing_that_was_cut(model, monkeypatch):
     with posttrain.Session(model, data=SUMS, reward=digits, updates=4, dir="one", **SMALL) as s:
         s.step()

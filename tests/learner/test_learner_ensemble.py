@@ -184,10 +184,12 @@ def saved(tiny: Path, tmp_path: Path) -> Make:
         assert ("score/std" in metrics) == (count > 1)
         head = heads.head_class(load_config(tiny), per_token=steps)
         place = tmp_path / f"{name}-{count}"
+        state = {"progress": {"update": 3}}
         return (
             learner,
             batch,
-            saving.save(place, 3, learner, words, {}, Checkpoints(keep=1), head=head) / "model",
+            saving.save(place, learner, words, Checkpoints(keep=1), state, {}, head=head, replay=None)
+            / "model",
         )
 
     return make

@@ -99,11 +99,10 @@ def trained(tiny: Path, tmp_path: Path) -> Make:
         for _ in range(3):
             learner.update(Batch.of(*numbered(groups)))
         head = heads.head_class(load_config(tiny), per_token=steps)
-        saved = (
-            saving.save(tmp_path / "checkpoints", 3, learner, words, {}, Checkpoints(keep=1), head=head)
-            / "model"
-        )
-        return Trained(learner, groups, saved)
+        state, beside = {"progress": {"update": 3}}, {"head": head, "replay": None}
+        folder = tmp_path / "checkpoints"
+        saved = saving.save(folder, learner, words, Checkpoints(keep=1), state, {}, **beside)
+        return Trained(learner, groups, saved / "model")
 
     return make
 

@@ -43,8 +43,8 @@ class Training(RuleBasedStateMachine):
         playing = [n for n, group in self.line.line.items() if group is None]
         if playing:
             number = data.draw(st.sampled_from(playing))
-            assert self.line.arrived(number, f"group {number}")
-            assert not self.line.arrived(number, "again"), "a sampler thought dead has no say"
+            assert self.line.finish(number, f"group {number}")
+            assert not self.line.finish(number, "again"), "a sampler thought dead has no say"
 
     @rule(data=st.data())
     def take(self, data: Any) -> None:
@@ -63,7 +63,7 @@ class Training(RuleBasedStateMachine):
         dropped = [n for n in numbers if data.draw(st.booleans())]
         last = data.draw(st.booleans())  # an update then goes on with the groups it has
         if not last:
-            self.line.dropped(dropped)
+            self.line.drop(dropped)
         for n in numbers:
             assert n not in self.over
             self.over[n] = "dropped" if n in dropped else "trained"
@@ -72,15 +72,15 @@ class Training(RuleBasedStateMachine):
             for n in self.kept:
                 assert self.version - self.born[n] <= self.line.bound, "too old"
             self.version += 1
-            self.line.trained([*self.kept, *(dropped if last else [])], self.version)
+            self.line.hold([*self.kept, *(dropped if last else [])], self.version)
             self.kept = []
         elif last:
-            self.line.dropped(dropped)
+            self.line.drop(dropped)
 
     @rule(data=st.data())
     def swap(self, data: Any) -> None:
         self.live = data.draw(st.integers(self.live, self.version))
-        self.line.live(self.live)
+        self.line.release(self.live)
 
     @rule()
     def killed_and_resumed(self) -> None:
@@ -108,15 +108,15 @@ class Training(RuleBasedStateMachine):
             if self.version == self.updates:
                 return
             self.live = self.version
-            self.line.live(self.live)
+            self.line.release(self.live)
             self.admit()
             for number in list(self.line.line):
-                self.line.arrived(number, f"group {number}")
+                self.line.finish(number, f"group {number}")
             if taken := self.line.take(self.line.groups - len(self.kept)):
                 self.kept += [n for n, _ in taken]
             if len(self.kept) == self.line.groups:
                 self.version += 1
-                self.line.trained(self.kept, self.version)
+                self.line.hold(self.kept, self.version)
                 self.kept = []
         raise AssertionError("it hangs")
 
@@ -140,28 +140,28 @@ def oldest(groups: int, lag: int, window: int, updates: int, seed: int, *, short
         playing = [n for n, group in line.line.items() if group is None]
         slow = playing[:1] if dice.random() < 0.9 else []
         if ready := [n for n in playing if n not in slow] or playing:
-            line.arrived(dice.choice(ready), 0)
+            line.finish(dice.choice(ready), 0)
         if taken := line.take(groups):
             found = max(found, *(version - born[n] for n, _ in taken))
             left = [n for n, _ in taken[1:]] if short and dice.random() < 0.8 else []
             version += 1
-            line.trained([n for n, _ in taken if n not in left], version)
+            line.hold([n for n, _ in taken if n not in left], version)
             held(line, left, version)
         if not line.room() and (dice.random() < 0.5 or not playing):
             live = version
-            line.live(live)
+            line.release(live)
     return found
 
 
 def held(line: Admission[int], left: list[int], version: int) -> None:
     """What an update that had to go on without these groups does with their slots."""
-    line.trained(left, version)
+    line.hold(left, version)
 
 
 def test_the_bound_holds_where_updates_go_on_with_fewer_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Given back at once, their slots would let more updates be made before the last in line is reached."""
     assert max(oldest(5, 1, 1, 60, seed, short=True) for seed in range(40)) == 1
-    monkeypatch.setattr(sys.modules[__name__], "held", lambda line, left, version: line.dropped(left))
+    monkeypatch.setattr(sys.modules[__name__], "held", lambda line, left, version: line.drop(left))
     assert max(oldest(5, 1, 1, 60, seed, short=True) for seed in range(40)) > 1
 
 

@@ -46,7 +46,7 @@ def live(answer: list[int]) -> Live:
 )
 def test_each_step_earns_what_its_potential_gains_and_the_sum_is_the_score(progress, score, rewards):
     found = live([2, 1, 2, 1, 1])
-    found.judged(score, progress, Chat())
+    found.pay_score(score, progress, Chat())
     assert found.reward == [0.0, 0.0, 0.0, *rewards]
     assert sum(found.reward) == score
 

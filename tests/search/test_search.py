@@ -429,7 +429,7 @@ def test_the_sums_of_a_halving_are_those_of_gumbel_top_k():
             text = dice.choices(list(left), list(left.values()))[0]
             order.append(Move(text, log(left.pop(text))))
         tree = Tree(State(task=TASK, key=str(number)), Budget())
-        tree.said(tree.nodes[0], order, 3)
+        tree.add(tree.nodes[0], order, 3)
         sums = list(perturbed(tree.nodes[0]).values())
         assert sums == sorted(sums, reverse=True)
         for at, value in enumerate(sums):

@@ -220,7 +220,7 @@ def test_a_lemma_that_nothing_uses_is_left_out(steps, judge):
     tree = searched(steps, task("forall a : nat, 0 + a = a"), [f"assert (z : {ZERO})."], silent=True)
     assert tree.end
     assert "assert" in tree.end.text
-    tree.trimmed(steps.trim(tree.end))
+    tree.trim(steps.trim(tree.end))
     assert "assert" not in tree.end.text
     assert judge(task("forall a : nat, 0 + a = a"), tree.end.text).score == 1.0
     assert not any(edge.move.sketch for edge in tree.found), "it is not learnt"

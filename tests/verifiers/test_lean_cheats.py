@@ -304,10 +304,10 @@ def test_only_the_guard_keeps_literals_from_proving_everything(monkeypatch):
     statement, response, _ = CHEATS["a type String without values"]
     monkeypatch.setattr(judge, "RESERVED", ("Nat.add",))
     judge.header_modules.cache_clear()
-    judge.prepared.cache_clear()
+    judge.prepare.cache_clear()
     assert LEAN(task(statement), response).label == "proved", "so the case above could fail"
     judge.header_modules.cache_clear()
-    judge.prepared.cache_clear()
+    judge.prepare.cache_clear()
 
 
 def test_what_takes_too_long_is_a_timeout_of_its_own():

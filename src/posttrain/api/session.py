@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
@@ -98,7 +99,9 @@ class Session(session.Session):
                     directory.discard()
                 raise found.locate(error) if isinstance(error, UserError) else error from None
             stack.push(parts.closing)
-            super().__init__(replace(parts, closing=stack.pop_all()), told)
+            closing = stack.pop_all()
+            super().__init__(replace(parts, closing=closing), told)
+            weakref.finalize(self, closing.close)  # of one that nobody closes, while there are modules yet
 
     def run(self) -> Run:
         """Steps until all is done, and writes the report: what `posttrain train` does.

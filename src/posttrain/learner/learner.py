@@ -395,7 +395,7 @@ class Learner:
         logp, entropy = (torch.zeros_like(work.batch.logp_gen) for _ in range(2))
         sums = {"loss": 0.0}
         with self.ranks.waiting("a step"):
-            for rows, part in self.passes.learnt(work):
+            for rows, part in self.passes.learn(work):
                 if not rows:
                     self._pass_idly(part, learns=learns)
                     continue

@@ -53,7 +53,7 @@ class Passes:
         """The rows that this rank computes, with columns that go with them."""
         return deal(self.ranks, batch, extra, whole=self.whole, balance=self.parallel.balance)
 
-    def learnt(self, work: Deal) -> Iterator[tuple[list[int], Batch]]:
+    def learn(self, work: Deal) -> Iterator[tuple[list[int], Batch]]:
         """(row numbers, rows) of each microbatch of a step; between them a gradient is asked for.
 
         Weights are gathered, and gradients added up over ranks, once a step where there is memory for that.

@@ -190,11 +190,11 @@ def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[s
     if not model.is_dir():
         model = directory / "merged"
         if not model.is_dir() and wanted(pipeline, name):
-            write_merged(recorded(place, made), found / "adapter", model)
+            write_merged(read_recorded(place, made), found / "adapter", model)
     return {name: str(model), f"{name}.run": str(directory)}
 
 
-def thinned(pipeline: Pipeline, place: Place) -> None:
+def thin(pipeline: Pipeline, place: Place) -> None:
     """Takes from the checkpoints of a finished stage what only its own resume would need.
 
     Its newest weights stay, and those older ones of which its recipe keeps the weights: float32 masters, of
@@ -213,7 +213,7 @@ def wanted(pipeline: Pipeline, name: str) -> bool:
     return name in compared or any(n == name and not suffix for g in given for _, n, suffix in taken(g))
 
 
-def recorded(place: Place, made: Mapping[str, str]) -> config.Read:
+def read_recorded(place: Place, made: Mapping[str, str]) -> config.Read:
     """The recipe that a stage began with; what it takes is looked for where it is now."""
     before = flat(config.document(place.record)[0])
     now = filled(before, made)

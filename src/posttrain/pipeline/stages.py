@@ -25,7 +25,7 @@ from posttrain.evaluation.standings import standings
 from posttrain.pipeline.check import check, comparison, located, tell
 from posttrain.pipeline.file import COMPARE, Pipeline
 from posttrain.pipeline.kinds import make_data, make_model
-from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, put, reading, thinned
+from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, put, reading, thin
 from posttrain.report import terminal
 from posttrain.report.pipeline import write
 from posttrain.types import UserError
@@ -91,14 +91,14 @@ def run(pipeline: Pipeline, root: Path, news: News, *, begin: str = "") -> Path:
         for place in where:
             name = place.stage.name
             if name in finished:
-                thinned(pipeline, place)  # a kill may have come before it
+                thin(pipeline, place)  # a kill may have come before it
                 news.stage(name, "already finished")
                 continue
             news.stage(name, "begins", place.stage.recipe or place.stage.make or "posttrain new")
             _one(pipeline, place, made, news)
             finished[name] = made_by(pipeline, place, made)
             made |= finished[name]
-            thinned(pipeline, place)
+            thin(pipeline, place)
             news.stage(name, "finished")
             write(root)
             if place.stage.kind != "recipe":

@@ -52,7 +52,7 @@ class Loop(Protocol):
         """What is done before the learner is busy."""
         ...
 
-    def trained(self, update: Update | None) -> None:
+    def count(self, update: Update | None) -> None:
         """What is counted after it; None: the learner's step was not an update of rows known here."""
         ...
 

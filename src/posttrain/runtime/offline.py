@@ -73,7 +73,7 @@ class OfflineRun:
     def feed(self) -> None:
         """Nobody samples."""
 
-    def trained(self, update: Update | None) -> None:
+    def count(self, update: Update | None) -> None:
         """Counts the rows of an update."""
         if update is None:
             return

@@ -156,7 +156,7 @@ class OnlineRun:
 
     def abandon(self) -> None:
         """Frees the slots of groups that nothing is trained on."""
-        self.source.untrained()
+        self.source.drop()
         self.progress.update -= 1
 
     def batch(self, groups: Sequence[Sequence[Episode]]) -> Batch:
@@ -174,9 +174,9 @@ class OnlineRun:
         with self.journal.timed("feed"):
             self.source.feed(self.learner.update_count)
 
-    def trained(self, update: Update | None) -> None:
+    def count(self, update: Update | None) -> None:
         """Counts an update, whose slots are free once its weights are live."""
-        self.source.trained(self.learner.update_count)
+        self.source.hold(self.learner.update_count)
         if update is None:
             return
         counts = [update.computed.sum(), torch.tensor(len(update.computed)), update.batch.mask.sum()]
@@ -278,7 +278,7 @@ class OnlineRun:
         self.progress.recent = self._errors.recent
 
     def _nothing_kept(self) -> None:
-        self.source.untrained()
+        self.source.drop()
         self.progress.empty += 1
         if self.progress.empty >= 3:
             raise RunError(

@@ -137,7 +137,7 @@ class Session:
             loop.feed()
             with loop.journal.timed("train"):
                 update = loop.learner.update(batch)
-            loop.trained(update)
+            loop.count(update)
         loop.journal.noted |= update.metrics
         self._sampled, self._unpublished = False, loop.publishes
         return update
@@ -163,7 +163,7 @@ class Session:
             self._refuse("there are no gradients", "call forward_backward() first")
         with self._whole("optim_step()"):
             metrics = loop.learner.optim_step(lr)
-            loop.trained(None)
+            loop.count(None)
         loop.journal.noted |= metrics
         self._sampled, self._unpublished, self._gradients = False, loop.publishes, False
         return metrics

@@ -65,7 +65,7 @@ class GroupSource:
 
     def begin(self, version: int) -> None:
         """Weights of this version are out: goes on with what was under way."""
-        self.line.live(version)
+        self.line.release(version)
         if self._resumed:
             self.sampler.admit(self._resumed)
 
@@ -79,7 +79,7 @@ class GroupSource:
         dropped: list[Finished] = []
         left: list[Finished] = []
         for _ in range(rounds):
-            self.line.dropped(group.number for group in left)
+            self.line.drop(group.number for group in left)
             left = []
             for keeps, group in self._select_groups(
                 keep, self._wait_for_groups(self.count - len(kept), len(kept))
@@ -91,17 +91,17 @@ class GroupSource:
         self._of_update = [group.number for group in (*kept, *left)]
         return kept, dropped
 
-    def trained(self, version: int) -> None:
+    def hold(self, version: int) -> None:
         """What was collected last has been trained on, to this version.
 
         An update that had to go on with fewer groups has the slots of a whole one all the same: were others
         admitted in them, more updates than max_lag could be made before the last of the line is reached.
         """
-        self.line.trained(self._of_update, version)
+        self.line.hold(self._of_update, version)
 
-    def untrained(self) -> None:
+    def drop(self) -> None:
         """Nothing of what was collected last is trained on."""
-        self.line.dropped(self._of_update)
+        self.line.drop(self._of_update)
 
     def _select_groups(self, keep: Keep, taken: Sequence[Finished]) -> Iterator[tuple[bool, Finished]]:
         """Whether each group is kept, as the rank says that has played it."""
@@ -145,7 +145,7 @@ class GroupSource:
             epoch, task = self.stream.take()
             number = self.line.admit()
             if not self.plays(number):
-                self.line.arrived(number, Finished(number=number))  # it is not waited for here
+                self.line.finish(number, Finished(number=number))  # it is not waited for here
                 continue
             requests.append(
                 GroupRequest(
@@ -177,14 +177,14 @@ class GroupSource:
         """Takes in what samplers have finished, and which weights they hold."""
         for each in self.sampler.poll(timeout_s):
             self.arrive(each)
-        self.line.live(self.sampler.live)
+        self.line.release(self.sampler.live)
 
     def arrive(self, group: Finished) -> None:
         """Takes in one group."""
         if group.lost:
-            self.line.lost(group.number)
+            self.line.replay(group.number)
         else:
-            self.line.arrived(group.number, group)
+            self.line.finish(group.number, group)
 
     # ------------------------------------------------------------------ what is under way
 
@@ -223,10 +223,10 @@ class GroupSource:
         self.line.restore(flight["line"])
         for number in list(self.line.line):
             if not self.plays(number):
-                self.line.arrived(number, Finished(number=number))
+                self.line.finish(number, Finished(number=number))
         for number, group in flight["finished"].items():
             if self.plays(number):
-                self.line.arrived(number, Finished(number=number, episodes=group))
+                self.line.finish(number, Finished(number=number, episodes=group))
         self._resumed = [each for each in flight["requests"] if self.plays(each.number)]
 
     def work(self) -> dict[str, float]:

@@ -47,7 +47,7 @@ class Conversation:
         """Forgets what has come since the last answer: a request that nobody waits for any more."""
         last = self.turns[-1] if self.turns else Turn(0, 0)
         del self.messages[last.messages :]
-        self.live.cut(last.tokens)
+        self.live.truncate(last.tokens)
         self.asked = False
 
 
@@ -77,7 +77,7 @@ class Conversations:
             if first:  # what is begun with ends in an answer, which is trained elsewhere
                 known.turns.append(turn)
             self.all.append(known)
-        known.live.given(added)
+        known.live.append(added)
         known.messages += messages[first:]
         known.asked = True
         return known
@@ -102,6 +102,6 @@ class Conversations:
             if each.asked:
                 each.take_back()
             if any(each.live.sampled):
-                each.live.earned(score)
+                each.live.pay(score)
                 rows.append(each.live.trajectory())
         return tuple(rows)

@@ -63,9 +63,9 @@ class Live:
 
     def __post_init__(self) -> None:
         tokens, self.tokens = self.tokens, []
-        self.given(tokens)
+        self.append(tokens)
 
-    def given(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """Appends tokens that the policy did not choose."""
         self._extend(tokens, [0.0] * len(tokens), [0.0] * len(tokens), [0] * len(tokens), False)
 
@@ -91,11 +91,11 @@ class Live:
         self.sampled += [sampled] * len(tokens)
         self.reward += [0.0] * len(tokens)
 
-    def earned(self, reward: float) -> None:
+    def pay(self, reward: float) -> None:
         """Adds a reward that arrives with the last token the policy chose."""
         self.reward[len(self.sampled) - 1 - self.sampled[::-1].index(True)] += reward
 
-    def judged(self, score: float, progress: Sequence[tuple[int, float]], chat: Chat) -> None:
+    def pay_score(self, score: float, progress: Sequence[tuple[int, float]], chat: Chat) -> None:
         """Adds the score of the last answer: what each step gains to its last token, the rest at the end.
 
         The potentials cancel in the sum of rewards. With γ < 1 a credit discounts them first
@@ -109,9 +109,9 @@ class Live:
             )
             self.reward[first + place] += potential - reached
             reached = potential
-        self.earned(score - reached)
+        self.pay(score - reached)
 
-    def cut(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Takes back all tokens but the first ones, which nothing that was said is among."""
         for column in (
             self.tokens,

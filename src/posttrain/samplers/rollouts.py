@@ -218,7 +218,7 @@ class Rollouts(Plays):
         if isinstance(start, Start) and start.seats > 1:
             lives = self._seated(group, lives, start)
         for live in lives:
-            live.given(prompt)
+            live.append(prompt)
             if isinstance(start, Verdict):
                 self._close(group, live, start)
             else:
@@ -264,7 +264,7 @@ class Rollouts(Plays):
             live.stop = "context"
             self._end(group, live, Verdict(score=0.0 if live.said else None, label=label, reason=reason))
             return
-        live.given(added)
+        live.append(added)
         self._answering[self.engine.submit(self._request(group, live))] = (group, live)
 
     def _request(self, group: int, live: Live, begun: Completion | None = None) -> Request:
@@ -347,7 +347,7 @@ class Rollouts(Plays):
         for ticket, verdict in self.pool.poll(timeout_s):
             group, live = self._judging.pop(ticket)
             if verdict.score is not None:
-                live.judged(verdict.score, verdict.progress, self.chat)
+                live.pay_score(verdict.score, verdict.progress, self.chat)
             self._close(group, live, verdict)
 
     def _turn(self, group: int, live: Live, turn: Turn) -> None:
@@ -355,7 +355,7 @@ class Rollouts(Plays):
         if wrong := unfit(turn, live.seats):
             turn = broken_turn(live.state, "bad_turn", wrong)
         if turn.reward is not None:
-            live.earned(turn.reward)
+            live.pay(turn.reward)
         if turn.verdict is not None:
             self._end(group, live, *turn.verdicts, earns=turn.reward is None)
             return
@@ -389,7 +389,7 @@ class Rollouts(Plays):
         for each in played:
             verdict = verdicts[each.seat % len(verdicts)]
             if earns and verdict.score is not None:
-                each.earned(verdict.score)
+                each.pay(verdict.score)
             self._close(group, each, verdict)
 
     def _close(self, group: int, live: Live, verdict: Verdict) -> None:

@@ -212,7 +212,7 @@ class Searches:
             tree: Tree = end.value
             tree.model_s, tree.prover_s = running.model_s, running.prover_s
             if tree.end:
-                tree.trimmed(self.world.trim(tree.end))
+                tree.trim(self.world.trim(tree.end))
             self._done.append((number, tree))
             return
         running.questions, running.missing = questions, 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from posttrain.search.choice import SearchChoice
 from posttrain.search.protocol import Move, State
-from posttrain.search.tree import Node, Tree, thinned
+from posttrain.search.tree import Node, Tree, thin
 from posttrain.types import Verdict
 
 
@@ -49,7 +49,7 @@ def harvest(tree: Tree, verdict: Verdict | None, choice: SearchChoice, size: int
             return [Row(way[0].source.state, way[0].move, verdict, text=tree.end.text)]
         unsure = [edge for edge in way if edge.move.logp <= math.log(choice.surest)]
         way = unsure or [min(way, key=lambda edge: edge.move.logp)]
-        rows = [Row(edge.source.state, edge.move, verdict) for edge in thinned(way, size)]
+        rows = [Row(edge.source.state, edge.move, verdict) for edge in thin(way, size)]
     if verdict and verdict.score:
         told = Verdict(score=1.0, label="value", reason="whether an end was found from here: 1 or 0")
         rows += [Row(node.state, move, told, True) for node, move in tree.lessons[: size - len(rows)]]

@@ -137,7 +137,7 @@ class Tree:
     def _end_at(self, node: Node) -> None:
         self.solved, self.end, self.found = node, node.state, self.path(node)
 
-    def trimmed(self, end: State) -> None:
+    def trim(self, end: State) -> None:
         """Takes an end that says less, and leaves out the sketches of which not all is said."""
         if self.end and end.text != self.end.text:
             text = " ".join(end.text.split())
@@ -155,7 +155,7 @@ class Tree:
         if self.ends:
             self._end_at(max(self.ends, key=lambda node: node.value))
 
-    def said(self, node: Node, moves: list[Move], asked: int) -> list[Edge]:
+    def add(self, node: Node, moves: list[Move], asked: int) -> list[Edge]:
         """The edges that are new, of the moves that were drawn in a node when it was asked for so many."""
         node.asked += len(moves)
         if not node.excluding:
@@ -165,7 +165,7 @@ class Tree:
         node.exhausted = len(moves) < asked or node.unsaid < SAID
         return self._edges(node, moves)
 
-    def sketched(self, node: Node, moves: list[Move]) -> list[Edge]:
+    def add_sketches(self, node: Node, moves: list[Move]) -> list[Edge]:
         """Likewise of sketches; where there was no room for one, it counts as drawn."""
         node.sketches += moves or [Move("", 0.0, ended=False, sketch=True)]
         return self._edges(node, moves)
@@ -188,7 +188,7 @@ class Tree:
                     self.refused["cut"] += 1
         return new
 
-    def led(self, edge: Edge, to: State | Refused) -> Node | None:
+    def follow(self, edge: Edge, to: State | Refused) -> Node | None:
         """The node to which a move led if that is new; None if it led nowhere, or to where one has been.
 
         A move back to a state from which one can come to where it was said leads nowhere: no shortest way
@@ -224,7 +224,7 @@ class Tree:
                     ahead.append(edge.target)
         return False
 
-    def came(self, way: list[Edge], worth: float, discount: float = 1.0) -> None:
+    def back_up(self, way: list[Edge], worth: float, discount: float = 1.0) -> None:
         """Counts a walk along these moves, and what it was worth."""
         for edge in way:
             edge.visits += 1
@@ -285,10 +285,10 @@ class Tree:
         return max(node.depth for node in self.nodes)
 
 
-def thinned(given: Sequence[_T], most: int) -> list[_T]:
+def thin(given: Sequence[_T], most: int) -> list[_T]:
     """So many of them at most, evenly over all.
 
-    >>> thinned("abcdef", 3), thinned("ab", 3)
+    >>> thin("abcdef", 3), thin("ab", 3)
     (['a', 'c', 'e'], ['a', 'b'])
     """
     count = min(most, len(given))

@@ -15,7 +15,7 @@ from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.search.protocol import Question, State, Target, Value
-from posttrain.search.tree import Node, Search, Tree, thinned
+from posttrain.search.tree import Node, Search, Tree, thin
 from posttrain.types import Message, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 
@@ -98,7 +98,7 @@ def taught(search: Search, most: int) -> Search:
     good = [node for node in tree.nodes if node.number in ending and not (node.state.done or node.parts)]
     bad = sorted((n for n in tree.nodes if n.number not in ending and n.asked), key=lambda n: -n.asked)
     pairs = min(most // 2, len(good), len(bad))
-    nodes = [node for pair in zip(thinned(good, pairs), bad, strict=False) for node in pair]
+    nodes = [node for pair in zip(thin(good, pairs), bad, strict=False) for node in pair]
     if nodes:
         states = tuple(node.state for node in nodes)
         [said] = yield (Target(states, tuple(node.number in ending for node in nodes)),)

@@ -96,9 +96,9 @@ class CentralSource(GroupSource):
             there = [group for group in own.values() if group and group.place]
             found = fetch(there)
             for group in there:
-                self.line.lost(group.number)
+                self.line.replay(group.number)
                 if group.number in found:
-                    self.line.arrived(
+                    self.line.finish(
                         group.number, Finished(number=group.number, episodes=found[group.number])
                     )
             self.sampler.release(list(found))

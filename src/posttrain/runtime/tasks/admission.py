@@ -25,9 +25,9 @@ class Admission(Generic[Group]):
     >>> line = Admission(groups=2, max_lag=1)
     >>> line.room(), [line.admit() for _ in range(4)], line.room()
     (4, [0, 1, 2, 3], 0)
-    >>> line.arrived(1, "b"), line.take(2), line.arrived(0, "a"), line.take(2)
+    >>> line.finish(1, "b"), line.take(2), line.finish(0, "a"), line.take(2)
     (True, None, True, [(0, 'a'), (1, 'b')])
-    >>> line.trained([0, 1], version=1), line.room(), line.live(1), line.room()
+    >>> line.hold([0, 1], version=1), line.room(), line.release(1), line.room()
     (None, 0, None, 2)
     """
 
@@ -64,14 +64,14 @@ class Admission(Generic[Group]):
         self.line[number] = None
         return number
 
-    def arrived(self, number: int, group: Group) -> bool:
+    def finish(self, number: int, group: Group) -> bool:
         """Whether this group was waited for: it is finished now. A second arrival changes nothing."""
         if number not in self.line or self.line[number] is not None:
             return False
         self.line[number] = group
         return True
 
-    def lost(self, number: int) -> None:
+    def replay(self, number: int) -> None:
         """This group is played again; one that has been taken is no concern of the line's."""
         if number in self.line:
             self.line[number] = None
@@ -100,17 +100,17 @@ class Admission(Generic[Group]):
         self.held |= {number: -1 for number, _ in taken}
         return sorted(taken, key=lambda each: each[0])
 
-    def dropped(self, numbers: Iterable[int]) -> None:
+    def drop(self, numbers: Iterable[int]) -> None:
         """Gives back the slots of groups that nothing is trained on."""
         for number in numbers:
             del self.held[number]
 
-    def trained(self, numbers: Iterable[int], version: int) -> None:
-        """These were trained on: their slots are given back once this version is live."""
+    def hold(self, numbers: Iterable[int], version: int) -> None:
+        """Keeps the slots of groups that were trained on until this version, or a newer one, is live."""
         self.held |= dict.fromkeys(numbers, version)
 
-    def live(self, version: int) -> None:
-        """Everything that is admitted from now on is drawn by this version or a newer one."""
+    def release(self, version: int) -> None:
+        """Gives back the slots of what was trained on up to this version, which samplers now draw by."""
         self.held = {n: of for n, of in self.held.items() if of < 0 or of > version}
 
     def state(self) -> dict[str, Any]:

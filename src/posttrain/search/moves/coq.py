@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from posttrain.search.moves.coq_goals import CLOSED, PART_PROVED, PROVED, SHELVED, goals_of, shown
-from posttrain.search.moves.coq_move import Said, allowed, said_in, sketched, without_lemma
+from posttrain.search.moves.coq_move import Said, allowed, parse_sketch, said_in, without_lemma
 from posttrain.search.protocol import Refused, State
 from posttrain.types import RunError, Task, UserError
 from posttrain.verifiers.proof.coq import check
@@ -111,7 +111,7 @@ class CoqSteps:
         return self._twice(State(task=task), None, "Coq does not get through the statement")
 
     def _applied(self, state: State, said: str) -> State | Refused:
-        move = sketched(said) if self.sketches else allowed(said)
+        move = parse_sketch(said) if self.sketches else allowed(said)
         if isinstance(move, Refused):
             return move
         return self._twice(state, move, "Coq was ended while it worked on it")

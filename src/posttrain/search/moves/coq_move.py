@@ -45,15 +45,15 @@ def allowed(said: str) -> Said | Refused:
     return Said((_told(found[0]),))
 
 
-def sketched(said: str) -> Said | Refused:
+def parse_sketch(said: str) -> Said | Refused:
     """The tactics that a sketch is, or a move; braces must match, and there are no bullets.
 
-    >>> sketch = sketched("assert True. { hole. } exact H.")
+    >>> sketch = parse_sketch("assert True. { hole. } exact H.")
     >>> sketch.sentences
     ('assert True.', '{', 'shelve.', '}', 'exact H.', 'Unshelve.')
     >>> sketch.taken.split(HOLE)
     ['assert True.\\n{\\n', '\\n}\\nexact H.']
-    >>> [sketched(each).label for each in ("- pose.", "{ pose.", "} {", "2: hole.", "admit.", "pose. Qed.")]
+    >>> [parse_sketch(s).label for s in ("- pose.", "{ pose.", "} {", "2: hole.", "admit.", "pose. Qed.")]
     ['form', 'form', 'form', 'form', 'forbidden', 'forbidden']
     """
     text = submission(said)[0].strip()

@@ -65,9 +65,9 @@ def best_first(
         node = heappop(queue)[2]
         asked = min(width, tree.room)
         [moves] = yield (node.propose(asked),)
-        if edges := tree.said(node, moves, asked):
+        if edges := tree.add(node, moves, asked):
             [led] = yield (Apply(tuple((node.state, edge.move.text) for edge in edges)),)
-            new = [found for edge, to in zip(edges, led, strict=True) if (found := tree.led(edge, to))]
+            new = [found for edge, to in zip(edges, led, strict=True) if (found := tree.follow(edge, to))]
             if compares:
                 yield from valued(tree, new)
             for found in new:
@@ -95,12 +95,12 @@ def beam(
             break
         said = yield tuple(node.propose(share) for node in nodes)
         edges = [
-            edge for node, moves in zip(nodes, said, strict=True) for edge in tree.said(node, moves, share)
+            edge for node, moves in zip(nodes, said, strict=True) for edge in tree.add(node, moves, share)
         ]
         if not edges:
             break
         [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
-        new = [node for edge, to in zip(edges, led, strict=True) if (node := tree.led(edge, to))]
+        new = [node for edge, to in zip(edges, led, strict=True) if (node := tree.follow(edge, to))]
         if compares:
             yield from valued(tree, new)
         new.sort(key=lambda node: -node.value if compares else -node.logp / node.depth**alpha)
@@ -129,7 +129,7 @@ def best_of_n(root: State, budget: Budget, *, width: int = 8, compares: bool = F
         said = yield tuple(questions)
         on: list[Edge] = []
         for node, moves in zip(ways, said, strict=True):
-            tree.said(node, moves, 1)
+            tree.add(node, moves, 1)
             on += [node.edges[move.text] for move in moves]
         if not on:
             if tree.nodes[0] in ways:
@@ -139,7 +139,7 @@ def best_of_n(root: State, budget: Budget, *, width: int = 8, compares: bool = F
         fresh = list({id(edge): edge for edge in on if not edge.applied}.values())
         if fresh:
             [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in fresh)),)
-            new = [found for edge, to in zip(fresh, led, strict=True) if (found := tree.led(edge, to))]
+            new = [found for edge, to in zip(fresh, led, strict=True) if (found := tree.follow(edge, to))]
             if compares:
                 yield from valued(tree, [node for node in new if node.state.done])
         came = [edge.target for edge in on if edge.target]

@@ -122,19 +122,19 @@ class _Halving:
                 return
         last = way[-1]
         [[to]] = yield (Apply(((last.source.state, last.move.text),)),)
-        new = tree.led(last, to)
+        new = tree.follow(last, to)
         if new and self.values:
             yield from valued(tree, [new])
         if new and (new.state.done or new.depth >= tree.budget.depth):
             self.closed.add(new.number)
-        tree.came(way, last.target.value if last.target else 0.0)
+        tree.back_up(way, last.target.value if last.target else 0.0)
 
     def _draw(self, node: Node) -> Generator[tuple[Question, ...], Any, Edge | None]:
         """One more move of a state, if it says one that is new and there is room for it."""
         if node.exhausted or self.tree.room <= 0:
             return None
         [moves] = yield (node.propose(1),)
-        return next(iter(self.tree.said(node, moves, 1)), None)
+        return next(iter(self.tree.add(node, moves, 1)), None)
 
     def _next(self, node: Node, open_: list[Edge]) -> Edge | None:
         """The move that is taken below a halving; None for what was not said."""

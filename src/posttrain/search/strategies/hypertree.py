@@ -78,7 +78,7 @@ def _expand(tree: Tree, leaves: list[Node], asked: int) -> Generator[tuple[Quest
     """Asks these states for so many moves each, and follows what they say."""
     said = yield tuple(node.propose(asked) for node in leaves)
     yield from _follow(
-        tree, [e for node, moves in zip(leaves, said, strict=True) for e in tree.said(node, moves, asked)]
+        tree, [e for node, moves in zip(leaves, said, strict=True) for e in tree.add(node, moves, asked)]
     )
 
 
@@ -87,7 +87,7 @@ def _sketch(
 ) -> Generator[tuple[Question, ...], list[Any], None]:
     """Asks these states for a sketch each; the parts of each may be sketched in their turn."""
     said = yield tuple(node.sketch() for node in leaves)
-    edges = [e for node, moves in zip(leaves, said, strict=True) for e in tree.sketched(node, moves)]
+    edges = [e for node, moves in zip(leaves, said, strict=True) for e in tree.add_sketches(node, moves)]
     yield from _follow(tree, edges)
     for edge in edges:
         within = plans[edge.source.number] + 1
@@ -100,7 +100,7 @@ def _follow(tree: Tree, edges: list[Edge]) -> Generator[tuple[Question, ...], li
     if edges:
         [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
         for edge, to in zip(edges, led, strict=True):
-            tree.led(edge, to)
+            tree.follow(edge, to)
 
 
 def left_out(tree: Tree) -> list[Node]:
@@ -253,6 +253,6 @@ def _back(tree: Tree, proofs: Proofs, way: Way) -> None:
     for node, edge in way:
         if edge and edge.target:
             worth[node.number] = of(edge.target)
-            tree.came([edge], worth[node.number])
+            tree.back_up([edge], worth[node.number])
         else:
             worth[node.number] = prod(map(of, node.parts)) if node.parts else node.value

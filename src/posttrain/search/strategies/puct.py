@@ -77,13 +77,13 @@ def _search(
             continue
         last = way[-1]
         [[to]] = yield (Apply(((last.source.state, last.move.text),)),)
-        new = tree.led(last, to)
+        new = tree.follow(last, to)
         if new and values:
             yield from valued(tree, [new])
         if new and (new.state.done or new.depth >= tree.budget.depth):
             closed.add(new.number)
         worth = float(new is not None) if novelty else last.target.value if last.target else 0.0
-        tree.came(way, worth, discount)
+        tree.back_up(way, worth, discount)
     return tree
 
 
@@ -100,7 +100,7 @@ def _select_path(
         if not node.exhausted and tree.room > 0 and (not open_ or node.asked**2 < width * node.visits):
             asked = min(width, tree.room)
             [moves] = yield (node.propose(asked),)
-            tree.said(node, moves, asked)
+            tree.add(node, moves, asked)
             continue
         if not open_:
             closed.add(node.number)

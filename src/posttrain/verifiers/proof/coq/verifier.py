@@ -21,7 +21,7 @@ from posttrain.verifiers.proof.coq.diagnosis import (
 from posttrain.verifiers.proof.coq.script import sentences
 from posttrain.verifiers.proof.coq.session import EndedError, Opening, Session, take
 from posttrain.verifiers.proof.coq.task import problem_of
-from posttrain.verifiers.proof.coq.walk import Progress, Walk, first_rank, measured, walked
+from posttrain.verifiers.proof.coq.walk import Progress, Walk, first_rank, measured, walk_through
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.sandbox import LEVELS, Box, Level, Limits, require
 
@@ -225,7 +225,7 @@ class Coq(Verifier):
         session.load()
         first, rungs = self._first_rank(session, problem) if measure else (0, [])
         session.allow(self.budget)
-        walk = walked(session, problem, given.said, given.script)
+        walk = walk_through(session, problem, given.said, given.script)
         session.allow(self.budget)
         return walk, measured(session, walk, given.said, first, rungs) if measure else Progress()
 

@@ -47,7 +47,7 @@ class Walk:
         return self.steps[-1].goals if self.steps else 0
 
 
-def walked(session: Session, problem: Problem, found: Sequence[Sentence], script: bool) -> Walk:
+def walk_through(session: Session, problem: Problem, found: Sequence[Sentence], script: bool) -> Walk:
     """What came of the sentences, said one after the other until one fails or the theorem's proof ends."""
     walk = Walk()
     try:

@@ -87,7 +87,7 @@ class Prepared:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def prepared(means: Means, axioms: tuple[str, ...], header: Header, statement: str) -> Prepared:
+def prepare(means: Means, axioms: tuple[str, ...], header: Header, statement: str) -> Prepared:
     """What is ours of a task; UserError if its header or its statement does not compile."""
     modules, known = header_modules(means, axioms, header)
     complaints = []
@@ -147,7 +147,7 @@ def tactics(means: Means) -> Mapping[str, bytes]:
     return modules
 
 
-def judged(means: Means, ours: Prepared, name: str, text: str) -> Verdict:
+def judge(means: Means, ours: Prepared, name: str, text: str) -> Verdict:
     """The verdict on a response's code, which has no comments and says nothing that is forbidden."""
     written, before = source.submission(ours.header, name, ours.form, text)
     made = means.compile(SUBMISSION, written, ours.modules)

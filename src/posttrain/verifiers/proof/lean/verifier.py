@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from posttrain.base.nearest import did_you_mean
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.proof.lean import repl, source
-from posttrain.verifiers.proof.lean.judge import SETUP_S, Means, Prepared, judged, prepared, refused
+from posttrain.verifiers.proof.lean.judge import SETUP_S, Means, Prepared, judge, prepare, refused
 from posttrain.verifiers.proof.lean.repl import Steps
 from posttrain.verifiers.proof.lean.script import Script, script, tactics
 from posttrain.verifiers.proof.lean.source import Code, Header
@@ -74,7 +74,7 @@ class Lean(Verifier):
         try:
             self.check(task)
             name, statement, header = asked(task)
-            return self._judged(name, prepared(self.means, self.axioms, header, statement), Code.of(response))
+            return self._judged(name, prepare(self.means, self.axioms, header, statement), Code.of(response))
         except UserError as error:
             return Verdict(score=None, label="bad_task", reason=error.what)
         except RunError as error:
@@ -143,7 +143,7 @@ class Lean(Verifier):
             steps, verdict = self._warmly(name, ours, code, found)
         if label == "incomplete":
             verdict = refused("incomplete", f"{word} is no proof")
-        verdict = verdict or judged(self.means, ours, name, code.text)
+        verdict = verdict or judge(self.means, ours, name, code.text)
         if (
             steps is None
             or found is None
@@ -160,7 +160,7 @@ class Lean(Verifier):
         if self.partial and earned:
             begun = code.text[: read[len(steps.goals) - 1]]
             finished = f"{begun}\n{found.margin}{steps.finish}"
-            earned *= judged(self.means, ours, name, finished).label == "proved"
+            earned *= judge(self.means, ours, name, finished).label == "proved"
             return replace(verdict, score=earned, progress=progress if earned else ())
         return replace(verdict, progress=progress)
 
