@@ -281,6 +281,22 @@ def test_a_session_saves_nothing_twice_and_nothing_that_was_cut(model, monkeypat
         with pytest.raises(KeyboardInterrupt):
             s.update(s.sample())
     assert not [*Path("two/checkpoints").glob("step_*")]
+    asked = {"data": SUMS, "reward": digits, "updates": 4, "steps": {"minibatches": 2}, "lr": 0.01, **SMALL}
+    with posttrain.Session(model, dir="three", **asked) as s:
+        s.step()
+        move, moves = s.learner._move, []
+
+        def fails_second(*given):
+            moves.append(given)
+            if len(moves) == 2:
+                raise RunError("no")
+            return move(*given)
+
+        s.learner._move = fails_second
+        with pytest.raises(RunError, match="no"):
+            s.update(s.sample())
+        assert len(moves) == 2
+    assert not [*Path("three/checkpoints").glob("step_*")]
 
 
 def test_save_after_a_sample_that_was_interrupted_keeps_what_came_before(model, monkeypatch):

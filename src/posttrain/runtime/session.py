@@ -313,12 +313,13 @@ class Session:
     @contextmanager
     def _whole(self, what: str) -> Iterator[None]:
         """Remembers if what is inside was cut off, as by Ctrl-C: nothing could be relied on after it."""
-        self._cut = what
+        self._cut, steps = what, self._open.learner.step_count
         try:
             yield
         except Exception:
             if what in ("update()", "optim_step()"):  # nothing of a step that failed is left
                 self._cut, self._gradients = "", False
+                self._before = self._before if self._open.learner.step_count == steps else None
                 self._open.learner.forget_gradients()
             raise
         self._cut = ""
