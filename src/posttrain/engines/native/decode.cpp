@@ -15,6 +15,8 @@
 #include <vector>
 
 #include <omp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "numbers.h"
 
@@ -35,12 +37,6 @@ void softmax(float* s, int64_t count) {
 
 constexpr int D = SIZE, G = QUERIES;
 
-#if defined(__AVX512F__)
-constexpr int ROWS = 8;
-#else
-constexpr int ROWS = 4;
-#endif
-
 // So many numbers of a head as a register takes, as float32.
 constexpr int PIECE = D % LANES == 0 ? LANES : 8;
 typedef float Piece __attribute__((vector_size(4 * PIECE)));
@@ -59,8 +55,9 @@ inline Piece piece(const Half* from) {
     return (Piece)(__builtin_convertvector(bits, Wide) << 16);
 }
 
-// G queries over `count` columns, which lie one behind the other.
-void attend(const T* query, const T* keys, const T* values, int64_t count, float scale, T* out, float* scores) {
+// G queries over `count` columns, which lie one behind the other. `next`: keys that are read after them.
+void attend(const T* query, const T* keys, const T* values, const T* next, int64_t count, float scale, T* out,
+            float* scores) {
     constexpr int N = D / PIECE;
     Piece q[G][N];
     for (int g = 0; g < G; ++g) {
@@ -87,6 +84,7 @@ void attend(const T* query, const T* keys, const T* values, int64_t count, float
     for (int part = 0; part < N; part += PART) {
         Piece sum[G][PART] = {};
         for (int64_t c = 0; c < count; ++c) {
+            __builtin_prefetch(next + c * D + part * PIECE);
 #pragma GCC unroll 16
             for (int n = 0; n < PART; ++n) {
                 const Piece x = piece(values + c * D + (part + n) * PIECE);
@@ -112,8 +110,8 @@ void attend_new(int64_t each, int64_t heads, const T* query, const T* key, const
     std::memcpy(own_keys + length * D, key + each * D, D * sizeof(T));
     std::memcpy(own_values + length * D, value + each * D, D * sizeof(T));
     scores.resize(G * (length + 1 - from));
-    attend(query + each * G * D, own_keys + from * D, own_values + from * D, length + 1 - from, scale,
-           out + each * G * D, scores.data());
+    attend(query + each * G * D, own_keys + from * D, own_values + from * D, own_keys + (columns + from) * D,
+           length + 1 - from, scale, out + each * G * D, scores.data());
 }
 
 // Products. A weight is kept in panels of COLS of its rows, in which what is multiplied at once lies together:
@@ -132,6 +130,13 @@ constexpr int PAIR = 2;
 constexpr bool PRODUCTS = false;
 inline Vector added(Vector sum, const T*, const T*) { return sum; }
 #endif
+#if HALF && defined(__AMX_BF16__)
+constexpr int ROWS = 32, DEPTH = 32;  // DEPTH: of `in`, multiplied at once
+#elif defined(__AVX512F__)
+constexpr int ROWS = 8, DEPTH = PAIR;
+#else
+constexpr int ROWS = 4, DEPTH = PAIR;
+#endif
 
 struct Matrix {
     const T* weight;  // packed
@@ -143,9 +148,92 @@ inline int64_t panels(const Matrix& w) { return (w.out + COLS - 1) / COLS; }
 
 using Sums = float[ROWS][COLS];
 
-// M rows of x times a panel; meanwhile memory brings `step` bytes of another panel for each column of x.
-template <int M>
-void tile(const T* x, int64_t in, const T* panel, const char* ahead, int64_t step, Sums& out) {
+#if HALF && defined(__AMX_BF16__)
+
+// A processor's matrix unit has eight registers of 16 rows of 64 bytes. Here 0 to 2 hold the sums of some rows and
+// 3 to 5 those of as many more, 6 is x and 7 is the panel.
+class Unit {
+  public:
+    // Linux grants it to a process that asks.
+    static bool granted() {
+        static const bool yes = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0;
+        return yes;
+    }
+    Unit() { rows = 0; }
+    ~Unit() { _tile_release(); }
+    static void configure(int wanted) {
+        if (rows == wanted) return;
+        struct alignas(64) {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } shape;
+        for (int i = 0; i < 8; ++i) {
+            shape.bytes[i] = 64;
+            shape.rows[i] = i < 7 ? wanted : DEPTH / PAIR;
+        }
+        asm volatile("" : : "r"(&shape) : "memory");  // all of it is read, which the compiler is not told
+        _tile_loadconfig(&shape);
+        rows = wanted;
+    }
+
+  private:
+    static thread_local int rows;  // that this thread's registers have
+};
+thread_local int Unit::rows;
+
+// `few` rows of x times a panel; meanwhile memory brings `step` bytes of another panel for each DEPTH columns of x.
+inline void tile(int64_t few, const T* x, int64_t in, const T* panel, const char* ahead, int64_t step, Sums& out) {
+    constexpr int64_t WIDE = COLS * PAIR * sizeof(T), ACROSS = LANES * PAIR, DOWN = COLS * sizeof(float);
+    const bool both = few > 16;
+    const int64_t half = both ? (few + 1) / 2 : few, rest = few - half;  // of an odd number a row is in both halves
+    const T* second = x + rest * in;
+    const int64_t stride = in * sizeof(T);
+    Unit::configure(int(half));
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+    for (int64_t k = 0; k < in; k += DEPTH, panel += DEPTH * COLS, ahead += step) {
+        for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+// Registers are named by what is written, so neither a loop nor a template can.
+#define COLUMN(number, sums, more)               \
+    _tile_loadd(7, panel + number * ACROSS, WIDE); \
+    _tile_loadd(6, x + k, stride);               \
+    _tile_dpbf16ps(sums, 6, 7);                  \
+    if (both) {                                  \
+        _tile_loadd(6, second + k, stride);      \
+        _tile_dpbf16ps(more, 6, 7);              \
+    }
+        COLUMN(0, 0, 3)
+        COLUMN(1, 1, 4)
+        COLUMN(2, 2, 5)
+#undef COLUMN
+    }
+    _tile_stored(0, out[0], DOWN);
+    _tile_stored(1, out[0] + LANES, DOWN);
+    _tile_stored(2, out[0] + 2 * LANES, DOWN);
+    if (!both) return;
+    _tile_stored(3, out[rest], DOWN);
+    _tile_stored(4, out[rest] + LANES, DOWN);
+    _tile_stored(5, out[rest] + 2 * LANES, DOWN);
+}
+
+#else
+
+struct Unit {
+    Unit() {}
+    static bool granted() { return true; }
+};
+
+// M rows of x times a panel; meanwhile memory brings `step` bytes of another panel for each DEPTH columns of x.
+template <int M = ROWS>
+void tile(int64_t few, const T* x, int64_t in, const T* panel, const char* ahead, int64_t step, Sums& out) {
+    if constexpr (M > 1) {
+        if (few < M) return tile<M - 1>(few, x, in, panel, ahead, step, out);
+    }
     Vector sum[M][VECTORS] = {};
     for (int64_t k = 0; k < in; k += PAIR, panel += COLS * PAIR, ahead += step) {
         __builtin_prefetch(ahead, 0, 2);
@@ -158,20 +246,16 @@ void tile(const T* x, int64_t in, const T* panel, const char* ahead, int64_t ste
     for (int i = 0; i < M; ++i) std::memcpy(out[i], sum[i], sizeof sum[i]);
 }
 
-template <int M = ROWS>
-void tiles(int64_t rows, const T* x, int64_t in, const T* panel, const char* ahead, int64_t step, Sums& out) {
-    if constexpr (M > 1) {
-        if (rows < M) return tiles<M - 1>(rows, x, in, panel, ahead, step, out);
-    }
-    tile<M>(x, in, panel, ahead, step, out);
-}
+#endif
 
-// The rows `row` to `row + few` of x times panel p of w.
-inline void multiply(const Matrix& w, int64_t p, const T* x, int64_t row, int64_t few, int64_t rows, Sums& out) {
-    const int64_t blocks = (rows + ROWS - 1) / ROWS, step = int64_t(COLS * PAIR * sizeof(T)) / blocks;
-    const T* next = w.weight + (p + omp_get_num_threads()) * COLS * w.in;
-    const char* ahead = reinterpret_cast<const char*>(next) + row / ROWS * (w.in / PAIR) * step;
-    tiles(few, x + row * w.in, w.in, w.weight + p * COLS * w.in, ahead, step, out);
+// The rows `row` to `row + few` of x times panel p of w. `after`: the weight that is read next.
+inline void multiply(const Matrix& w, const Matrix& after, int64_t p, const T* x, int64_t row, int64_t few, int64_t rows,
+                     Sums& out) {
+    const int64_t following = p + omp_get_num_threads(), beyond = following - panels(w);
+    const T* next = (beyond < 0 ? w.weight + following * COLS * w.in : after.weight + beyond * COLS * after.in);
+    const int64_t step = int64_t(COLS * DEPTH * sizeof(T)) * few / rows;
+    const char* ahead = reinterpret_cast<const char*>(next) + COLS * w.in * sizeof(T) * row / rows;
+    tile(few, x + row * w.in, w.in, w.weight + p * COLS * w.in, ahead, step, out);
     if (!w.bias) return;
     for (int i = 0; i < few; ++i) {
         for (int j = 0; j < std::min<int64_t>(COLS, w.out - p * COLS); ++j) out[i][j] += widened(w.bias[p * COLS + j]);
@@ -183,13 +267,14 @@ template <typename Body>
 void share(int64_t count, int64_t rows, Body body) {
     int64_t chunk = rows;  // of a panel, which one thread should read alone, unless there are too few of them
     while (chunk > ROWS && count * ((rows + chunk - 1) / chunk) < 4 * omp_get_num_threads()) chunk = (chunk + 1) / 2;
-    chunk = (chunk + ROWS - 1) / ROWS * ROWS;
+    const int64_t blocks = (chunk + ROWS - 1) / ROWS, high = (chunk + blocks - 1) / blocks;
+    chunk = blocks * high;
     const int64_t chunks = (rows + chunk - 1) / chunk;
 #pragma omp for schedule(dynamic)
     for (int64_t each = 0; each < count * chunks; ++each) {
         const int64_t end = std::min(rows, (each % chunks + 1) * chunk);
-        for (int64_t row = each % chunks * chunk; row < end; row += ROWS) {
-            body(each / chunks, row, std::min<int64_t>(ROWS, end - row));
+        for (int64_t row = each % chunks * chunk; row < end; row += high) {
+            body(each / chunks, row, std::min(high, end - row));
         }
     }
 }
@@ -208,10 +293,10 @@ inline void store(const Matrix& w, int64_t p, int64_t row, int64_t few, const Su
 }
 
 // Within a parallel region: y = x wᵀ + b, or y += it.
-void product(const Matrix& w, const T* x, T* y, int64_t rows, bool add) {
+void product(const Matrix& w, const Matrix& after, const T* x, T* y, int64_t rows, bool add) {
     share(panels(w), rows, [&](int64_t p, int64_t row, int64_t few) {
         Sums sums;
-        multiply(w, p, x, row, few, rows, sums);
+        multiply(w, after, p, x, row, few, rows, sums);
         store(w, p, row, few, sums, y, add);
     });
 }
@@ -255,8 +340,8 @@ void rotate(T* x, const T* cosine, const T* sine) {
 void gated_product(const Layer& layer, const T* x, T* out, int64_t rows) {
     share(panels(layer.gate), rows, [&](int64_t p, int64_t row, int64_t few) {
         Sums gate, up;
-        multiply(layer.gate, p, x, row, few, rows, gate);
-        multiply(layer.up, p, x, row, few, rows, up);
+        multiply(layer.gate, layer.down, p, x, row, few, rows, gate);
+        multiply(layer.up, layer.down, p, x, row, few, rows, up);
         for (int i = 0; i < few; ++i) {
 #pragma omp simd
             for (int j = 0; j < COLS; ++j) gate[i][j] = rounded(silu(rounded(gate[i][j]))) * rounded(up[i][j]);
@@ -331,7 +416,7 @@ extern "C" void draw_tokens(const T* logits, int64_t rows, int64_t count, const 
 
 // How many numbers a weight of this shape is when packed; 0 where there are no products of it.
 extern "C" int64_t packed_size(int64_t out, int64_t in) {
-    return PRODUCTS && in % PAIR == 0 ? (out + COLS - 1) / COLS * COLS * in : 0;
+    return PRODUCTS && in % DEPTH == 0 && Unit::granted() ? (out + COLS - 1) / COLS * COLS * in : 0;
 }
 
 extern "C" void pack(const T* weight, int64_t out, int64_t in, T* packed, int threads) {
@@ -354,7 +439,10 @@ extern "C" void pack(const T* weight, int64_t out, int64_t in, T* packed, int th
 
 extern "C" void linear(const Matrix* w, const T* x, T* y, int64_t rows, int threads) {
 #pragma omp parallel num_threads(threads)
-    product(*w, x, y, rows, false);
+    {
+        const Unit unit;
+        product(*w, *w, x, y, rows, false);
+    }
 }
 
 // Takes the new tokens' hidden states x, [rows, hidden], through these layers in place. seconds: of products,
@@ -367,6 +455,7 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
       *value = key + rows * narrow, *gated = value + rows * narrow;
 #pragma omp parallel num_threads(threads)
     {
+        const Unit unit;
         double last = omp_get_wtime();
         const auto took = [&](int part) {
             const double now = omp_get_wtime();
@@ -380,13 +469,13 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
         };
         for (const Layer* layer = layers; layer < layers + count; ++layer) {
             normalise_rows(layer->before_attention);
-            const Matrix* read[] = {&layer->query, &layer->key, &layer->value};
+            const Matrix* read[] = {&layer->query, &layer->key, &layer->value, &layer->output};
             T* const to[] = {query, key, value};
             const int64_t first[] = {0, panels(*read[0]), panels(*read[0]) + panels(*read[1])};
             share(first[2] + panels(*read[2]), rows, [&](int64_t p, int64_t row, int64_t few) {
                 const int which = (p >= first[1]) + (p >= first[2]);
                 Sums sums;
-                multiply(*read[which], p - first[which], normed, row, few, rows, sums);
+                multiply(*read[which], *read[which + 1], p - first[which], normed, row, few, rows, sums);
                 store(*read[which], p - first[which], row, few, sums, to[which], false);
             });
             took(0);
@@ -403,11 +492,11 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
                            layer->window, layer->scale);
             }
             took(1);
-            product(layer->output, found, x, rows, true);
+            product(layer->output, layer->gate, found, x, rows, true);
             took(0);
             normalise_rows(layer->before_mlp);
             gated_product(*layer, normed, gated, rows);
-            product(layer->down, gated, x, rows, true);
+            product(layer->down, (layer + 1 < layers + count ? layer + 1 : layers)->query, gated, x, rows, true);
             took(0);
         }
     }
