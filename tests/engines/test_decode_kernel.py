@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posttrain.engines.native import decode_kernel
-from posttrain.engines.native.decode_kernel import kernel_for, load
+from posttrain.engines.native.decode_kernel import kernel_for, load, packed_matrix
 
 torch.manual_seed(0)
 if load(torch.float32, 32, 1) is None:
@@ -100,3 +100,23 @@ def test_without_a_compiler_or_with_one_that_errs_pytorch_does_it(monkeypatch, t
     wrong.write_text(source.replace("scale = 1 / sum", "scale = 2 / sum"))
     monkeypatch.setattr(decode_kernel, "_SOURCE", wrong)
     assert load.__wrapped__(torch.float32, 32, 1) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inner", [32, 64, 70, 104])
+def test_a_product_is_the_same_bits_however_many_rows_there_are(dtype, inner):
+    """Rows are multiplied some at a time, of a processor's matrix unit up to 16 and twice 16."""
+    kernels = load(dtype, 8, 2)
+    weight, bias, x = torch.randn(100, inner).to(dtype), torch.randn(100).to(dtype), torch.randn(70, inner)
+    if not kernels.multiplies(weight):
+        pytest.skip("NOT RUN: this processor has no products of bfloat16")
+    packed = kernels.pack(weight)
+    matrix, x = packed_matrix(packed, weight, bias), x.to(dtype)
+    theirs = x @ weight.T
+    out = kernels.linear(x, matrix)
+    wanted = x.double() @ weight.double().T + bias.double()
+    # A sum of `inner` products in float32, rounded once when it is stored.
+    close = {"rtol": 2**-8, "atol": 1e-5} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(out.double(), wanted, **close)
+    assert all(torch.equal(kernels.linear(x[70 - n :], matrix), out[70 - n :]) for n in range(1, 70))
+    assert torch.equal(x @ weight.T, theirs)  # which use the same unit, are left as they were

@@ -4,6 +4,10 @@
 // stored.
 //   HALF      1 for bfloat16, 0 for float32
 
+#if defined(__AVX512F__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")  // of Intel's processors GCC prefers half as much
+#endif
+
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -33,7 +37,12 @@ inline void copy(const Half* from, int64_t count, Half* to) { std::memcpy(to, fr
 // ---------------------------------------------------------------------- products of small matrices
 
 // Keys are multiplied so many at a time, queries ROWS at a time; going back BLOCK queries share what they add to keys.
-constexpr int TILE = 32, VECTORS = 2, ROWS = LANES == 16 ? 8 : 4, BLOCK = 32, WIDTH = VECTORS * LANES;
+#if MATRIX_UNIT
+constexpr int ROWS = 32;
+#else
+constexpr int ROWS = LANES == 16 ? 8 : 4;
+#endif
+constexpr int TILE = 32, VECTORS = 2, BLOCK = 32, WIDTH = VECTORS * LANES;
 
 // A left matrix: where a row begins, and how far the next row and the next PAIR of its columns are.
 struct Left {
@@ -41,22 +50,73 @@ struct Left {
     int64_t row, step;
 };
 
-// sum += the first `pairs` PAIRs of M rows of x times a panel, whose next PAIR is `step` behind.
-template <int M>
-inline void multiply(Left x, int64_t pairs, const E* panel, int64_t step, Vector (&sum)[M][VECTORS]) {
-    for (int64_t k = 0; k < pairs; ++k, x.at += x.step, panel += step) {
-#pragma GCC unroll 8
-        for (int i = 0; i < M; ++i) {
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; ++v) sum[i][v] = added(sum[i][v], x.at + i * x.row, panel + v * LANES * PAIR);
+#if MATRIX_UNIT
+
+// Sums of ROWS x WIDTH numbers: registers 0 to 3. A row of 32 of the left matrix lies together: its step is PAIR.
+struct Sums {
+    Sums() {
+        MatrixUnit::shape(16);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    Sums(const float* from, int64_t row) {
+        MatrixUnit::shape(16);
+        _tile_loadd(0, from, 4 * row);
+        _tile_loadd(1, from + 16, 4 * row);
+        _tile_loadd(2, from + 16 * row, 4 * row);
+        _tile_loadd(3, from + 16 * row + 16, 4 * row);
+    }
+    void store(float* out, int64_t row) const {
+        _tile_stored(0, out, 4 * row);
+        _tile_stored(1, out + 16, 4 * row);
+        _tile_stored(2, out + 16 * row, 4 * row);
+        _tile_stored(3, out + 16 * row + 16, 4 * row);
+    }
+    // += the first `pairs` PAIRs of x times a panel, whose next PAIR is `step` behind.
+    void add(Left x, int64_t pairs, const E* panel, int64_t step) {
+        const int64_t left = x.row * sizeof(E), right = step * sizeof(E);
+        for (int64_t k = 0; k < pairs; k += 16, x.at += 16 * PAIR, panel += 16 * step) {
+            _tile_loadd(4, x.at, left);
+            _tile_loadd(6, panel, right);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(7, panel + 16 * PAIR, right);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_loadd(5, x.at + 16 * x.row, left);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
         }
     }
-}
+};
 
-template <int M>
-inline void store(const Vector (&sum)[M][VECTORS], float* out, int64_t row) {
-    for (int i = 0; i < M; ++i) std::memcpy(out + i * row, sum[i], sizeof sum[i]);
-}
+#else
+
+// Sums of ROWS x WIDTH numbers.
+struct Sums {
+    Vector sum[ROWS][VECTORS] = {};
+    Sums() {}
+    Sums(const float* from, int64_t row) {
+        for (int i = 0; i < ROWS; ++i) std::memcpy(sum[i], from + i * row, sizeof sum[i]);
+    }
+    void store(float* out, int64_t row) const {
+        for (int i = 0; i < ROWS; ++i) std::memcpy(out + i * row, sum[i], sizeof sum[i]);
+    }
+    // += the first `pairs` PAIRs of x times a panel, whose next PAIR is `step` behind.
+    void add(Left x, int64_t pairs, const E* panel, int64_t step) {
+        for (int64_t k = 0; k < pairs; ++k, x.at += x.step, panel += step) {
+#pragma GCC unroll 8
+            for (int i = 0; i < ROWS; ++i) {
+#pragma GCC unroll 2
+                for (int v = 0; v < VECTORS; ++v) {
+                    sum[i][v] = added(sum[i][v], x.at + i * x.row, panel + v * LANES * PAIR);
+                }
+            }
+        }
+    }
+};
+
+#endif
 
 // Keys or values of a group and key head, in the two orders in which they are multiplied.
 struct Packed {
@@ -200,9 +260,9 @@ void by_keys(const E* x, const E* keys, const std::vector<int64_t>& tiles, int64
     const int64_t width = tiles.size() * TILE;
     for (size_t n = 0; n < tiles.size(); ++n) {
         for (int c = 0; c < TILE; c += WIDTH) {
-            Vector sum[ROWS][VECTORS] = {};
-            multiply<ROWS>({x, D, PAIR}, D / PAIR, keys + tiles[n] * TILE * D + c * PAIR, TILE * PAIR, sum);
-            store<ROWS>(sum, out + n * TILE + c, width);
+            Sums sums;
+            sums.add({x, D, PAIR}, D / PAIR, keys + tiles[n] * TILE * D + c * PAIR, TILE * PAIR);
+            sums.store(out + n * TILE + c, width);
         }
     }
 }
@@ -211,11 +271,11 @@ void by_keys(const E* x, const E* keys, const std::vector<int64_t>& tiles, int64
 void by_values(const E* x, const E* values, const std::vector<int64_t>& tiles, int64_t D, float* out) {
     const int64_t width = tiles.size() * TILE;
     for (int64_t d = 0; d < D; d += WIDTH) {
-        Vector sum[ROWS][VECTORS] = {};
+        Sums sums;
         for (size_t n = 0; n < tiles.size(); ++n) {
-            multiply<ROWS>({x + n * TILE, width, PAIR}, TILE / PAIR, values + tiles[n] * TILE * D + d * PAIR, D * PAIR, sum);
+            sums.add({x + n * TILE, width, PAIR}, TILE / PAIR, values + tiles[n] * TILE * D + d * PAIR, D * PAIR);
         }
-        store<ROWS>(sum, out + d, D);
+        sums.store(out + d, D);
     }
 }
 
@@ -265,6 +325,23 @@ void attend(const Task& t, const Group& g, int64_t head, const E* keys, const E*
     }
 }
 
+#if MATRIX_UNIT
+
+// BLOCK rows as columns: [D, BLOCK].
+void turn(const E* rows, int64_t, int64_t D, E* out) {
+    for (int64_t d = 0; d < D; ++d) {
+        for (int64_t i = 0; i < BLOCK; ++i) out[d * BLOCK + i] = rows[i * D + d];
+    }
+}
+inline Left across(const E* turned, int64_t d, int64_t) { return {turned + d * BLOCK, BLOCK, PAIR}; }
+
+#else
+
+void turn(const E* rows, int64_t count, int64_t D, E* out) { interleave(rows, count, D, out); }
+inline Left across(const E* turned, int64_t d, int64_t D) { return {turned + d * PAIR, PAIR, D * PAIR}; }
+
+#endif
+
 // What BLOCK queries add to the gradient of keys or values: out[d, c] += Σ_i x[i, d] w[i, c].
 void add_to_keys(const E* x, const E* w, int64_t pairs, const std::vector<int64_t>& tiles, int64_t D, float* out,
                  int64_t keys) {
@@ -273,10 +350,9 @@ void add_to_keys(const E* x, const E* w, int64_t pairs, const std::vector<int64_
         for (int c = 0; c < TILE; c += WIDTH) {
             for (int64_t d = 0; d < D; d += ROWS) {
                 float* to = out + d * keys + tiles[n] * TILE + c;
-                Vector sum[ROWS][VECTORS];
-                for (int i = 0; i < ROWS; ++i) std::memcpy(sum[i], to + i * keys, sizeof sum[i]);
-                multiply<ROWS>({x + d * PAIR, PAIR, D * PAIR}, pairs, w + (n * TILE + c) * PAIR, width * PAIR, sum);
-                store<ROWS>(sum, to, keys);
+                Sums sums(to, keys);
+                sums.add(across(x, d, D), pairs, w + (n * TILE + c) * PAIR, width * PAIR);
+                sums.store(to, keys);
             }
         }
     }
@@ -300,7 +376,7 @@ void attend_back(const Task& t, const Backward& b, const Group& g, int64_t head,
         const int64_t width = room.tiles.size() * TILE, most = (few + ROWS - 1) / ROWS * ROWS;
         copy_rows(t.query, head, at, few, most, D, room.rows[0].data());
         copy_rows(b.grad, head, at, few, most, D, room.rows[1].data());
-        for (int which = 0; which < 2; ++which) interleave(room.rows[which].data(), most, D, mixed[which].data());
+        for (int which = 0; which < 2; ++which) turn(room.rows[which].data(), most, D, mixed[which].data());
         for (int64_t first = 0; first < most; first += ROWS) {
             by_keys(room.rows[0].data() + first * D, keys, room.tiles, D, room.scores.data());
             by_keys(room.rows[1].data() + first * D, values, room.tiles, D, room.others.data());
@@ -395,6 +471,7 @@ extern "C" void attention_forward(const Task* task, const Heads* out, float* lse
     E *by_key = room.get(), *by_size = by_key + keys * total;
 #pragma omp parallel num_threads(threads)
     {
+        const MatrixUnit unit;
         pack_all(t, t.key, place, by_key, nullptr);
         pack_all(t, t.value, place, nullptr, by_size);
         static thread_local Room own;
@@ -420,6 +497,7 @@ extern "C" void attention_backward(const Task* task, const Backward* back, const
     for (auto& each : found) each.resize(keys * parts * total);
 #pragma omp parallel num_threads(threads)
     {
+        const MatrixUnit unit;
         pack_all(t, t.key, place, by_key, by_size);
         pack_all(t, t.value, place, values, nullptr);
         static thread_local Room own;

@@ -27,6 +27,7 @@ _FLAGS = (
     f"-I{NUMBERS.parent}",
 )
 _BUILD_S = 120.0
+_ARCH_PRCTL = 158
 
 
 def compiler() -> str | None:
@@ -43,8 +44,9 @@ def library(source: Path, dtype: torch.dtype, **defined: int) -> ctypes.CDLL | N
     if by is None or dtype not in (torch.bfloat16, torch.float32):
         return None
     given = {"HALF": int(dtype == torch.bfloat16), **defined}
+    macros = [f"-D{name}={value}" for name, value in given.items()]
     try:
-        built = _build(by, source, tuple(f"-D{name}={value}" for name, value in given.items()))
+        built = _build(by, source, (*macros, *_without()))
         return ctypes.CDLL(str(built))
     except (OSError, subprocess.SubprocessError):
         return None
@@ -65,6 +67,16 @@ def _build(by: str, source: Path, macros: tuple[str, ...]) -> Path:
             subprocess.run([*map(str, command)], capture_output=True, check=True, timeout=_BUILD_S)
         out.replace(final)
     return final
+
+
+@cache
+def _without() -> tuple[str, ...]:
+    """What of the processor must not be used. Linux grants a process its matrix unit (AMX) if it asks."""
+    if b"amx_bf16" not in _machine().split():
+        return ()
+    request, registers = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    granted = ctypes.CDLL(None).syscall(_ARCH_PRCTL, request, registers) == 0
+    return () if granted else ("-mno-amx-bf16",)
 
 
 @cache

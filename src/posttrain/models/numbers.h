@@ -71,6 +71,39 @@ inline float silu(float x) {
     return x * (x < 0 ? e : 1.0f) / (1 + e);
 }
 
+#if HALF && defined(__AMX_BF16__)
+#define MATRIX_UNIT 1
+#endif
+
+// A processor's matrix unit: eight registers of at most 16 rows of 64 bytes. compiled.py asks for the right to use it.
+// To be held by each thread of a parallel region that does.
+class MatrixUnit {
+  public:
+    MatrixUnit() { rows = 0; }
+#if MATRIX_UNIT
+    ~MatrixUnit() { _tile_release(); }
+    // Gives the first seven registers so many rows, and the last 16; what they held is lost.
+    static void shape(int wanted) {
+        if (rows == wanted) return;
+        struct alignas(64) {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } shapes;
+        for (int i = 0; i < 8; ++i) {
+            shapes.bytes[i] = 64;
+            shapes.rows[i] = i < 7 ? wanted : 16;
+        }
+        asm volatile("" : : "r"(&shapes) : "memory");  // all of it is read, which the compiler is not told
+        _tile_loadconfig(&shapes);
+        rows = wanted;
+    }
+#endif
+
+  private:
+    static inline thread_local int rows;  // that this thread's registers have
+};
+
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)

@@ -15,8 +15,6 @@
 #include <vector>
 
 #include <omp.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "numbers.h"
 
@@ -115,7 +113,7 @@ void attend_new(int64_t each, int64_t heads, const T* query, const T* key, const
 }
 
 // Products. A weight is kept in panels of COLS of its rows, in which what is multiplied at once lies together:
-// [in / PAIR, COLS, PAIR]. ROWS × COLS sums stay in registers over all of `in`, so a row's sums are the same
+// [in / PAIR, COLS, PAIR], with zeros up to a multiple of DEPTH. ROWS × COLS sums stay in registers over all of `in`, so a row's sums are the same
 // bits whatever stands beside it.
 
 constexpr int VECTORS = 3, COLS = LANES * VECTORS;
@@ -130,7 +128,7 @@ constexpr int PAIR = 2;
 constexpr bool PRODUCTS = false;
 inline Vector added(Vector sum, const T*, const T*) { return sum; }
 #endif
-#if HALF && defined(__AMX_BF16__)
+#if MATRIX_UNIT
 constexpr int ROWS = 32, DEPTH = 32;  // DEPTH: of `in`, multiplied at once
 #elif defined(__AVX512F__)
 constexpr int ROWS = 8, DEPTH = PAIR;
@@ -146,41 +144,13 @@ struct Matrix {
 
 inline int64_t panels(const Matrix& w) { return (w.out + COLS - 1) / COLS; }
 
+inline int64_t padded(int64_t in) { return (in + DEPTH - 1) / DEPTH * DEPTH; }
+
+inline const T* panel(const Matrix& w, int64_t p) { return w.weight + p * COLS * padded(w.in); }
+
 using Sums = float[ROWS][COLS];
 
-#if HALF && defined(__AMX_BF16__)
-
-// A processor's matrix unit has eight registers of 16 rows of 64 bytes. Here 0 to 2 hold the sums of some rows and
-// 3 to 5 those of as many more, 6 is x and 7 is the panel.
-class Unit {
-  public:
-    // Linux grants it to a process that asks.
-    static bool granted() {
-        static const bool yes = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0;
-        return yes;
-    }
-    Unit() { rows = 0; }
-    ~Unit() { _tile_release(); }
-    static void configure(int wanted) {
-        if (rows == wanted) return;
-        struct alignas(64) {
-            uint8_t palette = 1, start = 0, reserved[14] = {};
-            uint16_t bytes[16] = {};
-            uint8_t rows[16] = {};
-        } shape;
-        for (int i = 0; i < 8; ++i) {
-            shape.bytes[i] = 64;
-            shape.rows[i] = i < 7 ? wanted : DEPTH / PAIR;
-        }
-        asm volatile("" : : "r"(&shape) : "memory");  // all of it is read, which the compiler is not told
-        _tile_loadconfig(&shape);
-        rows = wanted;
-    }
-
-  private:
-    static thread_local int rows;  // that this thread's registers have
-};
-thread_local int Unit::rows;
+#if MATRIX_UNIT
 
 // `few` rows of x times a panel; meanwhile memory brings `step` bytes of another panel for each DEPTH columns of x.
 inline void tile(int64_t few, const T* x, int64_t in, const T* panel, const char* ahead, int64_t step, Sums& out) {
@@ -188,29 +158,37 @@ inline void tile(int64_t few, const T* x, int64_t in, const T* panel, const char
     const bool both = few > 16;
     const int64_t half = both ? (few + 1) / 2 : few, rest = few - half;  // of an odd number a row is in both halves
     const T* second = x + rest * in;
-    const int64_t stride = in * sizeof(T);
-    Unit::configure(int(half));
+    MatrixUnit::shape(int(half));  // 0 to 2 hold the sums of one half, 3 to 5 those of the other, 6 is x and 7 the panel
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     _tile_zero(4);
     _tile_zero(5);
-    for (int64_t k = 0; k < in; k += DEPTH, panel += DEPTH * COLS, ahead += step) {
+    const auto add = [&](const T* one, const T* other, int64_t stride) {
         for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + line, 0, 2);
 // Registers are named by what is written, so neither a loop nor a template can.
-#define COLUMN(number, sums, more)               \
+#define COLUMN(number, sums, more)                 \
     _tile_loadd(7, panel + number * ACROSS, WIDE); \
-    _tile_loadd(6, x + k, stride);               \
-    _tile_dpbf16ps(sums, 6, 7);                  \
-    if (both) {                                  \
-        _tile_loadd(6, second + k, stride);      \
-        _tile_dpbf16ps(more, 6, 7);              \
+    _tile_loadd(6, one, stride);                   \
+    _tile_dpbf16ps(sums, 6, 7);                    \
+    if (both) {                                    \
+        _tile_loadd(6, other, stride);             \
+        _tile_dpbf16ps(more, 6, 7);                \
     }
         COLUMN(0, 0, 3)
         COLUMN(1, 1, 4)
         COLUMN(2, 2, 5)
 #undef COLUMN
+        panel += DEPTH * COLS, ahead += step;
+    };
+    int64_t k = 0;
+    for (; k + DEPTH <= in; k += DEPTH) add(x + k, second + k, in * sizeof(T));
+    if (k < in) {
+        T tail[ROWS * DEPTH] = {};
+        for (int64_t i = 0; i < few; ++i) std::memcpy(tail + i * DEPTH, x + i * in + k, (in - k) * sizeof(T));
+        asm volatile("" : : "r"(tail) : "memory");
+        add(tail, tail + rest * DEPTH, DEPTH * sizeof(T));
     }
     _tile_stored(0, out[0], DOWN);
     _tile_stored(1, out[0] + LANES, DOWN);
@@ -222,11 +200,6 @@ inline void tile(int64_t few, const T* x, int64_t in, const T* panel, const char
 }
 
 #else
-
-struct Unit {
-    Unit() {}
-    static bool granted() { return true; }
-};
 
 // M rows of x times a panel; meanwhile memory brings `step` bytes of another panel for each DEPTH columns of x.
 template <int M = ROWS>
@@ -252,10 +225,10 @@ void tile(int64_t few, const T* x, int64_t in, const T* panel, const char* ahead
 inline void multiply(const Matrix& w, const Matrix& after, int64_t p, const T* x, int64_t row, int64_t few, int64_t rows,
                      Sums& out) {
     const int64_t following = p + omp_get_num_threads(), beyond = following - panels(w);
-    const T* next = (beyond < 0 ? w.weight + following * COLS * w.in : after.weight + beyond * COLS * after.in);
+    const T* next = beyond < 0 ? panel(w, following) : panel(after, beyond);
     const int64_t step = int64_t(COLS * DEPTH * sizeof(T)) * few / rows;
     const char* ahead = reinterpret_cast<const char*>(next) + COLS * w.in * sizeof(T) * row / rows;
-    tile(few, x + row * w.in, w.in, w.weight + p * COLS * w.in, ahead, step, out);
+    tile(few, x + row * w.in, w.in, panel(w, p), ahead, step, out);
     if (!w.bias) return;
     for (int i = 0; i < few; ++i) {
         for (int j = 0; j < std::min<int64_t>(COLS, w.out - p * COLS); ++j) out[i][j] += widened(w.bias[p * COLS + j]);
@@ -416,18 +389,18 @@ extern "C" void draw_tokens(const T* logits, int64_t rows, int64_t count, const 
 
 // How many numbers a weight of this shape is when packed; 0 where there are no products of it.
 extern "C" int64_t packed_size(int64_t out, int64_t in) {
-    return PRODUCTS && in % DEPTH == 0 && Unit::granted() ? (out + COLS - 1) / COLS * COLS * in : 0;
+    return PRODUCTS && in % PAIR == 0 ? (out + COLS - 1) / COLS * COLS * padded(in) : 0;
 }
 
 extern "C" void pack(const T* weight, int64_t out, int64_t in, T* packed, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t p = 0; p < (out + COLS - 1) / COLS; ++p) {
-        T* panel = packed + p * COLS * in;
+        T* panel = packed + p * COLS * padded(in);
         for (int64_t j = 0; j < COLS; ++j) {
             const T* row = weight + (p * COLS + j) * in;
-            for (int64_t k = 0; k < in; k += PAIR) {
+            for (int64_t k = 0; k < padded(in); k += PAIR) {
                 T* to = panel + k * COLS + j * PAIR;
-                if (p * COLS + j < out) {
+                if (p * COLS + j < out && k < in) {
                     std::memcpy(to, row + k, PAIR * sizeof(T));
                 } else {
                     std::memset(to, 0, PAIR * sizeof(T));
@@ -440,7 +413,7 @@ extern "C" void pack(const T* weight, int64_t out, int64_t in, T* packed, int th
 extern "C" void linear(const Matrix* w, const T* x, T* y, int64_t rows, int threads) {
 #pragma omp parallel num_threads(threads)
     {
-        const Unit unit;
+        const MatrixUnit unit;
         product(*w, *w, x, y, rows, false);
     }
 }
@@ -455,7 +428,7 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
       *value = key + rows * narrow, *gated = value + rows * narrow;
 #pragma omp parallel num_threads(threads)
     {
-        const Unit unit;
+        const MatrixUnit unit;
         double last = omp_get_wtime();
         const auto took = [&](int part) {
             const double now = omp_get_wtime();
