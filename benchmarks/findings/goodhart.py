@@ -45,8 +45,8 @@ from transformers import LlamaForCausalLM
 
 from posttrain.base.process import configure
 from posttrain.methods.build import build
+from posttrain.runtime.dataset_rows import marked
 from posttrain.runtime.record.agreement import correlation
-from posttrain.runtime.rows import marked
 from posttrain.types import Batch
 
 PAIRS, FRESH, MEMBERS, RM_EPOCHS, RM_LR = 384, 4096, 5, 4, 3e-3

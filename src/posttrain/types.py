@@ -463,6 +463,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __repr__(self) -> str:
+        rows, columns = self.tokens.shape
+        trained, groups = int(self.mask.sum()), len(self.group.unique())
+        return f"Batch({rows} rows of up to {columns} tokens, {trained} trained, in {groups} groups)"
+
     def rows(self, index: Int[torch.Tensor, "n"]) -> "Batch":
         """The batch of these rows alone."""
         picked: dict[str, Any] = {

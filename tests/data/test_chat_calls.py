@@ -9,7 +9,7 @@ from posttrain.base.chat import Chat
 from posttrain.data import Data, load_conversations, load_rankings, load_tasks
 from posttrain.envs.tools.conversation import Variant, telling
 from posttrain.envs.tools.formats import FORMATS
-from posttrain.runtime.rows import Shaper
+from posttrain.runtime.dataset_rows import Shaper
 from posttrain.types import UserError
 
 CHATML = (

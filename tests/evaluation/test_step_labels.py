@@ -22,8 +22,8 @@ from posttrain.evaluation.step_labels import (
     step_labels,
 )
 from posttrain.recipe.recipe import Model, Recipe
+from posttrain.runtime.dataset_rows import Shaper
 from posttrain.runtime.policy import NO_TASK, Policy, surroundings
-from posttrain.runtime.rows import Shaper
 from posttrain.runtime.sampling import engine_of
 from posttrain.types import Sampling, Task
 from posttrain.verifiers.answers import Exact

@@ -25,8 +25,8 @@ from posttrain.models import heads
 from posttrain.models.loading import quiet
 from posttrain.models.pretrained import load_config, load_model
 from posttrain.recipe.recipe import Checkpoints
+from posttrain.runtime.dataset_rows import Shaper, numbered
 from posttrain.runtime.record import saving
-from posttrain.runtime.rows import Shaper, numbered
 from posttrain.types import Batch, Task, Trajectory, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.learner.deal import Portion, dealt, imbalance
+from posttrain.learner.rank_balance import Portion, dealt, imbalance
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

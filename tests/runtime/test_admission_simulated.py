@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.runtime.group_source import GroupSource
 from posttrain.runtime.record.journal import Journal, Progress
-from posttrain.runtime.source import GroupSource
 from posttrain.runtime.tasks.stream import Stream
 from posttrain.samplers.protocol import Finished, GroupRequest
 from posttrain.types import Sampling, Task

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from posttrain.runtime.dataset_rows import marked
 from posttrain.runtime.record.agreement import BINS, agreement, calibration_error, correlation
-from posttrain.runtime.rows import marked
 from posttrain.types import Batch, PerToken
 
 SEED = 5105

@@ -16,7 +16,7 @@ from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.models.fingerprint import digest
 from posttrain.recipe import config
 from posttrain.report import write as write_report
-from posttrain.runtime import build, profile, seams, session
+from posttrain.runtime import build, profile, profile_parts, session
 from posttrain.runtime.profile import Clock, Part, Peak
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.types import Request, Sampling
@@ -95,7 +95,7 @@ def test_time_counts_for_the_innermost_open_part(monkeypatch):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_engines_work_is_the_formulas(tiny, compiled):
     clock = Clock(torch.device("cpu"))
-    with seams.seams(clock):
+    with profile_parts.timed_parts(clock):
         model, config = AutoModelForCausalLM.from_pretrained(tiny), NativeConfig(decode_kernel=compiled)
         engine = NativeEngine(model, decode=lambda _: "", stop_tokens=[], config=config)
         if compiled and engine.runner.compiled_step is None:
@@ -171,15 +171,15 @@ def test_other_offline_recipes(run_cli, offline, write, tmp_path, method):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_under_the_seams_a_run_comes_to_the_same_bits(online, write, able, tmp_path, dtype):
+def test_under_the_clock_a_run_comes_to_the_same_bits(online, write, able, tmp_path, dtype):
     found = config.read(write(online, {"model": {"path": str(able), "dtype": dtype}}))
     weights = []
-    before = {(id(owner), name): getattr(owner, name) for owner, name, _ in seams._table(Clock(CPU))}
+    before = {(id(owner), name): getattr(owner, name) for owner, name, _ in profile_parts._table(Clock(CPU))}
     for clock in (None, Clock(CPU)):
         directory = RunDir(tmp_path / f"run-{clock is None}", resume=False)
         chosen = build.plan(found.recipe, lambda _: None, directory.path)
         how = {"config": found.tables, "show": lambda *_: None, "say": lambda _: None}
-        with seams.seams(clock) if clock else tempfile.TemporaryDirectory():
+        with profile_parts.timed_parts(clock) if clock else tempfile.TemporaryDirectory():
             parts = build.parts_of(chosen, directory, resume=False, **how)
             with session.Session(parts) as one:
                 one.step(), one.step()
@@ -188,7 +188,7 @@ def test_under_the_seams_a_run_comes_to_the_same_bits(online, write, able, tmp_p
     assert weights[0] == weights[1]
     lines = [(tmp_path / f"run-{n}" / "samples" / "000002.jsonl").read_text() for n in (True, False)]
     assert lines[0] == lines[1]
-    after = {(id(owner), name): getattr(owner, name) for owner, name, _ in seams._table(Clock(CPU))}
+    after = {(id(owner), name): getattr(owner, name) for owner, name, _ in profile_parts._table(Clock(CPU))}
     assert before == after
 
 

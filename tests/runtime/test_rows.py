@@ -14,7 +14,7 @@ from posttrain.base.chat import Chat
 from posttrain.data import Ranking, Stepped
 from posttrain.data.load import Conversation
 from posttrain.learner.pack import pack
-from posttrain.runtime.rows import NOBODY, Group, Shaper, Singles, marked, numbered, row, with_probes
+from posttrain.runtime.dataset_rows import NOBODY, Group, Shaper, Singles, marked, numbered, row, with_probes
 from posttrain.types import PROBE, Batch, Message, UserError
 
 QUESTION: tuple[Message, ...] = ({"role": "user", "content": "2+3?"},)

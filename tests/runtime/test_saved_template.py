@@ -13,8 +13,8 @@ from posttrain.base.chat import Chat
 from posttrain.data import Ranking
 from posttrain.models.pretrained import silent
 from posttrain.recipe.recipe import Model, Recipe
+from posttrain.runtime.dataset_rows import Shaper
 from posttrain.runtime.policy import NO_TASK, surroundings
-from posttrain.runtime.rows import Shaper
 from posttrain.types import Message
 from posttrain.verifiers.model.scorer import Scorer
 

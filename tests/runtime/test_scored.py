@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from posttrain.runtime.dataset_rows import Group, numbered, row
 from posttrain.runtime.reference import AT_ONCE, scored
-from posttrain.runtime.rows import Group, numbered, row
 from posttrain.types import Batch, PerToken
 
 

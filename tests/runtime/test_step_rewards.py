@@ -4,7 +4,7 @@ import pytest
 
 from posttrain.recipe import config
 from posttrain.runtime.ask import ask
-from posttrain.samplers.live import Live
+from posttrain.samplers.live_episode import Live
 from posttrain.types import Completion, Sampling, Task, Trajectory
 
 

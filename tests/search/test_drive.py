@@ -18,16 +18,16 @@ from posttrain.runtime.ask import ask
 from posttrain.runtime.policy import surroundings
 from posttrain.runtime.sampling import engine_of
 from posttrain.samplers.trees import Trees
-from posttrain.search.asking import prompt_of
 from posttrain.search.choice import SearchChoice
-from posttrain.search.drive import Searches
-from posttrain.search.harvest import harvest
+from posttrain.search.driver import Searches
+from posttrain.search.engine_requests import prompt_of
 from posttrain.search.protocol import Budget, Refused, State
 from posttrain.search.record import record
 from posttrain.search.strategies.best_first import best_first, best_of_n
 from posttrain.search.strategies.gumbel import gumbel
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct
+from posttrain.search.training_rows import harvest
 from posttrain.search.tree import Tree
 from posttrain.search.values import SAID, taught, value_prompt
 from posttrain.types import Sampling, Task, Verdict

@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 from posttrain.base.chat import Chat
 from posttrain.commands.prove import _write_goals
 from posttrain.data import Data, load_tasks
-from posttrain.search.asking import SKETCH, prompt_of
 from posttrain.search.choice import SearchChoice
-from posttrain.search.drive import Searches
+from posttrain.search.driver import Searches
+from posttrain.search.engine_requests import SKETCH, prompt_of
 from posttrain.search.moves.coq import CoqSteps
 from posttrain.search.moves.coq_goals import alone
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State

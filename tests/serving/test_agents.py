@@ -18,7 +18,7 @@ from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.policy import NO_TASK
 from posttrain.samplers.agents import AgentPlay
 from posttrain.samplers.conversations import Conversations
-from posttrain.samplers.live import Live
+from posttrain.samplers.live_episode import Live
 from posttrain.serving.speech import Speech
 from posttrain.serving.wire import RefusedError, Said
 from posttrain.types import Batch, Completion, Episode, Sampling, Task

@@ -18,9 +18,9 @@ from posttrain.api.recipe import Recipe
 from posttrain.api.run import Run
 from posttrain.api.training import (
     check_alone,
+    check_same,
     claimed_directory,
     open_run,
-    otherwise,
     prepare,
     with_copies,
 )
@@ -156,7 +156,8 @@ class Session(session.Session):
 
         UserError if a run is resumed with a recipe that would not have made it.
         """
-        before = config.read(directory.path / "config.toml") if resume else None
+        file = directory.path / "config.toml"
+        before = config.read(file) if resume else None
         if "model.path" in self.recipe.held:
             start = (
                 before.tables["model"]["path"] if before else str(_save_given_model(self.recipe, directory))
@@ -166,12 +167,7 @@ class Session(session.Session):
             return self.recipe.found
         given = self.recipe.found
         now = with_copies(config.Read(self.recipe.plain, given.tables, given.where), directory.path).recipe
-        if name := otherwise(now, before.recipe, longer=True):
-            raise UserError(
-                f"{name} is not what the run was started with",
-                where=name,
-                mend=f"resume with what {directory.path / 'config.toml'} says, or start another run",
-            )
+        check_same(now, before.recipe, file)
         return given
 
 

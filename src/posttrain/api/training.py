@@ -245,6 +245,16 @@ def _run_to_end(
         return session.finish(stopped)
 
 
+def check_same(now: Recipe, before: Recipe, file: Path) -> None:
+    """UserError if a run is resumed with a recipe that would not have made it; `file` holds what did."""
+    if name := otherwise(now, before, longer=True):
+        raise UserError(
+            f"{name} is not what the run was started with",
+            where=name,
+            mend=f"resume with what {file} says, or start another run",
+        )
+
+
 def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
     """The first table in which a recipe differs from the one that a run was started with; empty if none does.
 

@@ -26,8 +26,8 @@ from posttrain.report.profile import COLUMNS, remarks, table
 from posttrain.report.terminal import console, out, quiet
 from posttrain.runtime import build
 from posttrain.runtime.profile import Clock, measured
+from posttrain.runtime.profile_parts import timed_parts
 from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.seams import seams
 from posttrain.runtime.session import Session
 from posttrain.types import UserError
 
@@ -172,7 +172,7 @@ def _play(
     directory, begun = RunDir(path, resume=False), [time.perf_counter()]
     trained = 0
     try:
-        with seams(clock) if clock else nullcontext():
+        with timed_parts(clock) if clock else nullcontext():
             parts = build.parts_of(chosen, directory, resume=False, config=tables, show=quiet, say=silent)
             with Session(parts) as session:
                 for number in range(1 + updates):

@@ -25,7 +25,7 @@ from posttrain.runtime.policy import surroundings
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.samples import search_line
 from posttrain.runtime.sampling import check_samplers, engine_of, rollouts_of
-from posttrain.samplers.plays import Plays
+from posttrain.samplers.players import Plays
 from posttrain.search.choice import SearchChoice, Strategy
 from posttrain.types import Task, UserError
 

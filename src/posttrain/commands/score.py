@@ -38,10 +38,10 @@ from posttrain.models.rounding import dither
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import is_run, target_of
 from posttrain.report.terminal import out
+from posttrain.runtime.dataset_rows import Group, Shaper, numbered
 from posttrain.runtime.policy import NO_TASK, Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.record.agreement import agreement, calibration_curve, correlation
 from posttrain.runtime.reference import AT_ONCE, scored
-from posttrain.runtime.rows import Group, Shaper, numbered
 from posttrain.types import Batch, PerRow, Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 

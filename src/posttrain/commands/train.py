@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from posttrain.api.answering import answers, recipe_of
-from posttrain.api.training import as_begun, claimed_directory, otherwise, print_plan, say
+from posttrain.api.training import as_begun, check_same, claimed_directory, print_plan, say
 from posttrain.api.training import train as train_in
 from posttrain.base import process
 from posttrain.learner.process_ranks import joined
@@ -78,7 +78,11 @@ def train(
         assert path is not None
         if resume:
             found = as_begun(found, path, say)
-            _same_recipe(found, path)
+            if (before := path / "config.toml").exists():
+                try:
+                    check_same(found.recipe, config.read(before).recipe, before)
+                except UserError as error:
+                    raise found.locate(error) from None
         shown = (terminal.as_json if as_json else terminal.quiet) if quiet or as_json else None
         last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown, ranks=ranks)
     if ranks.rank:
@@ -88,18 +92,6 @@ def train(
         newest = max((path / "checkpoints").glob("step_*"))
         kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
         out.print(f"done: {result}  {kind} {newest / kind}  report {path / 'report.html'}", soft_wrap=True)
-
-
-def _same_recipe(found: config.Read, path: Path) -> None:
-    """UserError if a run is resumed with a recipe that would not have made it."""
-    before = path / "config.toml"
-    if before.exists() and (name := otherwise(found.recipe, config.read(before).recipe, longer=True)):
-        error = UserError(
-            f"[{name}] is not what the run was started with",
-            where=name,
-            mend=f"resume with {before}, or start another run",
-        )
-        raise found.locate(error)
 
 
 def validate(

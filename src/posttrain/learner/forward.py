@@ -11,6 +11,7 @@ from posttrain.learner import kernels
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
+from posttrain.learner.recompute import made_again
 from posttrain.math import tokens
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.models.attention import output_head
@@ -38,6 +39,12 @@ class Net(nn.Module):
         self, packed: Pack, temperature: float | None
     ) -> tuple[Picked | None, Picked | None, Float[torch.Tensor, "M H"] | None]:
         """log π and entropy of the trained tokens of a pack, where a temperature is given; and V."""
+        with made_again():
+            return self._picked(packed, temperature)
+
+    def _picked(
+        self, packed: Pack, temperature: float | None
+    ) -> tuple[Picked | None, Picked | None, Float[torch.Tensor, "M H"] | None]:
         reads = temperature is not None or (self.critic is not None and self.critic.body is None)
         hidden = trained_states(self.policy, packed) if reads else None
         picked = entropies = None

@@ -20,7 +20,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.deal import imbalance
 from posttrain.learner.ensemble import Loss as Loss
 from posttrain.learner.ensemble import losses_of
 from posttrain.learner.forward import forward
@@ -28,6 +27,7 @@ from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adap
 from posttrain.learner.neftune import Noise, of_step
 from posttrain.learner.optim import Optim, Trained, learning_rate
 from posttrain.learner.passes import Passes
+from posttrain.learner.rank_balance import imbalance
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
 from posttrain.learner.recompute import Recompute, give_back, prepare
 from posttrain.learner.reference import Follower, Reference

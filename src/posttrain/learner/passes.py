@@ -8,8 +8,8 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.deal import Deal, deal
 from posttrain.learner.forward import Net, forward, parts, scored, values
+from posttrain.learner.rank_balance import Deal, deal
 from posttrain.learner.ranks import Parallel, Ranks
 from posttrain.learner.shards import shard, sharded_modules
 from posttrain.math.everywhere import HERE, Everywhere

@@ -2,6 +2,7 @@
 where kernels.py has norms and gates."""
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -59,9 +60,10 @@ def keep_less(model: nn.Module) -> None:
     """Makes norms keep their input alone, and gated feed-forward layers what their two products gave.
 
     What they would keep besides, norms in float32, is computed again without any product of matrices, by
-    kernels.py where there are kernels. A module is known by what it consists of, and for a kernel by what it
-    says; one that computes otherwise is left as it is, as are norms of models in float32, which keep little
-    more and whose gradients would be added in another order. Not for what is differentiated twice.
+    kernels.py where there are kernels; and so, under `made_again`, is what they give to a product. A
+    module is known by what it consists of, and for a kernel by what it says; one that computes otherwise
+    is left as it is, as are norms of models in float32, which keep little more and whose gradients would
+    be added in another order. Not for what is differentiated twice.
     """
     for module in model.modules():
         kind: Any = type(module)
@@ -74,7 +76,7 @@ def keep_less(model: nn.Module) -> None:
             module.__class__ = _gated(kind)
 
 
-class _Again(torch.autograd.Function):
+class _NormAgain(torch.autograd.Function):
     """A module of one weight whose forward pass is done again by the backward pass."""
 
     @staticmethod
@@ -104,7 +106,7 @@ def _norm(kind: Any) -> Any:
     def forward(self: Any, hidden: torch.Tensor) -> Any:
         if not torch.is_grad_enabled():
             return kind.forward(self, hidden)
-        return _Again.apply(kind, self, hidden, self.weight)  # type: ignore[no-untyped-call]
+        return _NormAgain.apply(kind, self, hidden, self.weight)  # type: ignore[no-untyped-call]
 
     return type(kind.__name__, (kind,), {"forward": forward})
 
@@ -112,7 +114,10 @@ def _norm(kind: Any) -> Any:
 @cache
 def _compiled_norm(kind: Any, epsilon: float) -> Any:
     def forward(self: Any, hidden: torch.Tensor) -> Any:
-        return kernels.norm(hidden, self.weight, epsilon)
+        weight, given = self.weight.detach(), hidden.detach()
+        return _made_by(
+            lambda: kernels.norm(given, weight, epsilon), kernels.norm(hidden, self.weight, epsilon)
+        )
 
     return type(kind.__name__, (kind,), {"forward": forward})
 
@@ -135,13 +140,12 @@ def _gated(kind: Any) -> Any:
         if not (compiled or torch.is_grad_enabled()):
             return kind.forward(self, x)
         gate, up = self.gate_proj(x), self.up_proj(x)
+        kept = gate.detach(), up.detach()
         if compiled:
-            product, kept = kernels.gate(gate, up), (gate.detach(), up.detach())
-            return _named(lambda: kernels.gate(*kept), product, lambda: self.down_proj(product))
-        again = _GatedAgain(self.act_fn, gate.detach(), up.detach())
-        active = self.act_fn(gate)
-        product = _named(again.active, active, lambda: active * up)
-        return _named(again.product, product, lambda: self.down_proj(product))
+            return self.down_proj(_made_by(lambda: kernels.gate(*kept), kernels.gate(gate, up)))
+        again = _GatedAgain(self.act_fn, *kept)
+        active = _made_by(again.active, self.act_fn(gate))
+        return self.down_proj(_made_by(again.product, active * up))
 
     return type(kind.__name__, (kind,), {"forward": forward})
 
@@ -162,20 +166,47 @@ class _GatedAgain:
         return self._act(self._gate) if made is None else made
 
 
-def _named(again: Callable[[], torch.Tensor], made: torch.Tensor, use: Callable[[], Any]) -> Any:
-    """What `use` gives; if it keeps the tensor that was made, that is made again when it is asked for."""
-    place, size = made.data_ptr(), made.numel()
-    if not place:  # nothing, or a tensor that is none of PyTorch's own
-        return use()
+_Again = Callable[[], torch.Tensor]
+_again: dict[int, tuple[tuple[int, int], _Again]] = {}
+"""By where a tensor lies, while it is there: what it is, and how it is made again."""
+
+
+def _what(x: torch.Tensor) -> tuple[int, int]:
+    """Its size, and how often it was changed in place: one that was changed is not what was made."""
+    return x.numel(), x._version
+
+
+def _made_by(again: _Again, made: torch.Tensor) -> torch.Tensor:
+    """The tensor, which under `made_again` is not kept for the backward pass, but made again."""
+    place = made.data_ptr()
+    if made.requires_grad and place:  # 0: nothing, or a tensor that is none of PyTorch's own
+        _again[place] = _what(made), again
+        weakref.finalize(made, _again.pop, place, None)
+    return made
+
+
+def made_again() -> saved_tensors_hooks:
+    """Within it what norms and gates give is not kept: see keep_less.
+
+    What was made last is held, as several products that read the same ask one after the other.
+    """
+    latest: list[Any] = [None, None]
 
     def pack(kept: torch.Tensor) -> Any:
-        return (kept.shape,) if kept.data_ptr() == place and kept.numel() == size else kept
+        what, again = _again.get(kept.data_ptr(), (None, None))
+        return (again, kept.shape) if what == _what(kept) else kept
 
     def unpack(kept: Any) -> torch.Tensor:
-        return again().reshape(kept[0]) if isinstance(kept, tuple) else kept
+        if isinstance(kept, torch.Tensor):
+            return kept
+        again, shape = kept
+        if latest[0] is not again:
+            with torch.no_grad():
+                latest[:] = again, again()
+        out: torch.Tensor = latest[1].reshape(shape)
+        return out
 
-    with saved_tensors_hooks(pack, unpack):
-        return use()
+    return saved_tensors_hooks(pack, unpack)
 
 
 def _is_gated(module: Any) -> bool:

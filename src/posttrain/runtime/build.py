@@ -23,6 +23,7 @@ from posttrain.models import checkpoint, heads, pretrained
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.critics import critic_of, critic_shape, head_class
+from posttrain.runtime.dataset_rows import Group, bytes_of, groups_of
 from posttrain.runtime.loop import Parts
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
@@ -36,7 +37,6 @@ from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.schedule import Recorded, Recorder
 from posttrain.runtime.record.track import Track, check_sinks, open_tracker
 from posttrain.runtime.reference import load_reference, reference_of, reference_size, scores_once
-from posttrain.runtime.rows import Group, bytes_of, groups_of
 from posttrain.runtime.sampling import check_samplers, check_server, sampler_of, store_of
 from posttrain.runtime.tasks.curriculum import Supply, supply
 from posttrain.runtime.tasks.replay import Replay

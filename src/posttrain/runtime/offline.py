@@ -20,11 +20,11 @@ from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.math import masked
 from posttrain.recipe.settings import Dataset
+from posttrain.runtime.dataset_rows import Group, numbered, with_probes
 from posttrain.runtime.record.agreement import agreement
 from posttrain.runtime.record.journal import Journal
 from posttrain.runtime.record.tables import Groups
 from posttrain.runtime.reference import Scored
-from posttrain.runtime.rows import Group, numbered, with_probes
 from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import PROBE, Batch
 

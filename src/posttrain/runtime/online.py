@@ -20,6 +20,7 @@ from posttrain.learner.learner import Learner, Update
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.settings import Evaluation, Rollout
+from posttrain.runtime.group_source import GroupSource
 from posttrain.runtime.ranks.central import CentralSource
 from posttrain.runtime.record import samples
 from posttrain.runtime.record.error_rate import ErrorRate
@@ -29,7 +30,6 @@ from posttrain.runtime.record.metrics import evaluation_metrics, lag_metrics, ro
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.schedule import Recorded, Recorder
 from posttrain.runtime.record.tables import Groups
-from posttrain.runtime.source import GroupSource
 from posttrain.runtime.tasks.curriculum import Supply
 from posttrain.runtime.tasks.replay import Replay
 from posttrain.runtime.tasks.select import WHY_NOT, by_seat, selection

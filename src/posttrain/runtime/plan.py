@@ -184,10 +184,11 @@ def token_bytes(
 def activation_bytes(shape: Shape, size: int, checkpointing: Recompute) -> int:
     """Bytes that the backward pass keeps for one token, as measured on Llama-shaped models.
 
-    A layer keeps what its norms are given and give, 4 vectors of the hidden size (in float32 6), the rotated
-    queries and the output of attention, keys and values, and 2 of the feed-forward size. For SmolLM2-135M in
-    bfloat16 that is 0.41 MB a token. With checkpointing a layer keeps its input alone, or that and what its
-    products and attention gave, and one layer at a time is computed again.
+    A layer keeps what its norms are given and give, 4 vectors of the hidden size (in float32 6), the
+    rotated queries and the output of attention, keys and values, and 2 of the feed-forward size. For
+    SmolLM2-135M in bfloat16 that is 0.41 MB a token. (Where norms are compiled it is two vectors less,
+    which is not counted.) With checkpointing a layer keeps its input alone, or that and what its products
+    and attention gave, and one layer at a time is computed again.
     """
     attention = (2 * shape.heads + 2 * shape.key_heads) * shape.head_size
     layer = size * ((6 if size == 4 else 4) * shape.hidden + attention + 2 * shape.intermediate)

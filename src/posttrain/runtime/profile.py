@@ -1,7 +1,7 @@
 """A profile: time by parts, with the work that was done in each, and what this machine can do at best.
 
 A part's own time is what no part within it has, so a part is the sum of its parts and of its rest by
-construction. Who opens and closes parts is in seams.py.
+construction. Who opens and closes parts is in profile_parts.py.
 """
 
 import time

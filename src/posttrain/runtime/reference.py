@@ -24,9 +24,9 @@ from posttrain.models import pretrained
 from posttrain.models.checkpoint import read_tensors, write_tensors
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.ask import Asked
+from posttrain.runtime.dataset_rows import Group, numbered
 from posttrain.runtime.policy import Policy, weights_of, with_layouts
 from posttrain.runtime.record.journal import Journal
-from posttrain.runtime.rows import Group, numbered
 from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import Batch, PerToken, Trajectory, UserError
 

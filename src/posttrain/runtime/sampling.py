@@ -30,7 +30,7 @@ from posttrain.runtime.record.schedule import Recorded, Recorder
 from posttrain.samplers.agents import AgentPlay
 from posttrain.samplers.cluster import SPARE, Cluster, check_ray
 from posttrain.samplers.local import LocalSampler
-from posttrain.samplers.plays import Plays
+from posttrain.samplers.players import Plays
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Sampler
 from posttrain.samplers.ray import VERSIONS, ObjectStore, RayChannel

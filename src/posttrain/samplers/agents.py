@@ -21,8 +21,8 @@ from posttrain.envs.agent import Agent, play, record
 from posttrain.envs.tools.call import AGENT
 from posttrain.samplers.conversations import Conversations
 from posttrain.samplers.episodes import Call, EpisodeDesk, Game
-from posttrain.samplers.live import Live, Part
-from posttrain.samplers.plays import UNKNOWN, Plays
+from posttrain.samplers.live_episode import Live, Part
+from posttrain.samplers.players import UNKNOWN, Plays
 from posttrain.serving.server import Server
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import stream

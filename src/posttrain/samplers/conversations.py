@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from posttrain.envs.tools.call import Tool
-from posttrain.samplers.live import Live
+from posttrain.samplers.live_episode import Live
 from posttrain.serving.speech import Speech
 from posttrain.serving.wire import Said, room_behind
 from posttrain.types import Completion, Trajectory

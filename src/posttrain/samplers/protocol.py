@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from posttrain.samplers.live import Part
+from posttrain.samplers.live_episode import Part
 from posttrain.samplers.snapshots import Snapshot
 from posttrain.types import Episode, Played, Sampling, Seen, Task
 from posttrain.verifiers.protocol import TrainerState

@@ -18,8 +18,8 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited, unfit
-from posttrain.samplers.live import Limits, Live, Part
-from posttrain.samplers.plays import UNKNOWN, Plays
+from posttrain.samplers.live_episode import Limits, Live, Part
+from posttrain.samplers.players import UNKNOWN, Plays
 from posttrain.types import Completion, Episode, Request, Sampling, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Group, TrainerState, Verifier
 from posttrain.verifiers.workers.pool import Pool

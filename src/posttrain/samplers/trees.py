@@ -17,16 +17,16 @@ from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env
 from posttrain.methods.table import label
 from posttrain.recipe.recipe import Recipe
-from posttrain.samplers.live import Part
-from posttrain.samplers.plays import UNKNOWN, Plays
-from posttrain.search.asking import prompt_of
+from posttrain.samplers.live_episode import Part
+from posttrain.samplers.players import UNKNOWN, Plays
 from posttrain.search.choice import SearchChoice
-from posttrain.search.drive import Searches
-from posttrain.search.harvest import harvest
+from posttrain.search.driver import Searches
+from posttrain.search.engine_requests import prompt_of
 from posttrain.search.moves.coq_goals import alone
 from posttrain.search.protocol import Move, Refused, State, Steps
 from posttrain.search.record import record
 from posttrain.search.strategies.hypertree import left_out
+from posttrain.search.training_rows import harvest
 from posttrain.search.tree import Tree
 from posttrain.search.values import value_prompt
 from posttrain.types import Completion, Episode, Method, Sampling, Task, Trajectory, UserError, Verdict

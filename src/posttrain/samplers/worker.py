@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posttrain.recipe.asynchrony import Cache, Swap
-from posttrain.samplers.plays import Plays
+from posttrain.samplers.players import Plays
 from posttrain.samplers.protocol import Finished, GroupRequest, Work
 from posttrain.samplers.snapshots import Snapshot, take
 from posttrain.types import Episode, RunError

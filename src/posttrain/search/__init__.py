@@ -8,7 +8,7 @@ gumbel.py      sequential halving over the moves of a state, then of the state b
 hypertree.py   proofs of goals that can be proved apart: AND over parts, OR over moves
 values.py      values of states by the policy itself or by a reward model, and what a tree teaches of them
 record.py      a search as plain data
-drive.py       many searches at once over one engine, without a barrier
+driver.py      many searches at once over one engine, without a barrier
 coq.py, lean.py, reasoning.py, turns.py    where moves lead: tactics, steps of an answer, turns
 lean_file.py   many theorems in one file of Lean, and what Lean says of each
 lean_move.py, coq_move.py    what one move of a proof may be

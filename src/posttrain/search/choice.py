@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from posttrain.search.drive import Make, Valued
+from posttrain.search.driver import Make, Valued
 from posttrain.search.protocol import Budget
 from posttrain.search.strategies.best_first import beam, best_first, best_of_n
 from posttrain.search.strategies.gumbel import gumbel

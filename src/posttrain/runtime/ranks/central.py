@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from posttrain.runtime.source import GroupSource, Keep
+from posttrain.runtime.group_source import GroupSource, Keep
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Finished, GroupRequest
 from posttrain.samplers.ray import fetch

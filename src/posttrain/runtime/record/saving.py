@@ -31,10 +31,10 @@ from posttrain.models import checkpoint, heads
 from posttrain.recipe.recipe import Checkpoints
 from posttrain.runtime.ask import Asked
 from posttrain.runtime.critics import head_class
+from posttrain.runtime.dataset_rows import Group
 from posttrain.runtime.plan import Shape, gib
 from posttrain.runtime.policy import Policy
 from posttrain.runtime.reference import scores_once
-from posttrain.runtime.rows import Group
 from posttrain.runtime.tasks.replay import TOKEN_BYTES, Replay
 from posttrain.types import UserError
 

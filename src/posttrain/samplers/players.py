@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from posttrain.engines.protocol import Engine
-from posttrain.samplers.live import Part
+from posttrain.samplers.live_episode import Part
 from posttrain.types import Completion, Episode, Sampling, Task
 from posttrain.verifiers.protocol import TrainerState
 

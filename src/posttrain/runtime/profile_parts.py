@@ -37,7 +37,7 @@ them, for two."""
 
 
 @contextmanager
-def seams(clock: Clock) -> Iterator[None]:
+def timed_parts(clock: Clock) -> Iterator[None]:
     """Within it the clock sees the learner, and the native sampler where it is in this thread.
 
     Sessions begin within it, as they keep some functions from their start.

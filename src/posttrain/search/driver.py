@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
-from posttrain.search.asking import Asking, move_of, values
+from posttrain.search.engine_requests import Asking, move_of, values
 from posttrain.search.protocol import (
     Apply,
     Budget,
