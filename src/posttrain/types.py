@@ -465,7 +465,7 @@ class Batch:
 
     def __repr__(self) -> str:
         rows, columns = self.tokens.shape
-        trained, groups = int(self.mask.sum()), len(self.group.unique())
+        trained, groups = int(self.mask.sum()), len(set(self.group.tolist()))
         return f"Batch({rows} rows of up to {columns} tokens, {trained} trained, in {groups} groups)"
 
     def rows(self, index: Int[torch.Tensor, "n"]) -> "Batch":
