@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -143,9 +144,17 @@ class Session(session.Session):
             if error is None:
                 raise
             error.add_note(f"what was trained since the last checkpoint cannot be saved: {failed}")
-        else:
-            if error is not None and path is not None:
-                error.add_note(in_python(kept(self.run_dir.path)))
+            return
+        lost = 0 if path else self._open.learner.step_count - self._saved_steps
+        if lost:
+            text = f"not saved, optimiser steps since the last checkpoint: {lost}; no run can go on from half an"
+            text += " update, nor where samplers are ahead; save() between updates, or checkpoint.every"
+            if error is None:
+                warnings.warn(text, stacklevel=3)
+            else:
+                error.add_note(text)
+        elif error is not None and path is not None:
+            error.add_note(in_python(kept(self.run_dir.path)))
 
     def _ready(self) -> Loop:
         with python_words():

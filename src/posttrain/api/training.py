@@ -249,9 +249,9 @@ def check_same(now: Recipe, before: Recipe, file: Path) -> None:
     """UserError if a run is resumed with a recipe that would not have made it; `file` holds what did."""
     if name := otherwise(now, before, longer=True):
         raise UserError(
-            f"{name} is not what the run was started with",
+            f"[{name}] is not what the run was started with",
             where=name,
-            mend=f"resume with what {file} says, or start another run",
+            mend=f"resume with {file}, or start another run",
         )
 
 

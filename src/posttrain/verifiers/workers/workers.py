@@ -112,12 +112,6 @@ class Workers:
     ) -> None:
         self.close()
 
-    @property
-    def pending(self) -> int:
-        """Calls whose outcome has not been handed out yet."""
-        busy = sum(worker.job is not None for worker in self._workers)
-        return len(self._queue) + busy + len(self._finished)
-
     def submit(
         self, call: Callable[..., Any], *args: Any, key: str = "", deadline_s: float | None = None
     ) -> int:
