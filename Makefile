@@ -25,8 +25,9 @@ lint: style
 	$(BIN)/python scripts/docs.py --check
 
 # The tests check the layers and the generated parts too: test_the_layers_hold, test_no_generated_part_is_stale.
+# Files go out in their order: by their number of tests, the few long ones would be left to one core at the end.
 test: style
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # What a contributor asks after each change, in three minutes on two cores: linters, types, and the tests of the
 # mathematics, the methods, recipes, pages and layers, and of whole runs from Python. Nothing of them is drawn by chance.

@@ -257,3 +257,18 @@ def test_without_a_compiler_or_with_kernels_that_err_pytorch_does_it(monkeypatch
 def test_a_structure_is_as_large_as_the_source_says():
     assert ctypes.sizeof(packed_attention._Heads) == 24
     assert ctypes.sizeof(packed_attention._Backward) == 3 * 24 + 8
+
+
+def test_the_gradient_by_logits_takes_their_place_and_comes_the_same_twice():
+    hidden, weight = (drawn(seed, n, 32, dtype=torch.bfloat16) for seed, n in ((0, 9), (1, 50)))
+    targets, asked = torch.arange(9), (hidden, weight)
+    logp, _ = tokens.pick_from_hidden(hidden, lambda h: h @ weight.T, targets, picks=kernels.pick)
+    first = torch.autograd.grad(logp.sum(), asked, retain_graph=True)
+    second = torch.autograd.grad(logp.sum(), asked)
+    logits = (hidden @ weight.T).detach().requires_grad_()  # a leaf, which is left as it is
+    before = logits.detach().clone()
+    (by_logits,) = torch.autograd.grad(kernels.pick(logits, targets)[0].sum(), logits)
+    assert torch.equal(logits, before)
+    for found in (first, second):
+        assert torch.equal(found[0], by_logits @ weight)
+        assert torch.equal(found[1], by_logits.T @ hidden)

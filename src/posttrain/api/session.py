@@ -147,7 +147,7 @@ class Session(session.Session):
             return
         lost = 0 if path else self._open.learner.step_count - self._saved_steps
         if lost:
-            text = f"not saved, optimiser steps since the last checkpoint: {lost}; no run can go on from half an"
+            text = f"not saved, optimiser steps since the last checkpoint: {lost}; no run goes on from half an"
             text += " update, nor where samplers are ahead; save() between updates, or checkpoint.every"
             if error is None:
                 warnings.warn(text, stacklevel=3)

@@ -74,7 +74,10 @@ def call(name: str, like: torch.Tensor, *arguments: Any) -> None:
 def pick(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0
 ) -> tuple[tokens.PerPick, tokens.PerPick]:
-    """The same as math/tokens.py: pick, in float32, of logits [N, V] of which nothing else is kept."""
+    """The same as math/tokens.py: pick, in float32, of logits [N, V] of which nothing else is kept.
+
+    The backward pass writes their gradient into their place, unless they are a leaf.
+    """
     if not suits(logits):
         return tokens.pick(logits, targets, temperature)
     logp, entropy = _Pick.apply(logits, targets, temperature)  # type: ignore[no-untyped-call]
@@ -109,7 +112,7 @@ class _Pick(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         logits, targets, *found = ctx.saved_tensors
         by_logp, by_entropy = (grad.float().contiguous() for grad in grads)
-        out = logits.clone()
+        out = logits.clone() if logits.is_leaf and logits.requires_grad else logits
         call("pick_backward", logits, out, *out.shape, targets, ctx.temperature, *found, by_logp, by_entropy)
         return out, None, None
 
