@@ -147,8 +147,8 @@ class Session(session.Session):
             return
         lost = 0 if path else self._open.learner.step_count - self._saved_steps
         if lost:
-            text = f"not saved, optimiser steps since the last checkpoint: {lost}; no run goes on from half an"
-            text += " update, nor where samplers are ahead; save() between updates, or checkpoint.every"
+            text = f"not saved, optimiser steps since the last checkpoint: {lost}; no run goes on from half"
+            text += " an update, nor where samplers are ahead; save() between updates, or checkpoint.every"
             if error is None:
                 warnings.warn(text, stacklevel=3)
             else:
