@@ -8,6 +8,7 @@ import torch
 
 from posttrain.engines.native import decode_kernel
 from posttrain.engines.native.decode_kernel import kernel_for, load, packed_matrix
+from posttrain.models import compiled
 
 torch.manual_seed(0)
 if load(torch.float32, 32, 1) is None:
@@ -120,3 +121,22 @@ def test_a_product_is_the_same_bits_however_many_rows_there_are(dtype, inner):
     torch.testing.assert_close(out.double(), wanted, **close)
     assert all(torch.equal(kernels.linear(x[70 - n :], matrix), out[70 - n :]) for n in range(1, 70))
     assert torch.equal(x @ weight.T, theirs)  # which use the same unit, are left as they were
+
+
+def test_a_matrix_unit_that_is_not_granted_is_not_used(monkeypatch):
+    class Refusing:
+        syscall = staticmethod(lambda *_: -1)
+
+    monkeypatch.setattr(compiled, "_machine", lambda: b"flags : fpu amx_bf16 amx_tile")
+    monkeypatch.setattr(compiled.ctypes, "CDLL", lambda _: Refusing)
+    assert compiled._without.__wrapped__() == ("-mno-amx-bf16",)
+    monkeypatch.undo()
+    monkeypatch.setattr(compiled, "_without", lambda: ("-mno-amx-bf16",))
+    others = load.__wrapped__(torch.bfloat16, 8, 2)  # which are tried against PyTorch's when they are loaded
+    assert others is not None
+    weight, x = torch.randn(50, 64).bfloat16(), torch.randn(20, 64).bfloat16()
+    if others.multiplies(weight):
+        matrix = packed_matrix(packed := others.pack(weight), weight, None)
+        wanted = x.double() @ weight.double().T
+        torch.testing.assert_close(others.linear(x, matrix).double(), wanted, rtol=2**-8, atol=1e-5)
+        assert len(packed) == 64 * 96  # three registers of 16 of its rows at once

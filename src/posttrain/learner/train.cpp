@@ -5,7 +5,7 @@
 //   HALF      1 for bfloat16, 0 for float32
 
 #if defined(__AVX512F__) && !defined(__clang__)
-#pragma GCC target("prefer-vector-width=512")  // of Intel's processors GCC prefers half as much
+#pragma GCC target("prefer-vector-width=512")  // GCC takes half of that on Intel's by itself
 #endif
 
 #include <algorithm>

@@ -113,8 +113,8 @@ void attend_new(int64_t each, int64_t heads, const T* query, const T* key, const
 }
 
 // Products. A weight is kept in panels of COLS of its rows, in which what is multiplied at once lies together:
-// [in / PAIR, COLS, PAIR], with zeros up to a multiple of DEPTH. ROWS × COLS sums stay in registers over all of `in`, so a row's sums are the same
-// bits whatever stands beside it.
+// [in / PAIR, COLS, PAIR], with zeros up to a multiple of DEPTH. ROWS × COLS sums stay in registers over all of
+// `in`, so a row's sums are the same bits whatever stands beside it.
 
 constexpr int VECTORS = 3, COLS = LANES * VECTORS;
 #if !HALF
