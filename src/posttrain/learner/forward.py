@@ -39,12 +39,6 @@ class Net(nn.Module):
         self, packed: Pack, temperature: float | None
     ) -> tuple[Picked | None, Picked | None, Float[torch.Tensor, "M H"] | None]:
         """log π and entropy of the trained tokens of a pack, where a temperature is given; and V."""
-        with made_again():
-            return self._picked(packed, temperature)
-
-    def _picked(
-        self, packed: Pack, temperature: float | None
-    ) -> tuple[Picked | None, Picked | None, Float[torch.Tensor, "M H"] | None]:
         reads = temperature is not None or (self.critic is not None and self.critic.body is None)
         hidden = trained_states(self.policy, packed) if reads else None
         picked = entropies = None
@@ -69,7 +63,7 @@ def forward(net: Net, batch: Batch, temperature: float, noise: Noise | None = No
     # The noise of a prompt is its group's own, so that groups have no beginning in common; it goes by branch.
     quiet = noise is None
     packed = pack(batch, shared_prefix=quiet, compiled=net.compiled, trees=quiet)
-    with noisy(net.policy, packed, batch, noise):
+    with noisy(net.policy, packed, batch, noise), made_again():
         picked, entropies, numbers = net(packed, temperature)
     value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)
     return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value, heads)
