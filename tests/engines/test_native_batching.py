@@ -385,8 +385,8 @@ def test_growing_and_shrinking_the_cache_keeps_what_rows_hold() -> None:
     cache.reserve(2, 100)
     assert (cache.rows, cache.columns) == (6, 128)
     cache.prompts[1, 2] = {0: (torch.ones(3, 90, 4), 2 * torch.ones(3, 90, 5))}
-    cache.place((1, 2), 0)
-    cache.place((1, 2), 1)
+    cache.place((1, 2), 0, 1)
+    cache.place((1, 2), 1, 2)
     before = cache.keys[0][:2, :, :90].clone(), cache.values[0][:2, :, :90].clone()
     for rows, columns, shape in [
         (2, 500, (2, 512)),
@@ -403,9 +403,9 @@ def test_growing_and_shrinking_the_cache_keeps_what_rows_hold() -> None:
         for store, old in ((cache.keys, before[0]), (cache.values, before[1])):
             assert tuple(store[0].shape[::2]) == shape
             assert torch.equal(store[0][:kept, :, :90], old[:kept])
-        cache.place((1, 2), 0)
+        cache.place((1, 2), 0, 1)
         if cache.rows > 1:
-            cache.place((1, 2), 1)
+            cache.place((1, 2), 1, 2)
 
 
 REQUEST = st.fixed_dictionaries(

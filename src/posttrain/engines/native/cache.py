@@ -5,10 +5,16 @@ cache is a plain slice without gathering. A sequence that ends is overwritten by
 Rows × columns never exceeds the bound given: few long sequences or many short ones.
 """
 
+from itertools import accumulate
+
 import torch
 
 from posttrain.engines.native.decode_kernel import kernel_for
 from posttrain.models.attention import Bands, Heads, additive, causal_attention, masked_attention
+from posttrain.models.loading import on_device
+
+PADDING = 32
+"""Prompts attend together if their lengths are the same but for so many tokens."""
 
 Prompt = tuple[int, ...]
 Layers = dict[int, tuple[torch.Tensor, torch.Tensor]]
@@ -46,15 +52,15 @@ class Cache:
                 new[: kept.shape[0], :, : kept.shape[2]] = kept
                 store[layer] = new
 
-    def place(self, prompt: Prompt, row: int) -> None:
-        """Copies a computed prompt into a row."""
+    def place(self, prompt: Prompt, start: int, stop: int) -> None:
+        """Copies a computed prompt into the rows from `start` up to `stop`."""
         for layer, (key, value) in self.prompts[prompt].items():
             if layer not in self.keys:
                 shape = (self.rows, key.shape[0], self.columns, key.shape[2])
                 self.keys[layer] = key.new_zeros(shape)
                 self.values[layer] = value.new_zeros((*shape[:3], value.shape[2]))
-            self.keys[layer][row, :, : key.shape[1]] = key
-            self.values[layer][row, :, : value.shape[1]] = value
+            self.keys[layer][start:stop, :, : key.shape[1]] = key
+            self.values[layer][start:stop, :, : value.shape[1]] = value
 
     def move(self, source: int, target: int, length: int) -> None:
         """Overwrites row `target` with the first `length` columns of row `source`."""
@@ -114,8 +120,31 @@ class PromptLayout:
         self.starts = [0] * bool(shared_prefix) + [n for n, _ in self.held]
         """The position of each part's first token."""
         self._bands, self._calls = Bands(), 0
+        self._together: list[tuple[list[int], torch.Tensor]] = []
         for prompt in prompts:
             cache.prompts[prompt] = {}
+
+    def _join_alike(self, device: torch.device) -> None:
+        """Finds the parts that attend in one call, and of each token where what those calls find of it lies.
+
+        They see the same beforehand and are of one length, but for less than PADDING tokens. With them come
+        places of their tokens, [parts, length]; where a part is shorter, the last one's: nobody sees those.
+        """
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for n, (part, start) in enumerate(zip(self.parts, self.starts, strict=True)):
+            before = 0 if self.shared_prefix else id(self.held[n][1])
+            alike.setdefault((start, before, -(-len(part) // PADDING) * PADDING), []).append(n)
+        begins = list(accumulate(map(len, self.parts), initial=0))
+        order, found = [0] * begins[-1], 0
+        for (*_, length), members in alike.items():
+            places = []
+            for n in members:
+                own = range(begins[n], begins[n + 1])
+                order[begins[n] : begins[n + 1]] = range(found, found + len(own))
+                places.append([*own, *[own[-1]] * (length - len(own))])
+                found += length
+            self._together.append((members, on_device(places, device)))
+        self._order = on_device(order, device)
 
     def attend(
         self,
@@ -129,22 +158,30 @@ class PromptLayout:
     ) -> Heads:
         """Causal attention within each prompt (see attention.Layout)."""
         layer, self._calls = self._calls, self._calls + 1
-        sizes = [len(part) for part in self.parts]
-        queries, keys, values = (torch.split(x, sizes, dim=2) for x in (query, key, value))
-        first = len(sizes) - len(self.prompts)
-        out = []
-        for n, (q, k, v, start) in enumerate(zip(queries, keys, values, self.starts, strict=True), -first):
+        if not self._together:
+            self._join_alike(query.device)
+        first, found = len(self.parts) - len(self.prompts), []
+        for members, places in self._together:
+            q, k, v = (x[0][:, places].transpose(0, 1) for x in (query, key, value))
+            start = self.starts[members[0]]
             if start:
                 before = (
-                    (keys[0], values[0])
+                    (x[0, :, :start] for x in (key, value))
                     if self.shared_prefix
-                    else (x[None, :, :start] for x in self.held[n][1][layer])
+                    else (x[:, :start] for x in self.held[members[0]][1][layer])
                 )
-                k, v = (torch.cat([x, y], dim=2) for x, y in zip(before, (k, v), strict=True))
-            out.append(causal_attention(q, k, v, self._bands, scale=scale, window=window, softcap=softcap))
-            if n >= 0:
-                self.cache.prompts[self.prompts[n]][layer] = (k[0].clone(), v[0].clone())
-        return torch.cat(out, dim=2)
+                k, v = (
+                    torch.cat([x.expand(len(members), *x.shape), y], dim=2)
+                    for x, y in zip(before, (k, v), strict=True)
+                )
+            out = causal_attention(q, k, v, self._bands, scale=scale, window=window, softcap=softcap)
+            found.append(out.transpose(0, 1).flatten(1, 2))
+            for n, own_k, own_v in zip(members, k, v, strict=True):
+                if n >= first:
+                    prompt = self.prompts[n - first]
+                    own = own_k[:, : len(prompt)].clone(), own_v[:, : len(prompt)].clone()
+                    self.cache.prompts[prompt][layer] = own
+        return torch.cat(found, dim=1)[None, :, self._order]
 
 
 class TokenLayout:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from jaxtyping import Float
@@ -179,9 +180,10 @@ class NativeEngine:
         if new:
             turns = {s.prompt: s.request.episode for s in started if s.request.episode}
             self._first_logits.update(zip(new, self.runner.prefill(new, turns), strict=True))
-        first_row = len(running) - len(started)
-        for row, sequence in enumerate(started, first_row):
-            cache.place(sequence.prompt, row)
+        row = len(running) - len(started)
+        for prompt, samples in groupby(s.prompt for s in started):
+            begin, row = row, row + len(list(samples))
+            cache.place(prompt, begin, row)
         logits = torch.stack([self._first_logits[s.prompt] for s in started])
         self._wanted.subtract(s.prompt for s in started)
         again = {s.prompt: s.request.again for s in started}
