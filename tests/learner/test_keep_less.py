@@ -30,7 +30,7 @@ KINDS = {"llama": (2, 5), "qwen3": (2, 9), "gemma3_text": (2, 13), "phi3": (0, 5
 def model_of(kind: str, dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     shape = SHAPE | ({"n_embd": 32, "n_layer": 2, "n_head": 4} if kind == "gpt2" else {})
-    shape |= {"pad_token_id": 0} if kind == "phi3" else {}
+    shape |= {"pad_token_id": 0} if kind in ("phi3", "glm") else {}
     config = AutoConfig.for_model(kind, **shape)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     for name, parameter in model.named_parameters():
@@ -111,6 +111,25 @@ def test_compiled_norms_and_gates_err_no_more_than_pytorch_does(kind: str) -> No
     for name, right in wanted.items():
         errors = [((found[name] - right).norm() / right.norm()).item() for found in (grads, by_pytorch)]
         assert errors[0] < 1.25 * errors[1] + 0.002, name
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text", "glm"])
+def test_compiled_rotations_change_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PyTorch's norms and gates; a rotation of another formula (GLM's pairs) is left to it as well."""
+    plain = model_of(kind, torch.bfloat16)
+    if not kernels.suits(next(plain.parameters())):
+        pytest.skip("NOT RUN: no kernel is compiled here, which wants Linux and g++")
+    monkeypatch.setattr(recompute, "_epsilon", lambda module: None)
+    monkeypatch.setattr(recompute, "_is_gated", lambda module: False)
+    ours = copy.deepcopy(plain)
+    keep_less(ours)
+    rotating = [
+        m for m in ours.modules() if "learner.recompute" in type(m).__module__ and hasattr(m, "q_proj")
+    ]
+    assert len(rotating) == (0 if kind == "glm" else 2)
+    (logits, grads), (wanted_logits, wanted) = map(gradients, (ours, plain))
+    assert torch.equal(logits, wanted_logits)
+    assert all(torch.equal(grad, wanted[name]) for name, grad in grads.items())
 
 
 def test_less_is_kept() -> None:

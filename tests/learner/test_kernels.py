@@ -1,5 +1,5 @@
 """The compiled parts of a training step, against their formulas in float64, in both types they are built for:
-attention of packed tokens, what is picked of logits, norms and gates."""
+attention of packed tokens, what is picked of logits, norms, gates and rotations."""
 
 import copy
 import ctypes
@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from posttrain.learner import kernels, packed_attention
 from posttrain.learner.learner import Learner
@@ -210,6 +211,19 @@ def test_norms_and_gates_are_the_formulas_and_so_are_their_gradients(dtype):
         grads = torch.autograd.grad(found, given, grad.to(dtype))
         for got, one in zip(grads, torch.autograd.grad(wanted, right, grad.double()), strict=True):
             near(got, one, ERROR[dtype])
+
+
+@pytest.mark.parametrize(("H", "K", "D"), [(9, 3, 64), (4, 4, 6), (1, 1, 130)])
+def test_rotations_are_the_bits_of_transformers_and_so_are_their_gradients(H, K, D):
+    """Cosines of both halves may differ (several kinds of position), and one row of them serve several."""
+    heads = [drawn(i, 2, 37, n, D, dtype=torch.bfloat16).transpose(1, 2) for i, n in enumerate((H, K))]
+    angles = [drawn(i, 1, 37, D, dtype=torch.bfloat16).detach() for i in (2, 3)]
+    grads = [drawn(i, 2, n, 37, D, dtype=torch.bfloat16).detach() for i, n in ((4, H), (5, K))]
+    sides = []
+    for rotate in (kernels.rotate, apply_rotary_pos_emb):
+        found = rotate(*heads, *angles)
+        sides.append([*found, *torch.autograd.grad(found, heads, grads)])
+    assert all(map(torch.equal, *sides))
 
 
 def test_sums_over_many_rows_are_the_same_bits_with_any_number_of_threads():

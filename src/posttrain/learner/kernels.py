@@ -3,6 +3,7 @@
     pick   log p(y) and the entropy of p = softmax(z / τ), whose gradients are in math/tokens.py
     norm   w · x / √(mean x² + ε)
     gate   silu(g) · u
+    rotate x · cos + (-x₂, x₁) · sin of the halves x₁, x₂ of every head
 
 and attention (packed_attention.py). PyTorch reads a dozen times, and keeps in float32, what these read once
 and keep as it came. For bfloat16 on a processor, with Linux and g++; elsewhere PyTorch does all of it. No
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch.autograd.function import once_differentiable
 
 from posttrain.math import tokens
+from posttrain.models.attention import Heads
 from posttrain.models.compiled import library
 
 _SOURCE = Path(__file__).with_name("train.cpp")
@@ -37,6 +40,7 @@ class Kernels:
             "norm_backward": (*[pointer] * 4, whole, whole, pointer, pointer),
             "gate_forward": (pointer, pointer, whole, pointer),
             "gate_backward": (*[pointer] * 3, whole, pointer, pointer),
+            "rotate": (*[pointer] * 3, *[whole] * 4, pointer),
         }
         for name, arguments in functions.items():
             getattr(found, name).argtypes, getattr(found, name).restype = (*arguments, threads), None
@@ -170,6 +174,40 @@ class _Gate(torch.autograd.Function):
         grads = torch.empty_like(gates), torch.empty_like(up)
         call("gate_backward", up, gates, up, grad.contiguous(), up.numel(), *grads)
         return grads
+
+
+def rotate(
+    query: Heads, key: Heads, cosine: Float[torch.Tensor, "R T D"], sine: Float[torch.Tensor, "R T D"]
+) -> tuple[Heads, Heads]:
+    """Rotary embeddings (Su et al. 2021) as transformers computes them, to the bit, and their gradients.
+
+    q · cos + (-q₂, q₁) · sin, where q₁, q₂ are the halves of a head; and the same of the keys.
+    """
+    turned: tuple[Heads, Heads] = _Rotate.apply(query, key, cosine, sine)  # type: ignore[no-untyped-call]
+    return turned
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Heads, key: Heads, cosine: torch.Tensor, sine: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(cosine, sine)
+        return _rotated(query, cosine, sine, back=False), _rotated(key, cosine, sine, back=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return *(_rotated(grad, *ctx.saved_tensors, back=True) for grad in grads), None, None
+
+
+def _rotated(x: Heads, cosine: torch.Tensor, sine: torch.Tensor, *, back: bool) -> torch.Tensor:
+    tokens = x.transpose(1, 2).contiguous()  # as products of matrices leave them
+    R, T, H, D = tokens.shape
+    out = torch.empty_like(tokens)
+    cosine, sine = (each.expand(R, -1, -1).contiguous() for each in (cosine, sine))
+    call("rotate", x, tokens, cosine, sine, R * T, H, D, back, out)
+    return out.transpose(1, 2)
 
 
 # ---------------------------------------------------------------------- whether they say what PyTorch says

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -29,6 +30,8 @@ Recompute = Literal["none", "selective", "full"]
 or all of a layer."""
 PRODUCTS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm"})
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_ROTARY = "apply_rotary_pos_emb"
+"""What transformers' attentions call, each the function of its own file."""
 
 
 def prepare(
@@ -74,6 +77,8 @@ def keep_less(model: nn.Module) -> None:
                 module.__class__ = _norm(kind) if epsilon is None else _compiled_norm(kind, epsilon)
         elif set(children) == _GATED and _is_gated(module):
             module.__class__ = _gated(kind)
+        elif _can_rotate(kind, weights=list(module.parameters())):
+            module.__class__ = _rotating(kind)
 
 
 class _NormAgain(torch.autograd.Function):
@@ -148,6 +153,45 @@ def _gated(kind: Any) -> Any:
         return self.down_proj(_made_by(again.product, active * up))
 
     return type(kind.__name__, (kind,), {"forward": forward})
+
+
+@cache
+def _rotating(kind: Any) -> Any:
+    """The same attention, which turns its queries and keys by kernels.rotate where it can."""
+    own, plain = kind.forward, kind.forward.__globals__[_ROTARY]
+
+    def rotate(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **how: Any
+    ) -> Any:
+        if more or how or not kernels.suits(q) or not q.dtype == k.dtype == cos.dtype == sin.dtype:
+            return plain(q, k, cos, sin, *more, **how)
+        return kernels.rotate(q, k, cos, sin)
+
+    forward = FunctionType(
+        own.__code__, own.__globals__ | {_ROTARY: rotate}, own.__name__, own.__defaults__, own.__closure__
+    )
+    forward.__kwdefaults__ = own.__kwdefaults__
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
+def _can_rotate(kind: Any, weights: list[torch.Tensor]) -> bool:
+    """Whether this is an attention that turns queries and keys as kernels.rotate does."""
+    if _ROTARY not in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
+        return False
+    return kernels.suits(weights[0]) and _rotates(kind.forward.__globals__[_ROTARY])
+
+
+@cache
+def _rotates(function: Callable[..., Any]) -> bool:
+    """Whether kernels.rotate computes what this function of transformers does, tried on some numbers."""
+    g = torch.Generator().manual_seed(0)
+    shapes = (1, 2, 3, 8), (1, 1, 3, 8), (1, 3, 8), (1, 3, 8)
+    numbers = [torch.randn(shape, generator=g).bfloat16() for shape in shapes]
+    try:
+        pairs = zip(function(*numbers), kernels.rotate(*numbers), strict=True)
+        return all(torch.equal(theirs, ours) for theirs, ours in pairs)
+    except (RuntimeError, TypeError, ValueError):  # a function of other numbers
+        return False
 
 
 class _GatedAgain:

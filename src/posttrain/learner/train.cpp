@@ -644,3 +644,26 @@ extern "C" void gate_backward(const T* gate, const T* up, const T* grad, int64_t
         narrowed(g * rounded(s), up_grad + i);
     }
 }
+
+// x · cos + (-x₂, x₁) · sin of the halves x₁, x₂ of every head, each product rounded; or, back, its transpose.
+// x, out: [tokens, heads, size]; cosine, sine: [tokens, size].
+extern "C" void rotate(const T* x, const T* cosine, const T* sine, int64_t tokens, int64_t heads, int64_t size,
+                       int64_t back, T* out, int threads) {
+    const int64_t half = size / 2;
+    const float sign = back ? -1 : 1;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t token = 0; token < tokens; ++token) {
+        const T *c = cosine + token * size, *s = sine + token * size;
+        const T *first = back ? s + half : s, *second = back ? s : s + half;
+        for (int64_t head = token * heads; head < (token + 1) * heads; ++head) {
+            const T* from = x + head * size;
+            T* to = out + head * size;
+#pragma omp simd
+            for (int64_t i = 0; i < half; ++i) {
+                const float a = widened(from[i]), b = widened(from[i + half]);
+                narrowed(rounded(a * widened(c[i])) - sign * rounded(b * widened(first[i])), to + i);
+                narrowed(rounded(b * widened(c[i + half])) + sign * rounded(a * widened(second[i])), to + i + half);
+            }
+        }
+    }
+}
