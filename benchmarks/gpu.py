@@ -26,7 +26,7 @@ from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.learner.pack import pack
-from posttrain.learner.process_ranks import joined
+from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import Parallel
 from posttrain.methods.table import GRPO
 from posttrain.types import Batch, Request, Sampling, Trajectory
@@ -98,7 +98,7 @@ def main() -> None:
     print(found["training"])
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
     os.environ.setdefault("MASTER_PORT", "29513")
-    with joined(Parallel()) as ranks:
+    with join_ranks(Parallel()) as ranks:
         shards: dict[str, Any] = {"ranks": ranks, "parallel": Parallel(shard=True)}
         found["training, shards"] = training(model, prompt, new, **how, **shards)
         print(found["training, shards"])

@@ -26,7 +26,7 @@ import torch
 from posttrain.base.process import configure
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
-from posttrain.learner.process_ranks import joined
+from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import Parallel
 from posttrain.learner.shards import local, whole
 from posttrain.methods.build import build
@@ -53,7 +53,7 @@ def rows() -> tuple[list[Trajectory], list[int]]:
 def measured(model: Path, mode: str) -> dict[str, Any]:
     """One rank's numbers."""
     configure()
-    with joined(Parallel()) as ranks:
+    with join_ranks(Parallel()) as ranks:
         learner = Learner(
             load_model(model, dtype=torch.bfloat16),
             build("sft", {}, horizon=LONGEST),

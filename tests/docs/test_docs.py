@@ -36,8 +36,8 @@ from posttrain.pipeline import file as pipeline_file
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe
 from posttrain.report.alarms import RULES
-from posttrain.runtime.ask import ask
 from posttrain.runtime.record import samples
+from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import Outputs, Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -314,9 +314,9 @@ def test_every_whole_recipe_of_a_method_s_page_is_a_recipe(name: str, tmp_path: 
     for block in whole:
         file = tmp_path / "recipe.toml"
         file.write_text(re.sub(r'"[\w.]+\.jsonl"', f'"{tmp_path / "data.jsonl"}"', block))
-        asked = ask(config.read(file).recipe)
-        assert asked.line is METHODS[name]
-        assert asked.train
+        resolved = resolve_recipe(config.read(file).recipe)
+        assert resolved.line is METHODS[name]
+        assert resolved.train
 
 
 def test_the_first_recipe_is_explained_key_by_key() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from posttrain.engines.native.cache import Cache, TokenLayout
-from posttrain.engines.native.cuda_graphs import CudaGraphs, Recorded, Replay
+from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs, Replay
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.types import Request, Sampling
 
@@ -31,10 +31,10 @@ class Recorder:
         return step
 
 
-def record(engine: NativeEngine, record: Callable) -> Recorded:
+def record(engine: NativeEngine, record: Callable) -> CapturedStep:
     """Makes this engine decode in recorded steps."""
     runner = engine.runner
-    runner._recorded = Recorded(runner._step, runner.cache, runner.device, lambda: record)
+    runner._recorded = CapturedStep(runner._step, runner.cache, runner.device, lambda: record)
     return runner._recorded
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from posttrain.engines.vllm import remote
-from posttrain.engines.vllm.opening import ServedConfig
+from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.models.fingerprint import digest
 from posttrain.samplers.snapshots import Direct, Snapshot, take

@@ -22,7 +22,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from posttrain.engines.vllm.opening import ServedConfig
+from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.models.fingerprint import digest
 from posttrain.samplers.snapshots import Direct, Snapshot, take

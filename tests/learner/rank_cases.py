@@ -20,7 +20,7 @@ from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
-from posttrain.learner.process_ranks import joined
+from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
 from posttrain.learner.reference import Reference
 from posttrain.learner.shards import whole
@@ -197,7 +197,7 @@ def cases(ranks: int) -> Iterator[tuple[str, Case, str]]:
 def main() -> None:
     found: dict[str, dict[str, float]] = {}
     told: dict[str, Any] = {}
-    with joined(Parallel(deadline_s=60)) as ranks:
+    with join_ranks(Parallel(deadline_s=60)) as ranks:
         for name, case, mode in cases(ranks.size):
             # The backward pass computes again outside of what keeps everything in float64.
             with common.Float64() if name not in ROUNDED else nullcontext():

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.learner import kernels, recompute
-from posttrain.learner.recompute import keep_less, made_again
-from posttrain.runtime.plan import Shape, activation_bytes
+from posttrain.learner.recompute import keep_less, recomputing
+from posttrain.runtime.memory import Shape, activation_bytes
 
 SHAPE = {
     "vocab_size": 64,
@@ -69,7 +69,7 @@ def kept(model: Any, tokens: torch.Tensor, hooks: Any = None) -> float:
 
 def gradients(model: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """(logits, gradients)"""
-    with made_again():
+    with recomputing():
         logits = model(torch.arange(48).reshape(2, 24), use_cache=False).logits
     logits.float().logsumexp(-1).square().sum().backward()
     return logits.detach(), {n: p.grad for n, p in model.named_parameters()}
@@ -123,9 +123,7 @@ def test_compiled_rotations_change_no_bit(kind: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(recompute, "_is_gated", lambda module: False)
     ours = copy.deepcopy(plain)
     keep_less(ours)
-    rotating = [
-        m for m in ours.modules() if "learner.recompute" in type(m).__module__ and hasattr(m, "q_proj")
-    ]
+    rotating = [m for m in ours.modules() if type(m).__module__ == kernels.__name__]
     assert len(rotating) == (0 if kind == "glm" else 2)
     (logits, grads), (wanted_logits, wanted) = map(gradients, (ours, plain))
     assert torch.equal(logits, wanted_logits)
@@ -144,7 +142,7 @@ def test_less_is_kept() -> None:
     gates = layers * 48 * 2 * inner * 2
     norms = (2 * layers + 1) * 48 * 4 * hidden
     given = 2 * layers * 48 * 2 * hidden if kernels.suits(plain.norm.weight) else 0
-    assert kept(plain, tokens) - kept(ours, tokens, made_again()) >= gates + norms + given
+    assert kept(plain, tokens) - kept(ours, tokens, recomputing()) >= gates + norms + given
     assert not recompute._again  # nothing is remembered of a pass that is over
 
 
@@ -159,7 +157,7 @@ def test_what_is_kept_is_what_a_plan_reckons_with(
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).model
     keep_less(model)
     guess = activation_bytes(Shape.of(config, 0, 0), dtype.itemsize, "none")
-    assert guess == pytest.approx(kept(model, torch.randint(64, (1, 256)), made_again()) / 256, rel=0.15)
+    assert guess == pytest.approx(kept(model, torch.randint(64, (1, 256)), recomputing()) / 256, rel=0.15)
 
 
 def test_only_what_is_wanted_gets_a_gradient() -> None:
@@ -186,7 +184,7 @@ def test_what_computes_otherwise_is_left_alone() -> None:
 def test_what_was_changed_in_place_is_kept() -> None:
     x = torch.ones(8, requires_grad=True)
     made = 2 * x
-    with made_again():
+    with recomputing():
         recompute._made_by(lambda: torch.full((8,), 2.0), made)
         made.add_(1)
         (made * made).sum().backward()

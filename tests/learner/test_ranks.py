@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from posttrain.learner.rank_balance import Portion, dealt, imbalance
+from posttrain.learner.rank_balance import Portion, assign, imbalance
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -71,7 +71,7 @@ def test_every_method_finds_the_gradient_of_one_process(found: dict[str, Any]) -
 STARVED = """
 import os, pathlib, subprocess, sys, time
 import torch.distributed as dist
-from posttrain.learner.process_ranks import joined
+from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import Parallel
 
 class Busy:
@@ -80,7 +80,7 @@ class Busy:
         while clock() < end:
             pass
 
-with joined(Parallel(deadline_s=60)) as ranks:
+with join_ranks(Parallel(deadline_s=60)) as ranks:
     kept = dist.distributed_c10d._get_default_group()  # as the mesh of FSDP2 keeps it
     ranks.gather(1)
     all_of_them = os.sched_getaffinity(0)
@@ -112,12 +112,12 @@ def test_a_rank_whose_threads_got_no_processor_ends_as_any_other(tmp_path: Path)
 
 def test_the_longest_goes_first_and_a_prompt_is_shared() -> None:
     rows = [Portion(0, (i,), i, 0, own) for i, own in enumerate([9, 8, 7, 3, 2, 1])]
-    given, tokens = dealt(rows, 2)
+    given, tokens = assign(rows, 2)
     assert tokens == [15, 15]
     assert imbalance(tokens) == 1.0
     assert sorted(p.rows[0] for each in given for p in each) == [0, 1, 2, 3, 4, 5]
     family = [Portion(0, (i,), 4, 100, 1) for i in range(4)]
-    together, cost = dealt([*family, Portion(1, (0,), 5, 0, 90)], 2)
+    together, cost = assign([*family, Portion(1, (0,), 5, 0, 90)], 2)
     assert [len(each) for each in together] == [4, 1], "a prompt of 100 tokens is computed once"
     assert cost == [104, 90]
 
@@ -130,6 +130,6 @@ def test_the_longest_first_is_within_four_thirds_of_the_best() -> None:
         ways = torch.cartesian_prod(*[torch.arange(3)] * 9)
         loads = torch.stack([(ways == r).long() @ torch.tensor(sizes) for r in range(3)])
         best = int(loads.max(0).values.min())
-        _, tokens = dealt([Portion(0, (i,), i, 0, size) for i, size in enumerate(sizes)], 3)
+        _, tokens = assign([Portion(0, (i,), i, 0, size) for i, size in enumerate(sizes)], 3)
         assert sum(tokens) == sum(sizes)
         assert max(tokens) <= (4 / 3 - 1 / 9) * best

@@ -16,7 +16,7 @@ from posttrain.methods.build import choices, readable
 from posttrain.methods.table import METHODS
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe, unread
-from posttrain.runtime.ask import ask
+from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError
 
 EVERY = sorted((Path(__file__).parents[2] / "recipes").rglob("*.toml"))
@@ -144,7 +144,7 @@ def test_what_an_override_set_is_found_there():
 def test_an_error_of_a_later_check_is_given_its_line_too(write, online):
     found = config.read(write(online, {"rollout": {"group_size": 1}}))
     with pytest.raises(UserError) as raised:
-        ask(found.recipe)
+        resolve_recipe(found.recipe)
     assert raised.value.where == "rollout.group_size"
     located = str(found.locate(raised.value))
     number = found.where.text.splitlines().index("group_size = 1") + 1

@@ -422,7 +422,7 @@ def test_a_critic_of_a_recipe_begins_with_the_head_of_its_reward_model(
     over = {"method": {"name": "ppo"}, "critic": {"kind": "own", "path": str(judge)}, "run": {"updates": 1}}
     recipe = write(online, over, "ppo")
     chosen = build.plan(config.read(recipe).recipe, lambda text: None)
-    critic = critic_of(chosen.asked, chosen.policy, weights_of(chosen.asked.recipe, chosen.policy))
+    critic = critic_of(chosen.resolved, chosen.policy, weights_of(chosen.resolved.recipe, chosen.policy))
     held = load_file(judge / "model.safetensors")
     assert torch.equal(critic.head.weight, held["score.weight"])
     assert bool(critic.head.weight.any())

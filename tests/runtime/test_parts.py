@@ -26,7 +26,7 @@ from posttrain.methods.build import build
 from posttrain.models import checkpoint
 from posttrain.models.pretrained import parameter_count
 from posttrain.recipe.settings import SELECT, Evaluation
-from posttrain.runtime.plan import (
+from posttrain.runtime.memory import (
     MOST_ELSEWHERE,
     MOST_MICROBATCH,
     Shape,

@@ -31,7 +31,7 @@ class Set:
 
     def __init__(self, recipe: Path, logs: Path) -> None:
         self.chosen = build.plan(config.read(recipe).recipe, print)
-        self.asked, self.recipe, self.logs = self.chosen.asked, self.chosen.asked.recipe, logs
+        self.asked, self.recipe, self.logs = self.chosen.resolved, self.chosen.resolved.recipe, logs
         self.learner = build.learner_of(self.chosen, {})
         self.store = Arenas()
         canary = self.chosen.policy.chat.render(self.asked.train[0].messages)[-8:]

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posttrain.runtime.dataset_rows import Group, numbered, row
-from posttrain.runtime.reference import AT_ONCE, scored
+from posttrain.runtime.reference import AT_ONCE, load_or_score
 from posttrain.types import Batch, PerToken
 
 
@@ -36,10 +36,10 @@ PAIRS = [pair(n, *range(n % 4)) for n in range(AT_ONCE + 9)]
 
 def test_they_are_computed_once_and_then_read(tmp_path: Path) -> None:
     file, reference, seen = tmp_path / "reference.safetensors", Reference(), list[tuple[int, int]]()
-    first = scored(file, PAIRS, reference, lambda done, total: seen.append((done, total)))
+    first = load_or_score(file, PAIRS, reference, lambda done, total: seen.append((done, total)))
     assert reference.rows == 2 * len(PAIRS)
     assert seen == [(AT_ONCE, len(PAIRS)), (len(PAIRS), len(PAIRS))]
-    again = scored(file, PAIRS[3:5], reference)
+    again = load_or_score(file, PAIRS[3:5], reference)
     assert reference.rows == 2 * len(PAIRS), "nobody is asked twice"
     part = Batch.of(*numbered([PAIRS[4], PAIRS[3]]))
     wanted = Reference()(part)
@@ -74,11 +74,11 @@ def test_what_was_scored_before_a_kill_is_not_asked_for_again(
         asked.append(len(batch))
         return together(batch)
 
-    whole = scored(tmp_path / "whole.safetensors", groups, together)
+    whole = load_or_score(tmp_path / "whole.safetensors", groups, together)
     file, rows = tmp_path / "reference.safetensors", Reference()
     with pytest.raises(KeyboardInterrupt):
-        scored(file, groups, dies)
-    again = scored(file, groups, lambda batch: (rows(batch), together(batch))[1])
+        load_or_score(file, groups, dies)
+    again = load_or_score(file, groups, lambda batch: (rows(batch), together(batch))[1])
     assert rows.rows + sum(asked) == 2 * len({tuple(good.tokens) for good, _ in groups})
     batch = Batch.of(*numbered(groups))
     assert torch.equal(again.column(batch), whole.column(batch))
@@ -87,10 +87,10 @@ def test_what_was_scored_before_a_kill_is_not_asked_for_again(
 def test_what_the_file_lacks_is_computed_and_the_rest_stays_bit_for_bit(tmp_path: Path) -> None:
     """Among other rows a reference rounds otherwise: here it says another number each time it is asked."""
     file, reference = tmp_path / "reference.safetensors", Reference()
-    scored(file, PAIRS[:4], reference)
+    load_or_score(file, PAIRS[:4], reference)
     before = load_file(file)
     seen: list[tuple[int, int]] = []
-    again = scored(
+    again = load_or_score(
         file,
         PAIRS[2:9],
         lambda batch: reference(batch) + 1,
@@ -104,15 +104,15 @@ def test_what_the_file_lacks_is_computed_and_the_rest_stays_bit_for_bit(tmp_path
     held, fresh = (Batch.of(*numbered(part)) for part in (PAIRS[2:4], PAIRS[4:9]))
     assert torch.equal(again.column(held)[held.mask], Reference()(held)[held.mask])
     assert torch.equal(again.column(fresh)[fresh.mask], Reference()(fresh)[fresh.mask] + 1)
-    scored(file, PAIRS[:9], reference)
+    load_or_score(file, PAIRS[:9], reference)
     assert reference.rows == 2 * 9
 
 
 def test_a_row_of_two_groups_is_held_once_and_keeps_what_was_said_first(tmp_path: Path) -> None:
     file, (good, bad) = tmp_path / "reference.safetensors", PAIRS[0]
-    scored(file, [(good,)], Reference())
+    load_or_score(file, [(good,)], Reference())
     before = load_file(file)["logp"]
-    scored(file, [(good, bad), (good, bad)], lambda batch: Reference()(batch) + 1)
+    load_or_score(file, [(good, bad), (good, bad)], lambda batch: Reference()(batch) + 1)
     after = load_file(file)
     assert len(after["lengths"]) == 2
     assert torch.equal(after["logp"][: len(before)], before)
@@ -121,10 +121,10 @@ def test_a_row_of_two_groups_is_held_once_and_keeps_what_was_said_first(tmp_path
 @pytest.mark.parametrize("left", [0, 100])
 def test_a_file_that_was_cut_off_is_computed_again(tmp_path: Path, left: int) -> None:
     file, reference = tmp_path / "reference.safetensors", Reference()
-    whole = scored(file, PAIRS[:2], reference)
+    whole = load_or_score(file, PAIRS[:2], reference)
     with file.open("r+b") as opened:
         opened.truncate(left)
-    again = scored(file, PAIRS[:2], reference)
+    again = load_or_score(file, PAIRS[:2], reference)
     batch = Batch.of(*numbered(PAIRS[:2]))
     assert torch.equal(again.column(batch), whole.column(batch))
     assert reference.rows == 8
@@ -133,18 +133,18 @@ def test_a_file_that_was_cut_off_is_computed_again(tmp_path: Path, left: int) ->
 @pytest.mark.parametrize("other", ["a tensor for each row", "columns of another table"])
 def test_a_file_that_holds_something_else_is_computed_again(tmp_path: Path, other: str) -> None:
     file, reference = tmp_path / "reference.safetensors", Reference()
-    whole = scored(file, PAIRS[:2], reference)
+    whole = load_or_score(file, PAIRS[:2], reference)
     held = load_file(file)
     columns = {"5f" * 16: torch.ones(3)} if "row" in other else held | {"lengths": held["lengths"][1:]}
     save_file(columns, file)
-    again = scored(file, PAIRS[:2], reference)
+    again = load_or_score(file, PAIRS[:2], reference)
     batch = Batch.of(*numbered(PAIRS[:2]))
     assert torch.equal(again.column(batch), whole.column(batch))
     assert reference.rows == 8
 
 
-def test_another_row_is_not_taken_for_one_that_was_scored(tmp_path: Path) -> None:
-    held = scored(tmp_path / "reference.safetensors", [pair(5, 6)], Reference())
+def test_another_row_is_not_taken_for_one_that_was_load_or_score(tmp_path: Path) -> None:
+    held = load_or_score(tmp_path / "reference.safetensors", [pair(5, 6)], Reference())
     other = row([1, 2, 5, 6, 8], [False, False, True, True, False], 0.0)  # another mask over the same tokens
     for each in (other, *pair(5, 7)):
         with pytest.raises(KeyError):

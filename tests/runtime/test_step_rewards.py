@@ -3,7 +3,7 @@
 import pytest
 
 from posttrain.recipe import config
-from posttrain.runtime.ask import ask
+from posttrain.runtime.resolve import resolve_recipe
 from posttrain.samplers.live_episode import Live
 from posttrain.types import Completion, Sampling, Task, Trajectory
 
@@ -67,8 +67,8 @@ def test_a_discount_is_put_into_what_a_verifier_pays_and_not_into_what_a_game_pa
     over = {"method": {"name": name} | ({"gamma": gamma} if gamma else {})}
     if game:
         over |= {"task": {"arithmetic": None, "guess": {"high": 9}}, "verifier": None}
-    asked = ask(config.read(write(online, over)).recipe)
-    assert (asked.method.shaped is not None) == put_in
+    resolved = resolve_recipe(config.read(write(online, over)).recipe)
+    assert (resolved.method.shaped is not None) == put_in
 
 
 def test_a_reward_that_came_with_no_choice_of_the_policy_is_refused():

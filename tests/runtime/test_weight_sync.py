@@ -134,7 +134,7 @@ def sides(online, write, make_model):
         tables = {"model": {"path": str(model_dir(make_model, tied))}} | over
         chosen = build.plan(config.read(write(online, tables)).recipe, print)
         learner = build.learner_of(chosen, {})
-        engine = engine_of(chosen.asked.recipe, chosen.policy)
+        engine = engine_of(chosen.resolved.recipe, chosen.policy)
         with torch.no_grad():
             for name, master in zip(learner.masters.names, learner.masters.masters, strict=True):
                 if master.ndim > 1 and "lora_A" not in name:

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer, LlamaForTokenClassification
 
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
-from posttrain.runtime.ask import ask
 from posttrain.runtime.policy import surroundings
+from posttrain.runtime.resolve import resolve_recipe
 from posttrain.runtime.sampling import engine_of
 from posttrain.samplers.trees import Trees
 from posttrain.search.choice import SearchChoice
@@ -120,9 +120,9 @@ def grown(asked, which, strategy=best_first, *, parks: bool = False) -> dict[str
             found[numbers[number]] = shape(tree)
         steps += 1
         if parks and steps % 3 == 0:
-            searches.park()
+            searches.pause()
             assert not searches.engine.busy
-            searches.unpark()
+            searches.unpause()
     return found
 
 
@@ -535,7 +535,7 @@ def test_the_answer_is_the_end_that_the_reward_model_finds_best(
     assert done.code == 0, done.err
     lines = [json.loads(line) for line in done.out.splitlines()]
     judge = RewardModel(paths=(str(process_model),), kind="process", over_steps="min", separator="e")
-    tasks = {task.id: task for task in ask(config.read(path).recipe).held_out}
+    tasks = {task.id: task for task in resolve_recipe(config.read(path).recipe).held_out}
     compared = 0
     for line in lines:
         spent = line["moves"] == 24 or strategy == "beam"  # which ends with its last state

@@ -14,11 +14,11 @@ from posttrain.methods.table import line
 from posttrain.models import pretrained
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import is_run, target_of
-from posttrain.runtime.ask import ask
-from posttrain.runtime.plan import check_held, free_memory
+from posttrain.runtime.memory import check_held, free_memory
 from posttrain.runtime.policy import NO_TASK, Policy, surroundings
 from posttrain.runtime.record.hacking import auditors_of
 from posttrain.runtime.record.metrics import evaluation_metrics
+from posttrain.runtime.resolve import resolve_recipe
 from posttrain.runtime.sampling import engine_of, loaded_engine, rollouts_of
 from posttrain.types import Completion, Message, Request, Sampling, UserError
 
@@ -93,17 +93,19 @@ def answers(
 
 def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], None]) -> dict[str, float]:
     """Accuracy, reward and length on the recipe's held-out tasks; UserError if there is nothing to judge."""
-    asked = ask(recipe)
-    if not asked.online:
+    resolved = resolve_recipe(recipe)
+    if not resolved.online:
         mend = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"
         raise UserError("an offline recipe has no answers to judge", where="method.name", mend=mend)
-    if not asked.held_out:
+    if not resolved.held_out:
         raise UserError("there are no held-out tasks", where="eval.limit", mend="give task.held_out")
     policy = surroundings(recipe, say)
-    rollouts = rollouts_of(asked, policy, engine_of(recipe, policy, adapter))
+    rollouts = rollouts_of(resolved, policy, engine_of(recipe, policy, adapter))
     try:
         sampling = replace(recipe.sampling, temperature=recipe.eval.temperature)
-        groups = rollouts.run(asked.held_out, 1, sampling)
+        groups = rollouts.run(resolved.held_out, 1, sampling)
     finally:
         rollouts.close()
-    return evaluation_metrics([e for g in groups for e in g], recipe.eval.right, auditors_of(asked.verifier))
+    return evaluation_metrics(
+        [e for g in groups for e in g], recipe.eval.right, auditors_of(resolved.verifier)
+    )

@@ -10,7 +10,7 @@ from posttrain.data.corpus import Text, load_corpus
 from posttrain.data.documents import documents
 from posttrain.models import scratch
 from posttrain.report.terminal import err
-from posttrain.runtime.plan import free_memory, gib
+from posttrain.runtime.memory import free_memory, gib
 from posttrain.types import UserError
 
 

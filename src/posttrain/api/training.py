@@ -26,7 +26,7 @@ from posttrain.runtime import build
 from posttrain.runtime.ranks.ranked import agree
 from posttrain.runtime.record.journal import Show, stop_recorded, stop_requested
 from posttrain.runtime.record.rundir import CODE, RunDir, code_versions
-from posttrain.runtime.record.schedule import Recorded
+from posttrain.runtime.record.schedule import RecordedSchedule
 from posttrain.runtime.session import Session
 from posttrain.types import RunError, UserError
 
@@ -69,7 +69,7 @@ def train(
     title: str,
     resume: bool,
     shown: Show | None = None,
-    recorded: Recorded | None = None,
+    recorded: RecordedSchedule | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     """The metrics of the last evaluation of a run in this directory, which is then left with its report.
@@ -179,12 +179,12 @@ def prepare(
         )
     checked = None if ranks.rank else path / ".prompts.json"
     chosen = build.plan(found.recipe, say, path, checked, ranks=ranks.size)
-    agree(ranks, dump(found.tables), code_versions(), chosen.asked.train or chosen.groups)
+    agree(ranks, dump(found.tables), code_versions(), chosen.resolved.train or chosen.groups)
     # All cut their rows alike.
     budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
     chosen = replace(chosen, microbatch_tokens=budget)
     chosen.disk.check(path)
-    directory.describe(_config_text(found, path), f"{title}: {chosen.asked.line.title}", chosen.sections())
+    directory.describe(_config_text(found, path), f"{title}: {chosen.resolved.line.title}", chosen.sections())
     return found, chosen
 
 
@@ -216,7 +216,7 @@ def _run(
             last = _run_to_end(chosen, directory, how, shown, silent)
         else:
             watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
-            with terminal.Terminal(err, chosen.asked.recipe.run.updates, watch) as shown:
+            with terminal.Terminal(err, chosen.resolved.recipe.run.updates, watch) as shown:
                 last = _run_to_end(chosen, directory, how, shown, say)
     except BaseException:
         with suppress(Exception):  # on a full disk the first error is the one to tell

@@ -111,7 +111,7 @@ def _profiled(found: config.Read, updates: int, told: Callable[[str], None]) -> 
         peak = measured(device, dtype)
         told(f"making {1 + updates} updates without a profile")
         plain = _play(chosen, found.tables, folder / "plain", updates)
-        recorded = device.type == "cuda" and chosen.asked.online and recipe.engine.cuda_graphs
+        recorded = device.type == "cuda" and chosen.resolved.online and recipe.engine.cuda_graphs
         clock = Clock(device, ("canary", *(["decoding"] if recorded else [])))
         told("making them again with one")
         # Planned again, so that nothing is left of the first time; with as much memory as there was.
@@ -149,8 +149,8 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 def unseen(chosen: build.Plan, *, recorded: bool) -> list[str]:
     """What of the sampler's work a profile does not see; recorded: its steps are replayed on a GPU."""
-    recipe, notes = chosen.asked.recipe, list[str]()
-    if not chosen.asked.online:
+    recipe, notes = chosen.resolved.recipe, list[str]()
+    if not chosen.resolved.online:
         return notes
     if recipe.async_.where != "here":
         what = (

@@ -20,10 +20,10 @@ from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.target import Target, target_of
 from posttrain.report import write
 from posttrain.report.terminal import err, out
-from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.policy import surroundings
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.samples import search_line
+from posttrain.runtime.resolve import Resolved, resolve_recipe
 from posttrain.runtime.sampling import check_samplers, engine_of, rollouts_of
 from posttrain.samplers.players import Plays
 from posttrain.search.choice import SearchChoice, Strategy
@@ -80,7 +80,7 @@ def search(
     choices = [replace(settings, strategy=each) for each in strategies] or [settings]
     _check_goals(goals, choices)
     try:
-        asked, tasks = _asked(recipe, choices, split, limit)
+        resolved, tasks = _resolve(recipe, choices, split, limit)
         policy = surroundings(recipe, pretrained.silent if as_json else say)
     except UserError as error:
         raise found.locate(error) from None
@@ -88,7 +88,7 @@ def search(
     engine = engine_of(recipe, policy, adapter)
     told: dict[str, list[Line]] = {}
     for choice in choices:
-        searched = replace(asked, recipe=replace(recipe, search=choice))
+        searched = replace(resolved, recipe=replace(recipe, search=choice))
         told[choice.strategy] = lines = _run_searches(rollouts_of(searched, policy, engine), tasks, recipe)
         for line in lines:
             _print(line, tree, as_json)
@@ -111,21 +111,21 @@ def _strategies(named: str | None) -> list[Strategy]:
     return [known[each] for each in names]
 
 
-def _asked(
+def _resolve(
     recipe: Recipe, choices: Sequence[SearchChoice], split: str, limit: int
-) -> tuple[Asked, Sequence[Task]]:
+) -> tuple[Resolved, Sequence[Task]]:
     """What the recipe asks, and the tasks that are meant."""
     if split not in ("held_out", "train"):
         raise UserError(f"there is no split {split!r}", where="--split", mend="held_out or train")
-    asked = ask(recipe)
-    if not asked.online:
+    resolved = resolve_recipe(recipe)
+    if not resolved.online:
         raise UserError("an offline recipe has no answers to search", where="method.name")
     for choice in choices:
-        check_samplers(replace(asked, recipe=replace(recipe, search=choice)))
-    tasks = (asked.held_out if split == "held_out" else asked.train)[:limit]
+        check_samplers(replace(resolved, recipe=replace(recipe, search=choice)))
+    tasks = (resolved.held_out if split == "held_out" else resolved.train)[:limit]
     if not tasks:
         raise UserError(f"there are no tasks in {split}", where="eval.limit")
-    return asked, tasks
+    return resolved, tasks
 
 
 def _write_page(kept: RunDir, told: Mapping[str, Sequence[Line]], config: str, about: dict[str, Any]) -> Path:

@@ -13,7 +13,7 @@ from posttrain.recipe import config
 from posttrain.recipe.target import check_run
 from posttrain.report import terminal
 from posttrain.report.terminal import out
-from posttrain.runtime.record.schedule import Recorded
+from posttrain.runtime.record.schedule import RecordedSchedule
 from posttrain.types import RunError, UserError
 
 
@@ -39,7 +39,7 @@ def replay(
     if env is not None and not env.trusted and ahead.max_lag:
         what = "when an environment in a process of its own replied is in no record"
         raise UserError(what, where="task.repair" if found.recipe.task.repair else "task.env")
-    recorded = Recorded(run, ahead.samplers)
+    recorded = RecordedSchedule(run, ahead.samplers)
     path = run_dir or claimed_directory(f"{run.resolve().name}-replay")
     train(
         found, path, title="replay", resume=False, shown=terminal.quiet if quiet else None, recorded=recorded

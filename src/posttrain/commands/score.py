@@ -41,7 +41,7 @@ from posttrain.report.terminal import out
 from posttrain.runtime.dataset_rows import Group, Shaper, numbered
 from posttrain.runtime.policy import NO_TASK, Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.record.agreement import agreement, calibration_curve, correlation
-from posttrain.runtime.reference import AT_ONCE, scored
+from posttrain.runtime.reference import AT_ONCE, load_or_score
 from posttrain.types import Batch, PerRow, Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 
@@ -197,10 +197,10 @@ def _logp(
     stats = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     weights = (recipe.model, recipe.lora, recipe.reference, recipe.run.seed)
     model = cache(lambda: _weights(recipe, policy, adapter))
-    table = scored(
+    table = load_or_score(
         place / f"{_digest(weights, policy.dtype, stats)}.safetensors",
         groups,
-        lambda batch: forward.scored(forward.Net(model()), batch, 1.0, PACKED).logp,
+        lambda batch: forward.score_batch(forward.Net(model()), batch, 1.0, PACKED).logp,
     )
     found = []
     for start in range(0, len(groups), AT_ONCE):

@@ -15,9 +15,9 @@ from posttrain.models.pretrained import silent
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.target import target_of
 from posttrain.report.terminal import err
-from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.policy import Policy, surroundings
 from posttrain.runtime.prompts import check_prompts
+from posttrain.runtime.resolve import Resolved, resolve_recipe
 from posttrain.runtime.sampling import engine_of
 from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
@@ -61,7 +61,7 @@ def steps(
     )
     process.configure(recipe.run.threads)
     try:
-        asked, verifier, policy = _asked(recipe, limit or None)
+        resolved, verifier, policy = _resolve(recipe, limit or None)
     except UserError as error:
         raise found.locate(error) from None
     r = recipe.rollout
@@ -71,7 +71,7 @@ def steps(
     ):
         line = bar.add_task("continuations", total=budget or None)
         records = step_labels(
-            asked.train,
+            resolved.train,
             engine_of(recipe, policy, adapter),
             policy.chat,
             verifier,
@@ -104,12 +104,12 @@ def _write_records(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, i
     return answers, labelled
 
 
-def _asked(recipe: Recipe, limit: int | None) -> tuple[Asked, Verifier, Policy]:
+def _resolve(recipe: Recipe, limit: int | None) -> tuple[Resolved, Verifier, Policy]:
     """What the recipe asks first, who judges, and its model; UserError if nobody could judge, or answer."""
-    asked = ask(recipe)
-    if not asked.online or asked.verifier is None:
+    resolved = resolve_recipe(recipe)
+    if not resolved.online or resolved.verifier is None:
         what = "steps are judged by where they lead, and this recipe has no verifier that could"
         raise UserError(what, where="verifier", mend="take the recipe of an online method")
-    first, policy = replace(asked, train=asked.train[:limit], held_out=()), surroundings(recipe, silent)
+    first, policy = replace(resolved, train=resolved.train[:limit], held_out=()), surroundings(recipe, silent)
     check_prompts(first, policy)
-    return first, asked.verifier, policy
+    return first, resolved.verifier, policy

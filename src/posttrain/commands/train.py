@@ -13,7 +13,7 @@ from posttrain.api.answering import answers, recipe_of
 from posttrain.api.training import as_begun, check_same, claimed_directory, print_plan, say
 from posttrain.api.training import train as train_in
 from posttrain.base import process
-from posttrain.learner.process_ranks import joined
+from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
 from posttrain.models import pretrained
 from posttrain.pipeline.command import check_stages
@@ -69,7 +69,7 @@ def train(
             raise typer.Exit(launch(found.recipe, words))
         except UserError as error:
             raise found.locate(error) from None
-    with joined(found.recipe.train) as ranks:
+    with join_ranks(found.recipe.train) as ranks:
         # What is started again goes on, if it had begun.
         again = any(ranks.gather(restarts() > 0, "the start"))
         resume = resume or (again and run_dir is not None and (run_dir / "config.toml").exists())
@@ -117,7 +117,7 @@ def validate(
     try:
         ranks = ranks or found.recipe.train.ranks or 1
         chosen = build.plan(found.recipe, pretrained.silent if as_json else say, ranks=ranks)
-        pieces = transcript(chosen.asked, chosen.policy)
+        pieces = transcript(chosen.resolved, chosen.policy)
     except UserError as error:
         raise found.locate(error) from None
     if as_json:

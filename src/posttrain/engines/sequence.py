@@ -107,7 +107,7 @@ class Sequence:
         )
 
 
-def begun(ticket: int, request: Request, vocabulary: int, bound: int) -> Sequence:
+def new_sequence(ticket: int, request: Request, vocabulary: int, bound: int) -> Sequence:
     """The answer that is to be drawn.
 
     Raises ValueError for an empty prompt, a token outside the vocabulary, or a prompt that leaves no room for

@@ -22,7 +22,7 @@ from typing import Any
 from posttrain.data import Data
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.envs.tasks.arithmetic import Arithmetic
-from posttrain.learner.forward import Net, scored
+from posttrain.learner.forward import Net, score_batch
 from posttrain.math import masked
 from posttrain.models.loading import Dtype
 from posttrain.models.pretrained import silent
@@ -31,8 +31,8 @@ from posttrain.recipe.settings import Evaluation, Rollout
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.runtime import build
-from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy, Say, surroundings, weights_of
+from posttrain.runtime.resolve import Resolved
 from posttrain.runtime.sampling import engine_of, rollouts_of
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 
@@ -143,8 +143,8 @@ def answers(compare: Compare, model: str, seen: Callable[[int, int], None]) -> l
     and RunError if most answers could not be judged.
     """
     chosen = build.plan(compare.recipe(model), silent)
-    tasks = prompts(compare, chosen.asked)
-    rollouts = rollouts_of(chosen.asked, chosen.policy, engine_of(chosen.asked.recipe, chosen.policy))
+    tasks = prompts(compare, chosen.resolved)
+    rollouts = rollouts_of(chosen.resolved, chosen.policy, engine_of(chosen.resolved.recipe, chosen.policy))
     try:
         groups = rollouts.run(tasks, compare.samples, compare.sampling, lambda done: seen(done, len(tasks)))
     finally:
@@ -163,9 +163,9 @@ def answers(compare: Compare, model: str, seen: Callable[[int, int], None]) -> l
     return [_answer(e, chosen.policy, own) for e, own in zip(episodes, logp, strict=True)]
 
 
-def prompts(compare: Compare, asked: Asked) -> list[Task]:
+def prompts(compare: Compare, resolved: Resolved) -> list[Task]:
     """The tasks that are asked, of those that the recipe has read."""
-    return list(asked.held_out if compare.arithmetic is not None else asked.train)[: compare.limit]
+    return list(resolved.held_out if compare.arithmetic is not None else resolved.train)[: compare.limit]
 
 
 def likelihoods(compare: Compare, model: str, said: Sequence[Answer]) -> list[float]:
@@ -217,7 +217,7 @@ def _logp(compare: Compare, policy: Policy, model: str, rows: Sequence[Trajector
     for start in range(0, len(rows), AT_ONCE):
         part = rows[start : start + AT_ONCE]
         batch = Batch.of(part, list(range(len(part))))
-        logp = scored(Net(loaded), batch, compare.sampling.temperature, BUDGET).logp
+        logp = score_batch(Net(loaded), batch, compare.sampling.temperature, BUDGET).logp
         out += [float(x) for x in masked.row_sum(logp.double(), batch.mask)]
     del loaded
     gc.collect()

@@ -11,7 +11,7 @@ from posttrain.learner import kernels
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
-from posttrain.learner.recompute import made_again
+from posttrain.learner.recompute import recomputing
 from posttrain.math import tokens
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.models.attention import output_head
@@ -63,7 +63,7 @@ def forward(net: Net, batch: Batch, temperature: float, noise: Noise | None = No
     # The noise of a prompt is its group's own, so that groups have no beginning in common; it goes by branch.
     quiet = noise is None
     packed = pack(batch, shared_prefix=quiet, compiled=net.compiled, trees=quiet)
-    with noisy(net.policy, packed, batch, noise), made_again():
+    with noisy(net.policy, packed, batch, noise), recomputing():
         picked, entropies, numbers = net(packed, temperature)
     value, heads = (None, None) if numbers is None else _values(packed, batch, numbers)
     return Outputs(column(packed, batch, picked), column(packed, batch, entropies), value, heads)
@@ -87,7 +87,9 @@ def _filler() -> Batch:
     return Batch.of([Trajectory.given([0, 0])], [0])
 
 
-def scored(net: Net, batch: Batch, temperature: float, budget: int, together: Everywhere = HERE) -> Outputs:
+def score_batch(
+    net: Net, batch: Batch, temperature: float, budget: int, together: Everywhere = HERE
+) -> Outputs:
     """The same of all rows, microbatch by microbatch, without gradients."""
     logp, entropy, value = (torch.zeros_like(batch.logp_gen) for _ in range(3))
     with torch.no_grad():

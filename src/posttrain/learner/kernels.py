@@ -11,8 +11,10 @@ gradient of theirs can be differentiated again.
 """
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from posttrain.models.attention import Heads
 from posttrain.models.compiled import library
 
 _SOURCE = Path(__file__).with_name("train.cpp")
+_ROTARY = "apply_rotary_pos_emb"
+"""What transformers' attentions call, each the function of its own file."""
 
 
 class Kernels:
@@ -208,6 +212,45 @@ def _rotated(x: Heads, cosine: torch.Tensor, sine: torch.Tensor, *, back: bool) 
     cosine, sine = (each.expand(R, -1, -1).contiguous() for each in (cosine, sine))
     call("rotate", x, tokens, cosine, sine, R * T, H, D, back, out)
     return out.transpose(1, 2)
+
+
+@cache
+def rotating(kind: Any) -> Any:
+    """The same attention, which turns its queries and keys by `rotate` where it can."""
+    own, plain = kind.forward, kind.forward.__globals__[_ROTARY]
+
+    def turn(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **how: Any
+    ) -> Any:
+        if more or how or not suits(q) or not q.dtype == k.dtype == cos.dtype == sin.dtype:
+            return plain(q, k, cos, sin, *more, **how)
+        return rotate(q, k, cos, sin)
+
+    forward = FunctionType(
+        own.__code__, own.__globals__ | {_ROTARY: turn}, own.__name__, own.__defaults__, own.__closure__
+    )
+    forward.__kwdefaults__ = own.__kwdefaults__
+    return type(kind.__name__, (kind,), {"forward": forward})
+
+
+def can_rotate(kind: Any, weights: list[torch.Tensor]) -> bool:
+    """Whether this is an attention that turns queries and keys as `rotate` does."""
+    if _ROTARY not in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
+        return False
+    return suits(weights[0]) and _rotates(kind.forward.__globals__[_ROTARY])
+
+
+@cache
+def _rotates(function: Callable[..., Any]) -> bool:
+    """Whether `rotate` computes what this function of transformers does, tried on some numbers."""
+    g = torch.Generator().manual_seed(0)
+    shapes = (1, 2, 3, 8), (1, 1, 3, 8), (1, 3, 8), (1, 3, 8)
+    numbers = [torch.randn(shape, generator=g).bfloat16() for shape in shapes]
+    try:
+        pairs = zip(function(*numbers), rotate(*numbers), strict=True)
+        return all(torch.equal(theirs, ours) for theirs, ours in pairs)
+    except (RuntimeError, TypeError, ValueError):  # a function of other numbers
+        return False
 
 
 # ---------------------------------------------------------------------- whether they say what PyTorch says

@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from posttrain.learner.critic import CriticModel
-from posttrain.learner.forward import Net, forward, parts, scored, values
+from posttrain.learner.forward import Net, forward, parts, score_batch, values
 from posttrain.learner.rank_balance import Deal, deal
 from posttrain.learner.ranks import Parallel, Ranks
 from posttrain.learner.shards import shard, sharded_modules
@@ -71,7 +71,7 @@ class Passes:
         """What a net says of every trained token, without gradients."""
         work = self.deal(batch)
         with self.ranks.waiting("scores"):
-            out = scored(net, work.batch, self.temperature, self.budget, self._together)
+            out = score_batch(net, work.batch, self.temperature, self.budget, self._together)
         self.give_up_shares()
         columns = {"logp": out.logp, "entropy": out.entropy, "value": out.value}
         return Outputs(**work.back({k: v for k, v in columns.items() if v is not None}))

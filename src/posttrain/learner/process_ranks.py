@@ -271,7 +271,7 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 @contextmanager
-def joined(settings: Parallel) -> Iterator[Ranks]:
+def join_ranks(settings: Parallel) -> Iterator[Ranks]:
     """The ranks that torchrun started, this process among them; or this process alone."""
     if not launched():
         yield ALONE

@@ -45,11 +45,11 @@ def portions(batch: Batch, rank: int, *, whole: bool) -> list[Portion]:
     return found
 
 
-def dealt(pieces: Sequence[Portion], ranks: int) -> tuple[list[list[Portion]], list[int]]:
+def assign(pieces: Sequence[Portion], ranks: int) -> tuple[list[list[Portion]], list[int]]:
     """(the pieces of each rank, the tokens that each computes), the longest dealt first.
 
     >>> a, b, c = Portion(0, (0,), 0, 5, 9), Portion(0, (1,), 0, 5, 8), Portion(0, (2,), 1, 0, 6)
-    >>> given, tokens = dealt([a, b, c], 2)
+    >>> given, tokens = assign([a, b, c], 2)
     >>> [[p.rows[0] for p in each] for each in given], tokens
     ([[0], [1, 2]], [14, 19])
     """
@@ -127,7 +127,7 @@ def deal(ranks: Ranks, batch: Batch, extra: Mapping[str, PerToken], *, whole: bo
     if ranks.size == 1 or not balance:
         return Deal(ranks, batch, extra, ())
     pieces = [p for part in ranks.gather(portions(batch, ranks.rank, whole=whole), "rows") for p in part]
-    given, tokens = dealt(pieces, ranks.size)
+    given, tokens = assign(pieces, ranks.size)
     mine = [sorted(r for p in each if p.owner == ranks.rank for r in p.rows) for each in given]
     columns = {name: value for name, value in _columns(batch) if isinstance(value, torch.Tensor)}
     parts = [

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -30,8 +29,6 @@ Recompute = Literal["none", "selective", "full"]
 or all of a layer."""
 PRODUCTS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "_grouped_mm"})
 _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-_ROTARY = "apply_rotary_pos_emb"
-"""What transformers' attentions call, each the function of its own file."""
 
 
 def prepare(
@@ -63,7 +60,7 @@ def keep_less(model: nn.Module) -> None:
     """Makes norms keep their input alone, and gated feed-forward layers what their two products gave.
 
     What they would keep besides, norms in float32, is computed again without any product of matrices, by
-    kernels.py where there are kernels; and so, under `made_again`, is what they give to a product. A
+    kernels.py where there are kernels; and so, under `recomputing`, is what they give to a product. A
     module is known by what it consists of, and for a kernel by what it says; one that computes otherwise
     is left as it is, as are norms of models in float32, which keep little more and whose gradients would
     be added in another order. Not for what is differentiated twice.
@@ -77,8 +74,8 @@ def keep_less(model: nn.Module) -> None:
                 module.__class__ = _norm(kind) if epsilon is None else _compiled_norm(kind, epsilon)
         elif set(children) == _GATED and _is_gated(module):
             module.__class__ = _gated(kind)
-        elif _can_rotate(kind, weights=list(module.parameters())):
-            module.__class__ = _rotating(kind)
+        elif kernels.can_rotate(kind, list(module.parameters())):
+            module.__class__ = kernels.rotating(kind)
 
 
 class _NormAgain(torch.autograd.Function):
@@ -155,45 +152,6 @@ def _gated(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"forward": forward})
 
 
-@cache
-def _rotating(kind: Any) -> Any:
-    """The same attention, which turns its queries and keys by kernels.rotate where it can."""
-    own, plain = kind.forward, kind.forward.__globals__[_ROTARY]
-
-    def rotate(
-        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **how: Any
-    ) -> Any:
-        if more or how or not kernels.suits(q) or not q.dtype == k.dtype == cos.dtype == sin.dtype:
-            return plain(q, k, cos, sin, *more, **how)
-        return kernels.rotate(q, k, cos, sin)
-
-    forward = FunctionType(
-        own.__code__, own.__globals__ | {_ROTARY: rotate}, own.__name__, own.__defaults__, own.__closure__
-    )
-    forward.__kwdefaults__ = own.__kwdefaults__
-    return type(kind.__name__, (kind,), {"forward": forward})
-
-
-def _can_rotate(kind: Any, weights: list[torch.Tensor]) -> bool:
-    """Whether this is an attention that turns queries and keys as kernels.rotate does."""
-    if _ROTARY not in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
-        return False
-    return kernels.suits(weights[0]) and _rotates(kind.forward.__globals__[_ROTARY])
-
-
-@cache
-def _rotates(function: Callable[..., Any]) -> bool:
-    """Whether kernels.rotate computes what this function of transformers does, tried on some numbers."""
-    g = torch.Generator().manual_seed(0)
-    shapes = (1, 2, 3, 8), (1, 1, 3, 8), (1, 3, 8), (1, 3, 8)
-    numbers = [torch.randn(shape, generator=g).bfloat16() for shape in shapes]
-    try:
-        pairs = zip(function(*numbers), kernels.rotate(*numbers), strict=True)
-        return all(torch.equal(theirs, ours) for theirs, ours in pairs)
-    except (RuntimeError, TypeError, ValueError):  # a function of other numbers
-        return False
-
-
 class _GatedAgain:
     """act(gate) and its product with `up`, which the backward pass asks for in the other order."""
 
@@ -221,7 +179,7 @@ def _what(x: torch.Tensor) -> tuple[int, int]:
 
 
 def _made_by(again: _Again, made: torch.Tensor) -> torch.Tensor:
-    """The tensor, which under `made_again` is not kept for the backward pass, but made again."""
+    """The tensor, which under `recomputing` is not kept for the backward pass, but made again."""
     place = made.data_ptr()
     if made.requires_grad and place:  # 0: nothing, or a tensor that is none of PyTorch's own
         _again[place] = _what(made), again
@@ -229,7 +187,7 @@ def _made_by(again: _Again, made: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def made_again() -> saved_tensors_hooks:
+def recomputing() -> saved_tensors_hooks:
     """Within it what norms and gates give is not kept: see keep_less.
 
     What was made last is held, as several products that read the same ask one after the other.

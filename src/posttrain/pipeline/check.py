@@ -19,10 +19,10 @@ from posttrain.recipe import config
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.runtime import build
-from posttrain.runtime.ask import ask
-from posttrain.runtime.plan import gib
+from posttrain.runtime.memory import gib
 from posttrain.runtime.policy import Say
 from posttrain.runtime.record.saving import Disk, room
+from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError
 from posttrain.verifiers.combine.penalties import Repetition
 
@@ -101,7 +101,7 @@ def _check_recipe(
             _check_ensemble(pipeline, reading(pipeline, stage, {}).recipe.verifier)
             recipe = replace(recipe, verifier=ANY)
         if any(_unknown(table.path) for table in (recipe.model, recipe.critic, recipe.reference)):
-            ask(recipe)
+            resolve_recipe(recipe)
             return []
         resolve(recipe.model.path, say=say)
         disk = build.plan(recipe, silent, place.directory).disk  # what else it finds is said in its turn
@@ -182,7 +182,7 @@ def _check_compare(
             resolve(model, say=say)
             build.plan(replace(compare, chat_template=template).recipe(model), silent)
         if not given:
-            ask(compare.recipe("unknown"))
+            resolve_recipe(compare.recipe("unknown"))
     except UserError as error:
         raise located(pipeline, error) from None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import date
 from typing import Any, Literal
 
-from posttrain.engines.vllm.opening import ServedConfig
+from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.envs.protocol import Env
 from posttrain.envs.repair import Repair, Repairing
 from posttrain.envs.tools.tool_use import ToolUse
@@ -102,7 +102,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class SampleLog:
     """How many of the rollouts are written to samples/, and of the searches to trees/."""
 
     tokens: int = 32768
@@ -182,7 +182,7 @@ class Recipe:
     trust: Trust = Trust()
     eval: Evaluation = Evaluation()
     checkpoint: Checkpoints = Checkpoints()
-    record: Recorded = Recorded()
+    record: SampleLog = SampleLog()
     track: Tracking = Tracking()
 
     def judge(self) -> Verifier | None:

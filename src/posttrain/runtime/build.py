@@ -21,22 +21,22 @@ from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import checkpoint, heads, pretrained
 from posttrain.recipe.recipe import Recipe
-from posttrain.runtime.ask import Asked, ask
 from posttrain.runtime.critics import critic_of, critic_shape, head_class
 from posttrain.runtime.dataset_rows import Group, bytes_of, groups_of
 from posttrain.runtime.loop import Parts
+from posttrain.runtime.memory import Memory, Shape, check_held, estimate, free_memory, gib, microbatch
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
-from posttrain.runtime.plan import Memory, Shape, check_held, estimate, free_memory, gib, microbatch
 from posttrain.runtime.policy import Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.prompts import check_prompts, check_replies
 from posttrain.runtime.ranks.ranked import check_ranks, described_ranks
 from posttrain.runtime.record import saving
 from posttrain.runtime.record.journal import Journal, Progress, Show, stop_recorded
 from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.record.schedule import Recorded, Recorder
+from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.record.track import Track, check_sinks, open_tracker
 from posttrain.runtime.reference import load_reference, reference_of, reference_size, scores_once
+from posttrain.runtime.resolve import Resolved, resolve_recipe
 from posttrain.runtime.sampling import check_samplers, check_server, sampler_of, store_of
 from posttrain.runtime.tasks.curriculum import Supply, supply
 from posttrain.runtime.tasks.replay import Replay
@@ -50,7 +50,7 @@ from posttrain.types import UserError
 class Plan:
     """What a run will do and need."""
 
-    asked: Asked
+    resolved: Resolved
     policy: Policy
     groups: Sequence[Group]
     """Rows of an offline method: one, or the answers to one question."""
@@ -66,9 +66,9 @@ class Plan:
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """As tables for a person, for plan.json and the report."""
-        recipe = self.asked.recipe
+        recipe = self.resolved.recipe
         name = label(recipe.method["name"])
-        method = {"name": name, "title": self.asked.line.title, "source": self.asked.line.source}
+        method = {"name": name, "title": self.resolved.line.title, "source": self.resolved.line.source}
         model = {
             "path": recipe.model.path,
             "parameters": f"{self.parameters:,}",
@@ -76,9 +76,9 @@ class Plan:
             + (f" (LoRA, rank {recipe.lora.rank})" if recipe.lora.rank else ""),
             "computes in": f"{recipe.model.dtype} on {self.policy.device}",
         }
-        ranks = described_ranks(self.asked, self.ranks)
+        ranks = described_ranks(self.resolved, self.ranks)
         return {
-            "Method": method | described(self.asked.method),
+            "Method": method | described(self.resolved.method),
             "Model": model,
             "Batch plan": self._batches(),
             **({"Each of the ranks": ranks} if ranks else {}),
@@ -87,26 +87,26 @@ class Plan:
         }
 
     def _batches(self) -> dict[str, Any]:
-        recipe = self.asked.recipe
+        resolved, recipe = self.resolved, self.resolved.recipe
         steps = recipe.steps.epochs * recipe.steps.minibatches
-        if self.asked.online:
+        if resolved.online:
             r, several = recipe.rollout, recipe.async_.samplers > 1
             out = {
                 "episodes an update": f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}",
-                "tasks": f"{len(self.asked.train):,} to train on, {len(self.asked.held_out):,} held out",
+                "tasks": f"{len(resolved.train):,} to train on, {len(resolved.held_out):,} held out",
                 "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",
                 "samplers": recipe.async_.described(recipe.run.threads or process.cores()),
                 "sampled side by side": f"{recipe.engine.rows} each" if several else recipe.engine.rows,
             }
         else:
             out = {
-                f"{self.asked.line.learns} an update": recipe.batch.batch_size,
-                self.asked.line.learns: f"{len(self.groups):,} to train on, "
+                f"{resolved.line.learns} an update": recipe.batch.batch_size,
+                resolved.line.learns: f"{len(self.groups):,} to train on, "
                 f"{len(self.held_out_groups):,} held out",
                 "longest": f"{self.longest_prompt} tokens",
                 "passes over them": f"{recipe.run.updates * recipe.batch.batch_size / len(self.groups):.3g}",
             }
-        if self.asked.line.step == "adamw":
+        if resolved.line.step == "adamw":
             out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}"
         return out | {
             "optimiser steps": f"{recipe.run.updates} updates × {recipe.steps.epochs} epochs × "
@@ -127,28 +127,28 @@ def plan(
     need not be looked at again. ranks: how many train together; what is said of memory is one's.
     """
     check_sinks(recipe.track.sinks)
-    asked = ask(recipe, say)
-    if asked.online:
-        check_samplers(asked)
-    check_ranks(asked, ranks)
+    resolved = resolve_recipe(recipe, say)
+    if resolved.online:
+        check_samplers(resolved)
+    check_ranks(resolved, ranks)
     policy = bounded(recipe, surroundings(recipe, say), say)
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     shape = Shape.of(policy.config, parameters, trained)
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
-    if asked.online:
-        longest = check_prompts(asked, policy, checked)
-        check_replies(asked, policy)
+    if resolved.online:
+        longest = check_prompts(resolved, policy, checked)
+        check_replies(resolved, policy)
         check_server(recipe, policy)
     else:
-        groups, held_out, longest = groups_of(asked, policy, say)
-        if head_class(policy.config, asked) is not None:
+        groups, held_out, longest = groups_of(resolved, policy, say)
+        if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path, recipe.critic.heads)
-    needs = _needs(asked, policy, longest, parameters, ranks)
+    needs = _needs(resolved, policy, longest, parameters, ranks)
     free = free_memory(policy.device)
     memory_here = free_memory(torch.device("cpu"))
-    if asked.online:
+    if resolved.online:
         r, where = recipe.rollout, "rollout.group_size"
         where = where if r.group_size > r.groups else "rollout.groups"
         check_held(
@@ -159,32 +159,32 @@ def plan(
     tokens = recipe.steps.microbatch_tokens or microbatch(
         shape, free=free, device=policy.device.type, **needs
     )
-    if asked.method.unit == "group":  # no group is ever cut
-        answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if asked.online else 0
+    if resolved.method.unit == "group":  # no group is ever cut
+        answers = recipe.rollout.group_size * recipe.sampling.max_new_tokens if resolved.online else 0
         tokens = max(tokens, longest + answers)
     memory = estimate(shape, microbatch_tokens=tokens, device=policy.device.type, **needs)
-    disk = saving.disk(asked, policy, groups, path, shape, critic=needs["critic"], longest=longest)
+    disk = saving.disk(resolved, policy, groups, path, shape, critic=needs["critic"], longest=longest)
     return Plan(
-        asked, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk, ranks
+        resolved, policy, groups, held_out, longest, tokens, memory, free, parameters, trained, disk, ranks
     )
 
 
-def _needs(asked: Asked, policy: Policy, longest: int, parameters: int, ranks: int) -> dict[str, Any]:
+def _needs(resolved: Resolved, policy: Policy, longest: int, parameters: int, ranks: int) -> dict[str, Any]:
     """What of a run's memory hangs on more than the model and the size of a microbatch (see estimate)."""
-    recipe = asked.recipe
+    recipe = resolved.recipe
     needs: dict[str, Any] = {
         "dtype": policy.dtype,
         "checkpointing": recipe.steps.gradient_checkpointing,
-        "reference": reference_size(asked, policy, parameters),
+        "reference": reference_size(resolved, policy, parameters),
         "reference_follows": bool(recipe.reference.refresh_every),
-        "critic": critic_shape(asked, policy),
-        "natural": asked.line.step == "trust_region",
+        "critic": critic_shape(resolved, policy),
+        "natural": resolved.line.step == "trust_region",
         "longest": longest,
         "shares": ranks if recipe.train.shard else 1,
         "resharded": recipe.train.reshard_after_forward,
     }
-    if asked.online:
-        several = asked.env or recipe.task.agent
+    if resolved.online:
+        several = resolved.env or recipe.task.agent
         needs |= {
             "sampler_tokens": recipe.engine.cached_tokens(longest + recipe.sampling.max_new_tokens),
             "samplers": recipe.async_.samplers,
@@ -215,21 +215,21 @@ def parts_of(
     config: Mapping[str, Any],
     show: Show,
     say: Say,
-    recorded: Recorded | None = None,
+    recorded: RecordedSchedule | None = None,
     ranks: Ranks = ALONE,
 ) -> Parts:
     """What a session of this plan needs to run it in this directory.
 
     recorded: what another run's samplers did and when, to be done again. ranks: those that train together.
     """
-    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
+    resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
     found = _newest(run_dir, say, ranks) if resume else None
     state = checkpoint.read_state(found) if found else {}
     progress = Progress(**state.get("progress", {}))
     say("loading the model")
     learner = learner_of(chosen, state, ranks)
-    tasks, replay = _sources(asked, state)
-    memory = replay if asked.online and recipe.rollout.replay else None
+    tasks, replay = _sources(resolved, state)
+    memory = replay if resolved.online and recipe.rollout.replay else None
     if found:
         saving.restore(found, learner, state, memory)
     run_dir.forget_after(progress.update if found else -1, ranks.size)
@@ -239,7 +239,7 @@ def parts_of(
         now = {"progress": asdict(progress), "curriculum": tasks.state() if tasks else {}}
         return now | {"microbatch_tokens": learner.microbatch_tokens}
 
-    beside: dict[str, Any] = {"head": head_class(policy.config, asked), "replay": memory}
+    beside: dict[str, Any] = {"head": head_class(policy.config, resolved), "replay": memory}
     save = partial(saving.save, run_dir.checkpoints, learner, policy.tokenizer, recipe.checkpoint, **beside)
     with ExitStack() as stack:
         track = None if ranks.rank else _tracker(recipe, run_dir, config, after)
@@ -286,19 +286,19 @@ def _tracker(recipe: Recipe, run_dir: RunDir, config: Mapping[str, Any], after: 
     )
 
 
-def _sources(asked: Asked, state: Mapping[str, Any]) -> tuple[Supply | None, Replay]:
+def _sources(resolved: Resolved, state: Mapping[str, Any]) -> tuple[Supply | None, Replay]:
     """Where tasks and older groups come from, as far as a checkpoint had come; offline there are no tasks."""
-    recipe = asked.recipe
+    recipe = resolved.recipe
     replay = Replay(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
-    if not asked.online:
+    if not resolved.online:
         return None, replay
-    tasks = supply(recipe.curriculum, asked.train, seed=recipe.run.seed)
+    tasks = supply(recipe.curriculum, resolved.train, seed=recipe.run.seed)
     tasks.restore(state.get("curriculum", {}))
     return tasks, replay
 
 
 def _offline(chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal) -> OfflineRun:
-    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
+    resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
     held_out, file = chosen.held_out_groups[: recipe.eval.limit], run_dir.path / "reference.safetensors"
     return OfflineRun(
         learner=learner,
@@ -309,9 +309,9 @@ def _offline(chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal) 
         journal=journal,
         updates=recipe.run.updates,
         reference=reference_of(
-            asked, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
+            resolved, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
         ),
-        compares=asked.line.learns not in ("text", "answers"),
+        compares=resolved.line.learns not in ("text", "answers"),
         ranks=learner.ranks,
     )
 
@@ -323,17 +323,17 @@ def _online(
     tasks: Supply,
     journal: Journal,
     replay: Replay,
-    recorded: Recorded | None,
+    recorded: RecordedSchedule | None,
     stack: ExitStack,
 ) -> OnlineRun:
-    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
-    canary = policy.chat.render(asked.train[0].messages)[-CANARY:]
+    resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
+    canary = policy.chat.render(resolved.train[0].messages)[-CANARY:]
     ahead, ranks = recipe.async_, learner.ranks
     # In the loop's own thread nothing hangs on a clock.
     schedule = recorded or (Recorder(run_dir.own) if ahead.where != "here" else None)
     store = store_of(recipe, chosen.parameters * policy.dtype.itemsize, ranks)
     publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
-    sampler = sampler_of(asked, policy, run_dir.own / "samplers", schedule, ranks)
+    sampler = sampler_of(resolved, policy, run_dir.own / "samplers", schedule, ranks)
     stack.enter_context(closing(sampler))
     stack.enter_context(run_dir.recording())
     return OnlineRun(
@@ -341,44 +341,44 @@ def _online(
         schedule=schedule,
         sampler=sampler,
         publisher=publisher,
-        verifier=asked.verifier,
+        verifier=resolved.verifier,
         ahead=ahead,
         stream=tasks,
         sampling=recipe.sampling,
         settings=recipe.rollout,
         evaluation=recipe.eval,
-        held_out=asked.held_out,
+        held_out=resolved.held_out,
         run_dir=run_dir,
         journal=journal,
         pieces=policy.chat.pieces,
         updates=recipe.run.updates,
         replay=replay,
-        tasks=len(asked.train),
-        least_group=asked.method.least_group,
+        tasks=len(resolved.train),
+        least_group=resolved.method.least_group,
         recorded=recipe.record.tokens,
         trees=recipe.record.trees,
-        accept=getattr(asked.method, "accept", recipe.eval.right),
+        accept=getattr(resolved.method, "accept", recipe.eval.right),
         ranks=ranks,
     )
 
 
 def learner_of(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
     """The learner of a plan, with new optimisers; state: of the checkpoint that it will go on from."""
-    asked, policy, recipe = chosen.asked, chosen.policy, chosen.asked.recipe
+    resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
     model = weights_of(recipe, policy)
     return Learner(
         model,
-        asked.method,
+        resolved.method,
         optim=recipe.optim,
         steps=recipe.steps,
         lora=recipe.lora,
-        reference=load_reference(asked, policy),
-        brings_reference=scores_once(asked),
+        reference=load_reference(resolved, policy),
+        brings_reference=scores_once(resolved),
         refresh=recipe.reference,
-        critic=critic_of(asked, policy, model) if asked.method.needs & {"value", "head"} else None,
+        critic=critic_of(resolved, policy, model) if resolved.method.needs & {"value", "head"} else None,
         critic_optim=replace(recipe.optim, lr=recipe.critic.lr, max_grad_norm=recipe.critic.max_grad_norm),
-        trust=recipe.trust if asked.line.step == "trust_region" else None,
-        temperature=recipe.sampling.temperature if asked.online else 1.0,
+        trust=recipe.trust if resolved.line.step == "trust_region" else None,
+        temperature=recipe.sampling.temperature if resolved.online else 1.0,
         total_steps=recipe.run.updates * recipe.steps.epochs * recipe.steps.minibatches,
         # A resumed run cuts its steps as the first session did, whatever memory is free today.
         microbatch_tokens=state.get("microbatch_tokens", chosen.microbatch_tokens),

@@ -4,42 +4,42 @@ from typing import Any
 
 from posttrain.learner.critic import CriticModel
 from posttrain.models import heads, pretrained
-from posttrain.runtime.ask import Asked
-from posttrain.runtime.plan import Shape
+from posttrain.runtime.memory import Shape
 from posttrain.runtime.policy import Policy, weights_of, with_layouts
+from posttrain.runtime.resolve import Resolved
 
 
-def critic_shape(asked: Asked, policy: Policy) -> Shape | None:
+def critic_shape(resolved: Resolved, policy: Policy) -> Shape | None:
     """The sizes of a critic's own model, all of it trained; None where there is none."""
-    critic = asked.recipe.critic
-    if "value" not in asked.method.needs or critic.kind == "shared":
+    critic = resolved.recipe.critic
+    if "value" not in resolved.method.needs or critic.kind == "shared":
         return None
     config = pretrained.load_config(policy.others.get("critic.path", policy.path), scores=True)
     parameters = pretrained.parameter_count(config)
     return Shape.of(config, parameters, parameters)
 
 
-def head_class(config: Any, asked: Asked) -> type | None:
+def head_class(config: Any, resolved: Resolved) -> type | None:
     """The transformers class under which a reward model is saved; None where the method has no head.
 
     Raises UserError if transformers has none for this kind of model.
     """
-    if "head" not in asked.method.needs:
+    if "head" not in resolved.method.needs:
         return None
-    steps = asked.line.learns == "steps"
+    steps = resolved.line.learns == "steps"
     return heads.head_class(config, per_token=steps)
 
 
-def critic_of(asked: Asked, policy: Policy, model: Any) -> CriticModel:
+def critic_of(resolved: Resolved, policy: Policy, model: Any) -> CriticModel:
     """The critic that the recipe asks for, on the policy's backbone or on its own."""
-    recipe = asked.recipe
-    if "head" in asked.method.needs:
+    recipe = resolved.recipe
+    if "head" in resolved.method.needs:
         heads_wanted = recipe.critic.heads
-        found = CriticModel(model, bias=asked.line.learns == "steps", heads=heads_wanted)
+        found = CriticModel(model, bias=resolved.line.learns == "steps", heads=heads_wanted)
         output = model.get_output_embeddings().weight
         if output is not model.get_input_embeddings().weight:
             output.requires_grad_(False)  # nobody asks for tokens: no master and no moments of it
-        if not asked.recipe.model.random_init:
+        if not resolved.recipe.model.random_init:
             found.start_from(heads.saved_head(policy.path, heads_wanted))
         return found
     if recipe.critic.kind == "shared":

@@ -21,8 +21,8 @@ from posttrain.data import Ranking, Stepped
 from posttrain.data.corpus import Corpus, Text, load_corpus
 from posttrain.envs.tools.conversation import Telling, telling
 from posttrain.envs.tools.formats import FormatName
-from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy, Say
+from posttrain.runtime.resolve import Resolved
 from posttrain.types import PROBE, Trajectory, UserError
 
 Group = tuple[Trajectory, ...]
@@ -211,19 +211,19 @@ def numbered(groups: Iterable[Group]) -> tuple[list[Trajectory], list[int]]:
     return [each for each, _ in pairs], [number for _, number in pairs]
 
 
-def groups_of(asked: Asked, policy: Policy, say: Say) -> tuple[Sequence[Group], Sequence[Group], int]:
+def groups_of(resolved: Resolved, policy: Policy, say: Say) -> tuple[Sequence[Group], Sequence[Group], int]:
     """What an offline method trains and is evaluated on, and the tokens of the longest group."""
-    batch, learns = asked.recipe.batch, asked.line.learns
+    batch, learns = resolved.recipe.batch, resolved.line.learns
     bound = min(batch.max_length or policy.context, policy.context)
     if learns == "text":
-        found = [_corpus(text, policy, bound, say) for text in (*asked.train, *asked.held_out)]
+        found = [_corpus(text, policy, bound, say) for text in (*resolved.train, *resolved.held_out)]
         return Singles(found[0]), Singles(found[1]) if len(found) > 1 else [], found[0].longest
-    shaper = Shaper(policy.chat, bound, "head" in asked.method.needs, batch.separator, batch.tool_format)
-    if learns == "answers" and any(getattr(each, "tools", ()) or _calls(each) for each in asked.train):
+    shaper = Shaper(policy.chat, bound, "head" in resolved.method.needs, batch.separator, batch.tool_format)
+    if learns == "answers" and any(getattr(each, "tools", ()) or _calls(each) for each in resolved.train):
         say(f"conversations call tools: {shaper.telling}")
-    groups = shaper.groups(asked.train, learns, say)
+    groups = shaper.groups(resolved.train, learns, say)
     longest = max(sum(len(row.tokens) for row in group) for group in groups)
-    return groups, shaper.groups(asked.held_out, learns, say), longest
+    return groups, shaper.groups(resolved.held_out, learns, say), longest
 
 
 def _corpus(text: Text, policy: Policy, bound: int, say: Say) -> Corpus:

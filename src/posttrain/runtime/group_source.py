@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.runtime.record.journal import Journal
-from posttrain.runtime.record.schedule import Recorded, Recorder
-from posttrain.runtime.tasks.admission import Admission
+from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.tasks.curriculum import Supply
+from posttrain.runtime.tasks.staleness import Admission
 from posttrain.samplers.protocol import Finished, GroupRequest, Sampler, Work
 from posttrain.types import Played, Sampling
 from posttrain.verifiers.protocol import TrainerState
@@ -45,7 +45,7 @@ class GroupSource:
         sampling: Sampling,
         ahead: Asynchrony,
         journal: Journal,
-        schedule: Recorder | Recorded | None = None,
+        schedule: Recorder | RecordedSchedule | None = None,
         ranks: Ranks = ALONE,
         *,
         count: int,
@@ -56,7 +56,7 @@ class GroupSource:
         self.sampler, self.stream, self.sampling, self.ahead = sampler, stream, sampling, ahead
         self.journal, self.count, self.size, self.state, self.left = journal, count, size, state, left
         self.schedule, self.ranks = schedule, ranks
-        self.line: Admission[Finished] = Admission(
+        self.admission: Admission[Finished] = Admission(
             count, ahead.max_lag, ahead.window, admitted=journal.progress.admitted
         )
         self._before: list[Work] = []
@@ -65,7 +65,7 @@ class GroupSource:
 
     def begin(self, version: int) -> None:
         """Weights of this version are out: goes on with what was under way."""
-        self.line.release(version)
+        self.admission.release(version)
         if self._resumed:
             self.sampler.admit(self._resumed)
 
@@ -79,7 +79,7 @@ class GroupSource:
         dropped: list[Finished] = []
         left: list[Finished] = []
         for _ in range(rounds):
-            self.line.drop(group.number for group in left)
+            self.admission.drop(group.number for group in left)
             left = []
             for keeps, group in self._select_groups(
                 keep, self._wait_for_groups(self.count - len(kept), len(kept))
@@ -97,11 +97,11 @@ class GroupSource:
         An update that had to go on with fewer groups has the slots of a whole one all the same: were others
         admitted in them, more updates than max_lag could be made before the last of the line is reached.
         """
-        self.line.hold(self._of_update, version)
+        self.admission.hold(self._of_update, version)
 
     def drop(self) -> None:
         """Nothing of what was collected last is trained on."""
-        self.line.drop(self._of_update)
+        self.admission.drop(self._of_update)
 
     def _select_groups(self, keep: Keep, taken: Sequence[Finished]) -> Iterator[tuple[bool, Finished]]:
         """Whether each group is kept, as the rank says that has played it."""
@@ -126,26 +126,26 @@ class GroupSource:
         """The next groups in line, once they are finished; meanwhile others are admitted."""
         while True:
             self._admit(self.left() * self.count - kept)
-            if (taken := self.line.take(count)) is not None:
+            if (taken := self.admission.take(count)) is not None:
                 return [group for _, group in taken]
             self.hear()
-            done = len(self.line.line) - self.line.playing
+            done = len(self.admission.queue) - self.admission.playing
             told = {"done": kept + min(done, count), "total": kept + count}
-            self.journal.show("sample", told | ({"ahead": done} if self.line.max_lag else {}))
+            self.journal.show("sample", told | ({"ahead": done} if self.admission.max_lag else {}))
 
     def _admit(self, needed: int) -> None:
         """Admits as many groups as there are slots for, and as will still be trained on."""
-        first, requests = self.line.admitted, list[GroupRequest]()
-        update, room = self.journal.progress.update, self.line.room(needed)
-        if isinstance(self.schedule, Recorded):
+        first, requests = self.admission.admitted, list[GroupRequest]()
+        update, room = self.journal.progress.update, self.admission.room(needed)
+        if isinstance(self.schedule, RecordedSchedule):
             room = self.schedule.room(update)
         elif self.schedule and room:
             self.schedule.admitted(update, room)
         for _ in range(room):
             epoch, task = self.stream.take()
-            number = self.line.admit()
+            number = self.admission.admit()
             if not self.plays(number):
-                self.line.finish(number, Finished(number=number))  # it is not waited for here
+                self.admission.finish(number, Finished(number=number))  # it is not waited for here
                 continue
             requests.append(
                 GroupRequest(
@@ -166,10 +166,10 @@ class GroupSource:
 
         They are then taking the weights, of this version, that the slots of these groups wait for.
         """
-        if not self.line.max_lag:
+        if not self.admission.max_lag:
             return
         self.hear(0.0)
-        while not self.line.playing and self.sampler.live < version:
+        while not self.admission.playing and self.sampler.live < version:
             self.hear()
         self._admit(self.left() * self.count)
 
@@ -177,14 +177,14 @@ class GroupSource:
         """Takes in what samplers have finished, and which weights they hold."""
         for each in self.sampler.poll(timeout_s):
             self.arrive(each)
-        self.line.release(self.sampler.live)
+        self.admission.release(self.sampler.live)
 
     def arrive(self, group: Finished) -> None:
         """Takes in one group."""
         if group.lost:
-            self.line.replay(group.number)
+            self.admission.replay(group.number)
         else:
-            self.line.finish(group.number, group)
+            self.admission.finish(group.number, group)
 
     # ------------------------------------------------------------------ what is under way
 
@@ -194,11 +194,11 @@ class GroupSource:
         Of all ranks together, on rank 0: they first come to have admitted the same groups, which they do once
         each one's sampler draws from the weights of this version.
         """
-        if self.ranks.size > 1 and self.line.max_lag:
+        if self.ranks.size > 1 and self.admission.max_lag:
             while self.sampler.live < version:
                 self.hear()
             self._admit(self.left() * self.count)
-        if not self.line.line:
+        if not self.admission.queue:
             return {}
         requests, own = self._own()
         finished = {number: list(group.episodes) for number, group in own.items() if group is not None}
@@ -208,25 +208,27 @@ class GroupSource:
             told = [pickle.loads(part) for part in self.ranks.exchange(parts)]
             finished = {number: group for each, _ in told for number, group in each.items()}
             left = sorted((request for _, each in told for request in each), key=lambda r: r.number)
-        return {"line": self.line.state(), "finished": finished, "requests": left}
+        return {"line": self.admission.state(), "finished": finished, "requests": left}
 
     def _own(self) -> tuple[dict[int, GroupRequest], dict[int, Finished | None]]:
         """What is played for this rank, as far as it has come, and this rank's part of the line."""
         requests = {each.number: each for each in self.sampler.unfinished()}
         self.hear(0.0)
-        return requests, {number: group for number, group in self.line.line.items() if self.plays(number)}
+        return requests, {
+            number: group for number, group in self.admission.queue.items() if self.plays(number)
+        }
 
     def resume(self, flight: Mapping[str, Any]) -> None:
         """Goes on with what flight() gave, once the first weights are out."""
         if not flight:
             return
-        self.line.restore(flight["line"])
-        for number in list(self.line.line):
+        self.admission.restore(flight["line"])
+        for number in list(self.admission.queue):
             if not self.plays(number):
-                self.line.finish(number, Finished(number=number))
+                self.admission.finish(number, Finished(number=number))
         for number, group in flight["finished"].items():
             if self.plays(number):
-                self.line.finish(number, Finished(number=number, episodes=group))
+                self.admission.finish(number, Finished(number=number, episodes=group))
         self._resumed = [each for each in flight["requests"] if self.plays(each.number)]
 
     def work(self) -> dict[str, float]:
@@ -237,7 +239,7 @@ class GroupSource:
         spent: dict[str, float] = {}
         for n, (mine, then) in enumerate(zip(now, before, strict=True)):
             spent |= {f"samplers/{n}/{what}": seconds for what, seconds in mine.since(then).items()}
-        if not self.line.max_lag and self.ahead.where == "here":
+        if not self.admission.max_lag and self.ahead.where == "here":
             return spent
         shares = [
             (n.busy_s - b.busy_s) / (n.alive_s - b.alive_s)
@@ -246,8 +248,8 @@ class GroupSource:
         ]
         return spent | {
             "samplers/busy": sum(shares) / len(shares) if shares else 0.0,
-            "samplers/waiting": float(len(self.line.line) - self.line.playing),
-            "samplers/playing": float(self.line.playing),
+            "samplers/waiting": float(len(self.admission.queue) - self.admission.playing),
+            "samplers/playing": float(self.admission.playing),
             "samplers/restarts": float(self.sampler.restarted),
             "samplers/bytes": float(sum(max(n.bytes - b.bytes, 0) for n, b in zip(now, before, strict=True))),
         }

@@ -1,6 +1,6 @@
 """Learning online: tasks → episodes → update → new weights, as a session steps through it.
 
-    admit     consumes a slot for each group (admission.py), (max_lag + 1) for each group of an update: with
+    admit     consumes a slot for each group (staleness.py), (max_lag + 1) for each group of an update: with
               max_lag 0 everything is drawn by the weights that are then trained
     update    waits for the groups that selection keeps; their slots are free when the new weights are live
     publish   offers the weights to the samplers, which prove that they hold them before a slot is free
@@ -28,7 +28,7 @@ from posttrain.runtime.record.hacking import auditors_of, hacking_metrics
 from posttrain.runtime.record.journal import Journal, Progress
 from posttrain.runtime.record.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
 from posttrain.runtime.record.rundir import RunDir
-from posttrain.runtime.record.schedule import Recorded, Recorder
+from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.record.tables import Groups
 from posttrain.runtime.tasks.curriculum import Supply
 from posttrain.runtime.tasks.replay import Replay
@@ -44,7 +44,7 @@ class OnlineRun:
     """What a session does with tasks (see loop.py), and the parts for it; made by build.py."""
 
     learner: Learner
-    schedule: Recorder | Recorded | None
+    schedule: Recorder | RecordedSchedule | None
     sampler: Sampler
     publisher: Publisher
     verifier: Verifier | None
@@ -245,14 +245,14 @@ class OnlineRun:
     def _ages(self, batch: Batch, own: int) -> dict[str, float]:
         """How old the tokens are, replayed ones included; RunError for one of its own beyond the bound."""
         lag = self.learner.update_count - batch.version
-        ages, bound = lag[:own][batch.mask[:own]], self.source.line.bound
+        ages, bound = lag[:own][batch.mask[:own]], self.source.admission.bound
         oldest = int(ages.max()) if len(ages) else 0
         if oldest > bound:
             raise RunError(f"a token is {oldest} updates old and may be {bound}: call sample() for new ones")
         return lag_metrics(Counter(lag[batch.mask].tolist())) if self.settings.replay else {}
 
     def _count_taken(self) -> None:
-        self.progress.taken, self.progress.admitted = self.stream.taken, self.source.line.admitted
+        self.progress.taken, self.progress.admitted = self.stream.taken, self.source.admission.admitted
 
     def _collect(self) -> tuple[list[Finished], list[Finished]]:
         """(kept, dropped) groups, each in the order in which they were admitted."""

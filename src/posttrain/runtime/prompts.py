@@ -9,8 +9,8 @@ from typing import Any
 
 from posttrain.envs.protocol import Env, Start, Turn, guarded_reply, guarded_start, suited
 from posttrain.envs.tools.tool_use import ToolUse
-from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy
+from posttrain.runtime.resolve import Resolved
 from posttrain.types import Message, Task, UserError
 from posttrain.verifiers.workers.workers import Failed, Workers
 
@@ -22,13 +22,13 @@ _AT_ONCE = 4096
 """Prompts that are tokenised together."""
 
 
-def check_prompts(asked: Asked, policy: Policy, checked: Path | None = None) -> int:
+def check_prompts(resolved: Resolved, policy: Policy, checked: Path | None = None) -> int:
     """The longest first prompt, in tokens; UserError for one that is empty or has no room for an answer.
 
     Where the file `checked` is of these prompts, tokenizer and template, they are not rendered again.
     """
-    room, tasks = asked.recipe.sampling.max_new_tokens, (*asked.train, *asked.held_out)
-    env = suited(asked.env, policy.chat)
+    room, tasks = resolved.recipe.sampling.max_new_tokens, (*resolved.train, *resolved.held_out)
+    env = suited(resolved.env, policy.chat)
     shown = [_shown(env, task) for task in tasks]
     digest = _digest(shown, policy)
     known = _known(checked, digest)
@@ -36,29 +36,29 @@ def check_prompts(asked: Asked, policy: Policy, checked: Path | None = None) -> 
         known = _longest(tasks, shown, room, policy)
         if checked is not None:
             checked.write_text(json.dumps({"prompts": digest, "longest": known}), encoding="utf-8")
-    if known + room > asked.recipe.engine.cache_tokens:
+    if known + room > resolved.recipe.engine.cache_tokens:
         raise UserError(
             f"the longest prompt has {known} tokens, and with {room} new ones that is more than the "
-            f"cache of {asked.recipe.engine.cache_tokens}",
+            f"cache of {resolved.recipe.engine.cache_tokens}",
             where="engine.cache_tokens",
             mend="raise it",
         )
     return known
 
 
-def check_replies(asked: Asked, policy: Policy) -> None:
+def check_replies(resolved: Resolved, policy: Policy) -> None:
     """UserError if the template does not show what the environment says, or alters it.
 
     How it shows tools is noted. Replies are tried on the first game: an environment that breaks there is no
     matter of the template, and is counted when it does so in the run.
     """
-    env, limits = asked.env, asked.recipe.rollout
+    env, limits = resolved.env, resolved.recipe.rollout
     if env is None:
         return
     if isinstance(env, ToolUse):
         policy.notes.append(str(env.suited(policy.chat).shown))
         return
-    task = asked.train[0]
+    task = resolved.train[0]
     if env.trusted:
         turns = _first_turns(
             guarded_start(env, task), lambda state, said: guarded_reply(env, state, said), task

@@ -23,10 +23,10 @@ from posttrain.learner.recompute import keep_less
 from posttrain.models import pretrained
 from posttrain.models.checkpoint import read_tensors, write_tensors
 from posttrain.recipe.recipe import Recipe
-from posttrain.runtime.ask import Asked
 from posttrain.runtime.dataset_rows import Group, numbered
 from posttrain.runtime.policy import Policy, weights_of, with_layouts
 from posttrain.runtime.record.journal import Journal
+from posttrain.runtime.resolve import Resolved
 from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import Batch, PerToken, Trajectory, UserError
 
@@ -71,7 +71,7 @@ class Scored:
         return out
 
 
-def scored(
+def load_or_score(
     file: Path,
     groups: Sequence[Group],
     score: Callable[[Batch], PerToken],
@@ -158,27 +158,27 @@ def _digest(tokens: NDArray[np.int64], mask: NDArray[np.bool_]) -> bytes:
     return found.digest()
 
 
-def scores_once(asked: Asked) -> bool:
+def scores_once(resolved: Resolved) -> bool:
     """Whether the reference's log-probabilities are computed once, before the first update."""
-    fixed = not asked.online and not asked.method.probes and not asked.recipe.reference.refresh_every
-    return fixed and "logp_ref" in asked.method.needs
+    fixed = not resolved.online and not resolved.method.probes and not resolved.recipe.reference.refresh_every
+    return fixed and "logp_ref" in resolved.method.needs
 
 
-def _is_kept(asked: Asked) -> bool:
+def _is_kept(resolved: Resolved) -> bool:
     """Whether a frozen model is kept as the reference while the run trains."""
-    recipe = asked.recipe
-    asks = "logp_ref" in asked.method.needs
-    return asks and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(asked)
+    recipe = resolved.recipe
+    asks = "logp_ref" in resolved.method.needs
+    return asks and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(resolved)
 
 
-def reference_size(asked: Asked, policy: Policy, parameters: int) -> int:
+def reference_size(resolved: Resolved, policy: Policy, parameters: int) -> int:
     """Parameters of the frozen model that is held, or asked beside the policy, which has so many; 0 for none.
 
     UserError for a model that cannot be the reference, or cannot follow where it is to.
     """
-    chosen = asked.recipe.reference
+    chosen = resolved.recipe.reference
     if not chosen.path:
-        return parameters if _is_kept(asked) else 0
+        return parameters if _is_kept(resolved) else 0
     config = pretrained.load_config(policy.others["reference.path"])
     shapes = pretrained.parameter_shapes(config)
     if chosen.refresh_every and shapes != pretrained.parameter_shapes(policy.config):
@@ -190,9 +190,9 @@ def reference_size(asked: Asked, policy: Policy, parameters: int) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def load_reference(asked: Asked, policy: Policy) -> Any:
+def load_reference(resolved: Resolved, policy: Policy) -> Any:
     """The reference policy, where a frozen model is held."""
-    return _weights(asked.recipe, policy) if _is_kept(asked) else None
+    return _weights(resolved.recipe, policy) if _is_kept(resolved) else None
 
 
 def _weights(recipe: Recipe, policy: Policy) -> Any:
@@ -204,7 +204,7 @@ def _weights(recipe: Recipe, policy: Policy) -> Any:
 
 
 def reference_of(
-    asked: Asked,
+    resolved: Resolved,
     policy: Policy,
     groups: Sequence[Group],
     held_out: Sequence[Group],
@@ -214,8 +214,8 @@ def reference_of(
     journal: Journal,
 ) -> Scored | None:
     """The reference's log-probabilities of every row that the run will meet, if they are computed once."""
-    recipe = asked.recipe
-    if not scores_once(asked):
+    recipe = resolved.recipe
+    if not scores_once(resolved):
         return None
     order = Stream(range(len(groups)), seed=recipe.run.seed)
     met = {order.take()[1] for _ in range(recipe.run.updates * recipe.batch.batch_size)}
@@ -237,7 +237,7 @@ def reference_of(
             fresh = _weights(recipe, policy)
             if recipe.steps.gradient_checkpointing == "none":
                 keep_less(fresh)  # as the policy does, so that both say the same of the same weights
-        return forward.scored(
+        return forward.score_batch(
             forward.Net(fresh, compiled=learner.net.compiled), batch, 1.0, learner.microbatch_tokens
         ).logp
 
@@ -251,7 +251,7 @@ def reference_of(
         return out
 
     with journal.timed("reference"):
-        return scored(
+        return load_or_score(
             file,
             wanted,
             shared,

@@ -12,8 +12,8 @@ from posttrain.base import process
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
+from posttrain.engines.vllm.connection import check_model, check_temperature, connect
 from posttrain.engines.vllm.engine import VllmEngine
-from posttrain.engines.vllm.opening import check_model, check_temperature, opened
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.engines.vllm.start import require
 from posttrain.envs.protocol import Env
@@ -23,10 +23,10 @@ from posttrain.models.loading import usable_device
 from posttrain.models.pretrained import silent, skeleton
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import Recipe
-from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
 from posttrain.runtime.record.metrics import told_right
-from posttrain.runtime.record.schedule import Recorded, Recorder
+from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
+from posttrain.runtime.resolve import Resolved
 from posttrain.samplers.agents import AgentPlay
 from posttrain.samplers.cluster import SPARE, Cluster, check_ray
 from posttrain.samplers.local import LocalSampler
@@ -76,11 +76,11 @@ def _model_of(recipe: Recipe, policy: Policy, adapter: Path | None) -> Any:
     return lora.with_saved_adapter(model, adapter) if adapter else model
 
 
-def check_samplers(asked: Asked) -> None:
+def check_samplers(resolved: Resolved) -> None:
     """UserError where samplers cannot be where the recipe has them, or cannot do what it wants of them."""
-    recipe = asked.recipe
+    recipe = resolved.recipe
     if recipe.search:
-        check_search(recipe, recipe.search, asked.method, asked.verifier, asked.env)
+        check_search(recipe, recipe.search, resolved.method, resolved.verifier, resolved.env)
     if recipe.async_.where == "ray":
         check_ray("async.place")
     for device in recipe.async_.devices:
@@ -113,7 +113,7 @@ def check_server(recipe: Recipe, policy: Policy) -> None:
     if not recipe.engine.url:
         return
     try:
-        server, _, raw = opened(recipe.engine, min(policy.context, recipe.engine.cache_tokens))
+        server, _, raw = connect(recipe.engine, min(policy.context, recipe.engine.cache_tokens))
         check_model(server, skeleton(policy.config))
     except RunError as error:
         raise UserError(str(error), where="engine.url") from None
@@ -139,9 +139,9 @@ def _chosen_engine(recipe: Recipe, policy: Policy, adapter: Path | None = None) 
     )
 
 
-def rollouts_of(asked: Asked, policy: Policy, engine: Engine) -> Plays:
+def rollouts_of(resolved: Resolved, policy: Policy, engine: Engine) -> Plays:
     """The episodes of a recipe, on this engine."""
-    return _rollouts(asked.recipe, policy, engine, asked.verifier, asked.env)
+    return _rollouts(resolved.recipe, policy, engine, resolved.verifier, resolved.env)
 
 
 def _rollouts(
@@ -251,10 +251,10 @@ def sampler_needs(ahead: Asynchrony, threads: int) -> dict[str, float]:
 
 
 def sampler_of(
-    asked: Asked,
+    resolved: Resolved,
     policy: Policy,
     logs: Path,
-    schedule: Recorder | Recorded | None = None,
+    schedule: Recorder | RecordedSchedule | None = None,
     ranks: Ranks = ALONE,
 ) -> Sampler:
     """The samplers of a recipe, wherever it puts them; or ones that do again what others did.
@@ -262,13 +262,13 @@ def sampler_of(
     logs: where processes leave what they print. schedule: where what they do is written down, or read.
     Of samplers on Ray all are rank 0's.
     """
-    recipe, ahead = asked.recipe, asked.recipe.async_
-    if isinstance(schedule, Recorded):
+    recipe, ahead = resolved.recipe, resolved.recipe.async_
+    if isinstance(schedule, RecordedSchedule):
         workers = [Made(recipe, 0, n)() for n in range(ahead.samplers)]
         return ReplaySampler(workers, schedule.logs, ahead.threads_of(torch.get_num_threads()))
     if ahead.where == "here":
         there = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
-        rollouts = rollouts_of(asked, policy, _chosen_engine(recipe, there))
+        rollouts = rollouts_of(resolved, policy, _chosen_engine(recipe, there))
         steps = ahead.steps_per_update if ahead.pace == "steps" else 0
         return LocalSampler(_worker(recipe, rollouts), steps=steps)
     threads = ahead.threads_of(torch.get_num_threads())

@@ -9,8 +9,8 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.envs.protocol import suited
 from posttrain.envs.tools.tool_use import ToolUse
-from posttrain.runtime.ask import Asked
 from posttrain.runtime.policy import Policy
+from posttrain.runtime.resolve import Resolved
 from posttrain.runtime.sampling import rollouts_of
 from posttrain.types import Completion, Episode, Request, Sampling, UserError, Verdict
 
@@ -80,7 +80,7 @@ class Script:
         """There is nothing to end."""
 
 
-def transcript(asked: Asked, policy: Policy) -> list[tuple[str, bool]]:
+def transcript(resolved: Resolved, policy: Policy) -> list[tuple[str, bool]]:
     """The first task's episode as the model would see it: pieces of text, and whether a run trains on them.
 
     The script calls the first tool, where there are tools, or says 5, and then what the verifier knows to be
@@ -88,15 +88,15 @@ def transcript(asked: Asked, policy: Policy) -> list[tuple[str, bool]]:
 
     Raises UserError for an episode that breaks.
     """
-    env, recipe = suited(asked.env, policy.chat), asked.recipe
+    env, recipe = suited(resolved.env, policy.chat), resolved.recipe
     if env is None and not recipe.task.agent:
         return []
-    task, judge = asked.train[0], recipe.verifier.build()
+    task, judge = resolved.train[0], recipe.verifier.build()
     gold = next(iter(judge.golds(task) if judge else ()), task.answer or "5")
     first = env.example() if isinstance(env, ToolUse) else "5" if env else gold
     script = Script(policy.chat, [first, gold])
     alone = replace(recipe, search=None, rollout=replace(recipe.rollout, workers=1))
-    plays = rollouts_of(replace(asked, recipe=alone), policy, script)
+    plays = rollouts_of(replace(resolved, recipe=alone), policy, script)
     try:
         number, done = plays.open(task, 1, Sampling()), dict[int, list[Episode]]()
         while plays.busy and (recipe.task.agent or script.said.total() < MOST):

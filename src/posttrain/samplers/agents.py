@@ -118,7 +118,7 @@ class AgentPlay(Plays):
         self._give_up()
         if self.engine.busy:
             self.steps += 1
-            self.answered(self.engine.poll())
+            self.receive(self.engine.poll())
             calls = self._answering.items()
             stream(self.engine, {ticket: [(asked, 0) for asked in call.askers] for ticket, call in calls})
         begin = time.monotonic()
@@ -130,7 +130,7 @@ class AgentPlay(Plays):
         done, self._finished = self._finished, []
         return [(group, [e for e in self._groups.pop(group) if e is not None]) for group in done]
 
-    def answered(self, answers: Sequence[tuple[int, Completion]]) -> None:
+    def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
         """Takes answers of the engine, and tells the agents."""
         for ticket, answer in answers:
             self.desk.answer(self._answering.pop(ticket), answer)
@@ -157,27 +157,27 @@ class AgentPlay(Plays):
     def _give_up(self) -> None:
         """Forgets requests whose clients have gone."""
         if any(call.is_given_up for call in self._answering.values()):
-            self.park()
+            self.pause()
         self._waiting = [call for call in self._waiting if not self.desk.take_back(call)]
         self._take_requests(0.0)
 
-    def park(self) -> None:
+    def pause(self) -> None:
         """Takes back from the engine all that it has not answered, as far as it has come."""
         for ticket, request in self.engine.withdraw():
             call = self._answering.pop(ticket)
             call.request = request
             self._waiting.append(call)
 
-    def unpark(self) -> None:
+    def unpause(self) -> None:
         """Asks the engine to go on with what was taken back, in the order of groups and samples."""
         self._waiting.sort(key=lambda call: (call.game.group, call.game.sample))
         self._take_requests(0.0)
 
-    def apart(self, groups: set[int]) -> None:
+    def run_only(self, groups: set[int]) -> None:
         """Goes on with these groups alone; the agents of others wait for their answers."""
         self._apart = groups
 
-    def together(self) -> None:
+    def run_all(self) -> None:
         """Goes on with all others where they were left."""
         self._apart = None
 

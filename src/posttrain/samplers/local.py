@@ -66,7 +66,7 @@ class LocalSampler:
         self.worker.evaluate(requests)
         while len(found) < len(requests):
             self._late += self.worker.turn()
-            found |= self.worker.examined
+            found |= self.worker.pop_evaluated()
             seen(len(found))
         return found
 

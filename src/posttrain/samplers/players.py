@@ -43,23 +43,23 @@ class Plays(ABC):
         """The groups that are now complete, with their numbers, after one step of the engine."""
 
     @abstractmethod
-    def answered(self, answers: Sequence[tuple[int, Completion]]) -> None:
+    def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
         """Takes answers of the engine."""
 
     @abstractmethod
-    def park(self) -> None:
+    def pause(self) -> None:
         """Takes back from the engine all that it has not answered, as far as it has come."""
 
     @abstractmethod
-    def unpark(self) -> None:
+    def unpause(self) -> None:
         """Asks the engine to go on with what was taken back."""
 
     @abstractmethod
-    def apart(self, groups: set[int]) -> None:
+    def run_only(self, groups: set[int]) -> None:
         """Goes on with these groups alone, for which all others have been parked."""
 
     @abstractmethod
-    def together(self) -> None:
+    def run_all(self) -> None:
         """Goes on with all others where they were left."""
 
     @abstractmethod

@@ -1,10 +1,10 @@
 """Workers as actors of a Ray cluster, and weights in its object store.
 
-    told      hands the worker a message, while it is busy too
-    heard     waits for what the worker tells, at most a second at a time; the learner has one such call open
-              for each actor
-    kept      gives the episodes of groups that stay with the actor, to whatever rank trains on them
-    stack     says what the worker is doing
+    handle       hands the worker a message, while it is busy too
+    heard        waits for what the worker tells, at most a second at a time; the learner has one such
+                 call open for each actor
+    episodes_of  gives the episodes of groups that stay with the actor, to whatever rank trains on them
+    stack        says what the worker is doing
 
 The worker itself is served by a thread of the actor, so it goes on while the learner is busy and asks nobody
 anything, and its signs of life come from the loop that steps its engine.
@@ -117,7 +117,7 @@ class _Actor:
         self._thread = threading.Thread(target=serve, args=(self._mailbox, make), daemon=True)
         self._thread.start()
 
-    def told(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:
         """Hands the worker a message."""
         if message[0] == "release":
             for number in message[1]:
@@ -137,7 +137,7 @@ class _Actor:
         self._kept[group.number] = group.episodes
         return replace(group, episodes=(), summary=[e.seen() for e in group.episodes], place=self._name)
 
-    def kept(self, numbers: Sequence[int]) -> bytes:
+    def episodes_of(self, numbers: Sequence[int]) -> bytes:
         """The episodes of these groups that are here, by number, pickled."""
         return pickle.dumps({n: self._kept[n] for n in numbers if n in self._kept})
 
@@ -172,7 +172,7 @@ class RayChannel:
 
         log.parent.mkdir(parents=True, exist_ok=True)
         # A thread for each method, so that none waits for another; what one is told keeps its order.
-        groups = dict.fromkeys(("told", "heard", "kept", "stack", "end"), 1)
+        groups = dict.fromkeys(("handle", "heard", "episodes_of", "stack", "end"), 1)
         kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, concurrency_groups=groups)(_Actor)
         name = f"sampler-{uuid.uuid4().hex}" if keeps else ""
         named = {"name": name, "namespace": NAMESPACE} if keeps else {}
@@ -187,7 +187,7 @@ class RayChannel:
         """Sends it. An actor that is not there is found dead when it is heard next."""
         if message[0] != "offer":
             self.bytes += len(pickle.dumps(message))
-        self._told.append(call(self._actor, "told", message))
+        self._told.append(call(self._actor, "handle", message))
 
     def receive(self) -> list[Message]:
         """What has arrived; EOFError once nothing more can."""
@@ -259,7 +259,7 @@ def fetch(groups: Iterable[Finished]) -> dict[int, Sequence[Episode]]:
     for place, numbers in asked.items():
         with suppress(ValueError):  # there is no actor of this name any more
             actor = ray.get_actor(place, namespace=NAMESPACE)
-            calls.append(call(actor, "kept", numbers))
+            calls.append(call(actor, "episodes_of", numbers))
     for answer in calls:
         try:
             found |= pickle.loads(ray.get(answer, timeout=_FETCH_S))

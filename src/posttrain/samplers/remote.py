@@ -48,7 +48,7 @@ class Server:
         self._beat = 0.0
         self.out: list[Message] = [("ready",)]
 
-    def told(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:
         """Takes one message."""
         kind, *given = message
         if kind == "unfinished":
@@ -78,7 +78,7 @@ class Server:
             self.out.append(("live", self.worker.live))
         if done:
             self.out.append(("finished", done))
-        if examined := self.worker.examined:
+        if examined := self.worker.pop_evaluated():
             self.out.append(("examined", examined))
         if time.monotonic() - self._beat > BEAT_S or done:
             self._beat = time.monotonic()
@@ -123,7 +123,7 @@ def serve(connection: Line, make: Make) -> None:
                     message = connection.recv()
                     if message[0] == "close":
                         return
-                    server.told(message)
+                    server.handle(message)
                     del message  # weights that it offers are let go of once they are taken
                 server.turn()
         except (EOFError, ConnectionError):

@@ -74,7 +74,7 @@ class ReplaySampler:
         while len(found) < len(requests):
             late += self.poll(1.0)
             for worker in self.workers:
-                found |= worker.examined
+                found |= worker.pop_evaluated()
             seen(len(found))
         self._late += late
         return found

@@ -115,7 +115,7 @@ class Rollouts(Plays):
     ) -> int:
         """The number of a new group: `size` episodes about this task; `state` is for its verifier.
 
-        Episodes that have begun elsewhere go on from there, once `unpark` is called.
+        Episodes that have begun elsewhere go on from there, once `unpause` is called.
         """
         group, self._opened = self._opened, self._opened + 1
         seats = max((part.live.seats for part in begun if part.live), default=1)
@@ -146,7 +146,7 @@ class Rollouts(Plays):
             before = time.monotonic()
             answers = self.engine.poll()
             begin += time.monotonic() - before
-            self.answered(answers)
+            self.receive(answers)
         idle = not self.engine.busy and not self._due and not self._finished
         self._take_verdicts(_POLL_S if idle else 0.0)
         while self.waits and self._judging:
@@ -155,30 +155,30 @@ class Rollouts(Plays):
         done, self._finished = self._finished, []
         return [(group, self._complete(group)) for group in done]
 
-    def answered(self, answers: Sequence[tuple[int, Completion]]) -> None:
+    def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
         """Takes answers of the engine."""
         for ticket, answer in answers:
             group, live = self._answering.pop(ticket)
             live.chose(answer)
             self._respond(group, live)
 
-    def park(self) -> None:
+    def pause(self) -> None:
         """Takes back from the engine all that it has not answered, as far as it has come."""
         for ticket, request in self.engine.withdraw():
             group, live = self._answering.pop(ticket)
             self._parked.append((group, live, request))
 
-    def unpark(self) -> None:
+    def unpause(self) -> None:
         """Asks the engine to go on with what was taken back, in the order of groups and samples."""
         parked, self._parked = self._parked, []
         for group, live, request in sorted(parked, key=lambda each: (each[0], each[1].sample)):
             self._answering[self.engine.submit(request)] = (group, live)
 
-    def apart(self, groups: set[int]) -> None:
+    def run_only(self, groups: set[int]) -> None:
         """Goes on with these groups alone, for which all others have been parked."""
         self._apart, self._apart_at = groups, self.steps
 
-    def together(self) -> None:
+    def run_all(self) -> None:
         """Goes on with all others where they were left."""
         if self._apart is None:
             return

@@ -120,22 +120,22 @@ class Trees(Plays):
         done, self._finished = self._finished, []
         return done
 
-    def answered(self, answers: Sequence[tuple[int, Completion]]) -> None:
+    def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
         """Takes moves of the engine."""
-        self.searches.answered(answers)
+        self.searches.receive(answers)
 
-    def park(self) -> None:
+    def pause(self) -> None:
         """Takes back from the engine all that it has not answered, as far as it has come."""
-        self.searches.park()
+        self.searches.pause()
 
-    def unpark(self) -> None:
+    def unpause(self) -> None:
         """Asks the engine to go on with what was taken back."""
-        self.searches.unpark()
+        self.searches.unpause()
 
-    def apart(self, groups: set[int]) -> None:
+    def run_only(self, groups: set[int]) -> None:
         """Nothing: what is parked waits, and no search asks for anything by itself."""
 
-    def together(self) -> None:
+    def run_all(self) -> None:
         """Likewise."""
 
     def parts(self) -> dict[int, tuple[Part, ...]]:

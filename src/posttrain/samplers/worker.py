@@ -73,11 +73,10 @@ class RolloutWorker:
         self._inbox.append(snapshot)
 
     def evaluate(self, requests: Sequence[GroupRequest]) -> None:
-        """Plays these at the next boundary, and nothing beside them; `examined` has what comes of them."""
+        """Plays these at the next boundary, and nothing beside; `pop_evaluated` has what they come to."""
         self._asked += requests
 
-    @property
-    def examined(self) -> dict[int, list[Episode]]:
+    def pop_evaluated(self) -> dict[int, list[Episode]]:
         """The groups of the evaluation that are complete, by number; each is handed out once."""
         seen, self._seen = self._seen, {}
         return seen
@@ -137,8 +136,8 @@ class RolloutWorker:
     def step(self) -> list[Finished]:
         """The groups that are complete after one more step of the engine."""
         if not self._examined:
-            self.rollouts.together()
-            self.rollouts.unpark()
+            self.rollouts.run_all()
+            self.rollouts.unpause()
         done = []
         for number, episodes in self.rollouts.step():
             if number in self._examined:
@@ -152,8 +151,8 @@ class RolloutWorker:
         begin = time.monotonic()
         keep = self.cache == "keep" and self.rollouts.engine.busy
         if not keep:
-            self.rollouts.park()
-        self.rollouts.answered(take(self.rollouts.engine, snapshot, keep=keep))
+            self.rollouts.pause()
+        self.rollouts.receive(take(self.rollouts.engine, snapshot, keep=keep))
         self.live = snapshot.version
         self._take_s += time.monotonic() - begin
         self._log("take", snapshot.version)
@@ -161,22 +160,22 @@ class RolloutWorker:
     def examine(self, requests: Sequence[GroupRequest]) -> None:
         """Begins an evaluation. What runs is put aside until it is over."""
         self._log("examine", *(each.number for each in requests))
-        self.rollouts.park()
+        self.rollouts.pause()
         for each in requests:
             number = self.rollouts.open(
                 each.task, each.size, each.sampling, epoch=each.epoch, state=each.state
             )
             self._examined[number] = each.number
-        self.rollouts.apart(set(self._examined))
+        self.rollouts.run_only(set(self._examined))
 
     def open(self, requests: Sequence[GroupRequest]) -> None:
         """Begins groups, or goes on with those that have begun elsewhere, behind what runs."""
         self._log("open", *(each.number for each in requests))
-        self.rollouts.together()
-        self.rollouts.unpark()
+        self.rollouts.run_all()
+        self.rollouts.unpause()
         for each in requests:
             if not each.begun:
-                self.rollouts.unpark()  # what has begun elsewhere stands before it
+                self.rollouts.unpause()  # what has begun elsewhere stands before it
             number = self.rollouts.open(
                 each.task, each.size, each.sampling, epoch=each.epoch, state=each.state, begun=each.begun
             )

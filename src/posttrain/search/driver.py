@@ -123,13 +123,13 @@ class Searches:
             waiting = {number: each.missing for number, each in self._running.items()}
             for number, share in _shares(time.monotonic() - start, waiting):
                 self._running[number].model_s += share
-            self.answered(answers)
+            self.receive(answers)
         else:
             self._advance()
         done, self._done = self._done, []
         return done
 
-    def answered(self, answers: Sequence[tuple[int, Completion]]) -> None:
+    def receive(self, answers: Sequence[tuple[int, Completion]]) -> None:
         """Takes moves of the engine."""
         for ticket, answer in answers:
             place = self._places.pop(ticket)
@@ -139,12 +139,12 @@ class Searches:
             running.missing -= 1
         self._advance()
 
-    def park(self) -> None:
+    def pause(self) -> None:
         """Takes back from the engine all that it has not answered, as far as it has come."""
         for ticket, request in self.engine.withdraw():
             self._parked.append((self._places.pop(ticket), request))
 
-    def unpark(self) -> None:
+    def unpause(self) -> None:
         """Asks the engine to go on with what was taken back."""
         parked, self._parked = self._parked, []
         for place, request in sorted(parked, key=lambda each: each[0]):

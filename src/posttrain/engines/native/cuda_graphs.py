@@ -61,7 +61,7 @@ class CudaGraphs:
         return replay
 
 
-class Recorded:
+class CapturedStep:
     """A step that is recorded for each shape it meets; replays give the step's own numbers."""
 
     def __init__(

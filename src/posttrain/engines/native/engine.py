@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from posttrain.engines.native.draw import draw, uniforms
 from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
-from posttrain.engines.sequence import Sequence, begun
+from posttrain.engines.sequence import Sequence, new_sequence
 from posttrain.models.fingerprint import Named
 from posttrain.types import Completion, Request
 
@@ -108,7 +108,7 @@ class NativeEngine:
         room for the answer in the context or in the cache.
         """
         bound = min(self.context, self.scheduler.cache_tokens)
-        sequence = begun(self._tickets + 1, request, self.runner.vocabulary, bound)
+        sequence = new_sequence(self._tickets + 1, request, self.runner.vocabulary, bound)
         self._tickets += 1
         self.scheduler.waiting.append(sequence)
         self._wanted[sequence.prompt] += 1

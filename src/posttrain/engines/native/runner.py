@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from posttrain.engines.native.cache import Cache, Layers, Prompt, PromptLayout, TokenLayout
 from posttrain.engines.native.compiled_step import compiled_step
-from posttrain.engines.native.cuda_graphs import CudaGraphs, Recorded
+from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs
 from posttrain.engines.native.decode_kernel import Kernels, load, packed_matrix
 from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
 from posttrain.models.fingerprint import Named, combined, fingerprint
@@ -84,9 +84,11 @@ class Runner:
         self._head = output_head(model)
         self.compiled_step = compiled_step(model) if compiled and self._packed else None
         """What takes new tokens through all layers, where the model's are such as it knows."""
-        self._recorded: Recorded | None = None
+        self._recorded: CapturedStep | None = None
         if recorded and self.device.type == "cuda":
-            self._recorded = Recorded(self._step, self.cache, self.device, lambda: CudaGraphs(self.device))
+            self._recorded = CapturedStep(
+                self._step, self.cache, self.device, lambda: CudaGraphs(self.device)
+            )
 
     def _pack(self, rows: int) -> None:
         """Replaces every linear layer; a weight that an embedding shares is kept for look-ups too."""

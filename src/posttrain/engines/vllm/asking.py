@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.draw import stream
-from posttrain.engines.sequence import Sequence, begun
+from posttrain.engines.sequence import Sequence, new_sequence
 from posttrain.models.fingerprint import Named
 from posttrain.types import Request, Sampling
 
@@ -23,7 +23,7 @@ def check_sampling(sampling: Sampling) -> None:
         raise ValueError(f"vLLM draws at no temperature below {LEAST_TEMPERATURE} but 0")
 
 
-def checked(ticket: int, request: Request, vocabulary: int, context: int) -> Sequence:
+def checked_sequence(ticket: int, request: Request, vocabulary: int, context: int) -> Sequence:
     """The answer that is to be drawn.
 
     Raises ValueError for an empty prompt, a token outside the vocabulary, a prompt that leaves no room for
@@ -32,7 +32,7 @@ def checked(ticket: int, request: Request, vocabulary: int, context: int) -> Seq
     check_sampling(request.sampling)
     if len(set(request.forced)) > 1:
         raise ValueError("vLLM can be told to draw one token again and again, and no other row")
-    return begun(ticket, request, vocabulary, context)
+    return new_sequence(ticket, request, vocabulary, context)
 
 
 def wishes(sequence: Sequence, stop_tokens: Collection[int]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.sequence import Sequence
-from posttrain.engines.vllm.asking import Expected, checked, wishes
+from posttrain.engines.vllm.asking import Expected, checked_sequence, wishes
 from posttrain.engines.vllm.start import start
 from posttrain.models.fingerprint import Named, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
@@ -64,7 +64,7 @@ class VllmEngine:
 
     def submit(self, request: Request) -> int:
         """A ticket for the answer; ValueError for what it cannot be asked (see asking.checked)."""
-        sequence = checked(self._asked + 1, request, self._vocabulary, self.context)
+        sequence = checked_sequence(self._asked + 1, request, self._vocabulary, self.context)
         ticket = self._ask(sequence.prompt, **self._wishes(sequence))
         self._running[ticket] = sequence
         return ticket

@@ -22,15 +22,15 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from posttrain.engines.sequence import Sequence
-from posttrain.engines.vllm.asking import Expected, checked, wishes
-from posttrain.engines.vllm.opening import (
+from posttrain.engines.vllm.asking import Expected, checked_sequence, wishes
+from posttrain.engines.vllm.connection import (
     COMPLETIONS,
     RAISED,
     ServedConfig,
     check_model,
     check_temperature,
     completion,
-    opened,
+    connect,
 )
 from posttrain.engines.vllm.server import Streams
 from posttrain.models.fingerprint import Named, combined, fingerprint
@@ -69,7 +69,7 @@ class ServerEngine:
         self._dtype, self._folder = dtype, config.folder
         self._expected = Expected(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
-        self.server, self.name, self.raw = opened(config, self.context)
+        self.server, self.name, self.raw = connect(config, self.context)
         try:
             check_model(self.server, model)
         except RunError:
@@ -91,7 +91,7 @@ class ServerEngine:
         """A ticket for the answer; ValueError for what it cannot be asked (see asking.checked)."""
         if self.version < 0:
             raise RuntimeError("there are no weights to draw from: load some first")
-        sequence = checked(self._asked + 1, request, self._vocabulary, self.context)
+        sequence = checked_sequence(self._asked + 1, request, self._vocabulary, self.context)
         check_temperature(request.sampling.temperature, raw=self.raw)
         self._asked += 1
         if not self._running:

@@ -32,7 +32,7 @@ class CentralSource(GroupSource):
 
     def arrive(self, group: Finished) -> None:
         """Takes in one group; of one that was lost after it had been taken, what it now is."""
-        if not group.lost and group.number not in self.line.line:
+        if not group.lost and group.number not in self.admission.queue:
             self._again[group.number] = group
         super().arrive(group)
 
@@ -96,14 +96,14 @@ class CentralSource(GroupSource):
             there = [group for group in own.values() if group and group.place]
             found = fetch(there)
             for group in there:
-                self.line.replay(group.number)
+                self.admission.replay(group.number)
                 if group.number in found:
-                    self.line.finish(
+                    self.admission.finish(
                         group.number, Finished(number=group.number, episodes=found[group.number])
                     )
             self.sampler.release(list(found))
             if len(found) == len(there):
-                return requests, {number: self.line.line[number] for number in own}
+                return requests, {number: self.admission.queue[number] for number in own}
 
 
 def owners(lengths: Sequence[int], ranks: int) -> list[int]:

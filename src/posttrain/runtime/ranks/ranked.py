@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from posttrain.learner.ranks import Ranks, launched
-from posttrain.runtime.ask import Asked
+from posttrain.runtime.resolve import Resolved
 from posttrain.samplers.cluster import address_of, check_ray
 from posttrain.types import RunError, UserError
 
@@ -13,10 +13,10 @@ COMPARED = 256
 """Tasks or records of which ranks compare the digests, spread evenly over all."""
 
 
-def check_ranks(asked: Asked, ranks: int) -> None:
+def check_ranks(resolved: Resolved, ranks: int) -> None:
     """UserError for a recipe that so many ranks cannot train together."""
-    recipe = asked.recipe
-    if recipe.train.shard and asked.line.step == "trust_region":
+    recipe = resolved.recipe
+    if recipe.train.shard and resolved.line.step == "trust_region":
         what = "a natural step multiplies by the Fisher matrix of the whole model"
         raise UserError(what, where="train.shard", mend="leave it out, or take another method")
     if recipe.train.ranks:
@@ -34,12 +34,12 @@ def check_ranks(asked: Asked, ranks: int) -> None:
             what = f"every rank of a machine would compute on {name}"
             raise UserError(what, where=where, mend="leave it out: each rank takes the GPU of its own number")
     count, where = recipe.rollout.groups, "rollout.groups"
-    if not asked.online:
+    if not resolved.online:
         count, where = recipe.batch.batch_size, "batch.batch_size"
     if count < ranks:
         what = f"{count} an update cannot be shared by {ranks} ranks, as none is taken apart"
         raise UserError(what, where=where, mend=f"set it to {ranks} or more, or start fewer ranks")
-    if not asked.online:
+    if not resolved.online:
         return
     ahead, adapts = recipe.async_, recipe.curriculum.kind not in ("none", "order")
     for wrong, where, what, mend in (
@@ -73,13 +73,15 @@ def check_ranks(asked: Asked, ranks: int) -> None:
             raise UserError(f"with several ranks, {what}", where=where, mend=mend)
 
 
-def described_ranks(asked: Asked, ranks: int) -> dict[str, Any]:
+def described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
     """What each of several ranks does, as lines for a person; empty for one."""
     if ranks == 1:
         return {}
-    recipe = asked.recipe
-    train, online = recipe.train, asked.online
-    count, kind = (recipe.rollout.groups, "tasks") if online else (recipe.batch.batch_size, asked.line.learns)
+    recipe = resolved.recipe
+    train, online = recipe.train, resolved.online
+    count, kind = (
+        (recipe.rollout.groups, "tasks") if online else (recipe.batch.batch_size, resolved.line.learns)
+    )
     least, more = divmod(count, ranks)
     holds = "a copy of the weights, masters and moments"
     if train.shard:

@@ -29,12 +29,12 @@ from posttrain.learner.lora import base, save_adapter
 from posttrain.learner.shards import whole
 from posttrain.models import checkpoint, heads
 from posttrain.recipe.recipe import Checkpoints
-from posttrain.runtime.ask import Asked
 from posttrain.runtime.critics import head_class
 from posttrain.runtime.dataset_rows import Group
-from posttrain.runtime.plan import Shape, gib
+from posttrain.runtime.memory import Shape, gib
 from posttrain.runtime.policy import Policy
 from posttrain.runtime.reference import scores_once
+from posttrain.runtime.resolve import Resolved
 from posttrain.runtime.tasks.replay import TOKEN_BYTES, Replay
 from posttrain.types import UserError
 
@@ -230,7 +230,7 @@ LINE_BYTES = 64
 
 
 def disk(
-    asked: Asked,
+    resolved: Resolved,
     policy: Policy,
     groups: Sequence[Group],
     path: Path,
@@ -243,16 +243,16 @@ def disk(
 
     What is trained has a master and two moments of AdamW of four bytes each. `longest`: tokens of a prompt.
     """
-    recipe, itemsize = asked.recipe, policy.dtype.itemsize
+    recipe, itemsize = resolved.recipe, policy.dtype.itemsize
     parameters, trained = shape.parameters, shape.trained
-    head = head_class(policy.config, asked) is not None
+    head = head_class(policy.config, resolved) is not None
     model = itemsize * parameters if recipe.lora.rank else 4 * trained
     weights = model * (head or not recipe.lora.rank) + 8 * trained * bool(recipe.lora.rank)
-    resume = 8 * trained * (asked.line.step == "adamw") + 12 * (critic.parameters if critic else 0)
+    resume = 8 * trained * (resolved.line.step == "adamw") + 12 * (critic.parameters if critic else 0)
     resume += 4 * parameters * bool(recipe.reference.refresh_every)
     every, updates = recipe.checkpoint.every, recipe.run.updates
     beside = {}
-    if asked.online:
+    if resolved.online:
         r, e = recipe.rollout, recipe.eval
         length = longest + recipe.sampling.max_new_tokens
         evaluations = bool(e.limit) * (2 + (updates - 1) // e.every if e.every else 2)
@@ -261,7 +261,7 @@ def disk(
         each = [(updates, r.groups * r.group_size * length), (evaluations, e.limit * length)]
         bound = recipe.record.tokens or math.inf
         beside["rollouts"] = LINE_BYTES * int(sum(times * min(bound, tokens) for times, tokens in each))
-    if scores_once(asked):
+    if scores_once(resolved):
         beside["the reference's answers"] = 4 * sum(len(row.tokens) for group in groups for row in group)
     return Disk(
         weights=weights,

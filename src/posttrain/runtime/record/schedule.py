@@ -37,7 +37,7 @@ class Recorder:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-class Recorded:
+class RecordedSchedule:
     """Reads it; UserError for a run that left none, or none that leads to it again."""
 
     def __init__(self, run: Path, samplers: int) -> None:

@@ -44,7 +44,7 @@ def completion(model: str, prompt: Sequence[int], asked: dict[str, Any]) -> dict
     return {"model": model, "prompt": list(prompt), **plain, **asked, **told}
 
 
-def opened(config: ServedConfig, context: int) -> tuple[Server, str, bool]:
+def connect(config: ServedConfig, context: int) -> tuple[Server, str, bool]:
     """The server, the name of its model, and whether it tells log-probabilities before temperature and bias.
 
     RunError where it is not there, cannot hold sequences of so many tokens, or does not let its weights be

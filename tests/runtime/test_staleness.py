@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from posttrain.runtime.tasks.admission import Admission
+from posttrain.runtime.tasks.staleness import Admission
 
 
 class Training(RuleBasedStateMachine):
@@ -40,7 +40,7 @@ class Training(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def arrive(self, data: Any) -> None:
-        playing = [n for n, group in self.line.line.items() if group is None]
+        playing = [n for n, group in self.line.queue.items() if group is None]
         if playing:
             number = data.draw(st.sampled_from(playing))
             assert self.line.finish(number, f"group {number}")
@@ -49,7 +49,7 @@ class Training(RuleBasedStateMachine):
     @rule(data=st.data())
     def take(self, data: Any) -> None:
         want = self.line.groups - len(self.kept)
-        before = list(self.line.line)
+        before = list(self.line.queue)
         taken = self.line.take(want) if self.version < self.updates else None
         if taken is None:
             return
@@ -89,16 +89,16 @@ class Training(RuleBasedStateMachine):
         state = self.line.state()
         other: Admission[str] = Admission(self.line.groups, self.line.max_lag, self.line.window)
         other.restore(state)
-        assert list(other.line) == list(self.line.line)
+        assert list(other.queue) == list(self.line.queue)
         self.line, self.live = other, self.version
 
     @invariant()
     def nobody_is_lost(self) -> None:
         if hasattr(self, "line"):
-            assert self.born.keys() == self.over.keys() | self.line.line.keys()
-            assert not self.over.keys() & self.line.line.keys()
+            assert self.born.keys() == self.over.keys() | self.line.queue.keys()
+            assert not self.over.keys() & self.line.queue.keys()
             slots = (self.line.max_lag + 1) * self.line.groups
-            assert len(self.line.line) + len(self.line.held) <= slots
+            assert len(self.line.queue) + len(self.line.held) <= slots
 
     def teardown(self) -> None:
         """However it stands, it comes to its end: nothing waits for something that waits for it."""
@@ -110,7 +110,7 @@ class Training(RuleBasedStateMachine):
             self.live = self.version
             self.line.release(self.live)
             self.admit()
-            for number in list(self.line.line):
+            for number in list(self.line.queue):
                 self.line.finish(number, f"group {number}")
             if taken := self.line.take(self.line.groups - len(self.kept)):
                 self.kept += [n for n, _ in taken]
@@ -137,7 +137,7 @@ def oldest(groups: int, lag: int, window: int, updates: int, seed: int, *, short
     while version < updates:
         for _ in range(line.room()):
             born[line.admit()] = live
-        playing = [n for n, group in line.line.items() if group is None]
+        playing = [n for n, group in line.queue.items() if group is None]
         slow = playing[:1] if dice.random() < 0.9 else []
         if ready := [n for n in playing if n not in slow] or playing:
             line.finish(dice.choice(ready), 0)

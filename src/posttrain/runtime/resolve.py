@@ -20,7 +20,7 @@ from posttrain.verifiers.workers.pool import Pool
 
 
 @dataclass(frozen=True)
-class Asked:
+class Resolved:
     """What a recipe asks, known without a model: the method, the tasks and who judges them."""
 
     recipe: Recipe
@@ -38,7 +38,7 @@ class Asked:
         return self.line.loop == "online"
 
 
-def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked:
+def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Resolved:
     """The method, tasks and judge of a recipe, each checked as far as it can be without a model.
 
     `say` is told in which form records were recognised.
@@ -71,7 +71,7 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
             r = recipe.rollout
             with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
                 self_test(judge, [*train, *held_out], pool)
-        return Asked(recipe, found, method, train, held_out, verifier, env)
+        return Resolved(recipe, found, method, train, held_out, verifier, env)
     if task.game or task.env or task.tools or task.agent:
         raise UserError("an offline method learns from data, and plays no games", where="task")
     if recipe.steps.minibatches > recipe.batch.batch_size:
@@ -93,7 +93,7 @@ def ask(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> Asked
         _check_labels(name, method, (*records, *kept))
     if "margins" in method.asks:
         _check_margins(name, (*records, *kept))
-    return Asked(recipe, found, method, records, kept, None, None)
+    return Resolved(recipe, found, method, records, kept, None, None)
 
 
 def _check_rewards(name: str, conversations: Sequence[Any]) -> None:

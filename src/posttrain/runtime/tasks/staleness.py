@@ -36,7 +36,7 @@ class Admission(Generic[Group]):
     window: int = 1
     admitted: int = 0
     """Numbers given so far."""
-    line: dict[int, Group | None] = field(default_factory=dict)
+    queue: dict[int, Group | None] = field(default_factory=dict)
     """Admitted and not taken, in order: what each came to, or None while it is played."""
     held: dict[int, int] = field(default_factory=dict)
     """Taken, and its slot not given back: the version that was trained on it, or -1 while there is none."""
@@ -51,36 +51,36 @@ class Admission(Generic[Group]):
     @property
     def playing(self) -> int:
         """How many groups of the line are not finished."""
-        return sum(group is None for group in self.line.values())
+        return sum(group is None for group in self.queue.values())
 
     def room(self, needed: int | None = None) -> int:
         """How many groups may be admitted; needed: how many will still be trained on, the line included."""
-        free = (self.max_lag + 1) * self.groups - len(self.line) - len(self.held)
-        return max(0, free if needed is None else min(free, needed - len(self.line)))
+        free = (self.max_lag + 1) * self.groups - len(self.queue) - len(self.held)
+        return max(0, free if needed is None else min(free, needed - len(self.queue)))
 
     def admit(self) -> int:
         """The number of another group, which now has a slot."""
         number, self.admitted = self.admitted, self.admitted + 1
-        self.line[number] = None
+        self.queue[number] = None
         return number
 
     def finish(self, number: int, group: Group) -> bool:
         """Whether this group was waited for: it is finished now. A second arrival changes nothing."""
-        if number not in self.line or self.line[number] is not None:
+        if number not in self.queue or self.queue[number] is not None:
             return False
-        self.line[number] = group
+        self.queue[number] = group
         return True
 
     def replay(self, number: int) -> None:
         """This group is played again; one that has been taken is no concern of the line's."""
-        if number in self.line:
-            self.line[number] = None
+        if number in self.queue:
+            self.queue[number] = None
 
     def take(self, count: int) -> list[tuple[int, Group]] | None:
         """The next groups to be trained on, in the order of their numbers; None while they are not there."""
-        if self.window == 1 and any(group is None for group in islice(self.line.values(), count)):
+        if self.window == 1 and any(group is None for group in islice(self.queue.values(), count)):
             return None  # what is asked most often is answered without a copy
-        left, passed = dict(self.line), set(self.passed)
+        left, passed = dict(self.queue), set(self.passed)
         taken: list[tuple[int, Group]] = []
         while len(taken) < count and left:
             first = next(iter(left))
@@ -96,7 +96,7 @@ class Admission(Generic[Group]):
             passed = {n for n in passed | {found} if left and n > next(iter(left))}
         if len(taken) < count:
             return None
-        self.line, self.passed = left, passed
+        self.queue, self.passed = left, passed
         self.held |= {number: -1 for number, _ in taken}
         return sorted(taken, key=lambda each: each[0])
 
@@ -115,9 +115,9 @@ class Admission(Generic[Group]):
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides the groups of the line. Nothing may be held untrained."""
-        return {"admitted": self.admitted, "line": list(self.line), "passed": sorted(self.passed)}
+        return {"admitted": self.admitted, "line": list(self.queue), "passed": sorted(self.passed)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts back what state() gave: all of the line is to be played, or to arrive, again."""
         self.admitted, self.passed = state["admitted"], set(state["passed"])
-        self.line, self.held = dict.fromkeys(state["line"]), {}
+        self.queue, self.held = dict.fromkeys(state["line"]), {}
