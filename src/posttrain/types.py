@@ -303,7 +303,7 @@ def _unpacked(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Episode:
     """A trajectory with what it was about and what was said of it.
 

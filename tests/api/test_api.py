@@ -352,8 +352,9 @@ def test_what_a_notebook_shows_is_short(model):
 
 
 def test_runs_are_called_after_the_method_that_made_them(model):
-    own = posttrain.method("grpo", clip_low=0.1)
-    for method, name in ((own, "own-001"), ("rloo", "rloo-001")):
+    changed = posttrain.method("grpo", clip_low=0.1)
+    own = replace(changed, title="a method of mine")
+    for method, name in ((changed, "grpo-001"), (own, "own-001"), ("rloo", "rloo-001")):
         assert (
             posttrain.train(model, method=method, data=SUMS, reward=digits, updates=1, **SMALL).path.name
             == name
@@ -692,3 +693,120 @@ def test_a_notebook_s_table_is_drawn_once_a_second_and_at_the_end():
     assert "<td>1</td>" in drawn[-1]
     assert drawn[-1].count("<tr>") == 6, "a head and five lines"
     assert drawn[-1].count("<polyline") == 2
+
+
+# ---------------------------------------------------------------------- what newcomers tried
+
+
+def test_a_session_whose_updates_are_all_made_samples_no_more(model):
+    with posttrain.Session(model, data=SUMS, reward=digits, updates=1, **SMALL) as s:
+        s.step()
+        assert s.done
+        with pytest.raises(posttrain.RunError, match=r"all updates are made, 1: ask for more when"):
+            s.sample()
+        s.evaluate()
+        s.save()
+
+
+def test_an_update_is_made_of_the_advantages_that_a_batch_brings(model):
+    with posttrain.Session(model, data=SUMS, reward=lambda response: 1.0, updates=9, **SMALL) as s:
+        batch = s.batch(s.sample())  # all rewards alike: of its own the method learns nothing
+        mine = torch.where(batch.mask, 5.0, 0.0)
+        for wrong, says in (
+            (torch.ones(3), r"advantage has shape \[3\], and the columns of the batch have \[12, "),
+            ([1.0], r"advantage has shape \[\]"),
+            (mine / 0, r"an advantage of row \d+ that the batch brings is not finite"),
+        ):
+            with pytest.raises(ValueError, match=says):
+                s.update(replace(batch, advantage=wrong))
+        update = s.update(replace(batch, advantage=mine))
+        assert update.batch.advantage.equal(mine)
+        assert update.metrics["grad_norm"] > 0
+
+
+def test_a_credit_that_is_not_finite_is_named(model):
+    mine = posttrain.method("grpo", credit=lambda returns, group: returns / 0)
+    with pytest.raises(posttrain.RunError, match=r"that the method makes of the rewards \(row \d+\) is not"):
+        posttrain.train(model, method=mine, data=SUMS, reward=has_digit, updates=1, show="none", **SMALL)
+
+
+def test_gradients_beside_one_that_failed_are_given_up(model):
+    with posttrain.Session(model, data=SUMS, reward=digits, updates=9, **SMALL) as s:
+        groups = s.sample()
+        s.forward_backward(groups)
+        with pytest.raises(TypeError, match="a loss is a function") as failed:
+            s.forward_backward(groups, "importance_sampling")
+        assert failed.value.__notes__ == ["the gradients that were added are given up"]
+        with pytest.raises(posttrain.RunError, match=r"no gradients: call forward_backward\(\) first"):
+            s.optim_step()
+        with pytest.raises(posttrain.RunError, match=r"or give it up with sample\(\)"):
+            s.save()
+        s.forward_backward(s.sample())
+        s.optim_step()
+
+
+def test_a_callback_that_raises_loses_no_update(model):
+    def bad(session, line):
+        raise KeyError("mine")
+
+    told = posttrain.Callback(on_update=bad)
+    asked = {"data": SUMS, "reward": digits, "updates": 3, "lr": 0.01, "dir": "run", **SMALL}
+    with pytest.raises(posttrain.RunError, match=r"KeyError: 'mine'.*step_000001 is kept, go on with"):
+        posttrain.train(model, callbacks=told, show="none", **asked)
+    run = posttrain.train(model, resume=True, show="none", **asked)
+    whole = posttrain.train(model, show="none", **asked | {"dir": "whole"})
+    assert run.metrics["loss"] == whole.metrics["loss"]
+
+
+def test_a_run_that_goes_on_with_another_function_says_so(model):
+    def worth(response):
+        return 1.0
+
+    asked = {"data": SUMS, "dir": "run", "show": "none", **SMALL}
+    posttrain.train(model, reward=worth, updates=1, **asked)
+    posttrain.train(model, reward=worth, updates=2, resume=True, **asked)
+
+    def worth(response):
+        return -1.0
+
+    with pytest.warns(UserWarning, match="worth has changed since the run began"):
+        posttrain.train(model, reward=worth, updates=3, resume=True, **asked)
+
+
+def test_groups_that_a_program_changed_are_counted_as_they_are(model):
+    with posttrain.Session(model, data=SUMS, reward=digits, updates=9, **SMALL) as s:
+        groups = s.sample()
+        mean = sum(map(sum, groups.rewards)) / 12
+        s.update([groups[1], groups[2]])
+        s.publish()
+        now = s.metrics.last
+        assert now["reward/mean"] == pytest.approx(mean, abs=1e-6), "of all that was sampled"
+        assert (now["select/kept"], now["select/dropped"]) == (2, 1)
+        with pytest.raises(ValueError, match="each has 1 that was judged: leave out whole groups"):
+            s.update([group[:1] for group in s.sample()])
+
+
+def test_what_is_no_reward_and_no_group_is_refused_in_words(model):
+    with posttrain.Session(model, data=SUMS, reward=digits, updates=9, **SMALL) as s:
+        groups = s.sample()
+        for wrong, error, says in (
+            ([1.0] * 12, TypeError, "takes a function of an episode"),
+            (lambda episode: None, TypeError, "a reward is a number, and the function gave None"),
+            (lambda episode: "1", TypeError, "a reward is a number, and the function gave '1'"),
+            (lambda episode: float("nan"), ValueError, "a reward is finite"),
+        ):
+            with pytest.raises(error, match=says):
+                groups.reward(wrong)
+        for wrong, says in (("abc", "and not a str"), (groups[0], "and not a Episode in a list")):
+            with pytest.raises(TypeError, match=says):
+                s.update(wrong)
+        with pytest.raises(AttributeError, match="cannot assign"):
+            groups[0][0].reward = 1.0
+
+
+def test_a_table_of_the_method_holds_no_functions(model):
+    asked = {"data": SUMS, "reward": digits, "updates": 1, **SMALL}
+    with pytest.raises(posttrain.UserError, match=r"method.surrogate: .*posttrain.method\('grpo', credit="):
+        posttrain.Session(model, method={"name": "grpo", "surrogate": lambda r, a: -r * a}, **asked)
+    with pytest.raises(posttrain.UserError, match="did you mean 'grpo'"):
+        posttrain.Session(model, method="gpro", **asked)

@@ -1,10 +1,12 @@
 """What a program gives, as the plain tables of a recipe file."""
 
 import dataclasses
+import inspect
 import os
 import sys
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from posttrain.base.reader import key_of, keys_at
@@ -21,6 +23,10 @@ def method_table(method: Any) -> tuple[dict[str, Any], Line | None]:
     if isinstance(method, str):
         return {"name": method}, None
     if isinstance(method, Mapping):
+        own = [k for k, v in method.items() if callable(v) or (k == "name" and not isinstance(v, str))]
+        if own:
+            mend = "posttrain.method('grpo', credit=..., surrogate=...) takes functions and methods"
+            raise UserError("a table holds names and numbers", where=f"method.{own[0]}", mend=mend)
         return table_of("method", method), None
     held = line(method)
     return {"name": f"{MEMORY}{like(held)}"}, held
@@ -91,3 +97,19 @@ def place_of(called: Called) -> str:
     if module is None or module.__name__ == "__main__" or not file:
         return ""
     return f"{file}:{name}" if getattr(module, name, None) is called.call else ""
+
+
+def sources_of(held: Mapping[str, Any]) -> dict[str, str]:
+    """By name the source of functions and classes of a program's own, where there is any."""
+    own: dict[str, Any] = {name: each.call for name, each in held.get("verifier.function", {}).items()}
+    if line := held.get("method.name"):
+        choices = {f.name: getattr(line.method, f.name) for f in dataclasses.fields(line.method)}
+        own |= {"method": type(line.method), **{k: each for k, each in choices.items() if callable(each)}}
+    if "task.env" in held:
+        own["env"] = held["task.env"] if callable(held["task.env"]) else type(held["task.env"])
+    found = {}
+    for name, each in own.items():
+        with suppress(OSError, TypeError):  # typed at a prompt, or no Python
+            if not str(getattr(each, "__module__", "")).startswith("posttrain."):
+                found[name] = inspect.getsource(getattr(each, "func", each))
+    return found

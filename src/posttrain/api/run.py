@@ -2,7 +2,7 @@
 
 import html
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,9 @@ class Run(os.PathLike[str]):
         sampling: temperature, max_new_tokens and so on, in place of the recipe's.
         """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if not all(isinstance(message, Mapping) for message in messages):
+            what = "a prompt is a text, or a list of messages {'role': ..., 'content': ...}"
+            raise UserError(what, where="sample", mend="ask one prompt at a time")
         known = {f.name: getattr(self.recipe.settings.sampling, f.name) for f in fields(Sampling)}
         for name in sampling.keys() - known.keys():
             near = did_you_mean(name, known) or f"there are {', '.join(known)}"

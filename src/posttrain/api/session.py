@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from posttrain.api.answering import evaluate_recipe
+from posttrain.api.given import sources_of
 from posttrain.api.recipe import Recipe
 from posttrain.api.run import Run
 from posttrain.api.training import (
@@ -27,7 +28,7 @@ from posttrain.api.training import (
 )
 from posttrain.api.words import in_python, python_words
 from posttrain.base import process
-from posttrain.methods.table import Line
+from posttrain.methods.table import METHODS, Line
 from posttrain.models.pretrained import save_pretrained, silent
 from posttrain.recipe import config
 from posttrain.report import write
@@ -113,7 +114,11 @@ class Session(session.Session):
         with python_words():
             try:
                 with stop_recorded(directory.path, directory.own):
-                    self.finish()
+                    try:
+                        self.finish()
+                    except BaseException as error:
+                        self._save_at_exit(error)
+                        raise
             except BaseException:
                 # On a full disk, or where someone is in a hurry, the first error is the one to tell.
                 with suppress(Exception, KeyboardInterrupt):
@@ -167,6 +172,10 @@ class Session(session.Session):
         """
         file = directory.path / "config.toml"
         before = config.read(file) if resume else None
+        for name, source in sources_of(self.recipe.held).items():
+            if not directory.keep_source(name, source):
+                what = f"{name} has changed since the run began, which goes on with it as it is now:"
+                warnings.warn(f"{what} not as it would have gone on", stacklevel=5)
         if "model.path" in self.recipe.held:
             start = (
                 before.tables["model"]["path"] if before else str(_save_given_model(self.recipe, directory))
@@ -230,9 +239,11 @@ def evaluate(
 
 def _title(recipe: Recipe) -> str:
     """What a run is called: its method, or the class of one that the program holds."""
-    if "method.name" not in recipe.held:
-        return str(recipe.tables["method"].get("name")).rpartition(":")[2]
-    own = type(recipe.held["method.name"].method)
+    name = str(recipe.tables["method"].get("name")).rpartition(":")[2]
+    held = recipe.held.get("method.name")
+    if held is None or METHODS[name].title == held.title:
+        return name
+    own = type(held.method)
     return "own" if own.__module__.startswith("posttrain.") else own.__name__
 
 

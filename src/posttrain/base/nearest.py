@@ -204,5 +204,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that is nearest, in any case of letters; empty if none is near."""
     lower = {k.lower(): k for k in known}
-    found = get_close_matches(name.lower(), lower, n=1, cutoff=0.7)
-    return lower[found[0]] if found else ""
+    # As near as others, letters in another order are the likelier slip: gpro is grpo, not gspo.
+    found = get_close_matches(name.lower(), lower, n=3, cutoff=0.7)
+    swapped = [each for each in found if sorted(each) == sorted(name.lower())]
+    return lower[[*swapped, *found][0]] if found else ""

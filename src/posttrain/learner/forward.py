@@ -1,6 +1,7 @@
 """One microbatch through the model: what it says of every trained token."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -12,10 +13,10 @@ from posttrain.learner.critic import CriticModel
 from posttrain.learner.neftune import Noise, noisy
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
 from posttrain.learner.recompute import recomputing
-from posttrain.math import tokens
+from posttrain.math import masked, tokens
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.models.attention import output_head
-from posttrain.types import Batch, Outputs, PerToken, Trajectory
+from posttrain.types import Batch, Outputs, PerToken, RunError, Trajectory
 
 _MORE = 2
 """Times as many rows of logits at once where they have 16 bits, and no kernel makes 32 of them."""
@@ -122,3 +123,24 @@ def column(packed: Pack, batch: Batch, values: Picked | None) -> PerToken:
     assert values is not None
     values = values.cpu()[packed.asks]
     return values.new_zeros(batch.mask.shape).index_put((packed.row, packed.column), values)
+
+
+def with_advantage(prepared: Batch, given: PerToken | None) -> Batch:
+    """With these advantages in place of the method's, if there are any.
+
+    ValueError for those of another shape than the batch, or not finite; RunError if the method's are not.
+    """
+    if given is not None:
+        shape, wanted = list(getattr(given, "shape", ())), list(prepared.mask.shape)
+        if shape != wanted:
+            raise ValueError(f"advantage has shape {shape}, and the columns of the batch have {wanted}")
+        prepared = replace(prepared, advantage=masked.fill(given, prepared.mask))
+    if prepared.advantage is not None:
+        wrong = (~prepared.advantage.isfinite() & prepared.mask).any(-1).nonzero().flatten().tolist()
+        if wrong:
+            if given is not None:
+                raise ValueError(f"an advantage of row {wrong[0]} that the batch brings is not finite")
+            raise RunError(
+                f"an advantage that the method makes of the rewards (row {wrong[0]}) is not finite"
+            )
+    return prepared

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.ensemble import Loss as Loss
 from posttrain.learner.ensemble import losses_of
-from posttrain.learner.forward import forward
+from posttrain.learner.forward import forward, with_advantage
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.neftune import Noise, of_step
 from posttrain.learner.optim import Optim, Trained, learning_rate
@@ -221,13 +221,13 @@ class Learner:
     def update(self, batch: Batch) -> Update:
         """Trains on these rows: epochs × minibatches optimiser steps.
 
-        Raises RunError when a loss or gradient is not finite (nothing has moved in that step), and
-        ValueError when no token is trained, on any rank.
+        An `advantage` that the batch brings takes the place of the method's. Raises RunError when a loss or
+        gradient is not finite (nothing has moved in that step), and ValueError when no token is trained, on
+        any rank, or an advantage is not finite.
         """
         batch = replace(batch, everywhere=self.ranks)
         several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
-        batch = self._fill_columns(batch, steps[0][1])
-        batch = self.method.prepare(replace(batch, state=self.method_state))
+        batch = self._prepare(self._fill_columns(batch, steps[0][1]))
         seen = Outputs(logp=torch.zeros_like(batch.logp_gen), entropy=torch.zeros_like(batch.logp_gen))
         computed = torch.zeros(len(batch), dtype=torch.bool)
         logs: list[dict[str, float]] = []
@@ -261,6 +261,11 @@ class Learner:
         self._compare_ranks()
         return Update(batch, seen.logp, seen.entropy, computed, metrics)
 
+    def _prepare(self, batch: Batch) -> Batch:
+        """With the method's weights, targets and advantages; an advantage that the batch brings stays."""
+        given = batch.advantage
+        return with_advantage(self.method.prepare(replace(batch, state=self.method_state)), given)
+
     def _finish_update(self, batch: Batch, metrics: Mapping[str, float]) -> None:
         self.method_state = dict(self.method.update_state(batch, metrics))
         self.update_count += 1
@@ -278,13 +283,13 @@ class Learner:
         """
         if self.trust:
             raise ValueError("a step within a trust region has no halves: call update")
-        given, advantage = batch.logp_old, batch.advantage
+        if not (loss is None or callable(loss)):
+            raise TypeError(f"a loss is a function (batch, outputs) -> one number a token, not {loss!r:.60}")
+        given = batch.logp_old
         batch = self._fill_columns(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
         if given is not None or self._skips_first(batch):
             batch = replace(batch, logp_old=given)
-        batch = self.method.prepare(replace(batch, state=self.method_state))
-        if advantage is not None:
-            batch = replace(batch, advantage=masked.fill(advantage, batch.mask))
+        batch = self._prepare(batch)
         weigh = self.method.weight
         if loss is not None:  # it need not be 0 where the method's own would be
             weigh = getattr(self.method, "weight_of_any_loss", weigh)

@@ -248,11 +248,13 @@ def line(named: Named) -> Line:
 
 
 def like(other: Line) -> str:
-    """The name of the first line of the table that learns from the same, in the same way.
+    """The name of the line of the table that it was made of, or of the first that learns in the same way.
 
-    >>> like(METHODS["dr_grpo"]), like(METHODS["dpo_length"])
-    ('reinforce', 'dpo')
+    >>> like(METHODS["dr_grpo"]), like(Line(METHODS["dr_grpo"].method, "mine", ""))
+    ('dr_grpo', 'reinforce')
     """
+    if made_of := [n for n, each in METHODS.items() if each.title == other.title]:
+        return made_of[0]
     wanted = (other.loop, other.learns, other.step)
     same = [n for n, each in METHODS.items() if (each.loop, each.learns, each.step) == wanted]
     return next((n for n in same if type(METHODS[n].method) is type(other.method)), same[0])

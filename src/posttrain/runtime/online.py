@@ -75,7 +75,8 @@ class OnlineRun:
     publishes: bool = True
 
     def __post_init__(self) -> None:
-        self._groups = Groups()
+        self._groups, self._everyone = Groups(), list[Sequence[Played]]()
+        self._selected = 0, 0, 0
         self._made: tuple[Batch, Sequence[tuple[int, Episode]], Sequence[Sequence[Episode]]] | None = None
         """The rows that were made of groups last."""
         self._told: Callable[[], None] | None = None
@@ -136,7 +137,7 @@ class OnlineRun:
         self.progress.update += 1
         self._count_taken()
         played = [group.seen for group in (*kept, *dropped)]
-        everyone = [seat for group in played for seat in by_seat(group)]
+        everyone = self._everyone = [seat for group in played for seat in by_seat(group)]
         metrics = rollout_metrics(everyone, self.learner.update_count, self.evaluation.right)
         metrics |= hacking_metrics(everyone, self._auditors)
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
@@ -152,6 +153,7 @@ class OnlineRun:
         self._groups = Groups(
             seat for group in kept for seat in by_seat(group.episodes) if self._learns(seat)
         )
+        self._selected = len(kept), len(dropped), len(self._groups)
         return self._groups
 
     def abandon(self) -> None:
@@ -161,13 +163,32 @@ class OnlineRun:
 
     def batch(self, groups: Sequence[Sequence[Episode]]) -> Batch:
         """Their episodes that were judged, and behind them groups of earlier updates."""
-        rows = [(n, e) for n, g in enumerate(groups) for e in g if not e.verdict.failed]
-        if groups is not self._groups:  # rewards may be others
-            self.journal.noted |= rollout_metrics(groups, self.learner.update_count, self.evaluation.right)
+        judged = [[e for e in g if not e.verdict.failed] for g in groups]
+        if 0 < (most := max(map(len, judged), default=0)) < self.least_group:
+            what = f"the method compares the answers of a group, and each has {most} that was judged"
+            raise ValueError(f"{what}: leave out whole groups, not answers")
+        rows = [(n, e) for n, g in enumerate(judged) for e in g]
+        if groups is not self._groups:
+            self.journal.noted |= self._metrics_of_others(groups)
         batch, again = self._batch(rows)
         self.journal.noted |= again | self._ages(batch, sum(len(e.trajectories) for _, e in rows))
         self._made = batch, rows, groups
         return batch
+
+    def _metrics_of_others(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+        """Metrics of a program's own choice from the groups that were sampled.
+
+        Of all that were sampled, as selection's are; of the choice alone if it has other rewards.
+        """
+        known = {
+            id(e.trajectory.tokens): e.reward for g in self._everyone for e in g if isinstance(e, Episode)
+        }
+        as_sampled = all(known.get(id(e.trajectory.tokens)) == e.reward for g in groups for e in g)
+        kept, dropped, given = self._selected
+        gone = given - sum(map(bool, groups))
+        metrics = {"select/kept": float(kept - gone), "select/dropped": float(dropped + max(0, gone))}
+        of = self._everyone if as_sampled else groups
+        return metrics | rollout_metrics(of, self.learner.update_count, self.evaluation.right)
 
     def feed(self) -> None:
         """Has samplers go on while the learner is busy."""

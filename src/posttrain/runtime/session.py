@@ -21,7 +21,7 @@ from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.report.record import json_lines
 from posttrain.runtime.loop import Loop, Parts
 from posttrain.runtime.record.rundir import kept
-from posttrain.runtime.record.tables import Groups, Metrics
+from posttrain.runtime.record.tables import Groups, Metrics, check_groups
 from posttrain.runtime.record.track import METRICS
 from posttrain.types import Batch, RunError
 
@@ -103,7 +103,7 @@ class Session:
         """The next groups: episodes with verdicts, selected as the recipe says; offline the next rows.
 
         Empty where selection keeps none: then this update trains nothing. RunError if weights that have moved
-        were not published, and for whatever ends sampling.
+        were not published, once all updates are made (`done`), and for whatever ends sampling.
         """
         loop = self._ready()
         self._refuse_gradients()
@@ -113,6 +113,8 @@ class Session:
             loop.abandon()
             loop.journal.noted.clear()
         self._flush()
+        if self.update_count >= loop.updates:
+            self._refuse(f"all updates are made, {loop.updates}", "ask for more when the session is opened")
         self._before = self._open_parts.before()
         with self._whole("sample()"):
             groups = loop.sample()
@@ -147,7 +149,7 @@ class Session:
         loop = self._ready()
         batch = given if isinstance(given, Batch) else self._batch_of(given)
         self._flush_own()
-        with loop.journal.timed("train"):
+        with self._whole("forward_backward()"), loop.journal.timed("train"):
             found = loop.learner.forward_backward(batch, loss)
         loop.journal.noted |= found.metrics
         self._gradients = True
@@ -196,7 +198,8 @@ class Session:
             return whole
         loop = self._ready()
         if self._sampled or self._unpublished or self._gradients:
-            self._refuse("an update is under way", "save after update() and publish()")
+            mend = "save after update() and publish(), or give it up with sample()"
+            self._refuse("an update is under way", mend)
         self._flush()
         with loop.journal.timed("checkpoint"):
             return self._write(loop.flight(), self._open_parts.state())
@@ -207,11 +210,11 @@ class Session:
         Of an update that has begun nothing is kept: the run goes on with the same tasks once more.
         """
         loop = self._open
-        if self._saved_steps == loop.learner.step_count or self._cut not in ("", "sample()"):
+        reliable = self._cut in ("", "sample()", "forward_backward()")  # none of which moves a weight
+        if self._saved_steps == loop.learner.step_count or not reliable:
             return None
-        if self._gradients:
-            loop.learner.forget_gradients()
-            self._gradients = False
+        loop.learner.forget_gradients()
+        self._gradients = False
         if self._unpublished:
             self.publish()
         if not (self._sampled or self._cut):
@@ -316,8 +319,14 @@ class Session:
         self._cut, steps = what, self._open.learner.step_count
         try:
             yield
-        except Exception:
-            if what in ("update()", "optim_step()"):  # nothing of a step that failed is left
+        except Exception as error:
+            if what in (
+                "update()",
+                "optim_step()",
+                "forward_backward()",
+            ):  # nothing of a step that failed is left
+                if self._gradients:
+                    error.add_note("the gradients that were added are given up")
                 self._cut, self._gradients = "", False
                 self._before = self._before if self._open.learner.step_count == steps else None
                 self._open.learner.forget_gradients()
@@ -332,6 +341,7 @@ class Session:
             self._refuse("gradients were added and no step was made of them", "call optim_step() first")
 
     def _batch_of(self, groups: Sequence[Sequence[Any]]) -> Batch:
+        check_groups(groups)
         made = self._made
         return made[1] if made is not None and made[0] is groups else self.batch(groups)
 

@@ -83,6 +83,14 @@ class RunDir:
             copy.parent.mkdir(exist_ok=True)
             self._write(f"{CODE}/{file.name}", file.read_text(encoding="utf-8"))
 
+    def keep_source(self, name: str, text: str) -> bool:
+        """Writes the source of what only a program holds into code/, once; whether it is what lies there."""
+        file = self.path / CODE / f"{name}.held.py"
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            self._write(f"{CODE}/{file.name}", text)
+        return file.read_text(encoding="utf-8") == text
+
     def discard(self) -> None:
         """Deletes what was written for a run that was refused before its first line; anything else stays."""
         metrics = self.path / "metrics.jsonl"

@@ -1,5 +1,6 @@
 """What a program looks at: the groups of an update and the lines of a run, as lists that know more."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsIndex, overload
@@ -73,8 +74,15 @@ class Groups(list[Sequence[Any]]):
         return [[_row(each).total_reward for each in group] for group in self]
 
     def reward(self, worth: Callable[[Episode], float]) -> "Groups":
-        """The same episodes with other rewards: worth(episode), paid with the last token of the policy's."""
-        return Groups([_paid(each, float(worth(each))) for each in group] for group in self._episodes())
+        """The same episodes with other rewards: worth(episode), paid with the last token of the policy's.
+
+        TypeError for what is no number, ValueError for what is not finite.
+        """
+        if not callable(worth):
+            raise TypeError(
+                "reward() takes a function of an episode, as lambda episode: len(episode.response)"
+            )
+        return Groups([_paid(each, _number(worth(each))) for each in group] for group in self._episodes())
 
     def to_pandas(self) -> Any:
         """A pandas.DataFrame with a row an episode: its group, task, response, reward, label and so on."""
@@ -91,6 +99,23 @@ class Groups(list[Sequence[Any]]):
         if any(not isinstance(each, Episode) for group in self for each in group):
             raise TypeError("these are rows of data, not episodes: they have no verdict and no response")
         return self
+
+
+def check_groups(given: object) -> None:
+    """TypeError for what are no groups, as Session.sample gives them."""
+    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    strange = [each for each in given if not isinstance(each, Sequence)] if listed else [given]  # type: ignore[attr-defined]
+    if strange:
+        what = f"groups are lists of lists of episodes, or a Batch, and not a {type(strange[0]).__name__}"
+        raise TypeError(f"{what}{' in a list' if listed else ''}")
+
+
+def _number(worth: Any) -> float:
+    if isinstance(worth, str) or not hasattr(type(worth), "__float__"):
+        raise TypeError(f"a reward is a number, and the function gave {worth!r:.60}")
+    if not math.isfinite(worth):
+        raise ValueError(f"a reward is finite, and the function gave {worth}")
+    return float(worth)
 
 
 def _row(each: Episode | Trajectory) -> Trajectory:
