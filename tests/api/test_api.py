@@ -518,7 +518,7 @@ def test_a_function_that_fails_shows_its_first_traceback_and_is_counted(model, c
         ({"data": SUMS, "reward": digits, "optimm": {}}, r"^optimm: unknown key 'optimm'"),
         ({"data": SUMS, "reward": digits, "optim": 3}, r"^optim: 3 is no table"),
         ({"data": SUMS, "reward": digits, "upates": 3}, r"unknown keyword 'upates'; did you mean 'updates'"),
-        ({"data": SUMS, "reward": digits, "learning_rate": 1e-3}, r"it is optim.lr here"),
+        ({"data": SUMS, "reward": digits, "learning_rate": 1e-3}, r"it is lr= here"),
         (
             {"data": SUMS, "reward": digits, "train_dataset": SUMS},
             r"it is task.data.path \(data= from Python\)",
@@ -810,3 +810,39 @@ def test_a_table_of_the_method_holds_no_functions(model):
         posttrain.Session(model, method={"name": "grpo", "surrogate": lambda r, a: -r * a}, **asked)
     with pytest.raises(posttrain.UserError, match="did you mean 'grpo'"):
         posttrain.Session(model, method="gpro", **asked)
+
+
+def test_a_column_that_the_reward_waits_for_is_missed(model):
+    def same(response, answer):
+        return float(response == answer)
+
+    asked = {"data": [{"prompt": "2+2=", "gold": "4"}] * 4, "reward": same, "updates": 1, **SMALL}
+    with pytest.raises(
+        posttrain.UserError, match="same wants 'answer', and no task has one: there is 'gold'"
+    ):
+        posttrain.Session(model, **asked)
+    with posttrain.Session(model, **asked, task={"data": {"columns": {"answer": "gold"}}}) as s:
+        s.step()
+
+
+def test_other_data_evaluate_a_run_whose_own_are_not_here(model):
+    data = datasets.Dataset.from_list(SUMS)
+    path = posttrain.train(model, data=data, reward="number", updates=1, dir="run", show="none", **SMALL).path
+    assert posttrain.load(path).evaluate(data=SUMS[:3])["eval/length"] > 0
+    with pytest.raises(posttrain.UserError, match=r"optim.*lr was 1e-06 and is 0.5; resume with"):
+        posttrain.train(model, data=data, reward="number", updates=1, dir=path, resume=True, lr=0.5, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"learning_rate": 1e-5}, "it is lr= here"),
+        ({"reward_funcs": [digits]}, "it is reward= here"),
+        ({"output_dir": "out"}, "it is dir= here"),
+        ({"logging_steps": 1}, "leave it out: every update is logged"),
+        ({"lora": {"lora_dropout": 0.1}}, "leave it out: adapters have no dropout"),
+    ],
+)
+def test_keys_of_other_trainers_are_told_in_pythons_words(keys, says):
+    with pytest.raises(posttrain.UserError, match=says):
+        posttrain.Recipe("a", data=SUMS, **keys)

@@ -21,6 +21,7 @@ from posttrain.api.given import (
     rewards_of,
     table_of,
 )
+from posttrain.api.words import python_words
 from posttrain.base.nearest import did_you_mean, elsewhere
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
@@ -150,7 +151,8 @@ class Recipe:
     def with_held_out(self, data: Any) -> "Recipe":
         """The recipe with other tasks to be evaluated on."""
         made = Recipe._of(copy.deepcopy(self.tables), self.held)
-        if made.settings.task.data is None:  # held-out records stand beside others
+        gone = names_memory(made.tables, "task.data") and "task.data" not in made.held
+        if made.settings.task.data is None or gone:  # held-out records stand beside others
             made.tables["task"] = {}
             made._put("task.data", made._data("task.data", data))
         made._put("task.held_out", made._data("task.held_out", data))
@@ -179,7 +181,8 @@ class Recipe:
 
     def _read(self) -> None:
         """The settings, with what is held in its places."""
-        found = config.from_tables(copy.deepcopy(self.tables))
+        with python_words():
+            found = config.from_tables(copy.deepcopy(self.tables))
         self.plain: Settings = found.recipe
         """The same without what only the program holds, as a file of it is read."""
         self.found = dataclasses.replace(found, recipe=self._bound(found.recipe), bind=self._bound)

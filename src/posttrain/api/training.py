@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from posttrain.base import process
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
-from posttrain.base.usercode import file_of
+from posttrain.base.usercode import MEMORY, file_of
 from posttrain.learner.ranks import ALONE, Ranks, launched
 from posttrain.models.checkpoint import weights_alone
 from posttrain.models.pretrained import resolve, silent
@@ -248,11 +248,23 @@ def _run_to_end(
 def check_same(now: Recipe, before: Recipe, file: Path) -> None:
     """UserError if a run is resumed with a recipe that would not have made it; `file` holds what did."""
     if name := otherwise(now, before, longer=True):
-        raise UserError(
-            f"[{name}] is not what the run was started with",
-            where=name,
-            mend=f"resume with {file}, or start another run",
-        )
+        one, other = (getattr(each, name, getattr(each, f"{name}_", None)) for each in (now, before))
+        again = "give what it was started with" if MEMORY in f"{other}" else f"resume with {file}"
+        what = f"[{name}] is not what the run was started with{_difference(one, other)}"
+        raise UserError(what, where=name, mend=f"{again}, or start another run")
+
+
+def _difference(now: Any, before: Any) -> str:
+    """The first key in which two tables differ, and what it was, where that is short."""
+    if not is_dataclass(before) or type(now) is not type(before):
+        return ""
+    key, was, is_now = next(
+        (f.name, old, new)
+        for f in fields(before)
+        if (old := getattr(before, f.name)) != (new := getattr(now, f.name))
+    )
+    short = len(f"{was!r}{is_now!r}") <= 80
+    return f": {key_of(key)} was {was!r} and is {is_now!r}" if short else f": {key_of(key)} differs"
 
 
 def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:

@@ -8,6 +8,15 @@ from posttrain.types import RunError, UserError
 
 PAIRS = (
     (r"--resume --run-dir (\S+)", r"dir='\1', resume=True"),
+    (r"is verifier\.function here", "is reward= here"),
+    (r"is optim\.lr here", "is lr= here"),
+    (r"is run\.updates here", "is updates= here"),
+    (r"the option --run-dir", "dir="),
+    (r"the option --resume", "resume=True"),
+    (
+        r"say in \[task\.data\.columns\] which column is the (\w+)",
+        r"say which column is the \1: task={'data': {'columns': {'\1': NAME}}}",
+    ),
     (r"another --run-dir", "another dir"),
     (r"in --run-dir", "in dir"),
     (r"--run-dir", "dir"),

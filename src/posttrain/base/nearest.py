@@ -29,7 +29,7 @@ ELSEWHERE = {
     "num_iterations": "steps.epochs",
     "num_ppo_epochs": "steps.epochs",
     "num_mini_batches": "steps.minibatches",
-    "gradient_accumulation_steps": "steps.microbatch_tokens",
+    "gradient_accumulation_steps": "batch.batch_size (a whole step; microbatches: steps.microbatch_tokens)",
     "micro_batch_size_per_gpu": "steps.microbatch_tokens",
     "per_device_train_batch_size": "batch.batch_size, or rollout.groups",
     "train_batch_size": "batch.batch_size, or rollout.groups",
@@ -161,6 +161,18 @@ ELSEWHERE = {
 """What TRL, verl and peft call things, and the keys of a recipe."""
 
 
+NOWHERE = {
+    "logging_steps": "leave it out: every update is logged",
+    "packing": "leave it out: rows are always packed",
+    "padding_free": "leave it out: rows are always packed",
+    "assistant_only_loss": "leave it out: only answers are learnt from, always",
+    "completion_only_loss": "leave it out: only answers are learnt from, always",
+    "lora_dropout": "leave it out: adapters have no dropout",
+    "bias": "leave it out: biases are not trained beside an adapter",
+}
+"""What other trainers have a key for, and there is none here."""
+
+
 def elsewhere(name: str, known: Container[str] = ()) -> str:
     """What a name of another trainer is called in a recipe, or among these keys; empty if it is none.
 
@@ -170,6 +182,8 @@ def elsewhere(name: str, known: Container[str] = ()) -> str:
     ('it is rollout.group_size here', "did you mean 'lr'?", '')
     """
     ends = [name.split(".", n)[-1] for n in range(name.count(".") + 1)]
+    if nowhere := next((NOWHERE[end] for end in ends if end in NOWHERE), ""):
+        return nowhere
     found = next((ELSEWHERE[end] for end in ends if end in ELSEWHERE), "")
     key = found.rpartition(".")[2]
     if key in known:

@@ -105,7 +105,8 @@ def method(named: Named = "grpo", /, **options: Any) -> Line:
     made, apart = _chosen(named, options)
     if foreign := _strange(made, options):
         reads = f"it reads {', '.join(sorted(readable(made))) or 'no options'}"
-        hints = "; ".join(filter(None, foreign.values()))
+        several = len(foreign) > 1
+        hints = "; ".join(f"{k!r}: {hint}" if several else hint for k, hint in foreign.items() if hint)
         # What a choice needs may be near in name and of no use, so all that it could be is there too.
         mend = f"{hints}; {reads}" if hints else reads
         what = f"{label(named)} does not read {', '.join(map(repr, foreign))}"

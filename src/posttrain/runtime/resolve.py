@@ -66,6 +66,8 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
             task.tools.require()
         if task.agent:
             task.agent.check()
+        for function in recipe.verifier.function:
+            function.check_all(train)
         if judge := recipe.judge():
             judge.require()
             r = recipe.rollout

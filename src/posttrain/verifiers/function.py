@@ -82,6 +82,14 @@ class Function(Verifier):
         refuse_memory(self.function, "give the function again, or put it into a file and name that")
         return _parameters(self.function)
 
+    def check_all(self, tasks: Sequence[Task]) -> None:
+        """UserError if the function needs answers, and no task has one: the column has another name."""
+        if tasks and "answer" in self._wanted.required and all(task.answer is None for task in tasks):
+            there, own = ", ".join(map(repr, tasks[0].fields)), self.function.removeprefix(MEMORY)
+            what = f"{own} wants 'answer', and no task has one: there is {there or 'nothing else'}"
+            mend = "say in [task.data.columns] which column is the answer, or give the parameter a default"
+            raise UserError(what, where=tasks[0].source, mend=mend)
+
     def require(self) -> None:
         """UserError if the function is not here."""
         _ = self._wanted
