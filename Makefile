@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# One more than there are cores: tests that wait for deadlines and for killed processes leave a core free.
+WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: setup demo test check test-ray test-vllm test-verifiers test-openenv style lint docs bench clean
 
@@ -27,7 +29,7 @@ lint: style
 # The tests check the layers and the generated parts too: test_the_layers_hold, test_no_generated_part_is_stale.
 # Files go out in their order: by their number of tests, the few long ones would be left to one core at the end.
 test: style
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # What a contributor asks after each change, in three minutes on two cores: linters, types, and the tests of the
 # mathematics, the methods, recipes, pages and layers, and of whole runs from Python. Nothing of them is drawn by chance.

@@ -22,7 +22,7 @@ class Rollout:
     "file.py:function" of yours, from a group's episodes to whether to keep it. New tasks are drawn for groups
     that are dropped."""
     max_rounds: int = 4
-    """How often new tasks are drawn before an update goes on with the groups it has."""
+    """Rounds of sampling in an update, the first included, before it goes on with the groups it has."""
     replay: int = 0
     """Groups of earlier updates that each update is trained on again, besides its own."""
     replay_lag: int = 4
