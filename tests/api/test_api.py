@@ -830,7 +830,9 @@ def test_other_data_evaluate_a_run_whose_own_are_not_here(model):
     path = posttrain.train(model, data=data, reward="number", updates=1, dir="run", show="none", **SMALL).path
     assert posttrain.load(path).evaluate(data=SUMS[:3])["eval/length"] > 0
     with pytest.raises(posttrain.UserError, match=r"optim.*lr was 1e-06 and is 0.5; resume with"):
-        posttrain.train(model, data=data, reward="number", updates=1, dir=path, resume=True, lr=0.5, **SMALL)
+        posttrain.train(model, data=data, reward="number", updates=2, dir=path, resume=True, lr=0.5, **SMALL)
+    with pytest.raises(posttrain.UserError, match=r"run: .*: seed was 0 and is 5; resume with"):
+        posttrain.train(model, data=data, reward="number", updates=2, dir=path, resume=True, seed=5, **SMALL)
 
 
 @pytest.mark.parametrize(

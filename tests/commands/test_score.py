@@ -72,7 +72,7 @@ def test_after_a_kill_it_goes_on_where_it_was(
     records = [{"prompt": f"{n}+1=", "chosen": "2", "rejected": "30"} for n in range(100)]
     many.write_text("".join(json.dumps(record) + "\n" for record in records))
     command = ("score", tiny, many, "--reference", make_model(seed=5), "--json")
-    calls, asks = [], forward.scored
+    calls, asks = [], forward.score_batch
 
     def counted(*args: Any) -> Any:
         if len(calls) == killed:
@@ -82,7 +82,7 @@ def test_after_a_kill_it_goes_on_where_it_was(
 
     whole = run_cli(*command)
     assert (whole.code, len(whole.out.splitlines())) == (0, 200), whole.err
-    monkeypatch.setattr(forward, "scored", counted)
+    monkeypatch.setattr(forward, "score_batch", counted)
     assert run_cli(*command).code != 0
     before, killed = sum(calls), -1
     again = run_cli(*command)

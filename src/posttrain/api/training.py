@@ -248,6 +248,7 @@ def _run_to_end(
 def check_same(now: Recipe, before: Recipe, file: Path) -> None:
     """UserError if a run is resumed with a recipe that would not have made it; `file` holds what did."""
     if name := otherwise(now, before, longer=True):
+        now = _like(now, before, longer=True)
         one, other = (getattr(each, name, getattr(each, f"{name}_", None)) for each in (now, before))
         again = "give what it was started with" if MEMORY in f"{other}" else f"resume with {file}"
         what = f"[{name}] is not what the run was started with{_difference(one, other)}"
@@ -256,15 +257,13 @@ def check_same(now: Recipe, before: Recipe, file: Path) -> None:
 
 def _difference(now: Any, before: Any) -> str:
     """The first key in which two tables differ, and what it was, where that is short."""
-    if not is_dataclass(before) or type(now) is not type(before):
-        return ""
-    key, was, is_now = next(
-        (f.name, old, new)
-        for f in fields(before)
-        if (old := getattr(before, f.name)) != (new := getattr(now, f.name))
-    )
-    short = len(f"{was!r}{is_now!r}") <= 80
-    return f": {key_of(key)} was {was!r} and is {is_now!r}" if short else f": {key_of(key)} differs"
+    names = [f.name for f in fields(before)] if is_dataclass(before) and type(now) is type(before) else []
+    for name in names:
+        was, is_now = getattr(before, name), getattr(now, name)
+        if was != is_now:
+            short = len(f"{was!r}{is_now!r}") <= 80
+            return f": {key_of(name)} " + (f"was {was!r} and is {is_now!r}" if short else "differs")
+    return ""
 
 
 def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
@@ -272,10 +271,14 @@ def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
 
     `longer`: it may have another number of updates.
     """
-    same = replace(now, **{name: getattr(before, name) for name in MAY_DIFFER})
-    if longer:
-        same = replace(same, run=replace(same.run, updates=before.run.updates))
+    same = _like(now, before, longer=longer)
     return next((key_of(n) for n in vars(before) if getattr(same, n) != getattr(before, n)), "")
+
+
+def _like(now: Recipe, before: Recipe, *, longer: bool) -> Recipe:
+    """The recipe with what may differ as it was."""
+    same = replace(now, **{name: getattr(before, name) for name in MAY_DIFFER})
+    return replace(same, run=replace(same.run, updates=before.run.updates)) if longer else same
 
 
 def print_plan(chosen: build.Plan) -> None:

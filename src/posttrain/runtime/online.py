@@ -216,7 +216,7 @@ class OnlineRun:
         if self._told:
             self._told()
         self._told = self._made = None
-        self._groups = Groups()
+        self._groups, self._everyone = Groups(), []
 
     def flight(self) -> Mapping[str, Any]:
         """What samplers have in hand; all samples are then written."""
