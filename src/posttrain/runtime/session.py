@@ -25,6 +25,8 @@ from posttrain.runtime.record.tables import Groups, Metrics, check_groups
 from posttrain.runtime.record.track import METRICS
 from posttrain.types import Batch, RunError
 
+_STEPS = ("update()", "optim_step()", "forward_backward()")
+
 
 def _due(every: int, update: int) -> bool:
     return bool(every) and update % every == 0
@@ -320,11 +322,7 @@ class Session:
         try:
             yield
         except Exception as error:
-            if what in (
-                "update()",
-                "optim_step()",
-                "forward_backward()",
-            ):  # nothing of a step that failed is left
+            if what in _STEPS:  # nothing of one that failed is left
                 if self._gradients:
                     error.add_note("the gradients that were added are given up")
                 self._cut, self._gradients = "", False
