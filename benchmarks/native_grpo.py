@@ -29,7 +29,7 @@ from posttrain.learner.optim import Optim
 from posttrain.methods.build import build
 from posttrain.models.pretrained import load_model, load_tokenizer
 from posttrain.runtime.weight_sync import Publisher
-from posttrain.samplers.snapshots import take
+from posttrain.samplers.snapshots import load_snapshot
 from posttrain.types import Batch, Request, Sampling, Trajectory
 
 PROMPTS, SAMPLES, NEW = 8, 8, 32
@@ -65,7 +65,7 @@ def main() -> None:
     tasks = addition_tasks("train", PROMPTS * options.steps, options.seed)
     canary = speaks.render(chat(tasks[0].question))[-24:]
     publisher = Publisher(learner, canary)
-    take(engine, publisher.snapshot(0))
+    load_snapshot(engine, publisher.snapshot(0))
     steps: list[dict[str, Any]] = []
     begin = time.perf_counter()
     for n in range(options.steps):
@@ -133,7 +133,7 @@ def one_step(
         before = resident_mib()
     update = learner.update(Batch.of(rows, group))
     peak = peak_resident_mib() if options.memory else 0.0
-    take(engine, publisher.snapshot(n + 1))
+    load_snapshot(engine, publisher.snapshot(n + 1))
     ended = time.perf_counter()
     out = {
         "seconds": ended - begin,

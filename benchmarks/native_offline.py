@@ -43,7 +43,7 @@ from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
 from posttrain.recipe.recipe import Checkpoints, Model, Recipe, Run, TaskChoice
 from posttrain.recipe.settings import Dataset
-from posttrain.runtime.build import Plan, parts_of, plan
+from posttrain.runtime.build import Plan, build_session_parts, plan
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.session import Session
 from posttrain.runtime.tasks.stream import Stream
@@ -78,7 +78,7 @@ def main() -> None:
         meter = Meter(resident_mib(), options.steps, groups, batch_size(options))
         with contextlib.suppress(MeasuredError):
             directory, how = RunDir(run_dir, resume=False), {"resume": False, "config": {}}
-            Session(parts_of(chosen, directory, show=meter, say=print, **how)).finish()
+            Session(build_session_parts(chosen, directory, show=meter, say=print, **how)).finish()
     timed = meter.steps[WARM_UP:]
     seconds = sum(s["seconds"] for s in timed)
     # In SFT there is no reference, and nothing is added.

@@ -18,7 +18,7 @@ from pathlib import Path
 from posttrain.envs.tasks.propositional import Propositional, propositional
 from posttrain.report import write
 from posttrain.search.choice import SearchChoice
-from posttrain.search.moves.coq import CoqSteps
+from posttrain.search.moves.coq import CoqTransitions
 from posttrain.search.protocol import Apply, Budget, Move, Propose, State
 from posttrain.search.record import record
 from posttrain.search.strategies.best_first import best_first, best_of_n
@@ -66,7 +66,7 @@ def says(question: Propose, seed: int, repeats: bool) -> list[Move]:
     return [Move(text, chance) for text in drawn[question.first :][: question.count]]
 
 
-def run(search: Search, steps: CoqSteps, says: Callable[[Propose], list[Move]]) -> Tree:
+def run(search: Search, steps: CoqTransitions, says: Callable[[Propose], list[Move]]) -> Tree:
     """The tree of a search, under a policy that says so."""
     try:
         questions = next(search)
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--judge", action="store_true", help="Have each proof judged too.")
     parser.add_argument("--out", type=Path, help="A new directory for a report of the last number of parts.")
     given = parser.parse_args()
-    steps, judge = CoqSteps(), Coq()
+    steps, judge = CoqTransitions(), Coq()
     budgets = [given.moves // 4, given.moves // 2, given.moves]
     for parts in map(int, given.parts.split(",")):
         tasks = conjunctions(parts, given.tasks)

@@ -24,7 +24,7 @@ from math import log
 from parts import run
 
 from posttrain.envs.tasks.peano import Peano, peano
-from posttrain.search.moves.coq import CoqSteps
+from posttrain.search.moves.coq import CoqTransitions
 from posttrain.search.protocol import Budget, Move, Propose, State
 from posttrain.search.strategies.best_first import best_first
 from posttrain.search.strategies.hypertree import hypertree
@@ -51,7 +51,7 @@ ARMS: dict[str, tuple[Callable[..., Search], tuple[str, ...]]] = {
 }
 
 
-def theorems(count: int, steps: CoqSteps, moves: int) -> list[Task]:
+def theorems(count: int, steps: CoqTransitions, moves: int) -> list[Task]:
     """Equations that are proved with a known lemma for a premise, and not without, in so many moves."""
     found = list[Task]()
     for task in peano("held_out", Peano(low=2, high=3, computed=False, held_out=300)):
@@ -68,7 +68,7 @@ def theorems(count: int, steps: CoqSteps, moves: int) -> list[Task]:
     return found
 
 
-def _proved(task: Task, steps: CoqSteps, moves: int) -> bool:
+def _proved(task: Task, steps: CoqTransitions, moves: int) -> bool:
     [root] = steps.begin([task])
     assert isinstance(root, State)
     return (
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--moves", type=int, default=512)
     parser.add_argument("--judge", action="store_true", help="Have each proof judged too.")
     given = parser.parse_args()
-    steps, judge = CoqSteps(sketches=True), Coq()
+    steps, judge = CoqTransitions(sketches=True), Coq()
     tasks = theorems(given.tasks, steps, given.moves // 8)
     budgets = [given.moves // 8, given.moves // 4, given.moves // 2, given.moves]
     for name in given.arms.split(","):

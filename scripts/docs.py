@@ -40,7 +40,7 @@ from posttrain.methods.imitation import ExpertIteration, Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
-from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
+from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
 from posttrain.recipe.recipe import OFFLINE_ONLY, ONLINE_ONLY, WHERE_NEEDED, Recipe
 from posttrain.report import glossary
 from posttrain.report.alarms import RULES
@@ -178,7 +178,7 @@ READERS: Mapping[type, str] = {
     ExpertIteration: "expert iteration",
     Preference: "methods of pairs of answers",
     Unpaired: "`kto`",
-    Comparison: "reward models of comparisons",
+    PairwiseReward: "reward models of comparisons",
 }
 """Who reads a number that is not every policy gradient's."""
 
@@ -367,8 +367,8 @@ def _several(line: table.Line) -> str:
         "truncated": "weight bounded",
         "soft_gated": "fades",
     }
-    bounded = "clipped by token" if _and_advantage(method) else ""
-    return bounded or held.get(function_of(method.surrogate).__name__, "clipped")
+    with_companion_models = "clipped by token" if _and_advantage(method) else ""
+    return with_companion_models or held.get(function_of(method.surrogate).__name__, "clipped")
 
 
 def commands() -> str:
@@ -790,7 +790,7 @@ def _equations_of_prospect(method: Unpaired) -> list[str]:
     ]
 
 
-def _equations_of_comparison(method: Comparison) -> list[str]:
+def _equations_of_comparison(method: PairwiseReward) -> list[str]:
     """From the head's numbers to margins and losses."""
     less = f" - {method.margin:g} (R_w - R_l)" if method.margin else ""
     lines = ["s = the head's number behind the last token of an answer"]
@@ -801,13 +801,13 @@ def _equations_of_comparison(method: Comparison) -> list[str]:
     return [*lines, "loss of a group = the mean over its pairs"]
 
 
-def _equations_of_ranking(method: Ranked) -> list[str]:
+def _equations_of_ranking(method: ListwiseReward) -> list[str]:
     """The likelihood of an order."""
     lines = ["s = the head's number behind the last token of an answer"]
     return [*lines, *_formula("loss", reward.plackett_luce, "s, R, answers of the group")]
 
 
-def _equations_of_items(method: Pointwise) -> list[str]:
+def _equations_of_items(method: PointwiseReward) -> list[str]:
     """Numbers beside labels."""
     mark = "each judged step" if method == table.PROCESS_REWARD else "the last token of an answer"
     return [f"s = the head's number behind {mark}", *_formula("loss", method.item_loss, "s, R")]
@@ -832,9 +832,9 @@ _EQUATIONS: Mapping[type, Callable[[Any], list[str]]] = {
     ExpertIteration: _equations_of_imitation,
     Preference: _equations_of_pairs,
     Unpaired: _equations_of_prospect,
-    Comparison: _equations_of_comparison,
-    Ranked: _equations_of_ranking,
-    Pointwise: _equations_of_items,
+    PairwiseReward: _equations_of_comparison,
+    ListwiseReward: _equations_of_ranking,
+    PointwiseReward: _equations_of_items,
 }
 
 
@@ -896,7 +896,7 @@ _NEXT: Mapping[str, list[str]] = {
 
 def _weighs(method: Any) -> str:
     """The weights of a step's losses."""
-    if isinstance(method, Preference | Comparison | Ranked):
+    if isinstance(method, Preference | PairwiseReward | ListwiseReward):
         return "weight = per_group(mask of the whole step, group), and 0 on answers that are in no pair"
     if isinstance(method, Unpaired):
         return "weight = per_sequence(mask of the whole step without its probes)"
@@ -954,7 +954,7 @@ def _prepared(method: Any) -> list[str]:
 def _losses(line: table.Line) -> list[str]:
     """What a microbatch computes."""
     method: Any = line.method
-    if isinstance(method, Comparison | Ranked | Pointwise):
+    if isinstance(method, PairwiseReward | ListwiseReward | PointwiseReward):
         return _losses_of_a_head(line)
     both = "logp, V" if "value" in method.needs else "logp"
     seen = "log π(y_t | y_<t), V(y_<t)" if "value" in method.needs else "log π(y_t | y_<t)"
@@ -1002,9 +1002,9 @@ def _losses_of_a_head(line: table.Line) -> list[str]:
     method: Any = line.method
     mark = "each judged step" if line.learns == "steps" else "the last token of each answer"
     lines = [f"s = the head's number behind {mark}"]
-    if isinstance(method, Pointwise):
+    if isinstance(method, PointwiseReward):
         return [*lines, f"loss = {function_of(method.item_loss).__name__}(s, R)"]
-    if isinstance(method, Ranked):
+    if isinstance(method, ListwiseReward):
         return [*lines, "loss = plackett_luce(s, R) of each group"]
     less = " - margin · (R_w - R_l)" if method.margin else ""
     lines.append(f"h = s_w - s_l{less} of each pair of a group: R_w > R_l")
@@ -1076,7 +1076,7 @@ def sources(name: str) -> str:
 
 _BESIDE: Mapping[type, list[tuple[str, Callable[..., Any]]]] = {
     Unpaired: [(_label(f), f) for f in (preference.prospect, preference.log_ratio)],
-    Ranked: [(_label(reward.plackett_luce), reward.plackett_luce)],
+    ListwiseReward: [(_label(reward.plackett_luce), reward.plackett_luce)],
 }
 """Functions that a method calls without a choice."""
 

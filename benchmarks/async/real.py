@@ -22,13 +22,13 @@ from posttrain.models.fingerprint import digest
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe
-from posttrain.runtime.policy import bounded, surroundings, weights_of
-from posttrain.runtime.sampling import Made, engine_of
+from posttrain.runtime.model_info import load_weights, read_model_info, with_companion_models
+from posttrain.runtime.sampling import WorkerFactory, build_native_engine
 from posttrain.runtime.weight_sync import TOLERANCE
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import GroupRequest
 from posttrain.samplers.remote import ProcessChannel
-from posttrain.samplers.snapshots import Arenas, Snapshot, incarnation, take
+from posttrain.samplers.snapshots import SharedMemoryStore, Snapshot, incarnation, load_snapshot
 from posttrain.types import Sampling, Task
 
 DEMO = Path(__file__).parents[2] / "recipes" / "arithmetic_grpo.toml"
@@ -48,9 +48,9 @@ def main() -> None:
     configure(1)
     sets = [f"model.path={options.model}", "run.threads=1", "rollout.group_size=8"]
     recipe = config.read(DEMO, sets).recipe
-    policy = bounded(recipe, surroundings(recipe, silent), silent)
-    engine, store = engine_of(recipe, policy), Arenas()
-    learnt = [(name, tensor.detach()) for name, tensor in weights_of(recipe, policy).named_parameters()]
+    policy = with_companion_models(recipe, read_model_info(recipe, silent), silent)
+    engine, store = build_native_engine(recipe, policy), SharedMemoryStore()
+    learnt = [(name, tensor.detach()) for name, tensor in load_weights(recipe, policy).named_parameters()]
     try:
         handed(engine, learnt, store, options.repeat)
         lost(recipe, snapshot(engine, learnt, store, 1), options.repeat)
@@ -58,7 +58,7 @@ def main() -> None:
         store.close()
 
 
-def snapshot(engine: NativeEngine, learnt: Weights, store: Arenas, version: int) -> Snapshot:
+def snapshot(engine: NativeEngine, learnt: Weights, store: SharedMemoryStore, version: int) -> Snapshot:
     """These weights as a published version; the engine holds them."""
     store.retain(set())
     return Snapshot(
@@ -71,7 +71,7 @@ def snapshot(engine: NativeEngine, learnt: Weights, store: Arenas, version: int)
     )
 
 
-def handed(engine: NativeEngine, learnt: Weights, store: Arenas, repeat: int) -> None:
+def handed(engine: NativeEngine, learnt: Weights, store: SharedMemoryStore, repeat: int) -> None:
     """Prints the parts of a weight sync."""
     found: dict[str, list[float]] = {}
 
@@ -91,7 +91,7 @@ def handed(engine: NativeEngine, learnt: Weights, store: Arenas, repeat: int) ->
         store.retain(set())
         published = snapshot(engine, learnt, store, version + 1000)
         begin = time.perf_counter()
-        take(engine, published)
+        load_snapshot(engine, published)
         timed("take: digest, load and canary", begin)
     size = store.bytes // (2 * (repeat + 1))
     print(
@@ -117,12 +117,12 @@ def lost(recipe: Recipe, published: Snapshot, repeat: int) -> None:
     with tempfile.TemporaryDirectory() as logs:
 
         def start(number: int) -> ProcessChannel:
-            return ProcessChannel(Made(recipe, 1), Path(logs) / f"{number}.log")
+            return ProcessChannel(WorkerFactory(recipe, 1), Path(logs) / f"{number}.log")
 
         pool = SamplerPool(start, 1, max_restarts=repeat)
         try:
             pool.publish(published)
-            while pool.live < 1:
+            while pool.oldest_version < 1:
                 pool.poll(0.05)
             for n in range(repeat):
                 pool.admit(
@@ -139,7 +139,7 @@ def lost(recipe: Recipe, published: Snapshot, repeat: int) -> None:
                 while pool.restarted == n:
                     left -= {each.number for each in pool.poll(0.01)}
                 found["noticed"].append(time.perf_counter() - begin)
-                while pool.live < 1:
+                while pool.oldest_version < 1:
                     pool.poll(0.01)
                 found["weights proven"].append(time.perf_counter() - begin)
                 while not (done := {each.number for each in pool.poll(0.01)} & left):

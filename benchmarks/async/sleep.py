@@ -30,8 +30,11 @@ import torch
 
 from posttrain.base.chat import Chat
 from posttrain.learner.learner import Learner, Update
+from posttrain.learner.ranks import ALONE
+from posttrain.methods.table import METHODS
 from posttrain.models.fingerprint import Named, digest
 from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
 from posttrain.runtime.loop import Parts
 from posttrain.runtime.online import OnlineRun
@@ -39,13 +42,13 @@ from posttrain.runtime.record.journal import Journal, Progress
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.track import Track
 from posttrain.runtime.session import Session
-from posttrain.runtime.tasks.replay import Replay
+from posttrain.runtime.tasks.replay_buffer import ReplayBuffer
 from posttrain.runtime.tasks.stream import Stream, dice
 from posttrain.runtime.weight_sync import Publisher
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.remote import ProcessChannel
 from posttrain.samplers.rollouts import Rollouts
-from posttrain.samplers.snapshots import Arenas
+from posttrain.samplers.snapshots import SharedMemoryStore
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.types import Batch, Completion, Request, Sampling, Task
 from posttrain.verifiers.answers import Number
@@ -143,7 +146,7 @@ class SleepLearner:
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.update_count, self.step_count = seconds, 0, 0
-        self.compute_dtype = torch.float32
+        self.compute_dtype, self.ranks, self.method = torch.float32, ALONE, METHODS["reinforce"].method
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """4 MB that change with every update."""
@@ -181,7 +184,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Made:
+class WorkerFactory:
     """Makes a worker in its process."""
 
     ahead: Asynchrony
@@ -203,7 +206,7 @@ def measured(ahead: Asynchrony, updates: int, groups: int = GROUPS) -> dict[str,
     with tempfile.TemporaryDirectory() as place:
         path = Path(place)
         run_dir = RunDir(path / "run", resume=False)
-        publisher = Publisher(learner, [0, 1, 2, 3], Arenas())
+        publisher = Publisher(learner, [0, 1, 2, 3], SharedMemoryStore())
         sampler = SamplerPool(partial(started, ahead, path), ahead.samplers)
         try:
             loop = OnlineRun(
@@ -222,9 +225,9 @@ def measured(ahead: Asynchrony, updates: int, groups: int = GROUPS) -> dict[str,
                 journal=Journal(cast(Track, lines), Progress(), lambda kind, data: None),
                 pieces=lambda tokens: [""] * len(tokens),
                 updates=updates,
-                replay=Replay(max_lag=1, seed=0),
+                replay=ReplayBuffer(max_lag=1, seed=0),
                 tasks=len(tasks),
-                recorded=1,
+                record=SampleLog(tokens=1),
             )
             parts = Parts(loop=loop, run_dir=run_dir, state=dict, checkpoint=lambda state, flight: path)
             with run_dir.recording(), Session(parts) as session:
@@ -241,7 +244,7 @@ def measured(ahead: Asynchrony, updates: int, groups: int = GROUPS) -> dict[str,
 
 def started(ahead: Asynchrony, logs: Path, number: int) -> ProcessChannel:
     """A sampler's process."""
-    return ProcessChannel(Made(ahead), logs / f"{number}.log")
+    return ProcessChannel(WorkerFactory(ahead), logs / f"{number}.log")
 
 
 def scaling(samplers: list[int], updates: int) -> None:

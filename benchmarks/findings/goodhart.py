@@ -31,6 +31,7 @@ from tiny import (
     Table,
     Trainee,
     answered,
+    build_reference_scores,
     drawn_pairs,
     frontier,
     gold_of,
@@ -39,7 +40,6 @@ from tiny import (
     likelihoods,
     mean_of,
     question,
-    reference_of,
 )
 from transformers import LlamaForCausalLM
 
@@ -110,7 +110,7 @@ def over(numbers: list[dict[str, float]]) -> str:
 
 def run(seed: int) -> dict[str, Any]:
     """Everything that one seed comes to."""
-    model, gold = reference_of(seed), gold_of(seed)
+    model, gold = build_reference_scores(seed), gold_of(seed)
     logp_ref, chance = likelihoods(model), torch.Generator().manual_seed(4000 + seed)
     pairs, fresh = drawn_pairs(logp_ref, PAIRS, chance), drawn_pairs(logp_ref, FRESH, chance)
     fresh = fresh.turned(fresh.gap(gold) < 0)

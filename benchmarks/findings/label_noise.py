@@ -21,13 +21,13 @@ from tiny import (
     Pairs,
     Table,
     Trainee,
+    build_reference_scores,
     drawn_pairs,
     frontier,
     gold_of,
     kl_of,
     likelihoods,
     mean_of,
-    reference_of,
 )
 
 from posttrain.base.process import configure
@@ -102,7 +102,7 @@ def runs_of(seed: int, out: Path) -> None:
     missing = [case for case in CASES if not (out / f"{case.name}-{seed}.json").exists()]
     if not missing:
         return
-    model, gold = reference_of(seed), gold_of(seed)
+    model, gold = build_reference_scores(seed), gold_of(seed)
     logp_ref, chance = likelihoods(model), torch.Generator().manual_seed(3000 + seed)
     pairs, fresh = drawn_pairs(logp_ref, PAIRS, chance), drawn_pairs(logp_ref, FRESH, chance)
     pairs, fresh = pairs.turned(pairs.gap(gold) < 0), fresh.turned(fresh.gap(gold) < 0)

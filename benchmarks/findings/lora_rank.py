@@ -164,7 +164,7 @@ def questions(seed: int, out: Path) -> Path:
     return file
 
 
-def measured(recipe: config.Read, place: Path) -> dict[str, float]:
+def measured(recipe: config.LoadedRecipe, place: Path) -> dict[str, float]:
     """How often the trained model is right, and how its adapted matrices moved, in how many directions."""
     last = newest(place)
     update = compare(last, recipe.recipe, Path(recipe.recipe.model.path), None)

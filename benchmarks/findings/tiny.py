@@ -159,7 +159,7 @@ class Trainee:
             self.step(batch.rows((part[:, None] * size + torch.arange(size)).flatten()))
 
 
-def reference_of(seed: int) -> LlamaForCausalLM:
+def build_reference_scores(seed: int) -> LlamaForCausalLM:
     """A model that SFT taught to answer with letters of each question's own mixture, at any length."""
     draw, rows = torch.Generator().manual_seed(2000 + seed), []
     mixture = torch.randn(QUESTIONS, LETTERS, generator=draw).softmax(-1)

@@ -20,6 +20,8 @@ from typer.core import TyperCommand, TyperGroup
 from posttrain import __main__
 from posttrain.errors import RunError, UserError
 
+PATHS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
+"""What the system refuses of a path that somebody named."""
 COMMANDS = {
     "new": ("api.new:new", "Makes a small Llama with random weights, and a tokenizer learnt from text."),
     "pipeline": (
@@ -202,6 +204,9 @@ def _told(error: Exception) -> int:
         return 2 if isinstance(error, UserError) else 1
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         _say(f"a name is too long: {str(error.filename)[:60]}...")
+        return 2
+    if isinstance(error, OSError) and error.errno in PATHS and error.filename is not None:
+        _say(f"{error.filename}: {error.strerror}")
         return 2
     first = next(iter(str(error).strip().splitlines()), "")
     try:

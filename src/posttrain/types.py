@@ -144,8 +144,9 @@ class Sampling:
             raise ValueError(f"min_p must lie in [0, 1], not {self.min_p}")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens}")
-        if any(not s for s in self.stop):
-            raise ValueError("a stop string must not be empty")
+        stop: Any = self.stop
+        if isinstance(stop, str) or not all(stop):
+            raise ValueError(f"stop is a list of texts, none of them empty, not {stop!r}")
 
     @property
     def greedy(self) -> bool:
@@ -344,7 +345,7 @@ class Episode:
         return sum(sum(row.sampled) for row in self.trajectories)
 
     @property
-    def said(self) -> int:
+    def response_hash(self) -> int:
         """The same number for equal choices of the policy, and, but for chance, for no others."""
         return hash(tuple(t for row in self.trajectories for t in compress(row.tokens, row.sampled)))
 
@@ -358,16 +359,16 @@ class Episode:
         """The numbers of its search."""
         return {name: value for name, value in self.search.items() if isinstance(value, int | float)}
 
-    def seen(self) -> "Seen":
+    def summary(self) -> "EpisodeSummary":
         """What others need to know of it."""
         why = self.verdict.reason if self.verdict.failed else ""
         verdict = replace(self.verdict, progress=(), reason=why)
-        return Seen(
+        return EpisodeSummary(
             task=Task(id=self.task.id, messages=()),
             verdict=verdict,
             reward=self.reward,
             length=self.length,
-            said=self.said,
+            response_hash=self.response_hash,
             versions=dict(self.versions),
             stop=self.stop,
             spent=self.spent,
@@ -376,7 +377,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class EpisodeSummary:
     """An episode without its tokens: what metrics and decisions of the whole run read, on any rank."""
 
     task: Task
@@ -384,7 +385,7 @@ class Seen:
     verdict: Verdict
     reward: float
     length: int
-    said: int
+    response_hash: int
     versions: Mapping[int, int]
     stop: str
     spent: Mapping[str, float] = field(default_factory=dict)
@@ -392,7 +393,7 @@ class Seen:
     seat: int = 0
 
 
-Played = Episode | Seen
+AnyEpisode = Episode | EpisodeSummary
 """What metrics are of: an episode of this process, or what another rank says of one."""
 
 

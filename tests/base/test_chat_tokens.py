@@ -257,7 +257,7 @@ def test_plain_text_of_several_turns_is_one_text_however_it_comes_about(tokenize
     played = chat.render(said[:2]) + chat.spell("3") + [tokenizer.eos_token_id]
     played = chat.extend(played, said[3:5])
     assert played == learnt[len(chat.render(said[:2])) + 2 : -2]
-    assert [tokenizer.decode(tokens) for tokens in chat.judged(said[:5], ["8"])] == [text]
+    assert [tokenizer.decode(tokens) for tokens in chat.render_for_judge(said[:5], ["8"])] == [text]
     assert tokenizer.apply_chat_template(said, chat_template=plain.TEMPLATE, tokenize=False) == text
 
 
@@ -385,10 +385,10 @@ def test_a_conversation_takes_one_text_a_turn_and_one_for_its_beginning(tokenize
     assert len(texts) == 1 + 4
     assert max(map(len, texts)) == 3, "no text but the prompt's grows with the conversation"
     texts.clear()
-    chat.answered(said[:-1], ["a", "b", "c"])
+    chat.render_answers(said[:-1], ["a", "b", "c"])
     assert len(texts) == 1 + 3
     texts.clear()
-    chat.judged(said[:-1], ["a", "b", "c"])
+    chat.render_for_judge(said[:-1], ["a", "b", "c"])
     assert len(texts) == 1
 
 
@@ -401,7 +401,7 @@ def test_a_message_that_the_template_leaves_out_is_never_lost(tokenizer):
         lambda: chat.render([*USER[:1], tool]),
         lambda: chat.extend([], [tool]),
         lambda: chat.render_supervised([USER[0], SPOKEN[2], tool, SPOKEN[4]]),
-        lambda: chat.judged([USER[0], tool], ["a"]),
+        lambda: chat.render_for_judge([USER[0], tool], ["a"]),
     ):
         with pytest.raises(UserError, match="leaves out or alters what the tool says"):
             call()

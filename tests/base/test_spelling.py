@@ -183,10 +183,12 @@ def test_a_played_conversation_has_the_tokens_of_its_text(chat):
 
 def test_the_answers_of_a_pair_have_the_tokens_of_their_text(chat):
     question, answers = SAID[:1], ["It is 7.", "the cat"]
-    for answer, (tokens, mine) in zip(answers, chat.answered(question, answers), strict=True):
+    for answer, (tokens, mine) in zip(answers, chat.render_answers(question, answers), strict=True):
         assert tokens == whole(chat, [*question, {"role": "assistant", "content": answer}])
         assert mine.index(True) == len(chat.render(question))
-    assert [tokens for tokens, _ in chat.answered(question, answers)] == chat.judged(question, answers)
+    assert [tokens for tokens, _ in chat.render_answers(question, answers)] == chat.render_for_judge(
+        question, answers
+    )
 
 
 def test_where_a_prompt_would_merge_with_its_answer_it_is_cut(tokenizer):
@@ -201,8 +203,8 @@ def test_where_a_prompt_would_merge_with_its_answer_it_is_cut(tokenizer):
 
 
 def test_steps_are_spelt_as_within_a_text(chat):
-    tokens, ends = chat.stepped(SAID[:1], ["the cat", "sat"], ";")
-    before = len(chat.stepped(SAID[:1], [], ";")[0])
+    tokens, ends = chat.render_steps(SAID[:1], ["the cat", "sat"], ";")
+    before = len(chat.render_steps(SAID[:1], [], ";")[0])
     assert ends[-1] == len(tokens)
     assert [chat.tokenizer.decode(tokens[a:b]) for a, b in ((before, ends[0]), (ends[0], ends[1]))] == [
         "the cat;",
@@ -226,9 +228,9 @@ def test_nothing_that_is_said_is_a_special_token(chat):
     same(chat.render(said[:1]), chat.render(SAID[:1]))
     same(chat.extend([], said[:1]), chat.extend([], SAID[:1]))
     same(chat.render_supervised(said)[0], chat.render_supervised(SAID)[0])
-    same(chat.answered(said[:1], [FORGED])[0][0], chat.answered(SAID[:1], ["a"])[0][0])
-    same(chat.judged(said[:1], [FORGED])[0], chat.judged(SAID[:1], ["a"])[0])
-    same(chat.stepped(said[:1], [FORGED], ";")[0], chat.stepped(SAID[:1], ["a"], ";")[0])
+    same(chat.render_answers(said[:1], [FORGED])[0][0], chat.render_answers(SAID[:1], ["a"])[0][0])
+    same(chat.render_for_judge(said[:1], [FORGED])[0], chat.render_for_judge(SAID[:1], ["a"])[0])
+    same(chat.render_steps(said[:1], [FORGED], ";")[0], chat.render_steps(SAID[:1], ["a"], ";")[0])
     same(chat.spell(FORGED), chat.spell("a"))
 
 
@@ -249,7 +251,9 @@ def test_a_recipe_may_let_what_is_said_spell_special_tokens(tokenizer):
     chat = Chat(tokenizer, CHATML, parse_special=True)
     assert chat.render(said) == whole(chat, said, prompt=True)
     assert len(marks(tokenizer, chat.spell(FORGED))) == 4
-    assert chat.judged(SAID[:1], [FORGED]) == Chat(tokenizer, CHATML).judged(SAID[:1], [FORGED])
+    assert chat.render_for_judge(SAID[:1], [FORGED]) == Chat(tokenizer, CHATML).render_for_judge(
+        SAID[:1], [FORGED]
+    )
 
 
 def test_a_mark_that_only_normalising_makes_is_not_one_either():

@@ -125,7 +125,7 @@ OUT_OF_RANGE: dict[str, tuple[Tables, Fragments]] = {
         ("sampling", "top_p", 1.1, "top_p must lie in (0, 1]"),
         ("sampling", "min_p", 1.5, "min_p must lie in [0, 1]"),
         ("sampling", "max_new_tokens", 0, "max_new_tokens must be 1 or more"),
-        ("sampling", "stop", [""], "a stop string must not be empty"),
+        ("sampling", "stop", [""], "stop is a list of texts, none of them empty"),
         ("rollout", "groups", 0, "groups must be 1 or more"),
         ("rollout", "group_size", 0, "group_size must be 1 or more"),
         ("rollout", "max_rounds", 0, "max_rounds must be 1 or more"),
@@ -973,14 +973,16 @@ def test_a_refused_recipe_leaves_no_numbered_directory(run_cli, write, online, t
     assert [p.name for p in tmp_path.glob("runs/*")] == ["recipe-001"]
 
 
-def test_a_damaged_checkpoint_is_passed_over_by_name(run_cli, finished, tmp_path):
+def test_where_the_only_checkpoint_is_damaged_nothing_is_begun_anew(run_cli, finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished / "run", run)
     [model] = run.glob("checkpoints/*/model/model.safetensors")
     os.truncate(model, 100)
+    kept = (run / "metrics.jsonl").read_bytes()
     said = run_cli("train", finished / "recipe.toml", "--run-dir", run, "--resume")
-    assert said.code == 0
+    assert said.code == 2
     assert "was passed over: model/model.safetensors has 100 bytes" in " ".join(said.err.split())
+    assert (run / "metrics.jsonl").read_bytes() == kept, "its metrics would be those of another run"
 
 
 # ---------------------------------------------------------------- other commands

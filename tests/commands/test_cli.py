@@ -260,7 +260,7 @@ def test_methods(run_cli):
 def test_the_tables_of_methods_have_a_whole_line_for_each_within_120_columns(run_cli):
     shown = run_cli("methods").out.splitlines()
     assert max(map(len, shown)) <= 120
-    first, second, titles = itertools.islice(parts_of(shown), 3)
+    first, second, titles = itertools.islice(build_session_parts(shown), 3)
     lines = {line.split()[0]: line for line in (*first[1:], *second[1:])}
     assert {*lines} == {*METHODS}
     assert len(first) + len(second) == 2 + len(METHODS), "a cell was folded"
@@ -273,7 +273,7 @@ def test_the_tables_of_methods_have_a_whole_line_for_each_within_120_columns(run
 
 
 def test_the_table_of_preferences_says_what_is_compared_and_what_it_costs(run_cli):
-    _, second, *_ = parts_of(run_cli("methods").out.splitlines())
+    _, second, *_ = build_session_parts(run_cli("methods").out.splitlines())
     assert second[0].split() == ["method", "learns", "from", "worth", "loss", "beta", "reference"]
     lines = {line.split()[0]: line.split()[1:] for line in second[1:]}
     assert lines["dpo"] == ["rankings", "log_ratio", "logistic(0)", "0.1", "yes"]
@@ -284,7 +284,7 @@ def test_the_table_of_preferences_says_what_is_compared_and_what_it_costs(run_cl
     assert lines["process_reward"] == ["steps", "a", "head", "classification", "-", "-"]
 
 
-def parts_of(lines: list[str]) -> Iterator[list[str]]:
+def build_session_parts(lines: list[str]) -> Iterator[list[str]]:
     """The lines between empty ones."""
     return (list(part) for empty, part in itertools.groupby(lines, lambda line: not line) if not empty)
 

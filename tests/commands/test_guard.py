@@ -1,5 +1,6 @@
 """The way in: whatever happens is one line and an exit code, from the first moment on."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import pytest
 
 from posttrain import cli
 from posttrain.cli import COMMANDS
+from posttrain.commands import doctor
 from posttrain.commands.listing import doctor as listed
-from posttrain.runtime.record import saving
+from posttrain.runtime.record import rundir, saving
+from posttrain.types import UserError
 
 HANGS_S = 600
 
@@ -246,3 +249,62 @@ def test_a_template_that_divides_by_zero(run_cli, online, write) -> None:
     said = run_cli("validate", write(online, {"model": {"chat_template": "{{ 1/0 }}"}}))
     assert said.code == 2
     assert "ZeroDivisionError" in one_line(said.err) or "division by zero" in said.err
+
+
+def test_paths_that_cannot_be_used(run_cli, online, write, tmp_path, able) -> None:
+    (tmp_path / "file").write_text("")
+    recipe, below = write(online), tmp_path / "file" / "x"
+    for words in (
+        ("train", recipe, "--run-dir", below),
+        ("eval", recipe, "--suite", "gsm8k", "--data", able, "--out", below),
+        ("pipeline", recipe, "--dir", below),
+        ("train", below / "recipe.toml"),
+    ):
+        said = run_cli(*words)
+        assert said.code == 2, (words, said.err)
+        one_line(said.err)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOTDIR, errno.EROFS])
+def test_a_path_that_the_system_refuses_is_named(number, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(cli, "traceback", None)  # none is written
+    assert cli._told(OSError(number, os.strerror(number), "/some/where")) == 2
+    assert capsys.readouterr().err == f"error: /some/where: {os.strerror(number)}\n"
+
+
+def test_a_file_system_without_locks_is_said_and_runs_on_it_are_not_at_work(monkeypatch, tmp_path) -> None:
+    (tmp_path / rundir.LOCK).write_text("")
+
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(rundir.fcntl, "flock", none)
+    with pytest.raises(UserError, match="its file system has no locks"):
+        rundir.claim(tmp_path / "run", "wait")
+    assert not rundir.in_use(tmp_path)
+
+
+def test_what_is_kept_is_whole_checkpoints(tmp_path) -> None:
+    for name in ("step_000050", "step_000100.tmp-4242"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert "step_000050 is kept" in rundir.kept(tmp_path)
+    (tmp_path / "checkpoints" / "step_000050").rmdir()
+    assert "no checkpoint was written yet" in rundir.kept(tmp_path)
+
+
+def test_a_machine_that_does_not_say_which_cores_are_ours_is_examined(monkeypatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert any(fact.name == "cores" for fact in doctor.examine())
+
+
+def test_what_earlier_runs_took_of_the_disk_is_not_free(
+    run_cli, online, write, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "other").mkdir(parents=True)
+    (tmp_path / "runs" / "other" / "large").write_bytes(b"0" * (64 << 20))
+    asked = []
+    room = saving.room
+    monkeypatch.setattr(saving, "room", lambda path: asked.append(path) or room(path))
+    assert run_cli("validate", write(online)).code == 0
+    assert [path for path in asked if path.exists()] == []

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.data.corpus import Corpus, Text, bits_per_byte, load_corpus
-from posttrain.data.documents import Held, documents
+from posttrain.data.documents import InMemoryDocuments, documents
 from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import RunError, UserError
 
@@ -48,7 +48,7 @@ texts = st.lists(st.text("ab\nż🐢", min_size=1, max_size=40), min_size=1, max
 @settings(deadline=None, max_examples=100)
 @given(texts=texts, max_length=st.integers(2, 12))
 def test_every_token_is_predicted_exactly_once_in_order(texts, max_length):
-    made = Corpus([Held(texts)], Text(path="-"), encode=by_pairs, eos=EOS, max_length=max_length)
+    made = Corpus([InMemoryDocuments(texts)], Text(path="-"), encode=by_pairs, eos=EOS, max_length=max_length)
     predicted = [t for row in made for t, yes in zip(row.tokens, row.sampled, strict=True) if yes]
     assert predicted == [t for text in texts for t in (*by_pairs(text), EOS)]
     assert made.tokens == len(predicted)
@@ -61,7 +61,7 @@ def test_every_token_is_predicted_exactly_once_in_order(texts, max_length):
 
 
 def test_a_window_begins_with_the_last_token_of_the_one_before():
-    made = Corpus([Held(["abcdefg", "x"])], Text(path="-"), encode=spelt, eos=EOS, max_length=4)
+    made = Corpus([InMemoryDocuments(["abcdefg", "x"])], Text(path="-"), encode=spelt, eos=EOS, max_length=4)
     assert ["".join(map(chr, row.tokens)) for row in made] == ["\0abc", "cdef", "fg\0", "\0x\0"]
     assert [made.utf8_bytes([i]) for i in range(4)] == [3, 3, 1, 1]
     assert made.documents == 2
@@ -69,12 +69,12 @@ def test_a_window_begins_with_the_last_token_of_the_one_before():
 
 def test_a_document_that_just_fits_is_one_row():
     for n in range(1, 12):
-        made = Corpus([Held(["a" * n])], Text(path="-"), encode=spelt, eos=EOS, max_length=6)
+        made = Corpus([InMemoryDocuments(["a" * n])], Text(path="-"), encode=spelt, eos=EOS, max_length=6)
         assert len(made) == math.ceil((n + 1) / 5), n
 
 
 def test_rows_are_a_sequence():
-    made = Corpus([Held(["abcdefg", "x"])], Text(path="-"), encode=spelt, eos=EOS, max_length=4)
+    made = Corpus([InMemoryDocuments(["abcdefg", "x"])], Text(path="-"), encode=spelt, eos=EOS, max_length=4)
     assert made[-1] == made[3] == list(made)[3]
     assert made[1:3] == [made[1], made[2]]
     for i in (4, -5):
@@ -92,7 +92,7 @@ def test_the_same_text_gives_the_same_rows_as_text_and_as_records(tmp_path):
     marked = written(tmp_path / "d.jsonl", b"\xef\xbb\xbf" + lines.read_bytes().replace(b"\n", b"\n\n"))
     array = written(tmp_path / "e.json", json.dumps([{"text": t} for t in texts]))
     zipped = written(tmp_path / "f.jsonl.gz", gzip.compress(lines.read_bytes()))
-    wanted = list(Corpus([Held(texts)], Text(path="-"), encode=spelt, eos=EOS, max_length=8))
+    wanted = list(Corpus([InMemoryDocuments(texts)], Text(path="-"), encode=spelt, eos=EOS, max_length=8))
     for path in (parted, begun, lines, marked, array, zipped):
         assert list(corpus(path)) == wanted, path
         assert list(documents(Text(path=str(path)))) == texts, path
@@ -175,7 +175,7 @@ def test_a_text_that_changes_under_the_run_stops_it(tmp_path):
 def test_bits_per_byte_do_not_depend_on_the_tokenizer():
     text, nats_a_byte = "abcdefgh" * 5, 1.25
     for encode in (spelt, by_pairs):
-        made = Corpus([Held([text])], Text(path="-"), encode=encode, eos=EOS, max_length=7)
+        made = Corpus([InMemoryDocuments([text])], Text(path="-"), encode=encode, eos=EOS, max_length=7)
         rows = range(len(made))
         nats = nats_a_byte * len(text)  # whoever spends the same on the text, in however many tokens
         assert bits_per_byte(nats, made.utf8_bytes(rows)) == pytest.approx(nats_a_byte / math.log(2))
@@ -249,6 +249,6 @@ def test_a_configuration_that_cannot_be_is_refused(options, what):
 
 def test_a_row_of_one_token_predicts_nothing():
     with pytest.raises(ValueError, match="max_length cannot be 1"):
-        Corpus([Held(["x"])], Text(path="-"), encode=spelt, eos=EOS, max_length=1)
+        Corpus([InMemoryDocuments(["x"])], Text(path="-"), encode=spelt, eos=EOS, max_length=1)
     with pytest.raises(UserError, match=r"batch\.max_length: a row of 1 token predicts nothing"):
         corpus(Path("-"), max_length=1)

@@ -679,6 +679,12 @@ def test_values_separated_by_commas_or_tabs_are_records(tmp_path):
     assert [r.fields for r in read_records(str(tmp_path / "a.tsv.gz"))] == [{"prompt": "1+1=", "answer": 2}]
     tasks = load_tasks(Data(path=str(file)))
     assert [task.answer for task in tasks] == ["3", "-4"]
+    (tmp_path / "prices.csv").write_text("prompt,answer\na,12.50\nb,\nc,3\n")
+    assert [task.answer for task in load_tasks(Data(path=str(tmp_path / "prices.csv")))] == [
+        "12.50",
+        None,
+        "3",
+    ]
 
 
 @pytest.mark.parametrize(

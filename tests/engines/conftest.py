@@ -95,7 +95,9 @@ def spell(tokens: Sequence[int]) -> str:
     return "".join(f"<{t}>" for t in tokens)
 
 
-def engine_of(model: PreTrainedModel, *, stop_tokens: Sequence[int] = (), context: int = 512, **config: int):
+def build_native_engine(
+    model: PreTrainedModel, *, stop_tokens: Sequence[int] = (), context: int = 512, **config: int
+):
     """A native engine with a copy of this model."""
     return NativeEngine(
         copy.deepcopy(model),

@@ -154,3 +154,17 @@ def test_what_is_done_beside_the_layers_shows(lab, where, monkeypatch):
 def test_without_a_kernel_there_is_no_step(lab, monkeypatch):
     monkeypatch.setattr(module, "load", lambda *_: None)
     assert compiled_step(runner_of(lab.tiny("llama")).model) is None
+
+
+def test_a_model_whose_layers_differ_in_size_is_left_to_transformers(lab):
+    """Room is made once, for the first layer's vectors; each layer by itself would agree."""
+    model = copy.deepcopy(lab.tiny("llama"))
+    mlp = model.model.layers[-1].mlp
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        old = getattr(mlp, name)
+        wide = [
+            n * (2 if n == model.config.intermediate_size else 1) for n in (old.in_features, old.out_features)
+        ]
+        setattr(mlp, name, torch.nn.Linear(*wide, bias=False))
+    assert runner_of(lab.tiny("llama")).compiled_step is not None
+    assert runner_of(model).compiled_step is None

@@ -63,13 +63,13 @@ def mixed_requests(lab, n: int = 24) -> list[Request]:
 def test_an_answer_does_not_depend_on_its_company(lab, family: str, dtype: torch.dtype) -> None:
     model = lab.tiny(family, dtype)
     requests = mixed_requests(lab)
-    single = lab.engine_of(model, rows=1)
+    single = lab.build_native_engine(model, rows=1)
     alone = [lab.answers(single, [r])[0] for r in requests]
     tolerance = 2e-5
     for rows, order in [(1, 0), (2, 1), (5, 2), (64, 3)]:
         shuffled = list(range(len(requests)))
         random.Random(order).shuffle(shuffled)
-        engine = lab.engine_of(model, rows=rows)
+        engine = lab.build_native_engine(model, rows=rows)
         got = lab.answers(engine, [requests[i] for i in shuffled])
         for i, answer in zip(shuffled, got, strict=True):
             assert answer.tokens == alone[i].tokens
@@ -87,7 +87,7 @@ def test_samples_seeds_and_tasks_give_different_answers_and_the_same_request_the
         for task in ("a", "b")
         for sample in (0, 1)
     ]
-    engine = lab.engine_of(lab.tiny("llama"), rows=4)
+    engine = lab.build_native_engine(lab.tiny("llama"), rows=4)
     once, again = lab.answers(engine, requests), lab.answers(engine, requests[::-1])[::-1]
     assert [a.tokens for a in once] == [a.tokens for a in again]
     assert len({tuple(a.tokens) for a in once}) == len(requests)
@@ -95,7 +95,7 @@ def test_samples_seeds_and_tasks_give_different_answers_and_the_same_request_the
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 64])
 def test_no_row_is_decoded_in_vain_and_none_stays_empty(lab, rows: int) -> None:
-    engine = lab.engine_of(lab.tiny("llama"), rows=rows)
+    engine = lab.build_native_engine(lab.tiny("llama"), rows=rows)
     spy = Spy(engine)
     requests = [
         Request(prompt=lab.prompt_of(1 + i % 9, i), sampling=Sampling(max_new_tokens=2 + i % 7), sample=i)
@@ -110,7 +110,7 @@ def test_no_row_is_decoded_in_vain_and_none_stays_empty(lab, rows: int) -> None:
 
 
 def test_answers_come_out_in_the_step_that_ends_them(lab) -> None:
-    engine = lab.engine_of(lab.tiny("llama"), rows=4)
+    engine = lab.build_native_engine(lab.tiny("llama"), rows=4)
     tickets = [
         engine.submit(Request(prompt=(1, 2), sampling=Sampling(max_new_tokens=n), sample=n))
         for n in (1, 2, 5, 3)
@@ -124,7 +124,7 @@ def test_answers_come_out_in_the_step_that_ends_them(lab) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_a_group_runs_its_prompt_once_even_if_it_does_not_fit_the_rows(lab, rows: int) -> None:
-    engine = lab.engine_of(lab.tiny("gemma3"), rows=rows)
+    engine = lab.build_native_engine(lab.tiny("gemma3"), rows=rows)
     spy = Spy(engine)
     prompts = [lab.prompt_of(5, 0), lab.prompt_of(11, 1), lab.prompt_of(2, 2)]
     requests = [
@@ -153,7 +153,7 @@ def test_many_prompts_run_in_passes_of_bounded_size(lab, monkeypatch: pytest.Mon
         Request(prompt=lab.prompt_of(n, 0), sampling=Sampling(max_new_tokens=4))
         for n in (9, 11, 1, 30, 20, 5, 5, 5, 5)
     ]
-    engine = lab.engine_of(model, rows=64)
+    engine = lab.build_native_engine(model, rows=64)
     read, seen = engine.runner._read, []
     engine.runner._read = lambda layout: (seen.append([len(p) for p in layout.parts]), read(layout))[1]
     got = lab.answers(engine, requests)
@@ -179,7 +179,7 @@ def test_a_common_beginning_runs_once_and_answers_are_as_alone(lab, family: str,
     """Also where it is longer than a layer's window, and where prompts come one after the other."""
     model = lab.tiny(family, torch.float64)
     requests = greeted(lab, 12, [4, 1, 9, 2, 2, 7, 1, 3])
-    engine = lab.engine_of(model, rows=rows)
+    engine = lab.build_native_engine(model, rows=rows)
     read, fed = engine.runner._read, []
     engine.runner._read = lambda layout: (fed.extend(map(len, layout.parts)), read(layout))[1]
     got = lab.answers(engine, requests)
@@ -228,7 +228,7 @@ def fed_to(engine: NativeEngine) -> list[int]:
 def test_a_later_turn_runs_only_what_is_new(lab, family: str, rows: int) -> None:
     """Also where a layer's window is shorter than a turn."""
     model = lab.tiny(family, torch.float64)
-    engine = lab.engine_of(model, rows=rows)
+    engine = lab.build_native_engine(model, rows=rows)
     fed = fed_to(engine)
     played = conversations(lab, engine, count=3, turns=3)
     # A turn's last token has not run when it ends: it does with the three that follow.
@@ -244,7 +244,7 @@ def test_a_later_turn_runs_only_what_is_new(lab, family: str, rows: int) -> None
 
 def test_what_is_kept_for_later_turns_is_bounded_and_never_of_other_weights_or_words(lab) -> None:
     model = lab.tiny("smollm", torch.float64)
-    small = lab.engine_of(model, rows=2, cache_tokens=60)
+    small = lab.build_native_engine(model, rows=2, cache_tokens=60)
     held = []
     played = conversations(
         lab,
@@ -257,7 +257,7 @@ def test_what_is_kept_for_later_turns_is_bounded_and_never_of_other_weights_or_w
     assert [a.tokens for _, a in played] == [lab.slow_answer(model, r) for r, _ in played]
 
     weights = [(name, p.clone()) for name, p in model.named_parameters()]
-    engine = lab.engine_of(model, rows=2)
+    engine = lab.build_native_engine(model, rows=2)
     fed = fed_to(engine)
     played = conversations(lab, engine, 2, 2, lambda turn: engine.load(weights, turn + 1))
     assert sum(fed) == sum(len(r.prompt) for r, _ in played), "new weights: all of it runs again"
@@ -277,14 +277,14 @@ def test_what_is_kept_for_later_turns_is_bounded_and_never_of_other_weights_or_w
 def test_another_beginning_takes_the_place_of_the_last(lab) -> None:
     model = lab.tiny("smollm", torch.float64)
     first, second = greeted(lab, 12, [4, 2, 3]), greeted(lab, 15, [2, 5, 1])
-    engine = lab.engine_of(model, rows=2)
+    engine = lab.build_native_engine(model, rows=2)
     got = lab.answers(engine, [*first, *second, *first])
     assert [a.tokens for a in got] == [lab.slow_answer(model, r) for r in [*first, *second, *first]]
 
 
 def test_a_short_beginning_is_not_set_apart(lab) -> None:
     """A first token that all prompts have must not put long prompts under a mask."""
-    engine = lab.engine_of(lab.tiny("smollm"), rows=8)
+    engine = lab.build_native_engine(lab.tiny("smollm"), rows=8)
     read, fed = engine.runner._read, []
     engine.runner._read = lambda layout: (fed.extend(map(len, layout.parts)), read(layout))[1]
     lab.answers(engine, greeted(lab, 1, [30, 30, 30]))
@@ -295,9 +295,9 @@ def test_the_same_requests_give_the_same_bits_whatever_was_asked_before(lab) -> 
     """Bits of a prompt hang on how it was split: a beginning kept from earlier answers would show."""
     model = lab.tiny("smollm")
     requests = greeted(lab, 12, [4, 1, 9, 2])
-    used = lab.engine_of(model, rows=2)
+    used = lab.build_native_engine(model, rows=2)
     lab.answers(used, greeted(lab, 12, [3, 5]))
-    fresh = lab.answers(lab.engine_of(model, rows=2), requests)
+    fresh = lab.answers(lab.build_native_engine(model, rows=2), requests)
     assert [a.logp_gen for a in lab.answers(used, requests)] == [a.logp_gen for a in fresh]
 
 
@@ -310,19 +310,19 @@ def test_cache_memory_stays_within_its_bound(lab) -> None:
         Request(prompt=lab.prompt_of(n, i), sampling=Sampling(max_new_tokens=3 + 5 * i % 17), sample=i)
         for i, n in enumerate(lengths)
     ]
-    engine = lab.engine_of(model, rows=8, cache_tokens=bound)
+    engine = lab.build_native_engine(model, rows=8, cache_tokens=bound)
     spy = Spy(engine)
     got = lab.answers(engine, requests)
     assert spy.widest <= bound
     assert max(n for n, _ in spy.decoded) == 8
-    single = lab.engine_of(model, rows=1)
+    single = lab.build_native_engine(model, rows=1)
     for request, answer in zip(requests, got, strict=True):
         [alone] = lab.answers(single, [request])
         assert answer.tokens == alone.tokens
 
 
 def test_rows_and_longest_running_answer_never_exceed_the_bound(lab) -> None:
-    engine = lab.engine_of(lab.tiny("llama"), rows=16, cache_tokens=64)
+    engine = lab.build_native_engine(lab.tiny("llama"), rows=16, cache_tokens=64)
     rng = random.Random(0)
     for i in range(25):
         sampling = Sampling(max_new_tokens=rng.randint(1, 20))
@@ -343,7 +343,7 @@ def test_prompts_kept_for_later_samples_stay_within_the_bound(lab) -> None:
         for k in range(3)
         for i, p in enumerate(prompts)
     ]
-    engine = lab.engine_of(model, rows=2, cache_tokens=100)
+    engine = lab.build_native_engine(model, rows=2, cache_tokens=100)
     spy = Spy(engine)
     tickets, done, held = [engine.submit(r) for r in requests], {}, 0
     while engine.busy:
@@ -352,7 +352,7 @@ def test_prompts_kept_for_later_samples_stay_within_the_bound(lab) -> None:
     assert 80 <= held <= 100
     assert sum(spy.prefilled.values()) < len(requests)
     assert_nothing_is_kept(engine)
-    plenty = lab.answers(lab.engine_of(model, rows=64), requests)
+    plenty = lab.answers(lab.build_native_engine(model, rows=64), requests)
     assert [done[t].tokens for t in tickets] == [a.tokens for a in plenty]
 
 
@@ -360,7 +360,7 @@ def test_prompts_kept_for_later_samples_stay_within_the_bound(lab) -> None:
 def test_a_prompt_that_may_be_asked_again_runs_once_while_there_is_room(lab, bound: int, runs: int) -> None:
     """Five times each of three prompts in turn, beside one long answer; then nothing is kept."""
     model = lab.tiny("llama", torch.float64)
-    engine = lab.engine_of(model, rows=2, cache_tokens=bound)
+    engine = lab.build_native_engine(model, rows=2, cache_tokens=bound)
     spy, few = Spy(engine), Sampling(max_new_tokens=2)
     long = engine.submit(Request(prompt=(3, 4), sampling=Sampling(max_new_tokens=33), task="long"))
     prompts, found = [lab.prompt_of(30, i) for i in range(3)], {}
@@ -371,7 +371,7 @@ def test_a_prompt_that_may_be_asked_again_runs_once_while_there_is_room(lab, bou
             while ticket not in found:
                 found |= dict(engine.poll())
             assert sum(map(len, engine.runner.cache.prompts)) <= bound
-            [alone] = lab.answers(lab.engine_of(model, rows=2), [request])
+            [alone] = lab.answers(lab.build_native_engine(model, rows=2), [request])
             assert found[ticket].tokens == alone.tokens
     assert long not in found
     assert [spy.prefilled[prompt] for prompt in prompts] == [runs] * 3
@@ -433,7 +433,7 @@ def test_any_traffic_gives_the_answers_of_one_at_a_time(lab, wishes, rows: int, 
         for w in wishes
     ]
     bound = max(len(r.prompt) + r.sampling.max_new_tokens for r in requests) + slack
-    engine = lab.engine_of(model, rows=rows, cache_tokens=bound, stop_tokens=range(0, 300, 17))
+    engine = lab.build_native_engine(model, rows=rows, cache_tokens=bound, stop_tokens=range(0, 300, 17))
     spy = Spy(engine)
     tickets: dict[int, int] = {}
     done: dict[int, Completion] = {}
@@ -447,7 +447,7 @@ def test_any_traffic_gives_the_answers_of_one_at_a_time(lab, wishes, rows: int, 
     assert spy.widest <= bound
     assert sum(n for n, _ in spy.decoded) == sum(len(a.tokens) - 1 for a in done.values())
     assert_nothing_is_kept(engine)
-    one = lab.engine_of(model, rows=1, stop_tokens=range(0, 300, 17))
+    one = lab.build_native_engine(model, rows=1, stop_tokens=range(0, 300, 17))
     for i, request in enumerate(requests):
         [alone] = lab.answers(one, [request])
         assert (done[i].tokens, done[i].stop, done[i].text) == (alone.tokens, alone.stop, alone.text)

@@ -8,6 +8,8 @@ device, which is what a recording refuses.
 import copy
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,7 +59,7 @@ def traffic(lab, seed: int, n: int = 30, longest: int = 40) -> list[Request]:
 def test_recorded_steps_draw_the_same_answers(lab, family: str, rows: int) -> None:
     model = lab.tiny(family, torch.float64)
     requests = traffic(lab, rows)
-    plain, recorded = lab.engine_of(model, rows=rows), lab.engine_of(model, rows=rows)
+    plain, recorded = lab.build_native_engine(model, rows=rows), lab.build_native_engine(model, rows=rows)
     record(recorded, Recorder())
     for want, got in zip(lab.answers(plain, requests), lab.answers(recorded, requests), strict=True):
         assert got.tokens == want.tokens
@@ -65,7 +67,7 @@ def test_recorded_steps_draw_the_same_answers(lab, family: str, rows: int) -> No
 
 
 def test_few_shapes_are_recorded_and_each_once(lab) -> None:
-    engine, recorder = lab.engine_of(lab.tiny("smollm"), rows=16), Recorder()
+    engine, recorder = lab.build_native_engine(lab.tiny("smollm"), rows=16), Recorder()
     record(engine, recorder)
     engine.runner.cache.reserve(16, 200)
     lab.answers(engine, traffic(lab, 0, n=120))
@@ -73,7 +75,7 @@ def test_few_shapes_are_recorded_and_each_once(lab) -> None:
 
 
 def test_long_answers_meet_few_shapes_that_are_hardly_longer(lab) -> None:
-    engine = lab.engine_of(lab.tiny("smollm"), rows=2, cache_tokens=1 << 17)
+    engine = lab.build_native_engine(lab.tiny("smollm"), rows=2, cache_tokens=1 << 17)
     recorded = record(engine, Recorder())
     engine.runner.cache.reserve(2, 33_000)
     wide = {n: recorded._shape(2, n)[1] for n in range(1, 33_001)}
@@ -83,7 +85,7 @@ def test_long_answers_meet_few_shapes_that_are_hardly_longer(lab) -> None:
 
 def test_recordings_of_all_shapes_leave_their_logits_in_one_place(lab) -> None:
     """Each with logits of its own, those of 64 rows and 33k columns would hold gigabytes."""
-    engine, recorder = lab.engine_of(lab.tiny("smollm"), rows=16), Recorder()
+    engine, recorder = lab.build_native_engine(lab.tiny("smollm"), rows=16), Recorder()
     recorded, places = record(engine, recorder), set()
     engine.runner.cache.reserve(16, 200)
     decode = engine.runner.decode
@@ -102,7 +104,7 @@ def test_recordings_of_all_shapes_leave_their_logits_in_one_place(lab) -> None:
 def test_a_recording_ends_when_the_cache_moves(lab) -> None:
     """A graph would go on to read the memory that the rows have left."""
     model = lab.tiny("smollm", torch.float64)
-    engine, recorder = lab.engine_of(model, rows=4), Recorder()
+    engine, recorder = lab.build_native_engine(model, rows=4), Recorder()
     recorded = record(engine, recorder)
     short = [Request(prompt=lab.prompt_of(5, 0), sampling=Sampling(max_new_tokens=4))]
     lab.answers(engine, short)
@@ -115,7 +117,7 @@ def test_a_recording_ends_when_the_cache_moves(lab) -> None:
 
 def test_rows_that_nobody_uses_do_not_reach_the_others(lab) -> None:
     """Three rows run as four: the fourth row's old keys, even broken ones, must change nothing."""
-    engine = lab.engine_of(lab.tiny("smollm", torch.float64), rows=4)
+    engine = lab.build_native_engine(lab.tiny("smollm", torch.float64), rows=4)
     record(engine, Recorder())
     requests = [
         Request(prompt=lab.prompt_of(9, i), sampling=Sampling(max_new_tokens=6, temperature=0.0))
@@ -131,7 +133,7 @@ def test_rows_that_nobody_uses_do_not_reach_the_others(lab) -> None:
 @pytest.mark.parametrize("family", ["smollm", "llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral"])
 def test_a_step_never_waits_for_the_device(lab, family: str) -> None:
     """With tensors that have a shape and no numbers, a step that reads a number back cannot run."""
-    engine = lab.engine_of(lab.tiny(family, torch.float64), rows=4)
+    engine = lab.build_native_engine(lab.tiny(family, torch.float64), rows=4)
     lab.answers(engine, [Request(prompt=lab.prompt_of(9, 0), sampling=Sampling(max_new_tokens=2))])
     runner = engine.runner
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -147,22 +149,49 @@ def test_a_model_that_cannot_be_recorded_is_decoded_all_the_same(lab) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     model = lab.tiny("smollm", torch.float64)
-    engine = lab.engine_of(model, rows=4)
+    engine = lab.build_native_engine(model, rows=4)
     record(engine, refuse)
     requests = traffic(lab, 3, n=9)
     with pytest.warns(UserWarning, match="not recorded from here on.*capturing") as said:
         got = lab.answers(engine, requests)
     assert len(said) == 1
-    assert [a.tokens for a in got] == [a.tokens for a in lab.answers(lab.engine_of(model), requests)]
+    assert [a.tokens for a in got] == [
+        a.tokens for a in lab.answers(lab.build_native_engine(model), requests)
+    ]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_graphs_draw_the_same_answers(lab) -> None:
     model = copy.deepcopy(lab.tiny("smollm")).to("cuda")
     requests = traffic(lab, 4)
-    engine = lab.engine_of(model, rows=8)
+    engine = lab.build_native_engine(model, rows=8)
     assert isinstance(engine.runner._recorded.record, CudaGraphs)
-    plain = lab.engine_of(model, rows=8, cuda_graphs=False)
+    plain = lab.build_native_engine(model, rows=8, cuda_graphs=False)
     assert [a.tokens for a in lab.answers(engine, requests)] == [
         a.tokens for a in lab.answers(plain, requests)
     ]
+
+
+def test_while_a_step_is_recorded_other_threads_may_ask_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's default forbids it, and the learner of async.place = "thread" would fail."""
+    asked: list[dict] = []
+
+    def graph(*_: object, **how: object) -> nullcontext:
+        asked.append(how)
+        return nullcontext()
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, made in {
+        "graph": graph,
+        "device": lambda _: nullcontext(),
+        "stream": lambda _: nullcontext(),
+        "current_stream": lambda: stream,
+        "Stream": lambda: stream,
+        "CUDAGraph": SimpleNamespace,
+        "graph_pool_handle": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, made)
+    ran: list[int] = []
+    CudaGraphs(torch.device("cuda", 0))(lambda: ran.append(1))
+    assert [how["capture_error_mode"] for how in asked] == ["thread_local"]
+    assert len(ran) == 2

@@ -18,7 +18,7 @@ def asked(prompt: tuple[int, ...], sample: int, before: list[Completion]) -> Req
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_each_answer_is_drawn_once_with_the_probability_that_is_left(lab, family: str) -> None:
     """Σ logp_gen of an answer is log π(answer) - log(1 - Σ π of those drawn before it)."""
-    engine = lab.engine_of(lab.tiny(family), stop_tokens=[7])
+    engine = lab.build_native_engine(lab.tiny(family), stop_tokens=[7])
     drawn: list[Completion] = []
     for sample in range(40):
         [answer] = lab.answers(engine, [asked(lab.prompt_of(6, 1), sample, drawn)])
@@ -32,7 +32,7 @@ def test_each_answer_is_drawn_once_with_the_probability_that_is_left(lab, family
 
 def test_all_answers_come_and_then_they_come_again(lab) -> None:
     """Of one token, of six that top-k leaves: each once; then the draw is the policy's own."""
-    engine = lab.engine_of(lab.tiny("qwen3"))
+    engine = lab.build_native_engine(lab.tiny("qwen3"))
     few = Sampling(max_new_tokens=1, temperature=2.0, top_k=6)
     shares, drawn = _of_top(lab, engine, few), list[Completion]()
     for sample in range(7):

@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 from posttrain.engines.native.decode_kernel import load
 from posttrain.engines.native.runner import PackedLinear, _can_pack
 from posttrain.models.fingerprint import digest
-from posttrain.samplers.snapshots import Direct, Snapshot, take
+from posttrain.samplers.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Request, Sampling
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def requests_of(lab, n: int = 8, limit: int = 8) -> list[Request]:
 @pytest.mark.parametrize("family", ["llama", "smollm", "qwen2", "gemma2"])
 def test_loaded_weights_draw_what_a_fresh_engine_of_them_draws(lab, family: str, dtype: torch.dtype) -> None:
     old, new = lab.tiny(family, dtype), lab.tiny(family, dtype, seed=1)
-    engine, fresh = lab.engine_of(old, rows=4), lab.engine_of(new, rows=4)
+    engine, fresh = lab.build_native_engine(old, rows=4), lab.build_native_engine(new, rows=4)
     before = lab.answers(engine, requests_of(lab))
     received = engine.load(weights(new), 7)
     assert engine.version == 7
@@ -46,7 +46,7 @@ def test_loaded_weights_draw_what_a_fresh_engine_of_them_draws(lab, family: str,
 
 def test_the_digest_is_of_what_arrived_in_the_engines_own_type(lab) -> None:
     master = lab.tiny("smollm", torch.float32, seed=1)
-    engine = lab.engine_of(lab.tiny("smollm", torch.bfloat16))
+    engine = lab.build_native_engine(lab.tiny("smollm", torch.bfloat16))
     received = engine.load(weights(master), 1)
     assert received == digest((n, p.to(torch.bfloat16)) for n, p in weights(master))
     damaged = [(n, p.clone()) for n, p in weights(master)]
@@ -58,8 +58,8 @@ def test_weights_that_change_in_the_middle_of_answers(lab) -> None:
     """Each token is the newest weights' over the keys and values that were there, and says so."""
     old, new = lab.tiny("qwen3"), lab.tiny("qwen3", seed=1)
     requests = requests_of(lab, n=3, limit=9)
-    before = lab.answers(lab.engine_of(old), requests)
-    engine = lab.engine_of(old)
+    before = lab.answers(lab.build_native_engine(old), requests)
+    engine = lab.build_native_engine(old)
     tickets = [engine.submit(r) for r in requests]
     done = dict(engine.poll())
     done.update(engine.poll())
@@ -85,7 +85,7 @@ def test_samples_that_wait_while_weights_change_use_the_new_ones_for_the_prompt_
     old, new = lab.tiny("smollm"), lab.tiny("smollm", seed=1)
     prompt = lab.prompt_of(9, 0)
     requests = [Request(prompt=prompt, sampling=Sampling(max_new_tokens=6), sample=k) for k in range(5)]
-    engine = lab.engine_of(old, rows=rows)
+    engine = lab.build_native_engine(old, rows=rows)
     prefill, prefilled = engine.runner.prefill, []
     engine.runner.prefill = lambda prompts, *turns: (prefilled.extend(prompts), prefill(prompts))[1]
     tickets = [engine.submit(r) for r in requests]
@@ -98,7 +98,7 @@ def test_samples_that_wait_while_weights_change_use_the_new_ones_for_the_prompt_
     assert prefilled == [prompt, prompt]
     late = [done[t] for t in tickets[rows:]]
     assert all(a.version == [2] * 6 for a in late)
-    expected = lab.answers(lab.engine_of(new), requests)[rows:]
+    expected = lab.answers(lab.build_native_engine(new), requests)[rows:]
     assert [a.tokens for a in late] == [a.tokens for a in expected]
     assert engine.runner.cache.prompts == engine._first_logits == {}
 
@@ -109,14 +109,14 @@ def test_a_beginning_that_the_old_weights_computed_is_not_shared_with_new_prompt
     requests = [
         Request(prompt=(*system, k, 5), sampling=Sampling(max_new_tokens=6), sample=k) for k in range(4)
     ]
-    engine = lab.engine_of(old, rows=1)
+    engine = lab.build_native_engine(old, rows=1)
     tickets = [engine.submit(r) for r in requests]
     done = dict(engine.poll())
     engine.load(weights(new), 1, keep=True)
     while engine.busy:
         done.update(engine.poll())
     late = [done[t].tokens for t in tickets[1:]]
-    assert late == [a.tokens for a in lab.answers(lab.engine_of(new), requests[1:])]
+    assert late == [a.tokens for a in lab.answers(lab.build_native_engine(new), requests[1:])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -124,7 +124,7 @@ def test_a_beginning_that_the_old_weights_computed_is_not_shared_with_new_prompt
 def test_a_changed_embedding_changes_the_tied_head_as_well(lab, family: str, dtype: torch.dtype) -> None:
     """A head that shares the embedding keeps a packed copy of its own, which a weight sync must renew."""
     model = copy.deepcopy(lab.tiny(family, dtype))
-    engine = lab.engine_of(model)
+    engine = lab.build_native_engine(model)
     tokens = list(lab.prompt_of(12, 4))
     before = engine.score(tokens)
     model.get_input_embeddings().weight.data.mul_(0.7)
@@ -140,7 +140,7 @@ def test_every_single_weight_counts(lab) -> None:
     """Changing any one tensor changes the scores as it does in transformers: none is left behind."""
     for family in ("qwen2", "gemma2"):
         model = copy.deepcopy(lab.tiny(family))
-        engine = lab.engine_of(model)
+        engine = lab.build_native_engine(model)
         tokens = list(lab.prompt_of(8, 2))
         last = engine.score(tokens)
         for version, (_, parameter) in enumerate(model.named_parameters(), 1):
@@ -160,7 +160,7 @@ def test_every_single_weight_counts(lab) -> None:
 def test_weights_that_do_not_fit_are_named(lab, family: str, dtype: torch.dtype) -> None:
     model = lab.tiny(family, dtype)
     good = dict(weights(model))
-    engine = lab.engine_of(model)
+    engine = lab.build_native_engine(model)
     for name in ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"):
         short = {n: p for n, p in good.items() if n != name}
         with pytest.raises(KeyError, match=name):
@@ -213,7 +213,7 @@ def test_the_engine_packs_every_linear_layer_where_it_can(lab) -> None:
     packs = {torch.float32: True, torch.float64: False}
     for dtype, packed in packs.items():
         for family, layers in [("llama", 3 * 7 + 1), ("smollm", 3 * 7 + 1)]:
-            kinds = [type(m) for m in lab.engine_of(lab.tiny(family, dtype)).runner.model.modules()]
+            kinds = [type(m) for m in lab.build_native_engine(lab.tiny(family, dtype)).runner.model.modules()]
             assert kinds.count(PackedLinear) == (layers if packed else 0)
             assert kinds.count(nn.Linear) == (0 if packed else layers)
 
@@ -221,25 +221,25 @@ def test_the_engine_packs_every_linear_layer_where_it_can(lab) -> None:
 def test_scoring_leaves_running_answers_alone_and_uses_the_newest_weights(lab) -> None:
     model = lab.tiny("gemma2")
     requests = requests_of(lab, n=7)
-    expected = lab.answers(lab.engine_of(model, rows=3), requests)
-    engine = lab.engine_of(model, rows=3)
+    expected = lab.answers(lab.build_native_engine(model, rows=3), requests)
+    engine = lab.build_native_engine(model, rows=3)
     tickets, done = [engine.submit(r) for r in requests], {}
     scored = [list(requests[0].prompt), list(lab.prompt_of(100, 1))]
-    first = [lab.engine_of(model).score(s) for s in scored]
+    first = [lab.build_native_engine(model).score(s) for s in scored]
     while engine.busy:
         assert [engine.score(s) for s in scored] == first
         done.update(engine.poll())
     assert [done[t] for t in tickets] == expected
     other = lab.tiny("gemma2", seed=1)
     engine.load(weights(other), 1)
-    assert engine.score(scored[0]) == lab.engine_of(other).score(scored[0]) != first[0]
+    assert engine.score(scored[0]) == lab.build_native_engine(other).score(scored[0]) != first[0]
 
 
 @pytest.mark.parametrize("limits", [(1, 3), (3, 1), (1, 2, 3, 4, 5), (5, 4, 3, 2, 1)])
 def test_no_answer_is_lost_that_ends_with_the_canary(lab, limits: tuple[int, ...]) -> None:
     """Weights taken amid answers are proved by a row drawn beside them; any may end in its last step."""
     old, new = lab.tiny("llama"), lab.tiny("llama", seed=1)
-    engine = lab.engine_of(old, rows=8)
+    engine = lab.build_native_engine(old, rows=8)
     tickets = [
         engine.submit(
             Request(prompt=lab.prompt_of(5, n), sampling=Sampling(max_new_tokens=limit, temperature=2.0))
@@ -247,10 +247,10 @@ def test_no_answer_is_lost_that_ends_with_the_canary(lab, limits: tuple[int, ...
         for n, limit in enumerate(limits)
     ]
     row = lab.prompt_of(9, 7)
-    logps = tuple(lab.engine_of(new).score(list(row)))
-    place = Direct(lambda: weights(new))
+    logps = tuple(lab.build_native_engine(new).score(list(row)))
+    place = LearnerWeights(lambda: weights(new))
     snapshot = Snapshot(version=1, run="r", place=place, canary=row, logps=logps, tolerance=1e-3)
-    ended = [ticket for ticket, _ in take(engine, snapshot, keep=True)]
+    ended = [ticket for ticket, _ in load_snapshot(engine, snapshot, keep=True)]
     while engine.busy:
         ended += [ticket for ticket, _ in engine.poll()]
     assert sorted(ended) == tickets

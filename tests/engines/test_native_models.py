@@ -27,7 +27,7 @@ SAMPLINGS = [
 def test_greedy_equals_generate(lab, family: str, dtype: torch.dtype) -> None:
     model = lab.tiny(family, dtype)
     prompts = [lab.prompt_of(n, seed) for n, seed in [(1, 0), (3, 1), (8, 2), (17, 3), (60, 4)]]
-    engine = lab.engine_of(model, rows=3)
+    engine = lab.build_native_engine(model, rows=3)
     got = lab.answers(
         engine, [Request(prompt=p, sampling=Sampling(temperature=0, max_new_tokens=12)) for p in prompts]
     )
@@ -54,7 +54,7 @@ def test_samples_and_their_logps_equal_a_whole_forward_for_each_token(
         for i, s in enumerate(SAMPLINGS)
         for n in (2, 13)
     ]
-    got = lab.answers(lab.engine_of(model, rows=5), requests)
+    got = lab.answers(lab.build_native_engine(model, rows=5), requests)
     for request, answer in zip(requests, got, strict=True):
         assert answer.tokens == lab.slow_answer(model, request)
         lab.assert_logps(model, request, answer, tolerance=3e-5)
@@ -70,7 +70,9 @@ def test_bfloat16_rounds_no_worse_than_transformers(lab, family: str) -> None:
         for seed in range(4)
     ]
     ours, theirs = [], []
-    for request, answer in zip(requests, lab.answers(lab.engine_of(model, rows=5), requests), strict=True):
+    for request, answer in zip(
+        requests, lab.answers(lab.build_native_engine(model, rows=5), requests), strict=True
+    ):
         tokens = [*request.prompt, *answer.tokens]
         place = (torch.arange(len(request.prompt) - 1, len(tokens) - 1), torch.tensor(answer.tokens))
         true, rounded = (lab.full_logits(m, tokens).log_softmax(-1)[place] for m in (exact, model))
@@ -83,7 +85,7 @@ def test_bfloat16_rounds_no_worse_than_transformers(lab, family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_score_equals_a_whole_forward(lab, family: str) -> None:
     model = lab.tiny(family)
-    engine = lab.engine_of(model)
+    engine = lab.build_native_engine(model)
     for length in (2, 5, 40):
         tokens = lab.prompt_of(length, 9)
         logps = lab.full_logits(model, tokens).log_softmax(-1)

@@ -14,7 +14,7 @@ def free(lab) -> tuple[Request, Completion]:
     request = Request(
         prompt=lab.prompt_of(6, 1), sampling=Sampling(max_new_tokens=20, temperature=1.5), seed=2
     )
-    [answer] = lab.answers(lab.engine_of(lab.tiny("qwen3")), [request])
+    [answer] = lab.answers(lab.build_native_engine(lab.tiny("qwen3")), [request])
     assert len(answer.tokens) == 20
     assert answer.stop == "length"
     return request, answer
@@ -32,7 +32,9 @@ def first_new(tokens: list[int], start: int) -> int:
 def test_a_stop_token_ends_the_answer_and_stays_in_it(lab, free) -> None:
     request, answer = free
     n = first_new(answer.tokens, 7)
-    [got] = lab.answers(lab.engine_of(lab.tiny("qwen3"), stop_tokens=[299, answer.tokens[n]]), [request])
+    [got] = lab.answers(
+        lab.build_native_engine(lab.tiny("qwen3"), stop_tokens=[299, answer.tokens[n]]), [request]
+    )
     assert got.tokens == answer.tokens[: n + 1]
     assert (got.stop, got.text) == ("eos", lab.spell(answer.tokens[:n]))
     assert got.logp_gen == pytest.approx(answer.logp_gen[: n + 1], abs=1e-5)
@@ -41,7 +43,7 @@ def test_a_stop_token_ends_the_answer_and_stays_in_it(lab, free) -> None:
 
 def test_a_stop_token_may_be_the_first(lab, free) -> None:
     request, answer = free
-    [got] = lab.answers(lab.engine_of(lab.tiny("qwen3"), stop_tokens=answer.tokens[:1]), [request])
+    [got] = lab.answers(lab.build_native_engine(lab.tiny("qwen3"), stop_tokens=answer.tokens[:1]), [request])
     assert (got.tokens, got.stop, got.text) == (answer.tokens[:1], "eos", "")
 
 
@@ -51,7 +53,7 @@ def test_a_stop_string_over_several_tokens_cuts_the_text_and_keeps_the_tokens(la
     # From the middle of one token's text, over the next, to the middle of the third.
     spelled = [lab.spell([t]) for t in answer.tokens]
     stop = spelled[n - 1][1:] + spelled[n] + spelled[n + 1][:2]
-    [got] = lab.answers(lab.engine_of(lab.tiny("qwen3")), [with_stop(request, "never said", stop)])
+    [got] = lab.answers(lab.build_native_engine(lab.tiny("qwen3")), [with_stop(request, "never said", stop)])
     assert got.stop == "stop"
     assert got.tokens == answer.tokens[: n + 2]
     assert got.text == "".join(spelled[: n + 1]) + spelled[n + 1][:2]
@@ -62,7 +64,9 @@ def test_of_several_stop_strings_the_one_that_ends_first_counts(lab, free) -> No
     request, answer = free
     n = first_new(answer.tokens, 4)
     piece = lab.spell([answer.tokens[n]])
-    [got] = lab.answers(lab.engine_of(lab.tiny("qwen3")), [with_stop(request, piece, piece[:-1], "zzz")])
+    [got] = lab.answers(
+        lab.build_native_engine(lab.tiny("qwen3")), [with_stop(request, piece, piece[:-1], "zzz")]
+    )
     assert got.tokens == answer.tokens[: n + 1]
     assert got.text == lab.spell(answer.tokens[:n]) + piece[:-1]
 
@@ -75,7 +79,7 @@ def test_each_request_of_a_batch_has_its_own_limits_and_stops(lab, free) -> None
         for m in (1, 4, 20)
     ]
     wishes.append(with_stop(request, lab.spell([answer.tokens[n]])))
-    got = lab.answers(lab.engine_of(lab.tiny("qwen3"), rows=3), wishes)
+    got = lab.answers(lab.build_native_engine(lab.tiny("qwen3"), rows=3), wishes)
     assert [a.stop for a in got] == ["length", "length", "length", "stop"]
     for one, m in zip(got, (1, 4, 20, n + 1), strict=True):
         assert one.tokens == answer.tokens[:m]
@@ -86,13 +90,13 @@ def test_a_stop_token_beats_the_limit_in_the_same_place(lab, free) -> None:
     request, answer = free
     n = first_new(answer.tokens, 7)
     short = dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, max_new_tokens=n + 1))
-    [got] = lab.answers(lab.engine_of(lab.tiny("qwen3"), stop_tokens=[answer.tokens[n]]), [short])
+    [got] = lab.answers(lab.build_native_engine(lab.tiny("qwen3"), stop_tokens=[answer.tokens[n]]), [short])
     assert (len(got.tokens), got.stop) == (n + 1, "eos")
 
 
 def test_a_second_turn_goes_on_in_the_stream_of_draws(lab, free) -> None:
     request, answer = free
-    engine, model = lab.engine_of(lab.tiny("qwen3")), lab.tiny("qwen3")
+    engine, model = lab.build_native_engine(lab.tiny("qwen3")), lab.tiny("qwen3")
     # Cut after 8 tokens and continued at position 8, the answer is what it would have been.
     on = dataclasses.replace(
         request,
@@ -109,8 +113,8 @@ def test_a_second_turn_goes_on_in_the_stream_of_draws(lab, free) -> None:
 
 
 def test_requests_that_can_never_be_served_are_refused_and_leave_no_trace(lab) -> None:
-    engine = lab.engine_of(lab.tiny("llama"), context=30, rows=2, cache_tokens=25)
-    roomy = lab.engine_of(lab.tiny("llama"), context=30)
+    engine = lab.build_native_engine(lab.tiny("llama"), context=30, rows=2, cache_tokens=25)
+    roomy = lab.build_native_engine(lab.tiny("llama"), context=30)
     sampling = Sampling(max_new_tokens=10)
     for asked, prompt, words in [
         (engine, (), "empty prompt"),
@@ -135,9 +139,9 @@ def test_a_machine_without_rows_or_cache_is_refused() -> None:
 
 
 def test_a_refused_request_does_not_disturb_the_others(lab) -> None:
-    engine: NativeEngine = lab.engine_of(lab.tiny("llama"), context=40)
+    engine: NativeEngine = lab.build_native_engine(lab.tiny("llama"), context=40)
     request = Request(prompt=(1, 2, 3), sampling=Sampling(max_new_tokens=6))
-    [expected] = lab.answers(lab.engine_of(lab.tiny("llama")), [request])
+    [expected] = lab.answers(lab.build_native_engine(lab.tiny("llama")), [request])
     ticket = engine.submit(request)
     done = dict(engine.poll())
     with pytest.raises(ValueError):

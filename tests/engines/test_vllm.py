@@ -17,7 +17,7 @@ from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.vllm.engine import VllmEngine
 from posttrain.models.fingerprint import digest
 from posttrain.recipe.recipe import EngineChoice
-from posttrain.samplers.snapshots import Direct, Snapshot, take
+from posttrain.samplers.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Completion, Request, RunError, Sampling
 
 pytestmark = pytest.mark.skipif(
@@ -286,7 +286,7 @@ def snapshot(model: PreTrainedModel, canary: list[int]) -> Snapshot:
     return Snapshot(
         version=2,
         run="",
-        place=Direct(model.named_parameters),
+        place=LearnerWeights(model.named_parameters),
         canary=tuple(canary),
         logps=tuple(logps(model, canary)),
         tolerance=0.01,
@@ -295,7 +295,7 @@ def snapshot(model: PreTrainedModel, canary: list[int]) -> Snapshot:
 
 def test_a_weight_sync_is_proven_and_a_wrong_one_is_found(lab, engine, models) -> None:
     canary = [*lab.prompt_of(8, 3), *[9] * 4]
-    take(engine, snapshot(models[1], canary))
+    load_snapshot(engine, snapshot(models[1], canary))
     assert engine.version == 2
     reload = engine._llm.collective_rpc
 
@@ -309,7 +309,7 @@ def test_a_weight_sync_is_proven_and_a_wrong_one_is_found(lab, engine, models) -
     engine._llm.collective_rpc = forgetful
     try:
         with pytest.raises(RunError, match="on the canary"):
-            take(engine, snapshot(models[0], canary))
+            load_snapshot(engine, snapshot(models[0], canary))
     finally:
         engine._llm.collective_rpc = reload
 

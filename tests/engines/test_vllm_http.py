@@ -26,7 +26,7 @@ from posttrain.engines.vllm import remote
 from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.models.fingerprint import digest
-from posttrain.samplers.snapshots import Direct, Snapshot, take
+from posttrain.samplers.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Request, RunError, Sampling
 
 HANGS, DIES, STOPS = "hangs", "dies", "stops"
@@ -266,7 +266,7 @@ def snapshot(lab, model: PreTrainedModel) -> Snapshot:
     return Snapshot(
         version=2,
         run="",
-        place=Direct(model.named_parameters),
+        place=LearnerWeights(model.named_parameters),
         canary=tuple(row),
         logps=tuple(logps(lab, model, row)),
         tolerance=0.01,
@@ -346,12 +346,12 @@ def test_a_weight_sync_is_proven_and_a_weight_that_stays_is_found(lab, models, s
     server = serve(raw=raw)
     engine = connect(server)
     server.calls.clear()
-    take(engine, snapshot(lab, models[1]))
+    load_snapshot(engine, snapshot(lab, models[1]))
     assert engine.version == 2
     assert server.calls[:4] == ["/pause", "/collective_rpc", "/reset_prefix_cache", "/resume"]
     server.kept = {"model.layers.1.mlp.down_proj.weight"}
     with pytest.raises(RunError, match="on the canary"):
-        take(engine, snapshot(lab, models[0]))
+        load_snapshot(engine, snapshot(lab, models[0]))
 
 
 def test_the_digest_is_of_what_lay_where_the_server_read(lab, models, serve, connect, monkeypatch) -> None:
@@ -366,7 +366,7 @@ def test_the_digest_is_of_what_lay_where_the_server_read(lab, models, serve, con
 
     monkeypatch.setattr(server, "reload", spoil)
     with pytest.raises(RunError, match="other weights than the learner sent"):
-        take(engine, snapshot(lab, models[1]))
+        load_snapshot(engine, snapshot(lab, models[1]))
 
 
 @pytest.mark.parametrize("fault", ["lacks", "hold model.nobody", "shape"])
@@ -394,7 +394,7 @@ def test_a_large_model_goes_in_several_files(lab, models, serve, connect, monkey
     files: list[int] = []
     reload = server.reload
     monkeypatch.setattr(server, "reload", lambda place: (files.append(len(os.listdir(place))), reload(place)))
-    take(engine, snapshot(lab, models[1]))
+    load_snapshot(engine, snapshot(lab, models[1]))
     assert files[0] > 2
 
 
@@ -418,7 +418,7 @@ def test_weights_that_a_server_does_not_take_leave_none(
     engine = connect(server, deadline_s=0.3)
     server.faults[path] = fault
     with pytest.raises(RunError, match=said) as error:
-        take(engine, snapshot(lab, models[1]))
+        load_snapshot(engine, snapshot(lab, models[1]))
     assert server.url in str(error.value)
     assert "\n" not in str(error.value)
     with pytest.raises(RuntimeError, match="no weights"):

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
 from posttrain.models.fingerprint import digest
-from posttrain.samplers.snapshots import Direct, Snapshot, take
+from posttrain.samplers.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Completion, Request, RunError, Sampling
 
 pytestmark = pytest.mark.skipif(
@@ -154,7 +154,7 @@ def snapshot(lab, model: PreTrainedModel) -> Snapshot:
     return Snapshot(
         version=2,
         run="",
-        place=Direct(model.named_parameters),
+        place=LearnerWeights(model.named_parameters),
         canary=tuple(row),
         logps=tuple(logps(model, row)),
         tolerance=CLOSE,
@@ -185,7 +185,7 @@ def test_an_answer_ends_with_a_stop_token_or_a_stop_string(lab, engine) -> None:
 
 
 def test_a_weight_sync_is_proven_and_a_wrong_one_is_found(lab, engine, models, monkeypatch) -> None:
-    take(engine, snapshot(lab, models[1]))
+    load_snapshot(engine, snapshot(lab, models[1]))
     assert engine.version == 2
     [request] = [asked(lab)]
     fits(models[1], request, lab.answers(engine, [request])[0])
@@ -196,7 +196,7 @@ def test_a_weight_sync_is_proven_and_a_wrong_one_is_found(lab, engine, models, m
 
     monkeypatch.setattr(engine.server, "ask", forgetful)
     with pytest.raises(RunError, match="on the canary"):
-        take(engine, snapshot(lab, models[0]))
+        load_snapshot(engine, snapshot(lab, models[0]))
 
 
 def test_what_older_weights_computed_of_a_prompt_is_never_read(lab, engine, models) -> None:
@@ -274,4 +274,4 @@ def test_a_server_that_is_killed_is_named(lab, server, engine, models) -> None:
         heard(engine)
     engine.withdraw()
     with pytest.raises(RunError, match="is not there"):
-        take(engine, snapshot(lab, models[1]))
+        load_snapshot(engine, snapshot(lab, models[1]))

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from posttrain.envs.tasks.peano import Peano, form, peano, shown, variables
-from posttrain.search.moves.coq import CoqSteps
+from posttrain.search.moves.coq import CoqTransitions
 from posttrain.search.protocol import State
 from posttrain.types import UserError
 
@@ -38,7 +38,7 @@ def test_a_side_that_is_wrong_would_be_found():
 
 
 def test_coq_shows_them_so_and_computes_to_the_same_exactly_where_said():
-    steps = CoqSteps()
+    steps = CoqTransitions()
     try:
         tasks = peano("train", SPEC)[:150]
         for task, state in zip(tasks, steps.begin(tasks), strict=True):

@@ -7,7 +7,7 @@ import pytest
 
 from posttrain.envs.repair import Attempt, Repair, Repairing
 from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
-from posttrain.search.moves.turns import EnvSteps
+from posttrain.search.moves.turns import EnvTransitions
 from posttrain.search.protocol import Refused
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Number
@@ -76,7 +76,7 @@ def test_what_coq_says_is_what_the_policy_reads():
     task = coq_exercises("train", CoqExercises(low=1, high=1, held_out=0))[0]
     gold = task.fields["gold"]
     env = Repairing(judge=Coq(), settings=Repair(turns=2))
-    world = EnvSteps(env, lambda verdict: verdict.label == "proved", deadline_s=120.0)
+    world = EnvTransitions(env, lambda verdict: verdict.label == "proved", deadline_s=120.0)
     try:
         [root] = world.begin([task])
         assert root.shown == task.messages

@@ -116,7 +116,7 @@ def test_one_class_for_each_fault():
         return call.fault, call.reason
 
     assert fault("{")[0] == "malformed"
-    assert fault('{"name": "pair", "arguments": {"count": NaN}}') == ("malformed", "NaN is no number")
+    assert fault('{"name": "pair", "arguments": {"count": NaN}}') == ("malformed", "NaN is not JSON")
     assert fault('{"name": "pair", "arguments": {"count": 1e999}}')[0] == "malformed"
     assert fault('{"name": "pair", "arguments": {"text": "\\ud800"}}')[0] == "malformed"
     assert fault('{"name": "pair", "arguments": [1]}') == ("arguments", "arguments must be an object")

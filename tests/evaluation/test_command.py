@@ -152,7 +152,7 @@ def test_choices_are_taken_by_their_likelihood(run_cli, able, records, tmp_path)
     words = ("--suite", "arc_easy", "--data", records(*rows), "--dtype", "float32", "--out", tmp_path / "out")
     said = run_cli("eval", able, *words, "--json")
     assert said.code == 0, said.err
-    engine = engine_of(able)
+    engine = build_native_engine(able)
     lines = {line["id"]: line for line in lines_of(tmp_path / "out" / "arc_easy.jsonl")}
     for number, row in enumerate(rows):
         line = lines[str(number)]
@@ -167,7 +167,7 @@ def test_choices_are_taken_by_their_likelihood(run_cli, able, records, tmp_path)
     assert again.json == said.json
 
 
-def engine_of(path):
+def build_native_engine(path):
     model = Evaluated(*model_of(str(path), (), None, "float32", silent), 0, silent)
     tokenizer, engine = model.policy.tokenizer, model.engine
     engine.tok = lambda text: tokenizer(text)["input_ids"]  # type: ignore[attr-defined]
@@ -175,7 +175,7 @@ def engine_of(path):
 
 
 def test_a_likelihood_is_that_of_the_whole_text(able):
-    engine = engine_of(able)
+    engine = build_native_engine(able)
     pairs = [paired(engine.tok, "2+2= ", text) for text in ("4", " 5", "44444")]
     assert pairs[0] == Pair(tuple(engine.tok("2+2=")), tuple(engine.tok(" 4")))
     for pair, logp in zip(pairs, log_likelihoods(engine, pairs), strict=True):

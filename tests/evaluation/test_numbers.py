@@ -12,7 +12,6 @@ from posttrain.evaluation.suites.numbers import (
     holm,
     majority,
     paired_difference,
-    pass_at,
     ratios,
     sign_test,
     summary,
@@ -23,13 +22,6 @@ from posttrain.evaluation.suites.table import SUITES
 
 def line(name: str, sample: int = 0, score: float | None = 0.0, **more):
     return {"id": name, "sample": sample, "score": score, "label": "x", "stop": "eos", "parts": {}} | more
-
-
-@pytest.mark.parametrize(("n", "right", "k"), [(8, 2, 4), (5, 0, 3), (5, 5, 3), (6, 1, 6), (4, 2, 1)])
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n: int, right: int, k: int) -> None:
-    answers = [place < right for place in range(n)]
-    hits = [any(chosen) for chosen in combinations(answers, k)]
-    assert pass_at(k, n, right) == pytest.approx(sum(hits) / len(hits))
 
 
 def enumerated(*found: Ratio) -> list[list[float]]:

@@ -23,8 +23,8 @@ from posttrain.evaluation.step_labels import (
 )
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.dataset_rows import Shaper
-from posttrain.runtime.policy import NO_TASK, Policy, surroundings
-from posttrain.runtime.sampling import engine_of
+from posttrain.runtime.model_info import NO_TASK, ModelInfo, read_model_info
+from posttrain.runtime.sampling import build_native_engine
 from posttrain.types import Sampling, Task
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.structure.patterns import Regex
@@ -35,19 +35,21 @@ ROLLOUTS = 400
 
 
 @pytest.fixture
-def policy(tiny: Path) -> tuple[Recipe, Policy]:
+def policy(tiny: Path) -> tuple[Recipe, ModelInfo]:
     recipe = Recipe(
         model=Model(path=str(tiny), dtype="float32", device="cpu"), method={"name": "grpo"}, task=NO_TASK
     )
-    return recipe, surroundings(recipe, lambda text: None)
+    return recipe, read_model_info(recipe, lambda text: None)
 
 
-def test_the_label_of_a_step_converges_to_the_exact_value(policy: tuple[Recipe, Policy], tiny: Path) -> None:
+def test_the_label_of_a_step_converges_to_the_exact_value(
+    policy: tuple[Recipe, ModelInfo], tiny: Path
+) -> None:
     """One token is left to be drawn after "a;": V is the chance that the policy draws the right one."""
     recipe, made = policy
-    engine = engine_of(recipe, made)
+    engine = build_native_engine(recipe, made)
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
-    [prefix] = prefixes(TASK, 0, ["a", "b"], made.chat, ";")
+    [prefix] = prefixes(TASK, ["a", "b"], made.chat, ";")
     with torch.no_grad():
         logits = model(torch.tensor([prefix.tokens])).logits[0, -1]
     # Colder, so that one answer is worth looking for: the tiny model spreads over a hundred tokens.
@@ -62,21 +64,21 @@ def test_the_label_of_a_step_converges_to_the_exact_value(policy: tuple[Recipe, 
     assert abs(labels - chance) < 4 * spread + 1e-9, (labels, chance)
 
 
-def rolled(made: Policy, engine: Any, task: Task, said: str, sampling: Sampling) -> float:
+def rolled(made: ModelInfo, engine: Any, task: Task, said: str, sampling: Sampling) -> float:
     """The success rate of continuations of `said`, through the labeller's own parts."""
-    [prefix] = prefixes(task, 0, [said, "?"], made.chat, ";")
+    [prefix] = prefixes(task, [said, "?"], made.chat, ";")
     ends = _sample(engine, [(prefix.tokens, "key", n) for n in range(ROLLOUTS)], sampling, 0)
     return sum(prefix.text + end == task.answer for end in ends) / ROLLOUTS
 
 
 def test_records_are_what_process_reward_learns(
-    policy: tuple[Recipe, Policy], able: Path, tmp_path: Path
+    policy: tuple[Recipe, ModelInfo], able: Path, tmp_path: Path
 ) -> None:
     recipe = Recipe(
         model=Model(path=str(able), dtype="float32", device="cpu"), method={"name": "grpo"}, task=NO_TASK
     )
-    made = surroundings(recipe, lambda text: None)
-    engine = engine_of(recipe, made)
+    made = read_model_info(recipe, lambda text: None)
+    engine = build_native_engine(recipe, made)
     tasks = [
         Task(id=str(n), messages=({"role": "user", "content": f"{n}+2="},), answer=str(n + 2)) for n in (2, 3)
     ]
@@ -92,7 +94,7 @@ def test_records_are_what_process_reward_learns(
                 Sampling(max_new_tokens=4),
                 Labelling(solutions=3, rollouts=2, separator="1"),
                 context=200,
-                seen=spent.append,
+                on_progress=spent.append,
             )
         )
     assert found
@@ -105,10 +107,10 @@ def test_records_are_what_process_reward_learns(
     assert spent == sorted(spent)
 
 
-def test_hard_labels_say_whether_any_continuation_was_right(policy: tuple[Recipe, Policy]) -> None:
+def test_hard_labels_say_whether_any_continuation_was_right(policy: tuple[Recipe, ModelInfo]) -> None:
     """The same continuations, so a hard label is 1 exactly where the soft one is above 0."""
     recipe, made = policy
-    engine = engine_of(recipe, made)
+    engine = build_native_engine(recipe, made)
     tasks = [replace(TASK, id=str(n)) for n in range(3)]
     labels: dict[str, list[float | None]] = {}
     for estimate in (soft, hard):
@@ -123,9 +125,9 @@ def test_hard_labels_say_whether_any_continuation_was_right(policy: tuple[Recipe
     assert any(0 < a < 1 for a, _ in told), told
 
 
-def test_the_budget_ends_it_between_tasks(policy: tuple[Recipe, Policy]) -> None:
+def test_the_budget_ends_it_between_tasks(policy: tuple[Recipe, ModelInfo]) -> None:
     recipe, made = policy
-    engine = engine_of(recipe, made)
+    engine = build_native_engine(recipe, made)
     tasks = [Task(id=str(n), messages=({"role": "user", "content": "say"},), answer="a") for n in range(50)]
     spent: list[int] = []
     with Pool(workers=1, deadline_s=10) as pool:
@@ -139,7 +141,7 @@ def test_the_budget_ends_it_between_tasks(policy: tuple[Recipe, Policy]) -> None
                 Sampling(max_new_tokens=12),
                 Labelling(rollouts=2, budget=6, separator="e"),
                 context=200,
-                seen=spent.append,
+                on_progress=spent.append,
             )
         )
     assert len(found) < 50
@@ -147,7 +149,7 @@ def test_the_budget_ends_it_between_tasks(policy: tuple[Recipe, Policy]) -> None
     assert all(count < 6 for count in spent[:-1])
 
 
-def test_prefixes_are_the_rows_of_a_process_model(policy: tuple[Recipe, Policy]) -> None:
+def test_prefixes_are_the_rows_of_a_process_model(policy: tuple[Recipe, ModelInfo]) -> None:
     _, made = policy
     steps = ["one", "two", "three"]
     record = Stepped(id="x", messages=TASK.messages, steps=tuple(steps), labels=(1.0, 0.0, 1.0), source="x:1")
@@ -155,7 +157,7 @@ def test_prefixes_are_the_rows_of_a_process_model(policy: tuple[Recipe, Policy])
         [record], "steps", lambda text: None
     )
     marks = [t for t, marked in enumerate(row.sampled) if marked]
-    found = prefixes(TASK, 0, steps, made.chat, "\n\n")
+    found = prefixes(TASK, steps, made.chat, "\n\n")
     assert [list(p.tokens) for p in found] == [row.tokens[:mark] for mark in marks[:-1]]
 
 

@@ -66,7 +66,7 @@ WAYS: dict[str, Case] = {
 }
 
 
-def learner_of(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
+def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     """A tiny learner in float64."""
     variant, shape, given = case[0], case[1], dict(case[2])
     options = {"kl_in_loss": given.pop("kl")} if "kl" in given else {}
@@ -75,7 +75,7 @@ def learner_of(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
     dtype = given.pop("dtype", torch.float64)
     policy = common.make_llama(0, **shape).to(dtype)
     own, heads = given.pop("own", False), given.pop("heads", 1)
-    critic = splits.critic_of(policy, method)
+    critic = splits.build_critic(policy, method)
     if own or heads > 1:
         critic = CriticModel(policy, common.make_llama(2).double() if own else None, heads=heads)
         with torch.no_grad():
@@ -144,7 +144,7 @@ def alone(case: Case, ranks: Ranks) -> Any:
     """What one process finds, as rank 0 tells the others."""
     told = None
     if not ranks.rank:
-        *all_but, update = moved(learner_of(case, ALONE, Parallel()), rows_of_all())
+        *all_but, update = moved(build_learner(case, ALONE, Parallel()), rows_of_all())
         told = (*all_but, update.logp)
     told = ranks.gather(told)[0]
     assert told is not None
@@ -156,7 +156,7 @@ def compared(case: Case, mode: str, ranks: Ranks, told: Any) -> dict[str, float]
     batch = rows_of_all()
     gradient, weights, metrics, said = told
     rows = share_of(batch, ranks)
-    mine = moved(learner_of(case, ranks, MODES[mode]), batch.rows(rows))
+    mine = moved(build_learner(case, ranks, MODES[mode]), batch.rows(rows))
     seen = [{k: v for k, v in each.items() if k != "ranks/imbalance"} for each in mine[2]]
     lacking = [set(a) ^ set(b) for a, b in zip(seen, metrics, strict=True)]
     assert not any(lacking), lacking

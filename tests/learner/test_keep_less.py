@@ -10,9 +10,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from posttrain.learner import kernels, recompute
+from posttrain.learner import kernels, packed_attention, recompute
+from posttrain.learner.pack import pack, trained_states
 from posttrain.learner.recompute import keep_less, recomputing
+from posttrain.models.attention import use_layouts
 from posttrain.runtime.memory import Shape, activation_bytes
+from posttrain.types import Batch, Trajectory
 
 SHAPE = {
     "vocab_size": 64,
@@ -190,3 +193,44 @@ def test_what_was_changed_in_place_is_kept() -> None:
         (made * made).sum().backward()
     assert x.grad is not None
     assert x.grad.tolist() == [12.0] * 8  # 4 (2x + 1); of what would be made again 8x
+
+
+@pytest.mark.parametrize("answers", [4, 32])
+def test_a_long_prompt_is_not_kept_again_for_each_of_its_answers(answers: int, monkeypatch) -> None:
+    """Where branches attend one by one: bytes of a packed token must not grow with their number."""
+    monkeypatch.setattr(packed_attention, "suits", lambda *_: False)
+    kept = {n: _kept_a_token(n) for n in (2, answers)}
+    assert kept[answers] < 1.1 * kept[2], kept
+
+
+def _kept_a_token(answers: int) -> float:
+    """Bytes that a forward pass of a prompt of 1000 tokens with so many answers leaves, by packed token."""
+    model = model_of("llama", torch.float32)
+    use_layouts(model)
+    g = torch.Generator().manual_seed(0)
+    prompt = torch.randint(64, (1000,), generator=g).tolist()
+    rows = [
+        Trajectory(
+            tokens=[*prompt, *torch.randint(64, (20,), generator=g).tolist()],
+            sampled=[False] * 1000 + [True] * 20,
+            logp_gen=[0.0] * 1020,
+            logp_policy=[0.0] * 1020,
+            version=[0] * 1020,
+            reward=[0.0] * 1020,
+        )
+        for _ in range(answers)
+    ]
+    packed = pack(Batch.of(rows, group=[0] * answers))
+    seen: dict[int, int] = {}
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        held.append(x)  # so that its place is not given to another
+        return x
+
+    held: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        out = trained_states(model, packed)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    assert out.requires_grad
+    return sum(size for place, size in seen.items() if place not in weights) / len(packed.tokens)

@@ -35,7 +35,7 @@ Make = Callable[..., Any]
 READS_HEAD = [name for name, found in METHODS.items() if "head" in found.method.needs]
 
 
-def learner_of(llama: Make, name: str, count: int, budget: int = 4096) -> Learner:
+def build_learner(llama: Make, name: str, count: int, budget: int = 4096) -> Learner:
     """A learner whose heads differ, in float64."""
     policy = llama(0).double()
     critic = CriticModel(policy, heads=count)
@@ -75,13 +75,13 @@ def test_each_head_learns_as_one_alone_would_from_its_bootstrap(
     batch = rows_of(K=2, groups=8, seed=3, idle=False)
     if "classification" in name or name == "process_reward":
         batch = replace(batch, reward=(batch.reward > 0).to(batch.reward))
-    several = learner_of(llama, name, H)
+    several = build_learner(llama, name, H)
     backbone, head = gradients(several, batch)
     counts = bootstraps(batch, H, SEED, whole=several.method.unit == "group")
     assert len({tuple(row) for row in counts.tolist()}) == H
     wanted = torch.zeros_like(backbone)
     for k in range(H):
-        alone = learner_of(llama, name, 1)
+        alone = build_learner(llama, name, 1)
         with torch.no_grad():
             alone.critic.head.weight.copy_(several.critic.head.weight[k : k + 1])
         drawn, index = dealt(batch, counts[k].int().tolist())
@@ -100,10 +100,10 @@ def test_each_head_learns_as_one_alone_would_from_its_bootstrap(
 @pytest.mark.usefixtures("float64")
 def test_no_cut_of_a_step_and_no_order_of_its_rows_matters(name: str, llama: Make, rows_of: Make) -> None:
     batch = rows_of(K=4, seed=8)
-    whole = gradients(learner_of(llama, name, H), batch)
+    whole = gradients(build_learner(llama, name, H), batch)
     for budget, order in ((1, torch.arange(len(batch))), (20, torch.arange(len(batch)).flip(0))):
         for one, other in zip(
-            gradients(learner_of(llama, name, H, budget), batch.rows(order)), whole, strict=True
+            gradients(build_learner(llama, name, H, budget), batch.rows(order)), whole, strict=True
         ):
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 

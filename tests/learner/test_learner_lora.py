@@ -402,6 +402,14 @@ def test_an_adapter_of_another_model_is_not_merged(llama: Make, tmp_path: Path) 
             with_saved_adapter(other, tmp_path)
 
 
+def test_all_linear_is_what_no_target_is(llama: Make) -> None:
+    """As peft, TRL and verl call every linear layer but the head."""
+    named = add_adapter(llama(0), Lora(rank=2, targets="all-linear"), seed=0).state_dict()
+    plain = add_adapter(llama(0), Lora(rank=2), seed=0).state_dict()
+    assert named.keys() == plain.keys()
+    assert all(torch.equal(named[n], plain[n]) for n in named)
+
+
 # ---------------------------------------------------------------------- what takes no adapter
 
 

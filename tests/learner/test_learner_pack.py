@@ -275,7 +275,7 @@ def test_masks_of_a_pass_are_few_and_within_what_is_planned_for(
     for _ in range(3):
         for window in (None, 100):
             packed.attend(q, q, q, scale=1.0, window=window, softcap=None)
-    masks = [*packed._masks.values(), *packed._bands._made.values()]
+    masks = [*packed._masks.values(), *(band for _, band in packed._bands._made.values())]
     held = {m.untyped_storage().data_ptr(): m.untyped_storage().nbytes() for m in masks}
     shape = Shape.of(model.config, 0, 0)
     assert sum(held.values()) <= mask_bytes(replace(shape, windows=2), 4) * len(packed.tokens)
@@ -314,5 +314,7 @@ def test_capped_scores_that_a_backward_pass_keeps_are_within_what_is_planned_for
         longest, size = max(20 + n for _, n in sizes), dtype.itemsize
         return score_bytes(Shape.of(config(cap), 0, 0), size, what, longest) * len(packed.tokens)
 
-    assert planned(30.0) / 6 < kept(30.0) - kept(None) < planned(30.0)
+    # Answers that attend one by one behind a long prompt keep none: they are computed again.
+    least = 0 if any(K > 1 and 20 + K * n > 512 for K, n in sizes) else planned(30.0) / 6
+    assert least < kept(30.0) - kept(None) < planned(30.0)
     assert planned(30.0) > planned(30.0, "selective") > planned(30.0, "full") > planned(None) == 0

@@ -48,7 +48,7 @@ def method_of(variant: str) -> Method:
     return build(name, options, horizon=16)
 
 
-def critic_of(policy: Any, method: Method) -> CriticModel | None:
+def build_critic(policy: Any, method: Method) -> CriticModel | None:
     """A critic on the policy's backbone, with a head that says something, for a method that needs one."""
     if not method.needs & {"value", "head"}:
         return None
@@ -58,7 +58,7 @@ def critic_of(policy: Any, method: Method) -> CriticModel | None:
     return critic
 
 
-class Held:
+class InMemoryData:
     """A learner that says with which gradient it would move, and stays."""
 
     def __init__(self, llama: Make, method: Method, budget: int = 4096, **steps: Any) -> None:
@@ -67,7 +67,7 @@ class Held:
             policy,
             method,
             reference=llama(1).double(),
-            critic=critic_of(policy, method),
+            critic=build_critic(policy, method),
             temperature=0.9,
             steps=Steps(microbatch_tokens=budget, **steps),
         )
@@ -121,7 +121,7 @@ def test_any_budget_order_and_padding_give_the_same_gradient(
     rows, system = data.draw(st.integers(0, 30), label="rows"), data.draw(st.sampled_from([0, 8]))
     batch = with_probes(rows_of(K=4, seed=rows, system=system))
     batch = alike(batch, data.draw(st.sampled_from([0, 2, 99]), label="short"))
-    held = Held(llama, method_of(variant))
+    held = InMemoryData(llama, method_of(variant))
     whole = held.gradient(batch)
     held.learner.passes.budget = data.draw(st.sampled_from([1, 4, 9, 17, 30]), label="budget")
     order = torch.tensor(data.draw(st.permutations(range(len(batch))), label="order"))
@@ -148,7 +148,7 @@ def test_every_call_of_the_loss_sees_no_more_than_its_rows(
 
     monkeypatch.setattr(kind, "loss", loss)
     batch = with_probes(rows_of(K=4, seed=3))
-    held = Held(llama, method, budget=1)
+    held = InMemoryData(llama, method, budget=1)
     held.gradient(batch)
     held.learner.method_state = dict(method.start)
     weighs = (method.weight(held.learner.update(batch).batch) != 0).any(-1)
@@ -167,7 +167,7 @@ def test_what_is_shown_of_a_step_does_not_depend_on_its_microbatches(
     """Means over tokens, over answers or over groups, by what the method's losses are about."""
     batch, seen = with_probes(rows_of(K=4, seed=3)), []
     for budget in (4096, 1):
-        held = Held(llama, method_of(variant), budget=budget)
+        held = InMemoryData(llama, method_of(variant), budget=budget)
         seen.append(held.learner.update(batch).metrics)
     assert seen[0] == {key: pytest.approx(value, rel=1e-9, abs=1e-12) for key, value in seen[1].items()}
 
@@ -175,10 +175,10 @@ def test_what_is_shown_of_a_step_does_not_depend_on_its_microbatches(
 @every_method
 def test_recomputing_activations_changes_no_gradient(variant: str, llama: Make, rows_of: Make) -> None:
     batch = rows_of(K=4, seed=4)
-    plain = Held(llama, method_of(variant)).gradient(batch)
+    plain = InMemoryData(llama, method_of(variant)).gradient(batch)
     assert float(plain.norm()) > 1e-3
     for what in ("full", "selective"):
-        again = Held(llama, method_of(variant), gradient_checkpointing=what).gradient(batch)
+        again = InMemoryData(llama, method_of(variant), gradient_checkpointing=what).gradient(batch)
         assert torch.equal(again, plain)
 
 
@@ -198,7 +198,7 @@ def test_garbage_in_masked_slots_changes_no_bit(variant: str, llama: Make, rows_
             policy,
             method_of(variant),
             reference=llama(1),
-            critic=critic_of(policy, method_of(variant)),
+            critic=build_critic(policy, method_of(variant)),
             optim=Optim(lr=0.01),
             steps=Steps(microbatch_tokens=12),
         )
@@ -215,7 +215,7 @@ def test_garbage_in_masked_slots_changes_no_bit(variant: str, llama: Make, rows_
 def test_a_batch_with_nothing_to_train_is_an_error(variant: str, llama: Make, rows_of: Make) -> None:
     batch = rows_of(K=4, seed=6, dtype=torch.float32)
     policy = llama(0)
-    critic = critic_of(policy, method_of(variant))
+    critic = build_critic(policy, method_of(variant))
     learner = Learner(policy, method_of(variant), reference=llama(1), critic=critic)
     with pytest.raises(ValueError, match="nothing to train on"):
         learner.update(replace(batch, mask=torch.zeros_like(batch.mask)))

@@ -13,7 +13,7 @@ from posttrain.math import kl, masked
 from posttrain.methods.build import build
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
-from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
+from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
 from posttrain.methods.table import METHODS
 from posttrain.types import Batch, Outputs
 
@@ -525,7 +525,7 @@ def value_gradient(name: str, batch: Batch, out: Outputs) -> tuple[Tokens, int]:
 
 def test_every_line_of_the_table_has_a_formula_here() -> None:
     """But preferences and reward models, which have theirs in test_methods_preference.py."""
-    others = (Preference, Unpaired, Comparison, Ranked, Pointwise)
+    others = (Preference, Unpaired, PairwiseReward, ListwiseReward, PointwiseReward)
     assert PAPERS.keys() == {n for n, row in METHODS.items() if not isinstance(row.method, others)}
 
 

@@ -11,7 +11,7 @@ import torch
 from posttrain.math import masked
 from posttrain.methods.build import build
 from posttrain.methods.preference import Preference, Unpaired
-from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
+from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
 from posttrain.methods.table import METHODS
 from posttrain.types import PROBE, Batch, Method, Outputs
 
@@ -247,7 +247,7 @@ LINES = [*PAIRED, "kto", *SCORED]
 
 
 def test_every_line_of_the_table_has_a_formula_here() -> None:
-    family = (Preference, Unpaired, Comparison, Ranked, Pointwise)
+    family = (Preference, Unpaired, PairwiseReward, ListwiseReward, PointwiseReward)
     assert set(LINES) == {n for n, row in METHODS.items() if isinstance(row.method, family)}
 
 

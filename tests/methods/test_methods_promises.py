@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.math import advantages
-from posttrain.methods.build import BY_TOKEN, CHOICES, build, choices, names, numbers
+from posttrain.methods.build import BY_TOKEN, CHOICES, build, choices, numbers
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import METHODS, line
 from posttrain.types import Batch, Method, Outputs, Trajectory
@@ -46,7 +46,7 @@ def variants() -> dict[str, tuple[str, dict[str, Any]]]:
         "process_reward": set(CHOICES),
     }.items():
         for choice in (c for c in choices(METHODS[name].method) if c in only):
-            for value in names(choice):
+            for value in CHOICES[choice]:
                 whole = choice == "credit" and value not in {f.__name__ for f in BY_TOKEN}
                 if whole and name == "ppo":
                     continue
@@ -292,7 +292,7 @@ def paid(ways: list[list[float]]) -> Batch:
 
 
 COMPARES = [n for n, row in METHODS.items() if row.loop == "online" and row.method.least_group > 1]
-COMPARING = [c for c in names("credit") if c != "raw"]
+COMPARING = [c for c in CHOICES["credit"] if c != "raw"]
 
 
 @pytest.mark.parametrize("ways", [WAYS, NOTHING], ids=["1.5", "0"])
@@ -311,7 +311,7 @@ def test_answers_of_one_worth_are_alike_however_they_were_paid(ways: list[list[f
         assert not ready.advantage.any(), credit
     scaled = build("reinforce", {"running_scale": 0.9}, horizon=16)
     assert scaled.update_state(replace(batch, state=scaled.start), {})["variance"] == 0.0
-    for keep in names("keep"):
+    for keep in CHOICES["keep"]:
         method = build("expert_iteration", {"keep": keep, "accept": min(map(sum, ways))}, horizon=16)
         assert bool((method.weight(method.prepare(batch))[:, 1:] > 0).all()), keep
 
@@ -359,7 +359,7 @@ def test_a_token_without_an_advantage_is_not_looked_at_however_far_its_ratio_wen
     alone = torch.zeros_like(batch.mask)
     alone[0, 1] = True
     batch = replace(batch, reward=torch.where(alone, 1.0, 0.0), logp_old=out.logp - 200 * ~alone)
-    for function in names("surrogate"):
+    for function in CHOICES["surrogate"]:
         for name, options in (
             ("reinforce_to_go", {"ratio": "by_token"}),
             ("trpo", {"returns": "to_go", "credit": "raw"}),

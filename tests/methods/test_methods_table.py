@@ -30,7 +30,6 @@ from posttrain.methods.build import (
     build,
     choices,
     described,
-    names,
     numbers,
     parameters,
     readable,
@@ -39,7 +38,7 @@ from posttrain.methods.imitation import ExpertIteration, Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference
 from posttrain.methods.q_learning import SoftQ
-from posttrain.methods.reward_model import Comparison, Pointwise
+from posttrain.methods.reward_model import PairwiseReward, PointwiseReward
 from posttrain.methods.table import METHODS, line
 from posttrain.types import Batch, Outputs, Trajectory, UserError
 
@@ -275,7 +274,7 @@ def with_what_reads_it(name: str, choice: str, chosen: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "choice"), PAIRS)
 def test_each_choice_can_be_set_to_each_of_its_functions(name: str, choice: str) -> None:
     published = METHODS[name].method
-    for chosen in names(choice):
+    for chosen in CHOICES[choice]:
         options = with_what_reads_it(name, choice, chosen)
         if twice(name, choice, chosen):
             assert refused(name, options).startswith(("method.correction: ", "method.running_baseline: "))
@@ -326,7 +325,7 @@ def contradicts(name: str, choice: str, chosen: str) -> bool:
 
 @pytest.mark.parametrize(("name", "choice"), LACKED)
 def test_a_choice_that_a_method_lacks_is_told_what_it_reads(name: str, choice: str) -> None:
-    message = refused(name, {choice: names(choice)[0]})
+    message = refused(name, {choice: next(iter(CHOICES[choice]))})
     assert message.startswith(f"method.{choice}: {name} does not read {choice!r}; ")
     assert choice not in message.split("it reads ")[1].split(", ")
 
@@ -438,11 +437,11 @@ def test_numbers_reach_the_losses_of_pairs() -> None:
     assert isinstance(alpha, Preference)
     assert torch.equal(alpha.divergence(h), preference.alpha_divergence(h, alpha=0.25))
     judge = build("reward", {"margin": 0.5, "centre": 0.01, "pair_loss": "hinge", "delta": 2}, horizon=16)
-    assert isinstance(judge, Comparison)
+    assert isinstance(judge, PairwiseReward)
     assert (judge.margin, judge.centre) == (0.5, 0.01)
     assert torch.equal(judge.pair_loss(h, 1.0), preference.hinge(h, 1.0, delta=2.0))
     process = build("process_reward", {"item_loss": "regression"}, horizon=16)
-    assert isinstance(process, Pointwise)
+    assert isinstance(process, PointwiseReward)
     assert process.item_loss is reward.regression
 
 
@@ -496,7 +495,7 @@ def test_an_unknown_choice_is_told_the_known_ones(choice: str, chosen: object) -
     name = next(n for n, row in METHODS.items() if choice in choices(row.method))
     message = refused(name, {choice: chosen, "kl_in_loss": 0.1})
     assert message.startswith(f"method.{choice}: unknown {choice} {chosen!r}; one of ")
-    assert all(name in message for name in names(choice))
+    assert all(name in message for name in CHOICES[choice])
 
 
 @pytest.mark.parametrize(
@@ -685,7 +684,7 @@ def test_every_line_describes_itself_and_every_choice_is_documented(name: str) -
     assert row.learns in ("text", "answers", "rankings", "labels", "steps")
     assert row.method.unit in ("token", "row", "group")
     for choice in CHOICES:
-        for chosen in names(choice):
+        for chosen in CHOICES[choice]:
             assert inspect.getdoc(CHOICES[choice][chosen])
 
 
@@ -697,15 +696,15 @@ def test_numbers_are_described_where_they_are_not_zero() -> None:
 
 
 def test_names_are_the_public_functions_and_nothing_imported() -> None:
-    assert "fill" not in names("ratio")
-    assert "group_mean" not in names("credit")
-    assert "weighted_sum" not in names("reduction")
+    assert "fill" not in CHOICES["ratio"]
+    assert "group_mean" not in CHOICES["credit"]
+    assert "weighted_sum" not in CHOICES["reduction"]
     assert all(f.__name__ == n for functions in CHOICES.values() for n, f in functions.items())
-    assert ratios.by_token.__name__ in names("ratio")
-    assert names("estimator") == ["monte_carlo", "td", "n_step", "gae", "vtrace"]
-    assert names("returns") == ["total", "total_by_token", "to_go"]
-    assert names("control") == ["doubling", "proportional"]
-    assert not any(n.startswith("_") for c in CHOICES for n in names(c))
+    assert ratios.by_token.__name__ in CHOICES["ratio"]
+    assert list(CHOICES["estimator"]) == ["monte_carlo", "td", "n_step", "gae", "vtrace"]
+    assert list(CHOICES["returns"]) == ["total", "total_by_token", "to_go"]
+    assert list(CHOICES["control"]) == ["doubling", "proportional"]
+    assert not any(n.startswith("_") for c in CHOICES for n in CHOICES[c])
 
 
 def test_a_credit_that_compares_needs_a_group() -> None:

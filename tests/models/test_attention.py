@@ -37,13 +37,13 @@ from transformers import (
 from posttrain.models import attention
 from posttrain.models.attention import (
     NAME,
-    Bands,
     causal_attention,
     hidden_states,
     masked_attention,
     output_head,
     use_layouts,
 )
+from posttrain.models.masks import Bands
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 11,
@@ -283,3 +283,27 @@ def test_learned_positions_work_too() -> None:
         use_layouts(model)
         hidden = hidden_states(model, tokens, torch.arange(3)[None], Causal())
         torch.testing.assert_close(output_head(model)(hidden), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 600])
+def test_masks_are_what_a_kernel_of_a_gpu_can_read(window: int | None) -> None:
+    """Views begin at a multiple of 8 numbers and have rows as far apart, whichever was made before them."""
+    bands, like = Bands(), torch.zeros((), dtype=torch.bfloat16)
+    for rows, before in ((100, 1000), (100, 900), (7, 37), (512, 511), (512, 1001), (3, 0)):
+        mask = bands.mask(rows, before, window, like)
+        assert mask.stride(0) % 8 == mask.storage_offset() % 8 == 0
+        assert mask.shape == (rows, before + rows)
+        assert mask.equal(Bands().mask(rows, before, window, like))
+
+
+def test_cudnn_s_attention_is_not_taken_where_it_would_come_first() -> None:
+    """Its gradients under masks were NaN, and it plans anew for every shape."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        with torch.device("meta"):
+            model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+        use_layouts(model)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

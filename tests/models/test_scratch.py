@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain.base.chat import Chat
 from posttrain.data.corpus import Corpus, Text, bits_per_byte
-from posttrain.data.documents import Held
+from posttrain.data.documents import InMemoryDocuments
 from posttrain.learner.learner import Learner
 from posttrain.learner.optim import Optim
 from posttrain.methods.table import METHODS
 from posttrain.models import pretrained, scratch
 from posttrain.recipe.recipe import Model, Recipe
-from posttrain.runtime.policy import NO_TASK, surroundings
+from posttrain.runtime.model_info import NO_TASK, read_model_info
 from posttrain.types import Batch
 
 WORDS = ["the cat and the other cat sat on the mat, then 12 more cats came; that is 13 cats."] * 3
@@ -140,7 +140,7 @@ def test_it_loads_everywhere_as_it_was_made(written, words):
 
 def test_conversations_open_and_end_their_turns(written):
     recipe = Recipe(model=Model(path=str(written)), method={"name": "sft"}, task=NO_TASK)
-    policy = surroundings(recipe, pretrained.silent)
+    policy = read_model_info(recipe, pretrained.silent)
     assert policy.context == 64
     assert policy.notes == []
     chat: Chat = policy.chat
@@ -248,7 +248,7 @@ def learnt(vocabulary: int, *, steps: int, rows: int, seed: int) -> tuple[Corpus
 
     def rows_of(texts: list[str]) -> Corpus:
         encode = lambda text: ids(tokenizer, text)  # noqa: E731
-        return Corpus([Held(texts)], Text(path="-"), encode=encode, eos=0, max_length=64)
+        return Corpus([InMemoryDocuments(texts)], Text(path="-"), encode=encode, eos=0, max_length=64)
 
     optim = Optim(lr=0.01, schedule="cosine", betas=(0.9, 0.95))
     model = scratch.new_llama(replace(SMALL, layers=1), tokenizer, seed=seed)

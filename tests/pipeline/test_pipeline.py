@@ -735,7 +735,7 @@ def test_a_directory_in_use_is_refused(finished, run_cli):
     with record.lock(root, resume=True):
         said = run_cli("pipeline", path, "--dir", root, "--resume")
     assert said.code == 2
-    assert "another pipeline is using this directory" in said.err
+    assert "of this program is using this directory" in said.err
 
 
 MAKING_FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -124,11 +124,11 @@ def test_what_breaks_is_masked_counted_and_leaves_the_gradient_of_the_others(
     assert batch.reward.sum(1).tolist() == [r["score"] for r in judged]
     assert batch.group.tolist() == [r["group"] for r in judged]
     chosen = build.plan(config.read(recipe).recipe, print)
-    assert update(build.learner_of(chosen, {}), batch).metrics["grad_norm"] == norm > 0
+    assert update(build.build_learner(chosen, {}), batch).metrics["grad_norm"] == norm > 0
     # With one that broke put in as a 0 it is another one.
     as_zero = replace(batch, reward=batch.reward.clone())
     as_zero.reward[0] = 0.0
-    assert update(build.learner_of(chosen, {}), as_zero).metrics["grad_norm"] != norm
+    assert update(build.build_learner(chosen, {}), as_zero).metrics["grad_norm"] != norm
 
 
 def test_above_the_rate_the_run_stops_with_the_first_cause_and_keeps_what_it_had(

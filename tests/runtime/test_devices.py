@@ -5,8 +5,11 @@ plain run bit for bit. What is not tested is what only the real thing has: its k
 """
 
 import copy
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
@@ -15,6 +18,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
@@ -22,17 +27,25 @@ from transformers import Gemma2Config, LlamaConfig, LlamaForCausalLM, PreTrained
 from transformers.models.gemma2 import Gemma2ForCausalLM
 
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
+from posttrain.engines.vllm.start import _share
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
 from posttrain.learner.reference import Reference
+from posttrain.learner.shards import as_held
 from posttrain.math import tokens
 from posttrain.methods.table import DPO, GRPO, PPO, REWARD, SFT
 from posttrain.models.fingerprint import digest, finite
+from posttrain.models.loading import see_only
+from posttrain.recipe import config
+from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.runtime.memory import samplers_on
+from posttrain.runtime.resolve import resolve_recipe
+from posttrain.runtime.sampling import check_samplers
 from posttrain.runtime.weight_sync import sync_weights
 from posttrain.testing import repeatable
-from posttrain.types import Batch, Method, Request, Sampling, Trajectory
+from posttrain.types import Batch, Method, Request, Sampling, Trajectory, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*CUDA is not available")
 
@@ -283,7 +296,7 @@ RUNS: dict[str, tuple[Method, dict[str, Any]]] = {
 }
 
 
-def learner_of(method: Method, place: Callable[[Any], Any], given: dict[str, Any]) -> Learner:
+def build_learner(method: Method, place: Callable[[Any], Any], given: dict[str, Any]) -> Learner:
     given = dict(given)
     for name in ("long", "groups", "K"):
         given.pop(name, None)
@@ -307,7 +320,7 @@ def learner_of(method: Method, place: Callable[[Any], Any], given: dict[str, Any
 def test_an_update_on_another_device_is_the_same_bit_for_bit(gpu, run: str) -> None:
     method, given = RUNS[run]
     batch = batch_of(**{k: given[k] for k in ("long", "groups", "K") if k in given})
-    plain, remote = learner_of(method, copy.deepcopy, given), learner_of(method, there, given)
+    plain, remote = build_learner(method, copy.deepcopy, given), build_learner(method, there, given)
     for _ in range(2):
         wanted, got = plain.update(batch), remote.update(batch)
         assert got.metrics == wanted.metrics
@@ -372,7 +385,7 @@ def requests_of(kinds: list[dict[str, Any]], n: int = 11) -> list[Request]:
     ]
 
 
-def engine_of(model: Any, **config: Any) -> NativeEngine:
+def build_native_engine(model: Any, **config: Any) -> NativeEngine:
     return NativeEngine(
         model,
         decode=lambda tokens: " ".join(map(str, tokens)),
@@ -401,7 +414,10 @@ def test_an_engine_on_another_device_gives_the_same_answers(
 ) -> None:
     monkeypatch.setattr("posttrain.engines.native.runner._can_pack", lambda device, dtype: False)
     model = model_of(family=family)
-    plain, remote = engine_of(copy.deepcopy(model)), engine_of(there(model), cuda_graphs=recorded)
+    plain, remote = (
+        build_native_engine(copy.deepcopy(model)),
+        build_native_engine(there(model), cuda_graphs=recorded),
+    )
     assert (remote.runner._recorded is not None) is recorded
     wanted, got = answers(plain, requests_of(kinds)), answers(remote, requests_of(kinds))
     assert [a.tokens for a in got.values()] == [a.tokens for a in wanted.values()]
@@ -416,7 +432,7 @@ def test_an_engine_on_another_device_gives_the_same_answers(
     "kinds", [[{}], [{"temperature": 0.7}, {"temperature": 0.0}, {"top_k": 5, "min_p": 0.1}]]
 )
 def test_a_decoding_step_waits_for_the_device_once(gpu, kinds: list[dict[str, Any]], recorded: bool) -> None:
-    engine = engine_of(there(model_of()), cuda_graphs=recorded)
+    engine = build_native_engine(there(model_of()), cuda_graphs=recorded)
     engine.stop_tokens = frozenset()
     for request in requests_of(kinds, 5):
         sampling = replace(request.sampling, max_new_tokens=20 + request.sampling.max_new_tokens)
@@ -431,8 +447,11 @@ def test_a_decoding_step_waits_for_the_device_once(gpu, kinds: list[dict[str, An
 
 
 def test_weights_are_handed_over_on_a_gpu_and_from_one_device_to_another(gpu) -> None:
-    learners = {"here": learner_of(GRPO, copy.deepcopy, {}), "there": learner_of(GRPO, there, {})}
-    engines = {"here": engine_of(model_of(1)), "there": engine_of(there(model_of(1)), cuda_graphs=False)}
+    learners = {"here": build_learner(GRPO, copy.deepcopy, {}), "there": build_learner(GRPO, there, {})}
+    engines = {
+        "here": build_native_engine(model_of(1)),
+        "there": build_native_engine(there(model_of(1)), cuda_graphs=False),
+    }
     found = {
         sync_weights(learner, engine, 1, list(range(12)))
         for learner in learners.values()
@@ -463,7 +482,7 @@ def test_a_run_on_another_device_trains_and_resumes_alike(
     gpu, monkeypatch: pytest.MonkeyPatch, online, write, run_cli, tmp_path, name: str
 ) -> None:
     """From the recipe to the last checkpoint: the same metrics, and the same weights bit for bit."""
-    monkeypatch.setattr("posttrain.runtime.policy.usable_device", lambda device, _: torch.device(device))
+    monkeypatch.setattr("posttrain.runtime.model_info.usable_device", lambda device, _: torch.device(device))
     monkeypatch.setattr("posttrain.runtime.build.free_memory", lambda device: 1 << 34)
     monkeypatch.setattr("posttrain.engines.native.runner._can_pack", lambda device, dtype: False)
     found: dict[str, list[Any]] = {}
@@ -513,3 +532,87 @@ def test_tensors_of_two_devices_do_not_meet_unseen(gpu) -> None:
         gpu.waits.clear()
         wait()
         assert len(gpu.waits) == 1
+
+
+# ---------------------------------------------------------------------- who computes where
+
+
+def test_samplers_elsewhere_take_none_of_the_learners_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posttrain.runtime.memory.usable_device", lambda name, where: torch.device(name))
+    first = torch.device("cuda", 0)
+    for devices, count in (
+        ((), 4),
+        (("cuda:1", "cuda:2"), 0),
+        (("cuda:0", "cuda:1"), 2),
+        (("cuda", "cpu", "cpu"), 2),
+    ):
+        ahead = Asynchrony(max_lag=1, place="process", samplers=4, devices=devices)
+        assert samplers_on(first, ahead) == count
+    assert samplers_on(first, Asynchrony(max_lag=1, place="ray", samplers=4, gpus=1.0)) == 0
+
+
+def test_a_process_that_is_to_see_one_gpu_sees_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, given, rank, seen, called in (
+        ("cuda:2", "", None, "2", "cuda"),
+        ("cuda:1", "4,6", None, "6", "cuda"),
+        ("cuda", "", "3", "3", "cuda"),
+        ("auto", "5", None, "5", "auto"),
+        ("cpu", "5", None, "5", "cpu"),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+        monkeypatch.setenv("LOCAL_RANK", rank or "")
+        if rank is None:
+            monkeypatch.delenv("LOCAL_RANK")
+        assert see_only(name) == called
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+        assert "LOCAL_RANK" not in os.environ
+
+
+def test_vllm_in_the_loops_process_is_not_asked_for_another_gpu(write, online, monkeypatch) -> None:
+    for name in ("runtime.sampling.require", "runtime.sampling.usable_device"):
+        monkeypatch.setattr(f"posttrain.{name}", lambda *_: None)
+    table = {"engine": {"name": "vllm"}, "verifier": {"number": {}}}
+    for over, where in (
+        ({"async": {"devices": ["cuda:1"]}}, "async.devices"),
+        ({"model": {"device": "cuda:1"}}, "model.device"),
+        ({"async": {"devices": ["cuda:1"], "place": "process", "max_lag": 1}}, ""),
+        ({"model": {"device": "cuda:0"}}, ""),
+    ):
+        method = {"method": {"name": "grpo", "correction": "token_truncated"}}
+        resolved = resolve_recipe(config.read(write(online, table | method | over)).recipe)
+        with pytest.raises(UserError) if where else nullcontext() as said:
+            check_samplers(resolved)
+        assert not where or said.value.where == where
+
+
+def test_vllm_is_told_of_no_more_memory_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for nine tenths of the GPU otherwise, and does not start beside a learner."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (30 << 30, 80 << 30))
+    assert 0.3 < _share() * 80 / 30 < 1
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 << 30, 80 << 30))
+    assert _share() == 0.9
+
+
+def test_a_share_stays_where_it_is_and_not_where_the_mesh_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With cpu_offload the moments of a resumed run would lie on the GPU, and its masters not."""
+    with one_rank() as mesh:
+        like = distribute_tensor(torch.zeros(3, 2), mesh, [Shard(0)])
+        monkeypatch.setattr(
+            DTensor, "from_local", lambda *_, **__: pytest.fail("it moves to the mesh's device")
+        )
+        given = torch.arange(6.0).view(3, 2)
+        held = as_held(given, like)
+        assert held.full_tensor().equal(given)
+        assert held.to_local().device == like.to_local().device
+
+
+@contextmanager
+def one_rank() -> Iterator[Any]:
+    """A mesh of this process alone."""
+    with tempfile.NamedTemporaryFile() as file:
+        store = torch.distributed.FileStore(file.name, 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            yield init_device_mesh("cpu", (1,))
+        finally:
+            torch.distributed.destroy_process_group()

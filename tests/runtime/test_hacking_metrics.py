@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posttrain.runtime.record.hacking import agreement, auditors_of, hacking_metrics, within_groups
+from posttrain.runtime.record.hacking_metrics import agreement, auditors_of, hacking_metrics, within_groups
 from posttrain.runtime.record.journal import stop_recorded
 from posttrain.types import Episode, RunError, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.answers import Number

@@ -24,8 +24,8 @@ from posttrain.models import pretrained
 from posttrain.models.loading import quiet
 from posttrain.recipe import config
 from posttrain.runtime import build
-from posttrain.runtime.critics import critic_of
-from posttrain.runtime.policy import weights_of
+from posttrain.runtime.critics import build_critic
+from posttrain.runtime.model_info import load_weights
 from posttrain.testing import repeatable
 from posttrain.verifiers.model.scorer import Scorer
 
@@ -422,7 +422,7 @@ def test_a_critic_of_a_recipe_begins_with_the_head_of_its_reward_model(
     over = {"method": {"name": "ppo"}, "critic": {"kind": "own", "path": str(judge)}, "run": {"updates": 1}}
     recipe = write(online, over, "ppo")
     chosen = build.plan(config.read(recipe).recipe, lambda text: None)
-    critic = critic_of(chosen.resolved, chosen.policy, weights_of(chosen.resolved.recipe, chosen.policy))
+    critic = build_critic(chosen.resolved, chosen.policy, load_weights(chosen.resolved.recipe, chosen.policy))
     held = load_file(judge / "model.safetensors")
     assert torch.equal(critic.head.weight, held["score.weight"])
     assert bool(critic.head.weight.any())

@@ -181,7 +181,7 @@ def test_under_the_clock_a_run_comes_to_the_same_bits(online, write, able, tmp_p
         chosen = build.plan(found.recipe, lambda _: None, directory.path)
         how = {"config": found.tables, "show": lambda *_: None, "say": lambda _: None}
         with profile_parts.timed_parts(clock) if clock else tempfile.TemporaryDirectory():
-            parts = build.parts_of(chosen, directory, resume=False, **how)
+            parts = build.build_session_parts(chosen, directory, resume=False, **how)
             with session.Session(parts) as one:
                 one.step(), one.step()
                 weights.append(digest(one.learner.weights()))

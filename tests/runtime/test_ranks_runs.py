@@ -54,6 +54,47 @@ def ahead(model: Path) -> Tables:
     return tables
 
 
+GAME = """
+from dataclasses import dataclass
+from posttrain.envs.protocol import Start, Turn
+from posttrain.types import Verdict
+
+
+@dataclass(frozen=True)
+class Game:
+    trusted = False
+    max_turns = 2
+
+    def start(self, task):
+        return Start(state=(), messages=task.messages, seats=2)
+
+    def reply(self, state, response):
+        said = (*state, response)
+        if len(said) == 3:
+            each = (sum(map(ord, x)) % 5 / 4 for x in said[1:])
+            verdicts = tuple(Verdict(score=x, label="scored", reason="") for x in each)
+            return Turn(state=said, done=True, verdict=verdicts)
+        return Turn(state=said, messages=({"role": "user", "content": "3+2="},), seat=len(said) % 2)
+
+
+def make():
+    return Game()
+"""
+
+
+def seats(model: Path, place: Path) -> Tables:
+    """A game of two, so that each group that is played is two to learn from."""
+    (place / "game.py").write_text(GAME)
+    tables = online(model) | {"curriculum": {"kind": "none"}}
+    del tables["verifier"]
+    tables["rollout"] |= {"select": "all"}
+    sums = "".join(json.dumps({"prompt": f"{a}+{b}="}) + "\n" for a in (2, 3, 4) for b in (2, 3, 4))
+    (place / "sums.jsonl").write_text(sums)
+    data = {"path": str(place / "sums.jsonl")}
+    tables["task"] = {"data": data, "held_out": data, "env": {"factory": f"{place / 'game.py'}:make"}}
+    return tables
+
+
 def rankings(place: Path) -> list[Path]:
     """Pairs of answers to sums, the right one chosen, to learn from and held out."""
     rows = [
@@ -121,6 +162,7 @@ def place(able: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the same recipes were run by one process, and by two and three ranks."""
     root = tmp_path_factory.mktemp("runs")
     recipes = {"grpo": online(able)} | {name: offline(able, root, name) for name in ("dpo", "reward")}
+    recipes["seats"] = seats(able, root)
     for name, tables in {**recipes, "ahead": ahead(able)}.items():
         (root / f"{name}.toml").write_text(dump(tables))
     shard = ["--set", "train.shard=true"]
@@ -143,11 +185,11 @@ def place(able: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     two += [[*words, "--set", "run.updates=2"], [*words, "--resume"]]
     # All at once: that a rank starts takes longer than what it then does.
     codes = launched(root, 2, two)
-    assert codes == [[0, 0, 0, 0, 0, 0, 2, 0, 0]] * 2, (root / "said-2.txt").read_text()[-3000:]
+    assert codes == [[0, 0, 0, 0, 0, 0, 0, 2, 0, 0]] * 2, (root / "said-2.txt").read_text()[-3000:]
     return root
 
 
-@pytest.mark.parametrize("name", ["grpo", "dpo", "reward"])
+@pytest.mark.parametrize("name", ["grpo", "dpo", "reward", "seats"])
 def test_two_ranks_make_the_run_of_one(place: Path, name: str) -> None:
     """The same tasks, tokens, selections, curriculum, evaluations and weights, but for rounding."""
     assert gap(place / f"one-{name}", place / f"two-{name}") < NEAR

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -91,21 +92,21 @@ def test_what_is_recorded_changes_nothing_that_is_learnt(run_cli, online, write,
 def test_they_are_written_beside_the_loop_and_are_there_before_a_checkpoint(tmp_path):
     run, go_on = RunDir(tmp_path / "run", resume=False), Event()
 
-    def slowly() -> list[dict[str, int]]:
+    def slowly() -> Iterator[dict[str, int]]:
         go_on.wait()
-        return [{"a": 1}]
+        yield {"a": 1}
 
     file = run.path / "samples" / "000001.jsonl"
     with run.recording():
-        run.samples("000001", slowly)
+        run.samples("000001", slowly())
         assert not file.exists(), "nobody waits for them"
         go_on.set()
         run.wait()
         assert file.read_text() == '{"a": 1}\n'
-        run.samples("000002", list)
+        run.samples("000002", [])
     assert (run.path / "samples" / "000002.jsonl").read_text() == ""
     with contextlib.suppress(RuntimeError), run.recording():
-        run.samples("000003", lambda: [{"a": 2}])
+        run.samples("000003", [{"a": 2}])
         raise RuntimeError("the run has to stop")
     assert (run.path / "samples" / "000003.jsonl").exists(), "whatever ends it"
     run.close()
@@ -115,7 +116,7 @@ def test_a_disk_that_refuses_them_stops_the_run(tmp_path):
     run = RunDir(tmp_path / "run", resume=False)
     (run.path / "samples").write_text("a file in their place")
     with pytest.raises(RunError, match=r"samples: cannot be written: File exists"), run.recording():
-        run.samples("000001", lambda: [{"a": 1}])
+        run.samples("000001", [{"a": 1}])
     run.close()
 
 

@@ -16,13 +16,13 @@ import torch
 from posttrain.envs.protocol import Start, Turn
 from posttrain.recipe import config
 from posttrain.runtime import build
-from posttrain.runtime.sampling import Made, engine_of, sampler_of
+from posttrain.runtime.sampling import WorkerFactory, build_native_engine, build_sampler
 from posttrain.runtime.weight_sync import Publisher
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import GroupRequest
 from posttrain.samplers.remote import ProcessChannel
 from posttrain.samplers.rollouts import Rollouts
-from posttrain.samplers.snapshots import Arenas
+from posttrain.samplers.snapshots import SharedMemoryStore
 from posttrain.types import RunError, Task, Trajectory, Verdict
 
 
@@ -32,15 +32,15 @@ class Set:
     def __init__(self, recipe: Path, logs: Path) -> None:
         self.chosen = build.plan(config.read(recipe).recipe, print)
         self.asked, self.recipe, self.logs = self.chosen.resolved, self.chosen.resolved.recipe, logs
-        self.learner = build.learner_of(self.chosen, {})
-        self.store = Arenas()
+        self.learner = build.build_learner(self.chosen, {})
+        self.store = SharedMemoryStore()
         canary = self.chosen.policy.chat.render(self.asked.train[0].messages)[-8:]
         self.publisher = Publisher(self.learner, canary, self.store)
         self.pools: list[SamplerPool] = []
 
-    def pool(self, count: int = 1, made: Made | None = None, **limits: Any) -> SamplerPool:
+    def pool(self, count: int = 1, made: WorkerFactory | None = None, **limits: Any) -> SamplerPool:
         """Samplers that hold the weights."""
-        made = made or Made(self.recipe, 1)
+        made = made or WorkerFactory(self.recipe, 1)
         pool = SamplerPool(lambda n: ProcessChannel(made, self.logs / f"{n}.log"), count, **limits)
         self.pools.append(pool)
         return pool
@@ -80,7 +80,7 @@ def all_of(pool: SamplerPool, count: int) -> dict[int, Any]:
 
 def until_live(pool: SamplerPool, version: int) -> None:
     """Listens until every sampler draws from this version."""
-    while pool.live < version:
+    while pool.oldest_version < version:
         pool.poll(0.2)
 
 
@@ -92,7 +92,7 @@ def forever(pool: SamplerPool) -> None:
 
 def expected(made: Set, requests: list[GroupRequest]) -> dict[int, Any]:
     """The same groups, played in this thread."""
-    sampler = sampler_of(made.asked, made.chosen.policy, made.logs)
+    sampler = build_sampler(made.asked, made.chosen.policy, made.logs)
     try:
         made.publisher.publish(sampler)
         sampler.admit(requests)
@@ -159,7 +159,7 @@ def test_a_sampler_that_goes_on_dying_stops_the_run_with_the_first_cause(made):
 
 def test_one_that_cannot_begin_says_why(made):
     broken = replace(made.recipe, model=replace(made.recipe.model, path="/nowhere/at/all"))
-    pool = made.pool(made=Made(broken, 1), max_restarts=0)
+    pool = made.pool(made=WorkerFactory(broken, 1), max_restarts=0)
     with pytest.raises(RunError, match=r"sampler 0: UserError: .*/nowhere/at/all"):
         forever(pool)
 
@@ -268,7 +268,7 @@ class Slow:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_replies_of_an_environment_are_worked_out_side_by_side(made, exact):
-    engine = engine_of(made.recipe, made.chosen.policy)
+    engine = build_native_engine(made.recipe, made.chosen.policy)
     rollouts = Rollouts(
         engine, made.chosen.policy.chat, env=Slow(), workers=2, context=400, exact=exact, deadline_s=60.0
     )

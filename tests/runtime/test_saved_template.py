@@ -14,7 +14,7 @@ from posttrain.data import Ranking
 from posttrain.models.pretrained import silent
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.dataset_rows import Shaper
-from posttrain.runtime.policy import NO_TASK, surroundings
+from posttrain.runtime.model_info import NO_TASK, read_model_info
 from posttrain.types import Message
 from posttrain.verifiers.model.scorer import Scorer
 
@@ -77,14 +77,14 @@ def test_transformers_and_our_commands_see_the_template_that_trained_it(trained)
     folder, under = trained("dpo")
     words = AutoTokenizer.from_pretrained(folder)
     recipe = Recipe(model=Model(path=str(folder), device="cpu"), method={"name": "grpo"}, task=NO_TASK)
-    ours = surroundings(recipe, silent).chat
+    ours = read_model_info(recipe, silent).chat
     for name, question in QUESTIONS.items():
         asked = under.render(question)
         by_transformers = words.apply_chat_template(list(question), add_generation_prompt=True)
         assert by_transformers["input_ids"] == asked, name
         assert ours.render(question) == asked, name
     assert ours.render_supervised([*QUESTION, ANSWER]) == under.render_supervised([*QUESTION, ANSWER])
-    assert ours.judged(QUESTION, ["5"]) == under.judged(QUESTION, ["5"])
+    assert ours.render_for_judge(QUESTION, ["5"]) == under.render_for_judge(QUESTION, ["5"])
     assert ours.stops == under.stops
 
 
@@ -103,7 +103,7 @@ def test_special_tokens_are_read_in_what_is_said_where_a_recipe_asks_for_it(tiny
         recipe = Recipe(
             model=Model(path=str(tiny), device="cpu", **model), method={"name": "grpo"}, task=NO_TASK
         )
-        return surroundings(recipe, silent).chat
+        return read_model_info(recipe, silent).chat
 
     spelt, read = chat().spell("a<|im_end|>"), chat(parse_special=True).spell("a<|im_end|>")
     assert len(spelt) == 1 + len("<|im_end|>")

@@ -27,7 +27,7 @@ def opened(recipe: Path, run: Path, *callbacks: object, resume: bool = False) ->
     directory = RunDir(run, resume=resume)
     found, chosen = prepare(config.read(recipe), directory, title="test", resume=resume, say=silent)
     how = {"resume": resume, "config": found.tables, "show": nothing, "say": silent}
-    session = Session(build.parts_of(chosen, directory, **how), callbacks)
+    session = Session(build.build_session_parts(chosen, directory, **how), callbacks)
     session._open_parts.closing.callback(directory.close)
     return session
 

@@ -11,7 +11,7 @@ from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.runtime.group_source import GroupSource
 from posttrain.runtime.record.journal import Journal, Progress
 from posttrain.runtime.tasks.stream import Stream
-from posttrain.samplers.protocol import Finished, GroupRequest
+from posttrain.samplers.protocol import FinishedGroup, GroupRequest
 from posttrain.types import Sampling, Task
 from posttrain.verifiers.protocol import TrainerState
 
@@ -65,7 +65,7 @@ class Far:
     """A sampler elsewhere: it tells what it has done only when it is heard."""
 
     def __init__(self) -> None:
-        self.live = 0
+        self.oldest_version = 0
         self.told = 0
         self.admitted: list[int] = []
         self.restarted = 0
@@ -73,9 +73,9 @@ class Far:
     def admit(self, requests: list[GroupRequest]) -> None:
         self.admitted += [each.number for each in requests]
 
-    def poll(self, timeout_s: float) -> list[Finished]:
-        self.live = self.told
-        return [Finished(number=n, episodes=[]) for n in self.admitted if n < 6]
+    def poll(self, timeout_s: float) -> list[FinishedGroup]:
+        self.oldest_version = self.told
+        return [FinishedGroup(number=n, episodes=[]) for n in self.admitted if n < 6]
 
 
 def test_slots_that_are_free_are_given_out_before_the_learner_is_busy() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from posttrain.recipe import config
 from posttrain.runtime.resolve import resolve_recipe
-from posttrain.samplers.live_episode import Live
+from posttrain.samplers.live_episode import RunningEpisode
 from posttrain.types import Completion, Sampling, Task, Trajectory
 
 
@@ -19,8 +19,8 @@ class Chat:
     tokenizer = Letters()
 
 
-def live(answer: list[int]) -> Live:
-    found = Live(Task(id="q", messages=()), 0, "", Sampling(), [1, 1, 1])
+def live(answer: list[int]) -> RunningEpisode:
+    found = RunningEpisode(Task(id="q", messages=()), 0, "", Sampling(), [1, 1, 1])
     zeros = [0.0] * len(answer)
     found.chose(
         Completion(

@@ -11,7 +11,7 @@ from posttrain.engines.native.engine import NativeEngine
 from posttrain.learner.lora import base
 from posttrain.recipe import config
 from posttrain.runtime import build
-from posttrain.runtime.sampling import engine_of
+from posttrain.runtime.sampling import build_native_engine
 from posttrain.runtime.weight_sync import sync_weights
 from posttrain.types import Request, RunError, Sampling
 
@@ -133,8 +133,8 @@ def sides(online, write, make_model):
         torch.manual_seed(3)
         tables = {"model": {"path": str(model_dir(make_model, tied))}} | over
         chosen = build.plan(config.read(write(online, tables)).recipe, print)
-        learner = build.learner_of(chosen, {})
-        engine = engine_of(chosen.resolved.recipe, chosen.policy)
+        learner = build.build_learner(chosen, {})
+        engine = build_native_engine(chosen.resolved.recipe, chosen.policy)
         with torch.no_grad():
             for name, master in zip(learner.masters.names, learner.masters.masters, strict=True):
                 if master.ndim > 1 and "lora_A" not in name:

@@ -6,7 +6,7 @@ from math import log
 import psutil
 import pytest
 
-from posttrain.search.moves.coq import CoqSteps
+from posttrain.search.moves.coq import CoqTransitions
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.tree import Tree
@@ -23,18 +23,18 @@ def task(statement: str, opening: str = "", name: str = "t", **fields: str) -> T
 
 @pytest.fixture(scope="module")
 def steps():
-    made = CoqSteps()
+    made = CoqTransitions()
     yield made
     made.close()
 
 
-def root(steps: CoqSteps, asked: Task) -> State:
+def root(steps: CoqTransitions, asked: Task) -> State:
     [state] = steps.begin([asked])
     assert isinstance(state, State)
     return state
 
 
-def led(steps: CoqSteps, state: State, *moves: str) -> State:
+def led(steps: CoqTransitions, state: State, *moves: str) -> State:
     for move in moves:
         [to] = steps.apply([(state, move)])
         assert isinstance(to, State), (move, to)
@@ -42,7 +42,7 @@ def led(steps: CoqSteps, state: State, *moves: str) -> State:
     return state
 
 
-def refused(steps: CoqSteps, state: State, move: str) -> Refused:
+def refused(steps: CoqTransitions, state: State, move: str) -> Refused:
     [to] = steps.apply([(state, move)])
     assert isinstance(to, Refused), to
     return to
@@ -148,7 +148,7 @@ def test_a_session_that_is_killed_changes_nothing_but_the_count(steps):
     assert steps.restarts == restarts + 2
 
 
-def kill_sessions(steps: CoqSteps) -> None:
+def kill_sessions(steps: CoqTransitions) -> None:
     """As the system does where memory runs out; what is in a box ends a moment later than the box."""
     for session, _ in steps._sessions.values():
         boxed = psutil.Process(session._live.process.pid).children(recursive=True)
@@ -168,7 +168,7 @@ def test_what_is_asked_together_and_in_what_order_changes_nothing(steps):
         dice.shuffle(pairs)
         asked += list(zip(pairs, steps.apply(pairs), strict=True))
         states = [to for _, to in asked[-len(pairs) :] if isinstance(to, State) and not to.done][:4]
-    fresh = CoqSteps()
+    fresh = CoqTransitions()
     try:
         for pair, found in dice.sample(asked, 20):
             assert fresh.apply([pair]) == [found]
@@ -232,7 +232,7 @@ def said_by(moves: list[str]):
     return lambda question: known[question.first : question.first + question.count]
 
 
-def searched(steps: CoqSteps, search, says) -> Tree:
+def searched(steps: CoqTransitions, search, says) -> Tree:
     """The tree of a search in Coq."""
     try:
         questions = next(search)

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer, LlamaForTokenClassification
 
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
-from posttrain.runtime.policy import surroundings
+from posttrain.runtime.model_info import read_model_info
 from posttrain.runtime.resolve import resolve_recipe
-from posttrain.runtime.sampling import engine_of
-from posttrain.samplers.trees import Trees
+from posttrain.runtime.sampling import build_native_engine
+from posttrain.samplers.search_runner import SearchRunner
 from posttrain.search.choice import SearchChoice
 from posttrain.search.driver import Searches
 from posttrain.search.engine_requests import prompt_of
@@ -27,7 +27,7 @@ from posttrain.search.strategies.best_first import best_first, best_of_n
 from posttrain.search.strategies.gumbel import gumbel
 from posttrain.search.strategies.hypertree import hypertree
 from posttrain.search.strategies.puct import puct
-from posttrain.search.training_rows import harvest
+from posttrain.search.training_rows import select_training_rows
 from posttrain.search.tree import Tree
 from posttrain.search.values import SAID, taught, value_prompt
 from posttrain.types import Sampling, Task, Verdict
@@ -90,7 +90,7 @@ class Numbers:
 
 @pytest.fixture
 def asked(online, write):
-    return surroundings(config.read(write(online)).recipe, silent), config.read(write(online)).recipe
+    return read_model_info(config.read(write(online)).recipe, silent), config.read(write(online)).recipe
 
 
 def tasks(count: int) -> list[Task]:
@@ -111,7 +111,7 @@ def shape(tree: Tree | Refused) -> list[tuple]:
 def grown(asked, which, strategy=best_first, *, parks: bool = False) -> dict[str, list]:
     """The trees of these tasks, searched side by side."""
     policy, recipe = asked
-    searches = Searches(engine_of(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
+    searches = Searches(build_native_engine(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
     budget, sampling = Budget(moves=40, depth=12), Sampling(max_new_tokens=2)
     numbers = {searches.begin(each, strategy, budget, sampling): each.id for each in which}
     found, steps = {}, 0
@@ -318,7 +318,7 @@ def test_seconds_end_a_search_and_its_tree_is_kept(process_model, online, write,
 def searched(asked, make, count: int = 6):
     """The trees of so many tasks, searched side by side with a real engine, and that engine."""
     policy, recipe = asked
-    searches = Searches(engine_of(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
+    searches = Searches(build_native_engine(recipe, policy), policy.chat, Numbers(), context=64, seed=3)
     budget, sampling = (
         Budget(moves=40, depth=12),
         Sampling(max_new_tokens=2, temperature=0.7, stop=tuple(string.printable)),
@@ -366,7 +366,7 @@ def test_a_tree_teaches_what_it_found_out_half_of_either_kind(asked):
 def test_the_moves_of_the_state_that_tells_most_are_compared(asked):
     """Group by group against a slow reading of the same tree: who leads on, and where that differs most."""
     trees, engine, chat = searched(asked, lambda root, budget: best_of_n(root, budget, width=4), count=20)
-    plays = Trees(
+    plays = SearchRunner(
         engine, chat, Numbers(), SearchChoice(learn="moves", width=4), Sampling(), verifier=None, context=64
     )
     right = Verdict(score=1.0, label="right")
@@ -403,8 +403,8 @@ def test_shares_of_visits_are_those_of_the_walks(asked):
     choice = SearchChoice(strategy="puct", learn="visits", width=4)
     right, told = Verdict(score=1.0, label="right"), 0
     for tree in trees:
-        assert [row.verdict.score for row in harvest(tree, None, choice, 12)] == [0.0]
-        rows = harvest(tree, right, choice, 12)
+        assert [row.verdict.score for row in select_training_rows(tree, None, choice, 12)] == [0.0]
+        rows = select_training_rows(tree, right, choice, 12)
         shares: dict[str, dict[str, float]] = {}
         for row in rows:
             if row.verdict.label == "visits":
@@ -432,7 +432,7 @@ def test_what_was_found_of_parts_is_learnt_move_by_move(asked):
     right, parted = Verdict(score=1.0, label="right"), 0
     choices = [SearchChoice(strategy="hypertree", learn=learn, width=4) for learn in ("proof", "moves")]
     for choice in choices:
-        plays = Trees(engine, chat, Numbers(), choice, Sampling(), verifier=None, context=64)
+        plays = SearchRunner(engine, chat, Numbers(), choice, Sampling(), verifier=None, context=64)
         for tree in trees:
             verdict = right if tree.end else None
             [whole] = plays._episodes(tree.root.task, 1, tree, verdict)

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from posttrain.search.moves.lean import LeanSteps
+from posttrain.search.moves.lean import LeanTransitions
 from posttrain.search.moves.lean_file import FLAGS, Trial, file_text, told
 from posttrain.search.moves.lean_move import forbidden
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State
@@ -16,7 +16,7 @@ from posttrain.verifiers.proof.lean.toolchain import Message
 from posttrain.verifiers.proof.lean.verifier import Lean
 
 LEAN = Lean(toolchain="wheel", budget=20.0)
-STEPS = LeanSteps(lean=LEAN)
+STEPS = LeanTransitions(lean=LEAN)
 SWAP = "(p q : Prop) : p ∧ q → q ∧ p"
 LOOP = "(p : Prop) (h : p → p) : p"
 
@@ -268,7 +268,7 @@ def test_nothing_is_tried_where_no_goal_is_left():
 
 
 def test_a_costly_candidate_is_late_by_leans_own_count():
-    steps = LeanSteps(lean=LEAN, heartbeats=1000)
+    steps = LeanTransitions(lean=LEAN, heartbeats=1000)
     begun = root(LOOP)
     found = steps.apply([(begun, "apply h"), (begun, "repeat apply h"), (begun, "skip")])
     assert [each.label if isinstance(each, Refused) else "" for each in found] == ["", "timeout", ""]
@@ -276,7 +276,7 @@ def test_a_costly_candidate_is_late_by_leans_own_count():
 
 def test_a_candidate_that_hangs_costs_only_itself():
     """As long as Lean does not count, the clock ends it, and what stood beside it is answered."""
-    steps = LeanSteps(lean=LEAN, seconds=1.0, heartbeats=10**8)
+    steps = LeanTransitions(lean=LEAN, seconds=1.0, heartbeats=10**8)
     begun, other = root(LOOP), root(SWAP)
     asked = [(other, "intro h"), (begun, "repeat apply h"), (other, "nonsense"), (other, "intro k")]
     found = steps.apply(asked)
@@ -329,7 +329,7 @@ def test_another_lean_is_told_of_at_the_start(monkeypatch):
 def test_options_that_mean_nothing_are_refused():
     for options in ({"seconds": 0}, {"seconds": float("inf")}, {"heartbeats": 0}, {"most": 0}):
         with pytest.raises(ValueError):
-            LeanSteps(lean=LEAN, **options)
+            LeanTransitions(lean=LEAN, **options)
 
 
 def test_what_is_said_belongs_to_the_theorem_in_whose_lines_it_stands():

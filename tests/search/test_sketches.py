@@ -13,7 +13,7 @@ from posttrain.data import Data, load_tasks
 from posttrain.search.choice import SearchChoice
 from posttrain.search.driver import Searches
 from posttrain.search.engine_requests import SKETCH, prompt_of
-from posttrain.search.moves.coq import CoqSteps
+from posttrain.search.moves.coq import CoqTransitions
 from posttrain.search.moves.coq_goals import alone
 from posttrain.search.protocol import Budget, Move, Propose, Refused, State
 from posttrain.search.record import record
@@ -33,7 +33,7 @@ def task(statement: str, **fields: str) -> Task:
 
 @pytest.fixture(scope="module")
 def steps():
-    made = CoqSteps(sketches=True)
+    made = CoqTransitions(sketches=True)
     yield made
     made.close()
 
@@ -153,7 +153,7 @@ def test_a_sketch_without_holes_stands_whole_in_the_proof(steps, judge):
 
 
 def test_without_sketches_a_move_is_one_tactic():
-    plain = CoqSteps()
+    plain = CoqTransitions()
     try:
         assert led(plain, root(plain, task(ADD)), "intros. induction a.").label == "form"
     finally:

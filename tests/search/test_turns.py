@@ -9,7 +9,7 @@ import pytest
 from posttrain.envs.guess import Guess, guess_tasks
 from posttrain.envs.maze import Maze, layout_tasks, maze_tasks
 from posttrain.envs.user import load_env
-from posttrain.search.moves.turns import EnvSteps, _plain
+from posttrain.search.moves.turns import EnvTransitions, _plain
 from posttrain.search.protocol import Apply, Budget, Move, Propose, Refused, State
 from posttrain.search.strategies.best_first import best_first
 from posttrain.search.strategies.puct import puct, rmax
@@ -72,7 +72,7 @@ def test_without_a_budget_a_search_finds_an_answer_exactly_if_there_is_one(strat
             except ValueError:
                 continue  # no way past its traps
             words = dice.sample(["up", "down", "left", "right"], dice.randint(2, 4))
-        world = EnvSteps(env, right)
+        world = EnvTransitions(env, right)
         [root] = world.begin([task])
         tree = searched(strategy(root, UNBOUNDED), world, words)
         assert (tree.solved is not None) == ends(env, task, words, turns), f"seed {seed}"
@@ -90,7 +90,7 @@ def test_without_a_budget_a_search_finds_an_answer_exactly_if_there_is_one(strat
 def test_ways_to_one_place_in_as_many_turns_are_one_state():
     env = Maze(max_turns=8)
     [task] = layout_tasks(1, layout="S.../..../...G")
-    world = EnvSteps(env, lambda verdict: False)
+    world = EnvTransitions(env, lambda verdict: False)
     [root] = world.begin([task])
     tree = searched(best_first(root, UNBOUNDED), world, ["up", "down", "left", "right"])
     # A cell is reached after a number of turns or not at all; the goal and the last turn end it.
@@ -146,7 +146,7 @@ def make():
 def test_an_environment_of_the_users_is_asked_in_workers_and_costs_one_move(tmp_path):
     (tmp_path / "odd.py").write_text(ENV)
     env = load_env(f"{tmp_path / 'odd.py'}:make")
-    world = EnvSteps(env, lambda verdict: (verdict.score or 0) >= 1, workers=2, deadline_s=2.0)
+    world = EnvTransitions(env, lambda verdict: (verdict.score or 0) >= 1, workers=2, deadline_s=2.0)
     try:
         [root] = world.begin(maze_tasks(1))
         a, boom, hang, b = world.apply([(root, "a"), (root, "boom"), (root, "hang"), (root, "b")])

@@ -15,12 +15,12 @@ from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.envs.agent import Agent
 from posttrain.recipe.recipe import Model, Recipe
-from posttrain.runtime.policy import NO_TASK
-from posttrain.samplers.agents import AgentPlay
+from posttrain.runtime.model_info import NO_TASK
+from posttrain.samplers.agents import AgentRunner
 from posttrain.samplers.conversations import Conversations
-from posttrain.samplers.live_episode import Live
+from posttrain.samplers.live_episode import RunningEpisode
 from posttrain.serving.speech import Speech
-from posttrain.serving.wire import RefusedError, Said
+from posttrain.serving.wire import ChatMessage, RefusedError
 from posttrain.types import Batch, Completion, Episode, Sampling, Task
 from posttrain.verifiers.answers import Number
 
@@ -51,13 +51,13 @@ class Talker:
         self.chat = Chat(AutoTokenizer.from_pretrained(tiny))
         sampling = Sampling(max_new_tokens=8)
         self.all = Conversations(
-            Speech.of(self.chat), lambda tokens: Live(TASK, 0, "0:q", sampling, list(tokens))
+            Speech.of(self.chat), lambda tokens: RunningEpisode(TASK, 0, "0:q", sampling, list(tokens))
         )
 
     def answer(self, *texts: str) -> list[int]:
         """Asks with these messages in turn, user's and assistant's; the tokens that were drawn."""
         roles = ("user", "assistant")
-        talk = self.all.ask([Said(roles[n % 2], text) for n, text in enumerate(texts)], (), 512)
+        talk = self.all.ask([ChatMessage(roles[n % 2], text) for n, text in enumerate(texts)], (), 512)
         tokens = [*self.chat.spell(f"a{len(self.drawn)}"), self.chat.end()]
         zeros = [-0.5] * len(tokens)
         done = Completion(
@@ -69,7 +69,7 @@ class Talker:
             stop="eos",
         )
         self.drawn.append(tokens)
-        talk.answer(done, Said("assistant", done.text))
+        talk.answer(done, ChatMessage("assistant", done.text))
         return tokens
 
     drawn: list[list[int]]
@@ -112,12 +112,14 @@ def test_over_all_branches_each_token_that_was_drawn_is_trained_once(talker: Tal
 
 def test_a_request_that_is_given_up_leaves_nothing(talker: Talker) -> None:
     talker.answer("x")
-    talk = talker.all.ask([Said("user", "x"), Said("assistant", "a0"), Said("user", "y")], (), 512)
+    talk = talker.all.ask(
+        [ChatMessage("user", "x"), ChatMessage("assistant", "a0"), ChatMessage("user", "y")], (), 512
+    )
     talk.take_back()
     again = talker.answer("x", "a0", "y")
     [row] = talker.all.rows(0.0)
     assert row.tokens[-len(again) :] == again
-    lost = talker.all.ask([Said("user", "never answered")], (), 512)
+    lost = talker.all.ask([ChatMessage("user", "never answered")], (), 512)
     assert lost.asked
     assert len(talker.all.rows(0.0)) == 1
 
@@ -125,7 +127,9 @@ def test_a_request_that_is_given_up_leaves_nothing(talker: Talker) -> None:
 def test_a_prompt_beyond_the_context_changes_nothing(talker: Talker) -> None:
     talker.answer("x")
     with pytest.raises(RefusedError, match="the model reads 20"):
-        talker.all.ask([Said("user", "x"), Said("assistant", "a0"), Said("user", "y" * 40)], (), 20)
+        talker.all.ask(
+            [ChatMessage("user", "x"), ChatMessage("assistant", "a0"), ChatMessage("user", "y" * 40)], (), 20
+        )
     talker.answer("x", "a0", "y")
     assert len(talker.all.rows(0.0)) == 1
 
@@ -134,12 +138,12 @@ def test_a_prompt_beyond_the_context_changes_nothing(talker: Talker) -> None:
 
 
 @contextmanager
-def play_of(path: Path, agent: str | Agent, **options: Any) -> Iterator[AgentPlay]:
+def play_of(path: Path, agent: str | Agent, **options: Any) -> Iterator[AgentRunner]:
     model = Model(path=str(path), dtype="float32", device="cpu")
     recipe = Recipe(model=model, method={"name": "grpo"}, task=NO_TASK)
     policy, engine = load_policy(recipe, None, lambda text: None)
     made = agent if isinstance(agent, Agent) else named(agent)
-    play = AgentPlay(engine, policy.chat, made, **{"verifier": Number(), "context": 200, **options})
+    play = AgentRunner(engine, policy.chat, made, **{"verifier": Number(), "context": 200, **options})
     try:
         yield play
     finally:

@@ -19,7 +19,7 @@ import pytest
 from posttrain.api.answering import load_policy, recipe_of
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
-from posttrain.runtime.policy import NO_TASK
+from posttrain.runtime.model_info import NO_TASK
 from posttrain.serving import server as serving
 from posttrain.serving.answers import Growing
 from posttrain.serving.server import ModelDesk, Server
@@ -138,6 +138,7 @@ def test_equal_seeds_give_equal_answers_whatever_is_asked_beside(served) -> None
         ({"messages": [{"role": "a<|im_end|>", "content": "x"}]}, 400, "messages[0]"),
         ({"messages": ASKED, "temperature": -1}, 400, "temperature"),
         ({"messages": ASKED, "temperature": "hot"}, 400, "temperature"),
+        ({"messages": ASKED, "temperature": 10**400}, 400, "temperature"),
         ({"messages": ASKED, "top_p": 0}, 400, "top_p"),
         ({"messages": ASKED, "n": 0}, 400, "n"),
         ({"messages": ASKED, "n": 10**9}, 400, "n"),

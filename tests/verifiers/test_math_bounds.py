@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from posttrain.types import Task
 from posttrain.verifiers import math as math_package
+from posttrain.verifiers.cpu_limit import OverTimeError, within
 from posttrain.verifiers.math import Math
-from posttrain.verifiers.math.reading.limits import OutOfTime, limited
 
 MILLION = 10**6
 LABELS = {"right", "wrong", "no_answer", "unreadable", "too_hard"}
@@ -176,7 +176,7 @@ def test_the_limit_ends_a_loop_that_swallows_exceptions() -> None:
                 continue
 
     begin = time.process_time()
-    with pytest.raises(OutOfTime), limited(0.1):
+    with pytest.raises(OverTimeError), within(0.1):
         stubborn()
     assert time.process_time() - begin < 1.0
     time.sleep(0.1)  # no alarm is left behind

@@ -7,14 +7,8 @@ import statistics
 import pytest
 
 from posttrain.types import UserError
-from posttrain.verifiers.model.scores import (
-    deviation,
-    over_models,
-    over_steps,
-    read_reference,
-    scale_of,
-    steps,
-)
+from posttrain.verifiers.combine.formula import deviation
+from posttrain.verifiers.model.scores import over_models, over_steps, read_reference, scale_of, steps
 
 SEED = 20260
 

@@ -1,6 +1,7 @@
 """What a model answers: to a conversation, or to held-out tasks, where the verdicts are counted."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -15,11 +16,11 @@ from posttrain.models import pretrained
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import is_run, target_of
 from posttrain.runtime.memory import check_held, free_memory
-from posttrain.runtime.policy import NO_TASK, Policy, surroundings
-from posttrain.runtime.record.hacking import auditors_of
+from posttrain.runtime.model_info import NO_TASK, ModelInfo, read_model_info
+from posttrain.runtime.record.hacking_metrics import auditors_of
 from posttrain.runtime.record.metrics import evaluation_metrics
 from posttrain.runtime.resolve import resolve_recipe
-from posttrain.runtime.sampling import engine_of, loaded_engine, rollouts_of
+from posttrain.runtime.sampling import build_engine, build_episode_runner, build_native_engine
 from posttrain.types import Completion, Message, Request, Sampling, UserError
 
 EngineName = Literal["native", "vllm"]
@@ -45,7 +46,7 @@ def engine_named(name: str) -> EngineName:
 
 def load_policy(
     recipe: Recipe, adapter: Path | None, say: Callable[[str], None], engine: EngineName = "native"
-) -> tuple[Policy, Engine]:
+) -> tuple[ModelInfo, Engine]:
     """The recipe's model to be asked, whatever it was trained on: what surrounds it, and an engine.
 
     That is the one named here, whatever drew in the run. UserError for a reward model.
@@ -61,8 +62,8 @@ def load_policy(
     # With the run's own seed: an adapter may lie on weights that were drawn by it.
     draws = replace(recipe.engine, name=engine, url="")
     recipe = replace(recipe, model=model, method={"name": "grpo"}, task=NO_TASK, engine=draws)
-    policy = surroundings(recipe, say)
-    return policy, loaded_engine(recipe, policy, adapter)
+    policy = read_model_info(recipe, say)
+    return policy, build_engine(recipe, policy, adapter)
 
 
 def answers(
@@ -99,13 +100,11 @@ def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], N
         raise UserError("an offline recipe has no answers to judge", where="method.name", mend=mend)
     if not resolved.held_out:
         raise UserError("there are no held-out tasks", where="eval.limit", mend="give task.held_out")
-    policy = surroundings(recipe, say)
-    rollouts = rollouts_of(resolved, policy, engine_of(recipe, policy, adapter))
-    try:
+    policy = read_model_info(recipe, say)
+    engine = build_native_engine(recipe, policy, adapter)
+    with closing(build_episode_runner(resolved, policy, engine)) as rollouts:
         sampling = replace(recipe.sampling, temperature=recipe.eval.temperature)
         groups = rollouts.run(resolved.held_out, 1, sampling)
-    finally:
-        rollouts.close()
     return evaluation_metrics(
         [e for g in groups for e in g], recipe.eval.right, auditors_of(resolved.verifier)
     )

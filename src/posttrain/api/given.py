@@ -15,7 +15,7 @@ from posttrain.methods.table import Line, like, line
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.verifier import VERIFIERS, VerifierChoice
 from posttrain.types import UserError
-from posttrain.verifiers.function import Called, Function
+from posttrain.verifiers.function import Function, InProcessFunction
 
 
 def method_table(method: Any) -> tuple[dict[str, Any], Line | None]:
@@ -90,7 +90,7 @@ def names_memory(tables: Mapping[str, Any], key: str) -> bool:
     return MEMORY in repr(here)
 
 
-def place_of(called: Called) -> str:
+def place_of(called: InProcessFunction) -> str:
     """The "file.py:NAME" of a function that is named in an imported file; else nothing."""
     module = sys.modules.get(getattr(called.call, "__module__", ""))
     name, file = getattr(called.call, "__qualname__", ""), getattr(module, "__file__", None)

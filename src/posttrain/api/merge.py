@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from safetensors import SafetensorError
 
 from posttrain.api.training import say
 from posttrain.base import process
@@ -11,7 +12,7 @@ from posttrain.learner import lora
 from posttrain.models import pretrained
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run, target_of
-from posttrain.runtime.policy import surroundings, weights_of
+from posttrain.runtime.model_info import load_weights, read_model_info
 from posttrain.types import UserError
 
 
@@ -32,16 +33,20 @@ def merge(
         mend = f"the model is {recipe.model.path}"
         raise UserError("the run has no adapter to merge", where=str(run), mend=mend)
     process.configure()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_merged(found, adapter, out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_merged(found, adapter, out)
+    except (OSError, SafetensorError) as error:
+        what = f"it cannot be written: {getattr(error, 'strerror', None) or error}"
+        raise UserError(what, where=str(out), mend="name another directory") from None
     typer.echo(str(out))
 
 
-def write_merged(found: config.Read, adapter: Path, out: Path) -> None:
+def write_merged(found: config.LoadedRecipe, adapter: Path, out: Path) -> None:
     """Writes the model with its adapter merged, in float32: at its run's dtype it is what was sampled."""
     recipe = found.recipe
-    policy = surroundings(recipe, pretrained.silent)
-    model = lora.with_saved_adapter(weights_of(recipe, policy), adapter, wide=True)
+    policy = read_model_info(recipe, pretrained.silent)
+    model = lora.with_saved_adapter(load_weights(recipe, policy), adapter, wide=True)
     fresh = out.with_name(f".{out.name}.tmp")
     pretrained.save_pretrained(model, policy.tokenizer, fresh)
     fresh.replace(out)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import torch
 import typer
+from safetensors import SafetensorError
 
 from posttrain.data.corpus import Text, load_corpus
 from posttrain.data.documents import documents
@@ -62,8 +63,8 @@ def new(
     )
     try:
         parameters = scratch.write_new(directory, size, tokenizer, seed=seed)
-    except OSError as error:
-        what = f"it cannot be written: {error.strerror or error}"
+    except (OSError, SafetensorError) as error:
+        what = f"it cannot be written: {getattr(error, 'strerror', None) or error}"
         raise UserError(what, where=str(directory), mend="name another directory") from None
     rate = (corpus.tokens - corpus.documents) / corpus.utf8_bytes()
     made = f"{parameters:,} parameters, {len(tokenizer):,} tokens, {rate:.3f} tokens a byte of the text"

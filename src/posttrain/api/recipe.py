@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ from posttrain.base.nearest import did_you_mean, elsewhere
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY
-from posttrain.data import Data, Held
+from posttrain.data import Data, InMemoryData
 from posttrain.methods.table import Line
 from posttrain.models.pretrained import resolve
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe as Settings
-from posttrain.recipe.tasks import HeldEnv
+from posttrain.recipe.tasks import InMemoryEnv
 from posttrain.types import Method, UserError
-from posttrain.verifiers.function import Called
+from posttrain.verifiers.function import InProcessFunction
 
 DATA = ("task.data", "task.held_out")
 KEYWORDS = ("data", "held_out", "reward", "env", "updates", "seed", "lr", "dir", "resume", "callbacks")
@@ -150,6 +150,7 @@ class Recipe:
 
     def with_held_out(self, data: Any) -> "Recipe":
         """The recipe with other tasks to be evaluated on."""
+        data = list(data) if isinstance(data, Iterator) else data
         made = Recipe._of(copy.deepcopy(self.tables), self.held)
         gone = names_memory(made.tables, "task.data") and "task.data" not in made.held
         if made.settings.task.data is None or gone:  # held-out records stand beside others
@@ -158,11 +159,6 @@ class Recipe:
         made._put("task.held_out", made._data("task.held_out", data))
         made._read()
         return made
-
-    def with_model(self, path: str) -> "Recipe":
-        """The recipe with the model at this path."""
-        tables = {**self.tables, "model": {**self.tables["model"], "path": path}}
-        return Recipe._of(tables, {key: each for key, each in self.held.items() if key != "model.path"})
 
     @property
     def settings(self) -> Settings:
@@ -196,7 +192,7 @@ class Recipe:
                 task = dataclasses.replace(task, **{name: dataclasses.replace(held, **said)})
         if "task.env" in self.held:
             factory = recipe.task.env.factory if recipe.task.env else ""
-            task = dataclasses.replace(task, env=HeldEnv(factory=factory, env=self.held["task.env"]))
+            task = dataclasses.replace(task, env=InMemoryEnv(factory=factory, env=self.held["task.env"]))
         if functions := self.held.get("verifier.function"):
             made = tuple(functions.get(each.name, each) for each in verifier.function)
             verifier = dataclasses.replace(verifier, function=made)
@@ -240,12 +236,14 @@ class Recipe:
             raise UserError("it has splits", where=key.partition(".")[2], mend=mend)
         if isinstance(given, Mapping) or (dataclasses.is_dataclass(given) and not isinstance(given, type)):
             return table_of(key, given)
-        if hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas'
+        if hasattr(given, "to_dicts") or hasattr(given, "to_pylist"):  # polars', pyarrow's
+            given = given.to_dicts() if hasattr(given, "to_dicts") else given.to_pylist()
+        elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas'
             given = given.to_dict("records")
         if not isinstance(given, Iterable):
             what = f"a {type(given).__name__} holds no records"
             raise UserError(what, where=key.partition(".")[2], mend="give a path, or dictionaries")
-        held = self.held[key] = Held.of(given)
+        held = self.held[key] = InMemoryData.of(given)
         return {"path": held.path}
 
     def _env(self, given: Any) -> dict[str, Any]:
@@ -286,11 +284,11 @@ class Recipe:
         """The name under which the function's score is recorded; another one's of that name gets a number."""
         entries = self.tables["verifier"].setdefault("function", [])
         names = {entry["name"] for entry in entries}
-        called = None if isinstance(given, str) else Called.of(given)
+        called = None if isinstance(given, str) else InProcessFunction.of(given)
         own = called.name if called else re.split("[:.]", str(given))[-1]
         name = next(n for k in range(1, 100) if (n := own if k == 1 else f"{own}_{k}") not in names)
         if called:
-            called = Called.of(called.call, name)
+            called = InProcessFunction.of(called.call, name)
             self.held.setdefault("verifier.function", {})[name] = called
         entries.append({"function": called.function if called else given, "name": name})
         return name

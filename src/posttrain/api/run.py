@@ -11,6 +11,7 @@ from posttrain.api.answering import answers, evaluate_recipe
 from posttrain.api.recipe import Recipe
 from posttrain.api.words import python_words
 from posttrain.base.nearest import did_you_mean
+from posttrain.data import InMemoryData, load_tasks
 from posttrain.models.pretrained import silent
 from posttrain.recipe.target import check_run, newest_of, trained
 from posttrain.report import write
@@ -68,21 +69,24 @@ class Run(os.PathLike[str]):
 
         sampling: temperature, max_new_tokens and so on, in place of the recipe's.
         """
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        if not all(isinstance(message, Mapping) for message in messages):
+        if not isinstance(prompt, str) and not all(isinstance(message, Mapping) for message in prompt):
             what = "a prompt is a text, or a list of messages {'role': ..., 'content': ...}"
             raise UserError(what, where="sample", mend="ask one prompt at a time")
+        asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+        [task] = load_tasks(InMemoryData.of([{"prompt": asked}]))
         known = {f.name: getattr(self.recipe.settings.sampling, f.name) for f in fields(Sampling)}
         for name in sampling.keys() - known.keys():
             near = did_you_mean(name, known) or f"there are {', '.join(known)}"
             raise UserError(f"unknown keyword {name!r}", where="sample", mend=near)
         with python_words():
             try:
+                if isinstance(sampling.get("stop"), str):
+                    sampling["stop"] = (sampling["stop"],)
                 how = Sampling(**known | sampling)
-            except ValueError as error:
+            except (ValueError, TypeError) as error:
                 raise UserError(str(error), where="sample") from None
             recipe, adapter = trained(self.recipe.settings, self.path)
-            return [answer.text for answer in answers(recipe, adapter, messages, n, how, seed, silent)]
+            return [answer.text for answer in answers(recipe, adapter, task.messages, n, how, seed, silent)]
 
     def evaluate(self, data: Any = None, limit: int | None = None) -> dict[str, float]:
         """Accuracy, reward and length of the newest checkpoint on held-out tasks, of a method that samples.

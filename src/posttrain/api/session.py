@@ -5,7 +5,7 @@ import gc
 import os
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from posttrain.api.training import (
     claimed_directory,
     open_run,
     prepare,
+    say,
     with_copies,
 )
 from posttrain.api.words import in_python, python_words
@@ -91,10 +92,11 @@ class Session(session.Session):
                 stack.enter_context(process.as_before())
                 if found.recipe.run.threads:
                     torch.set_num_threads(found.recipe.run.threads)
-                found, chosen = prepare(found, directory, title=name, resume=resume, say=silent)
+                said = silent if show == "none" else say
+                found, chosen = prepare(found, directory, title=name, resume=resume, say=said)
                 shown: Show = stack.enter_context(view(show, found.recipe.run.updates))
-                parts = build.parts_of(
-                    chosen, directory, resume=resume, config=found.tables, show=shown, say=silent
+                parts = build.build_session_parts(
+                    chosen, directory, resume=resume, config=found.tables, show=shown, say=said
                 )
             except (UserError, KeyboardInterrupt) as error:
                 if not resume:
@@ -165,7 +167,7 @@ class Session(session.Session):
         with python_words():
             return super()._ready()
 
-    def _found(self, directory: RunDir, resume: bool) -> config.Read:
+    def _found(self, directory: RunDir, resume: bool) -> config.LoadedRecipe:
         """The recipe, with a model of the program's own as this directory keeps it.
 
         UserError if a run is resumed with a recipe that would not have made it.
@@ -180,11 +182,13 @@ class Session(session.Session):
             start = (
                 before.tables["model"]["path"] if before else str(_save_given_model(self.recipe, directory))
             )
-            self.recipe = self.recipe.with_model(start)
+            self.recipe = self.recipe.replace(**{"model.path": start})
         if before is None:
             return self.recipe.found
         given = self.recipe.found
-        now = with_copies(config.Read(self.recipe.plain, given.tables, given.where), directory.path).recipe
+        now = with_copies(
+            config.LoadedRecipe(self.recipe.plain, given.tables, given.where), directory.path
+        ).recipe
         check_same(now, before.recipe, file)
         return given
 
@@ -228,6 +232,10 @@ def evaluate(
 
     At eval.temperature, 0 if it is not given, and of eval.limit tasks, by default the first 200.
     """
+    if "temperature" in (tables.get("sampling") or {}):
+        what = "answers are drawn at eval.temperature"
+        raise UserError(what, where="sampling.temperature", mend="eval={'temperature': ...}")
+    data = list(data) if isinstance(data, Iterator) else data
     with python_words():
         recipe = Recipe(model, data=data, held_out=data, reward=reward, env=env, **tables)
         if "model.path" in recipe.held:

@@ -1,8 +1,7 @@
 """A recipe that was read, run to its end: what `posttrain train` and each stage of a pipeline do."""
 
-import hashlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from posttrain.report.watch import Watch
 from posttrain.runtime import build
 from posttrain.runtime.ranks.ranked import agree
 from posttrain.runtime.record.journal import Show, stop_recorded, stop_requested
-from posttrain.runtime.record.rundir import CODE, RunDir, code_versions
+from posttrain.runtime.record.resume import DATA, check_digests, digest_of_data, digests_of, read_digests
+from posttrain.runtime.record.rundir import CODE, RunDir, code_versions, kept
 from posttrain.runtime.record.schedule import RecordedSchedule
 from posttrain.runtime.session import Session
 from posttrain.types import RunError, UserError
@@ -33,10 +33,6 @@ from posttrain.types import RunError, UserError
 MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
 """Tables that a run may be resumed with otherwise than it was started: no weight depends on them, but for the
 rounding of sums over another number of ranks."""
-
-
-def _silent(phase: str, numbers: Mapping[str, float]) -> None:
-    """Shows nothing."""
 
 
 def say(text: str) -> None:
@@ -63,7 +59,7 @@ def claimed_directory(name: str, root: str = "runs") -> Path:
 
 
 def train(
-    found: config.Read,
+    found: config.LoadedRecipe,
     path: Path,
     *,
     title: str,
@@ -80,7 +76,7 @@ def train(
     """
     if ranks is ALONE:
         check_alone()
-    shown = _silent if ranks.rank else shown
+    shown = terminal.quiet if ranks.rank else shown
     directory = None if ranks.rank else open_run(found, path, resume)
     ranks.gather(None, "the run directory")
     directory = directory or RunDir(path, resume=resume, rank=ranks.rank)
@@ -101,13 +97,15 @@ def train(
     except KeyboardInterrupt as error:
         if str(error) or resume:
             raise
+        if json_lines(path / "metrics.jsonl")[0]:
+            raise KeyboardInterrupt(kept(path)) from None
         directory.discard()
         raise KeyboardInterrupt("nothing was trained yet") from None
     finally:
         directory.close()
 
 
-def open_run(found: config.Read, path: Path, resume: bool) -> RunDir:
+def open_run(found: config.LoadedRecipe, path: Path, resume: bool) -> RunDir:
     """The run directory, with copies of the recipe's own code in it."""
     directory = RunDir(path, resume=resume)
     try:
@@ -119,19 +117,16 @@ def open_run(found: config.Read, path: Path, resume: bool) -> RunDir:
     return directory
 
 
-def _config_text(found: config.Read, run: Path) -> str:
-    """The recipe as the run keeps it: its own code by the copies, each with its digest."""
+def _config_text(found: config.LoadedRecipe, run: Path, digests: Mapping[str, str]) -> str:
+    """The recipe as the run keeps it: its own code by the copies; with digests of what it read."""
     here = str((run / CODE).resolve())
     text = dump(config.renamed(found.tables, lambda name: name.replace(here, CODE, 1)))
-    kept = sorted((run / CODE).glob("*.py"))
-    return text + "".join(f"\n# {CODE}/{copy.name}: BLAKE2b {_digest(copy)}\n" for copy in kept)
+    return text + "".join(f"\n# {name}: BLAKE2b {digest}\n" for name, digest in digests.items())
 
 
-def _digest(file: Path) -> str:
-    return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
-
-
-def with_copies(found: config.Read, run: Path, say: Callable[[str], None] = silent) -> config.Read:
+def with_copies(
+    found: config.LoadedRecipe, run: Path, say: Callable[[str], None] = silent
+) -> config.LoadedRecipe:
     """The recipe with the run's copies of code of one's own, if it has them; `say` is told what differs."""
 
     def copied(name: str) -> str:
@@ -160,17 +155,17 @@ def check_alone() -> None:
 
 
 def prepare(
-    found: config.Read,
+    found: config.LoadedRecipe,
     directory: RunDir,
     *,
     title: str,
     resume: bool,
     say: Callable[[str], None],
     ranks: Ranks = ALONE,
-) -> tuple[config.Read, build.Plan]:
+) -> tuple[config.LoadedRecipe, build.Plan]:
     """The recipe as this run began, and its plan; the directory then describes both. UserError if refused."""
     path = directory.path
-    found = as_begun(found, path)
+    found, before = as_begun(found, path), read_digests(path)
     if resume and weights_alone(directory.checkpoints):
         raise UserError(
             "its checkpoints hold weights alone, or are of another version: nothing goes on from them",
@@ -179,16 +174,22 @@ def prepare(
         )
     checked = None if ranks.rank else path / ".prompts.json"
     chosen = build.plan(found.recipe, say, path, checked, ranks=ranks.size)
-    agree(ranks, dump(found.tables), code_versions(), chosen.resolved.train or chosen.groups)
+    now = digests_of(found.tables, path) | {DATA: digest_of_data(chosen.resolved.train or chosen.groups)}
+    check_digests(before, now, say)
+    agree(ranks, dump(found.tables), code_versions(), now[DATA])
     # All cut their rows alike.
     budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
     chosen = replace(chosen, microbatch_tokens=budget)
     chosen.disk.check(path)
-    directory.describe(_config_text(found, path), f"{title}: {chosen.resolved.line.title}", chosen.sections())
+    directory.describe(
+        _config_text(found, path, now), f"{title}: {chosen.resolved.line.title}", chosen.sections()
+    )
     return found, chosen
 
 
-def as_begun(found: config.Read, run: Path, say: Callable[[str], None] = silent) -> config.Read:
+def as_begun(
+    found: config.LoadedRecipe, run: Path, say: Callable[[str], None] = silent
+) -> config.LoadedRecipe:
     """The recipe with what auto came to as dtype and date: where the run in this directory began, or here.
 
     So the policy goes on in the same numbers and reads the same prompts wherever and whenever it is resumed.
@@ -211,15 +212,19 @@ def as_begun(found: config.Read, run: Path, say: Callable[[str], None] = silent)
 def _run(
     chosen: build.Plan, directory: RunDir, how: Mapping[str, Any], shown: Show | None
 ) -> dict[str, float]:
+    """The metrics of the last evaluation, once every update is made; a signal asks it to save and stop."""
+    updates, told = chosen.resolved.recipe.run.updates, silent if shown else say
+    watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
+    view: AbstractContextManager[Show] = (
+        nullcontext(shown) if shown else terminal.Terminal(err, updates, watch)
+    )
     try:
-        if shown:
-            last = _run_to_end(chosen, directory, how, shown, silent)
-        else:
-            watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
-            with terminal.Terminal(err, chosen.resolved.recipe.run.updates, watch) as shown:
-                last = _run_to_end(chosen, directory, how, shown, say)
+        with view as show:
+            session = Session(build.build_session_parts(chosen, directory, **how, show=show, say=told))
+            with stop_recorded(directory.path, directory.own), session, stop_requested() as stopped:
+                last = session.finish(stopped)
     except BaseException:
-        with suppress(Exception):  # on a full disk the first error is the one to tell
+        with suppress(Exception, KeyboardInterrupt):  # on a full disk the first error is the one to tell
             if not directory.rank:
                 write(directory.path)
         raise
@@ -230,19 +235,6 @@ def _run(
     except UserError as error:
         raise RunError(f"the run has ended and is saved, but {error}") from None
     return last
-
-
-def _run_to_end(
-    chosen: build.Plan,
-    directory: RunDir,
-    how: Mapping[str, Any],
-    shown: Show,
-    say: Callable[[str], None],
-) -> dict[str, float]:
-    """The metrics of the last evaluation, once every update is made; a signal asks it to save and stop."""
-    session = Session(build.parts_of(chosen, directory, **how, show=shown, say=say))
-    with stop_recorded(directory.path, directory.own), session, stop_requested() as stopped:
-        return session.finish(stopped)
 
 
 def check_same(now: Recipe, before: Recipe, file: Path) -> None:
@@ -278,6 +270,8 @@ def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
 def _like(now: Recipe, before: Recipe, *, longer: bool) -> Recipe:
     """The recipe with what may differ as it was."""
     same = replace(now, **{name: getattr(before, name) for name in MAY_DIFFER})
+    # Curricula and selection go by it.
+    same = replace(same, eval=replace(same.eval, right=now.eval.right))
     return replace(same, run=replace(same.run, updates=before.run.updates)) if longer else same
 
 

@@ -6,7 +6,7 @@ A chat template turns messages into text. It is asked for three texts only:
 - what follows a policy's turn, up to where it speaks again (`extend`), found by rendering an
   answer that is a placeholder and taking what comes behind it. So a conversation only ever
   grows, and a template that rewrites earlier turns (dropping their reasoning) changes nothing;
-- in training data, one answer (`render_supervised`, `answered`), found behind a question of ours.
+- in training data, one answer (`render_supervised`, `render_answers`), found behind a question of ours.
 
 Tokens are those of the whole text tokenised once. What a policy is asked ends in a token of its own,
 though: where the tokenizer would merge a prompt with its answer, it is cut between the two. Behind a
@@ -153,7 +153,7 @@ class Chat:
         rest = self._behind_end(opening)
         return tokens + rest, trained + [False] * len(rest)
 
-    def answered(
+    def render_answers(
         self, messages: Sequence[Message], answers: Sequence[str]
     ) -> list[tuple[list[int], list[bool]]]:
         """For each answer the tokens of the question with it, and whether each token is of the answer.
@@ -169,7 +169,7 @@ class Chat:
             out.append(([*before, *own, end, *rest], mine))
         return out
 
-    def judged(self, messages: Sequence[Message], answers: Sequence[str]) -> list[list[int]]:
+    def render_for_judge(self, messages: Sequence[Message], answers: Sequence[str]) -> list[list[int]]:
         """The tokens of the whole conversation with each answer at its end, word for word: for a judge.
 
         In an answer nothing is ever taken for a special token.
@@ -177,7 +177,7 @@ class Chat:
         before, after = self._around(self._guarded(messages))
         return [self._first(before + self._literal.guarded(answer) + after) for answer in answers]
 
-    def stepped(
+    def render_steps(
         self, messages: Sequence[Message], steps: Iterable[str], separator: str
     ) -> tuple[list[int], list[int]]:
         """The tokens of a question and the steps of an answer, a separator behind each; where each one ends.

@@ -18,12 +18,13 @@ from posttrain.types import UserError
 
 EXTRAS = {
     "reasoning_gym": "reasoning-gym",
-    "gymnasium": "gymnasium",
-    "textarena": "textarena",
-    "openenv": "openenv",
     "verifiers": "verifiers-envs",
+    "jsonschema": "verifiers",
+    "sqlglot": "verifiers",
+    "lark": "verifiers",
+    "bm25s": "tools",
 }
-"""The extra that installs each."""
+"""The extra that installs each which is called otherwise."""
 
 
 def there(name: str) -> bool:
@@ -34,7 +35,7 @@ def there(name: str) -> bool:
 def require(name: str, where: str) -> None:
     """UserError, at this key, if it is not installed."""
     if not there(name):
-        mend = f"pip install 'posttrain[{EXTRAS[name]}]'"
+        mend = f"pip install 'posttrain[{EXTRAS.get(name, name)}]'"
         raise UserError(f"the library {name} is not installed", where=where, mend=mend)
 
 

@@ -48,3 +48,15 @@ class LoopbackRequest(BaseHTTPRequestHandler):
 
     def log_message(self, *words: Any) -> None:
         """Says nothing: a line for each request would bury the address."""
+
+    def say(self, code: int, kind: str, text: str) -> None:
+        """Answers with this text, whose kind no browser guesses, and which none keeps or shows in a frame."""
+        content = text.encode("utf-8", "replace")
+        self.send_response(code)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.end_headers()
+        self.wfile.write(content)

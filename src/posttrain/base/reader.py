@@ -187,14 +187,12 @@ def _strict(cls: type) -> type:
         f.name: typing.Annotated[_strict_type(hints[f.name]), Field(alias=key_of(f.name))]
         for f in dataclasses.fields(cls)
     }
-    defaults = {
-        f.name: f if f.default_factory is not dataclasses.MISSING else f.default
+    fields = {
+        f.name: f.default
+        if f.default_factory is dataclasses.MISSING
+        else dataclasses.field(default_factory=f.default_factory)
         for f in dataclasses.fields(cls)
         if f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING
-    }
-    fields = {
-        name: dataclasses.field(default_factory=d.default_factory) if isinstance(d, dataclasses.Field) else d
-        for name, d in defaults.items()
     }
     body = {"__annotations__": annotations, "__doc__": cls.__doc__, "__module__": cls.__module__, **fields}
     made: type = checked(config=STRICT, frozen=True, kw_only=True)(type(cls.__name__, (cls,), body))

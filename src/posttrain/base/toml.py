@@ -1,4 +1,4 @@
-"""Tables written as TOML, which the standard library only reads."""
+"""Tables written as TOML, which the standard library only reads, and their dotted keys."""
 
 import json
 import math
@@ -18,6 +18,21 @@ def dump(tables: Mapping[str, Any]) -> str:
     name = "grpo"
     """
     return "\n".join(_table(name, table) for name, table in tables.items())
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by their dotted keys.
+
+    >>> flat({"model": {"path": "m"}, "run.seed": 1})
+    {'model.path': 'm', 'run.seed': 1}
+    """
+    out: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping) and value:
+            out |= flat(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out
 
 
 def _table(name: str, table: Mapping[str, Any]) -> str:

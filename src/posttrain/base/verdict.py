@@ -6,12 +6,15 @@ from typing import Any
 
 from posttrain.types import Verdict
 
+LARGEST = 1e15
+"""Of a score or reward. Losses square what a group's differ by, in float32, which ends at 3e38."""
+
 
 def number(value: object) -> float | None:
-    """The finite number that a value is, be it of another library; None if it is none.
+    """The number that a value is, be it of another library; None if it is none, or beyond LARGEST.
 
-    >>> number(True), number("1"), number(float("nan"))
-    (1.0, None, None)
+    >>> number(True), number("1"), number(float("nan")), number(1e16)
+    (1.0, None, None, None)
     """
     if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == ():
         value = value.item() if hasattr(value, "item") else value  # a 0-dimensional array or tensor
@@ -21,7 +24,7 @@ def number(value: object) -> float | None:
         found = float(value)
     except OverflowError:  # an int beyond the largest float
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= LARGEST else None  # NaN is not
 
 
 def sound(verdict: Verdict) -> Verdict:
@@ -55,6 +58,8 @@ def sound(verdict: Verdict) -> Verdict:
 def _finite(value: object, what: str) -> float:
     found = number(value)
     if found is None:
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+            raise ValueError(f"{what} is beyond {LARGEST:g}, which losses cannot square")
         shown = str(float(value)) if isinstance(value, float) else type(value).__name__
         raise ValueError(f"{what} is {shown}, not a finite number")
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from posttrain.base.process import cores
 from posttrain.engines.native import decode_kernel
 from posttrain.learner import kernels
 from posttrain.models.compiled import compiler
@@ -36,7 +37,7 @@ def examine() -> list[Fact]:
     facts = [
         Fact("python", f"{platform.python_version()} at {sys.executable}", sys.version_info >= (3, 11)),
         Fact("torch", torch.__version__, True),
-        Fact("cores", f"{len(os.sched_getaffinity(0))}", True),
+        Fact("cores", f"{cores()}", True),
         Fact("memory free", gib(free_memory(cpu)), free_memory(cpu) > 4 << 30, ""),
         _bfloat16(),
         _kernels(),

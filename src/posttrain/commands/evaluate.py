@@ -1,6 +1,8 @@
 """`posttrain eval`: a model on suites of problems, or on the held-out tasks of its recipe."""
 
 import json
+import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +27,8 @@ from posttrain.recipe.config import read_verifier
 from posttrain.recipe.recipe import EngineChoice
 from posttrain.recipe.target import target_of
 from posttrain.report.terminal import err, out
-from posttrain.runtime.policy import Say
+from posttrain.runtime.model_info import Say
+from posttrain.runtime.record.rundir import claim
 from posttrain.types import UserError
 
 DataFiles = Annotated[
@@ -115,8 +118,9 @@ def _answer(
         each.suite.name: fingerprint(each.suite, problems, each.chat, each.sampling, each.samples)
         for each, problems in asked
     }
-    found = results.begun(where, who.name, prints)
+    held = claim(where, "wait until it ends, or name another --out", "evaluation")
     try:
+        found = results.begun(where, who.name, prints)
         for asking, problems in asked:
             name = asking.suite.name
             _suite(who, asking, problems, where, quiet=as_json)
@@ -124,6 +128,8 @@ def _answer(
             results.save(where, found)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"run it again with --out {where}, and it goes on") from None
+    finally:
+        os.close(held)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -140,12 +146,11 @@ def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool
         )
     found, recipe, adapter = target_of(Path(target), sets, model, told)
     process.configure(recipe.run.threads)
-    try:
+    with found.located():
         metrics = evaluate_recipe(recipe, adapter, told)
-    except UserError as error:
-        raise found.locate(error) from None
     if as_json:
-        typer.echo(json.dumps(metrics))
+        known = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        typer.echo(json.dumps(known, allow_nan=False))
         return
     for key, value in metrics.items():
         out.print(f"{key:16} {value:.4f}")

@@ -16,6 +16,7 @@ from posttrain.evaluation.changes import Change, compare, sections
 from posttrain.models import checkpoint, pretrained
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run
+from posttrain.report.page import put
 from posttrain.report.terminal import console, err, out
 from posttrain.types import UserError
 
@@ -52,13 +53,11 @@ def inspect(
     if folder is None:
         mend = "one is written after the last update, and every checkpoint.every updates"
         raise UserError("has no whole checkpoint", where=str(run), mend=mend)
-    try:
+    with found.located():
         needed = against is None or (folder / "adapter").exists()
         begun = pretrained.resolve(found.recipe.model.path) if needed else None
         comparison = compare(folder, found.recipe, begun, _named(against))
         names = comparison.names()
-    except UserError as error:
-        raise found.locate(error) from None
     with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
         changes = [comparison.change(name) for name in bar.track(names, description="measuring")]
     start = against or found.recipe.model.path
@@ -68,7 +67,7 @@ def inspect(
         **sections(changes),
         "left_out": comparison.left_out(),
     }
-    _write(run / "inspect.json", report)
+    put(run / "inspect.json", json.dumps(report, indent=1) + "\n")
     changes.sort(key=lambda c: -math.inf if c.relative is None else c.relative, reverse=True)
     if as_json:
         for each in changes[:limit]:
@@ -77,7 +76,7 @@ def inspect(
     _print(report, changes[: limit or ROWS])
 
 
-def _read(run: Path) -> config.Read:
+def _read(run: Path) -> config.LoadedRecipe:
     check_run(run, "name a directory that posttrain train left")
     return config.read(run / "config.toml")
 
@@ -91,13 +90,6 @@ def _named(against: str | None) -> Path | None:
     except UserError as error:
         where, mend = (text.replace(pretrained.KEY, "--against") for text in (error.where, error.mend))
         raise UserError(error.what, where=where, mend=mend) from None
-
-
-def _write(file: Path, report: dict[str, Any]) -> None:
-    try:
-        file.write_text(json.dumps(report, indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"cannot be written: {error}", where=str(file)) from None
 
 
 def _print(report: dict[str, Any], changes: Sequence[Change]) -> None:

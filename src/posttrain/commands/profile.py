@@ -22,6 +22,7 @@ from posttrain.methods.table import label
 from posttrain.models.fingerprint import digest
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
+from posttrain.report.page import put
 from posttrain.report.profile import COLUMNS, remarks, table
 from posttrain.report.terminal import console, out, quiet
 from posttrain.runtime import build
@@ -68,18 +69,13 @@ def profile(
     if file is not None and not file.absolute().parent.is_dir():
         raise UserError("there is no such directory", where=str(file.parent), mend="make it, or name another")
     told = silent if as_json else say
-    try:
+    with found.located():
         _check(found.recipe, updates)
         with process.configured(found.recipe.run.threads):
             made = _profiled(found, updates, told)
-    except UserError as error:
-        raise found.locate(error) from None
     text = json.dumps({"recipe": str(recipe), **made})
     if file is not None:
-        try:
-            file.write_text(text + "\n")
-        except OSError as error:
-            raise UserError(f"cannot be written: {error.strerror}", where=str(file)) from None
+        put(file, text + "\n")
     if as_json:
         typer.echo(text)
     else:
@@ -100,7 +96,7 @@ def _check(recipe: Any, updates: int) -> None:
         raise UserError(what, where="run.updates", mend="name fewer with --updates, or --set run.updates=...")
 
 
-def _profiled(found: config.Read, updates: int, told: Callable[[str], None]) -> dict[str, Any]:
+def _profiled(found: config.LoadedRecipe, updates: int, told: Callable[[str], None]) -> dict[str, Any]:
     """Everything that is known of the recipe's updates, as plain numbers."""
     recipe = replace(found.recipe, track=replace(found.recipe.track, sinks=()))
     with _ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="posttrain-profile-") as place:
@@ -173,7 +169,9 @@ def _play(
     trained = 0
     try:
         with timed_parts(clock) if clock else nullcontext():
-            parts = build.parts_of(chosen, directory, resume=False, config=tables, show=quiet, say=silent)
+            parts = build.build_session_parts(
+                chosen, directory, resume=False, config=tables, show=quiet, say=silent
+            )
             with Session(parts) as session:
                 for number in range(1 + updates):
                     if clock and number == 1:

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -20,12 +20,12 @@ from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.target import Target, target_of
 from posttrain.report import write
 from posttrain.report.terminal import err, out
-from posttrain.runtime.policy import surroundings
+from posttrain.runtime.model_info import read_model_info
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.samples import search_line
 from posttrain.runtime.resolve import Resolved, resolve_recipe
-from posttrain.runtime.sampling import check_samplers, engine_of, rollouts_of
-from posttrain.samplers.players import Plays
+from posttrain.runtime.sampling import build_episode_runner, build_native_engine, check_samplers
+from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.search.choice import SearchChoice, Strategy
 from posttrain.types import Task, UserError
 
@@ -79,17 +79,17 @@ def search(
     process.configure(recipe.run.threads)
     choices = [replace(settings, strategy=each) for each in strategies] or [settings]
     _check_goals(goals, choices)
-    try:
+    with found.located():
         resolved, tasks = _resolve(recipe, choices, split, limit)
-        policy = surroundings(recipe, pretrained.silent if as_json else say)
-    except UserError as error:
-        raise found.locate(error) from None
+        policy = read_model_info(recipe, pretrained.silent if as_json else say)
     kept = RunDir(out_dir, resume=False) if out_dir else None
-    engine = engine_of(recipe, policy, adapter)
+    engine = build_native_engine(recipe, policy, adapter)
     told: dict[str, list[Line]] = {}
     for choice in choices:
         searched = replace(resolved, recipe=replace(recipe, search=choice))
-        told[choice.strategy] = lines = _run_searches(rollouts_of(searched, policy, engine), tasks, recipe)
+        told[choice.strategy] = lines = _run_searches(
+            build_episode_runner(searched, policy, engine), tasks, recipe
+        )
         for line in lines:
             _print(line, tree, as_json)
     said = [] if as_json else table(told, settings.moves)
@@ -133,7 +133,7 @@ def _write_page(kept: RunDir, told: Mapping[str, Sequence[Line]], config: str, a
     kept.describe(config, f"{about['of'].stem}: {' beside '.join(told)}", {"Search": about})
     with kept.recording():
         for name, lines in told.items():
-            kept.samples(name, partial(iter, lines), "trees")
+            kept.samples(name, lines, "trees")
     kept.close()
     return write(kept.path)
 
@@ -169,14 +169,11 @@ def _write_goals(path: Path | None, told: Mapping[str, Sequence[Line]]) -> None:
     path.write_text("".join(left), encoding="utf-8")
 
 
-def _run_searches(trees: Plays, tasks: Sequence[Task], recipe: Recipe) -> list[Line]:
+def _run_searches(trees: EpisodeRunner, tasks: Sequence[Task], recipe: Recipe) -> list[Line]:
     """What searches of these tasks came to, each as a line of trees/ with all its states."""
-    try:
-        with Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
-            line = bar.add_task("searches", total=len(tasks))
-            groups = trees.run(tasks, 1, recipe.sampling, lambda done: bar.update(line, completed=done))
-    finally:
-        trees.close()
+    with closing(trees), Progress(console=err, disable=not err.is_terminal, transient=True) as bar:
+        line = bar.add_task("searches", total=len(tasks))
+        groups = trees.run(tasks, 1, recipe.sampling, lambda done: bar.update(line, completed=done))
     return [search_line(episode, recipe.eval.right) for [episode] in groups]
 
 

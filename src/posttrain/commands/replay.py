@@ -8,11 +8,12 @@ import typer
 from safetensors.torch import load_file
 
 from posttrain.api.training import claimed_directory, train
-from posttrain.models.checkpoint import RESUME
+from posttrain.models.checkpoint import RESUME, numbered
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run
 from posttrain.report import terminal
 from posttrain.report.terminal import out
+from posttrain.runtime.record.resume import last_update
 from posttrain.runtime.record.schedule import RecordedSchedule
 from posttrain.types import RunError, UserError
 
@@ -39,6 +40,9 @@ def replay(
     if env is not None and not env.trusted and ahead.max_lag:
         what = "when an environment in a process of its own replied is in no record"
         raise UserError(what, where="task.repair" if found.recipe.task.repair else "task.env")
+    if last_update(run) < found.recipe.run.updates:
+        what = f"it has made {last_update(run)} of {found.recipe.run.updates} updates"
+        raise UserError(what, where=str(run), mend="end it with `posttrain train --resume` first")
     recorded = RecordedSchedule(run, ahead.samplers)
     path = run_dir or claimed_directory(f"{run.resolve().name}-replay")
     train(
@@ -58,7 +62,7 @@ def _beside(file: Path, run: Path, again: Path) -> Path:
 def _compared(run: Path, again: Path) -> tuple[int, int]:
     """How many tensors and samples are the same; RunError for the first that is not."""
     tensors = rows = 0
-    last = max((run / "checkpoints").glob("step_*"))
+    _, last = list(numbered(run / "checkpoints"))[-1]
     for file in sorted(each for each in last.rglob("*.safetensors") if each.parent.name != RESUME):
         one, other = load_file(file), load_file(_beside(file, run, again))
         for name, tensor in one.items():

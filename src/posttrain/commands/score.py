@@ -39,7 +39,14 @@ from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import is_run, target_of
 from posttrain.report.terminal import out
 from posttrain.runtime.dataset_rows import Group, Shaper, numbered
-from posttrain.runtime.policy import NO_TASK, Policy, Say, bounded, surroundings, weights_of
+from posttrain.runtime.model_info import (
+    NO_TASK,
+    ModelInfo,
+    Say,
+    load_weights,
+    read_model_info,
+    with_companion_models,
+)
 from posttrain.runtime.record.agreement import agreement, calibration_curve, correlation
 from posttrain.runtime.reference import AT_ONCE, load_or_score
 from posttrain.types import Batch, PerRow, Task, UserError
@@ -84,7 +91,7 @@ def score(
         raise UserError(what, where="--reference", mend="name it, or score a run directory")
     say = pretrained.silent if as_json else training.say
     rankings = _read(data, limit, say)
-    policy = _beside(origin, surroundings(chosen, say), say)
+    policy = _beside(origin, read_model_info(chosen, say), say)
     bound = min(max_length or policy.context, policy.context)
     shaper = Shaper(policy.chat, bound, marks=False)
     try:
@@ -136,11 +143,11 @@ def _origin(start: Recipe | None, chosen: Recipe, reference: str | None) -> Reci
     return replace(recipe, model=model, reference=Reference(path=named))
 
 
-def _beside(origin: Recipe, policy: Policy, say: Say) -> Policy:
+def _beside(origin: Recipe, policy: ModelInfo, say: Say) -> ModelInfo:
     """The policy, with answers no longer than π_ref can read; UserError for one of another tokenizer."""
     try:
         asked = replace(origin, reference=Reference(path=origin.model.path), critic=Critic())
-        return bounded(asked, policy, say)
+        return with_companion_models(asked, policy, say)
     except UserError as error:
         where = error.where.replace("reference.path", "--reference")
         raise UserError(error.what, where=where, mend=error.mend) from None
@@ -186,7 +193,7 @@ def _digest(*facts: object) -> str:
 
 
 def _logp(
-    recipe: Recipe, policy: Policy, groups: Sequence[Group], place: Path, adapter: Path | None = None
+    recipe: Recipe, policy: ModelInfo, groups: Sequence[Group], place: Path, adapter: Path | None = None
 ) -> PerRow:
     """log π(y | x) of every row, summed over its tokens, of what the recipe's training begins with.
 
@@ -210,10 +217,10 @@ def _logp(
     return torch.cat(found)
 
 
-def _weights(recipe: Recipe, policy: Policy, adapter: Path | None) -> Any:
+def _weights(recipe: Recipe, policy: ModelInfo, adapter: Path | None) -> Any:
     path, wide = pretrained.resolve(recipe.model.path), policy.dtype == torch.float32
     first = getattr(torch, recipe.model.dtype) if wide else policy.dtype
-    model = weights_of(recipe, replace(policy, path=path, dtype=first))
+    model = load_weights(recipe, replace(policy, path=path, dtype=first))
     if wide:
         for name, parameter in model.named_parameters():
             # Under an adapter, and of a reference elsewhere, the weights stay and have no masters.

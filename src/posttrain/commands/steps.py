@@ -15,10 +15,10 @@ from posttrain.models.pretrained import silent
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.target import target_of
 from posttrain.report.terminal import err
-from posttrain.runtime.policy import Policy, surroundings
+from posttrain.runtime.model_info import ModelInfo, read_model_info
 from posttrain.runtime.prompts import check_prompts
 from posttrain.runtime.resolve import Resolved, resolve_recipe
-from posttrain.runtime.sampling import engine_of
+from posttrain.runtime.sampling import build_native_engine
 from posttrain.types import UserError
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.workers.pool import Pool
@@ -60,10 +60,8 @@ def steps(
         estimate=hard if reachable else soft,
     )
     process.configure(recipe.run.threads)
-    try:
+    with found.located():
         resolved, verifier, policy = _resolve(recipe, limit or None)
-    except UserError as error:
-        raise found.locate(error) from None
     r = recipe.rollout
     with (
         Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool,
@@ -72,7 +70,7 @@ def steps(
         line = bar.add_task("continuations", total=budget or None)
         records = step_labels(
             resolved.train,
-            engine_of(recipe, policy, adapter),
+            build_native_engine(recipe, policy, adapter),
             policy.chat,
             verifier,
             pool,
@@ -80,7 +78,7 @@ def steps(
             how,
             context=min(policy.context, recipe.engine.cache_tokens),
             seed=recipe.run.seed,
-            seen=lambda spent: bar.update(line, completed=spent),
+            on_progress=lambda spent: bar.update(line, completed=spent),
         )
         answers, labelled = _write_records(records, out)
     err.print(f"{answers} answers with {labelled} steps: {out}", soft_wrap=True)
@@ -104,12 +102,15 @@ def _write_records(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, i
     return answers, labelled
 
 
-def _resolve(recipe: Recipe, limit: int | None) -> tuple[Resolved, Verifier, Policy]:
+def _resolve(recipe: Recipe, limit: int | None) -> tuple[Resolved, Verifier, ModelInfo]:
     """What the recipe asks first, who judges, and its model; UserError if nobody could judge, or answer."""
     resolved = resolve_recipe(recipe)
     if not resolved.online or resolved.verifier is None:
         what = "steps are judged by where they lead, and this recipe has no verifier that could"
         raise UserError(what, where="verifier", mend="take the recipe of an online method")
-    first, policy = replace(resolved, train=resolved.train[:limit], held_out=()), surroundings(recipe, silent)
+    first, policy = (
+        replace(resolved, train=resolved.train[:limit], held_out=()),
+        read_model_info(recipe, silent),
+    )
     check_prompts(first, policy)
     return first, resolved.verifier, policy

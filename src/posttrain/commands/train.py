@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 
 from posttrain.api.answering import answers, recipe_of
-from posttrain.api.training import as_begun, check_same, claimed_directory, print_plan, say
+from posttrain.api.training import as_begun, check_same, claimed_directory, free_directory, print_plan, say
 from posttrain.api.training import train as train_in
 from posttrain.base import process
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
 from posttrain.models import pretrained
+from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages
 from posttrain.recipe import config
 from posttrain.report import terminal, write
@@ -65,10 +66,8 @@ def train(
         words = ["train", str(recipe), *(word for each in sets or () for word in ("--set", each))]
         for key, value in options.items():
             words += [key, *([] if value is True else [str(value)])] if value else []
-        try:
+        with found.located():
             raise typer.Exit(launch(found.recipe, words))
-        except UserError as error:
-            raise found.locate(error) from None
     with join_ranks(found.recipe.train) as ranks:
         # What is started again goes on, if it had begun.
         again = any(ranks.gather(restarts() > 0, "the start"))
@@ -79,17 +78,15 @@ def train(
         if resume:
             found = as_begun(found, path, say)
             if (before := path / "config.toml").exists():
-                try:
+                with found.located():
                     check_same(found.recipe, config.read(before).recipe, before)
-                except UserError as error:
-                    raise found.locate(error) from None
         shown = (terminal.as_json if as_json else terminal.quiet) if quiet or as_json else None
         last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown, ranks=ranks)
     if ranks.rank:
         return
     result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
     if not as_json:
-        newest = max((path / "checkpoints").glob("step_*"))
+        _, newest = list(numbered(path / "checkpoints"))[-1]
         kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
         out.print(f"done: {result}  {kind} {newest / kind}  report {path / 'report.html'}", soft_wrap=True)
 
@@ -114,12 +111,11 @@ def validate(
         typer.echo(json.dumps({"valid": True, "stages": names}) if as_json else f"{recipe}: valid")
         return
     found = config.read(recipe, sets or ())
-    try:
+    with found.located():
         ranks = ranks or found.recipe.train.ranks or 1
-        chosen = build.plan(found.recipe, pretrained.silent if as_json else say, ranks=ranks)
+        told, place = pretrained.silent if as_json else say, free_directory(recipe.stem)
+        chosen = build.plan(found.recipe, told, place, ranks=ranks)
         pieces = transcript(chosen.resolved, chosen.policy)
-    except UserError as error:
-        raise found.locate(error) from None
     if as_json:
         typer.echo(json.dumps({"valid": True, "plan": chosen.sections(), "notes": chosen.policy.notes}))
         return

@@ -59,7 +59,7 @@ def verify(
             given,
             workers=workers,
             deadline_s=deadline,
-            seen=lambda count: bar.update(line, completed=count),
+            on_progress=lambda count: bar.update(line, completed=count),
         )
         for response, verdict in zip(given, found, strict=True):
             classes[verdict.label] += 1

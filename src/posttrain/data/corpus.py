@@ -30,9 +30,9 @@ KEPT_TOKENS = 1 << 22
 class Corpus(Sequence[Trajectory]):
     """The rows of some documents; each is made when it is taken.
 
-    >>> from posttrain.data.documents import Held
+    >>> from posttrain.data.documents import InMemoryDocuments
     >>> def spelt(text): return [ord(c) for c in text]
-    >>> one = Corpus([Held(["abcde"])], Text(path="-"), encode=spelt, eos=0, max_length=4)
+    >>> one = Corpus([InMemoryDocuments(["abcde"])], Text(path="-"), encode=spelt, eos=0, max_length=4)
     >>> [row.tokens for row in one]
     [[0, 97, 98, 99], [99, 100, 101, 0]]
     >>> one.tokens, one.utf8_bytes(), one.longest

@@ -146,7 +146,7 @@ class JsonLines:
 
 
 @dataclass(frozen=True)
-class Held:
+class InMemoryDocuments:
     """Documents in memory."""
 
     texts: Sequence[str]
@@ -196,7 +196,7 @@ def _source(path: str, text: Text) -> Source:
         if file.name.lower().endswith(".txt.gz"):
             raise UserError("of gzipped files only records are read", where=path, mend="unpack it")
     found = (text_of(record) for record in read_records(path, split=text.split, subset=text.subset))
-    return Held([document for document in found if document.strip()])
+    return InMemoryDocuments([document for document in found if document.strip()])
 
 
 def documents(text: Text) -> Iterator[str]:

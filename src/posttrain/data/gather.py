@@ -75,10 +75,10 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held(Data):
+class InMemoryData(Data):
     """Records that a program holds, or tasks. Their path is a name with a digest of them.
 
-    >>> Held.of([{"prompt": "1 + 1?", "answer": "2"}]).path
+    >>> InMemoryData.of([{"prompt": "1 + 1?", "answer": "2"}]).path
     'memory:1 records, becc3bb2'
     """
 
@@ -87,7 +87,7 @@ class Held(Data):
     """Those that the records were made of, if there were some."""
 
     @staticmethod
-    def of(items: Iterable[Any]) -> "Held":
+    def of(items: Iterable[Any]) -> "InMemoryData":
         """These mappings, or these tasks; UserError for anything else, and for nothing."""
         given = list(items)
         wrong = next((each for each in given if not isinstance(each, Mapping | Task)), None)
@@ -97,21 +97,38 @@ class Held(Data):
                 what, where="data", mend="give dictionaries such as {'prompt': ..., 'answer': ...}"
             )
         tasks = [each for each in given if isinstance(each, Task)]
-        records = [_recorded(each) if isinstance(each, Task) else dict(each) for each in given]
-        text = json.dumps(records, sort_keys=True, default=str)
+        records = [_recorded(each) if isinstance(each, Task) else _plain(each) for each in given]
+        text = json.dumps(records, sort_keys=True, default=_told)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         path = f"{MEMORY}{len(records)} records, {digest}"
-        return Held(path=path, records=records, tasks=tasks if len(tasks) == len(given) else ())
+        return InMemoryData(path=path, records=records, tasks=tasks if len(tasks) == len(given) else ())
 
     def read(self) -> list[Record]:
         """The records, numbered."""
         return [of_columns(dict(each), f"data:{number}") for number, each in enumerate(self.records, start=1)]
 
 
+def _plain(value: Any) -> Any:
+    """What a file could hold, of arrays, sets and mappings with other keys than texts; the rest as it is."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    if isinstance(value, set | frozenset):
+        return sorted(map(_plain, value), key=repr)
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
+
+
+def _told(value: Any) -> str:
+    """What stands for other objects in a digest: the same in every process."""
+    says = any(vars(kind).keys() & {"__str__", "__repr__"} for kind in type(value).__mro__[:-1])
+    return str(value) if says else type(value).__name__
+
+
 def _recorded(task: Task) -> dict[str, Any]:
     prompt: Any = [dict(message) for message in task.messages]
-    if not task.conversational and len(prompt) == 1 and prompt[0]["role"] == "user":
-        prompt = prompt[0]["content"]
+    if not task.conversational and len(prompt) == 1 and prompt[0].get("role") == "user":
+        prompt = prompt[0].get("content")
     answer = {} if task.answer is None else {"answer": task.answer}
     return {**task.fields, "id": task.id, "prompt": prompt, **answer}
 

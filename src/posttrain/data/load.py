@@ -1,15 +1,15 @@
 """Tasks and conversations from records."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.data.calls import tools_of
 from posttrain.data.fields import WORKED, Fields
-from posttrain.data.gather import Data, Form, Held, Say, gather, silent
+from posttrain.data.gather import Data, Form, InMemoryData, Say, gather, silent
 from posttrain.data.shapes import shaped
-from posttrain.types import Message, Task
+from posttrain.types import Message, Task, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,36 @@ def load_tasks(data: Data, *, say: Say = silent) -> list[Task]:
     Ids are the records' own `id`, or else their file and line, and the same under any seed and limit.
     `say` is told in one line which forms were recognised, and what was skipped in another.
     """
-    if isinstance(data, Held) and data.tasks:
-        return list(data.tasks)
+    if isinstance(data, InMemoryData) and data.tasks:
+        return _given(data)
     return gather(data, _task, say)
+
+
+def _given(data: InMemoryData) -> list[Task]:
+    """Tasks that a program made; UserError for one that no record would have become."""
+    for each in fields(Data):
+        if each.name != "path" and getattr(data, each.name) not in (each.default, {}):
+            what, mend = (
+                "is never read: the tasks are given as they are",
+                "leave it out, or give dictionaries",
+            )
+            raise UserError(what, where=f"task.data.{each.name}", mend=mend)
+    known: set[str] = set()
+    for number, task in enumerate(data.tasks, start=1):
+        texts = [m.get(key) for m in task.messages for key in ("role", "content")]
+        for wrong, what in (
+            (not isinstance(task.id, str), f"its id is {task.id!r:.40}, not text"),
+            (task.id in known, f"another task is called {task.id!r:.40}"),
+            (not isinstance(task.answer, str | None), f"its answer is {task.answer!r:.40}, not text"),
+            (
+                not texts or not all(isinstance(x, str) for x in texts),
+                "a message has no text as role or content",
+            ),
+        ):
+            if wrong:
+                raise UserError(what, where=f"data:{number}", mend="mend the Task, or give a dictionary")
+        known.add(task.id)
+    return list(data.tasks)
 
 
 def _task(fields: Fields) -> tuple[Form, list[Task]]:

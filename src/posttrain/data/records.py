@@ -263,28 +263,31 @@ def of_columns(row: dict[str, Any], source: str) -> Record:
     return Record({key: None if key in missing else value for key, value in row.items()}, source)
 
 
-def _no_constant(name: str) -> Any:
+def no_constant(name: str) -> Any:
+    """ValueError: NaN and Infinity are no JSON."""
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """The number; ValueError beyond what a double holds."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"the number {text[:20]} is too large")
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is given twice")
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these fields; ValueError if one is given twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:60]!r} is given twice")
+        found[key] = value
     return found
 
 
 _STRICT: dict[str, Any] = {
-    "parse_constant": _no_constant,
-    "parse_float": _finite,
-    "object_pairs_hook": _unique,
+    "parse_constant": no_constant,
+    "parse_float": finite,
+    "object_pairs_hook": unique,
 }

@@ -25,7 +25,7 @@ def filled(template: str, record: Record) -> str:
             raise UserError(f"{name!r}, which the template wants, is {kind}, not text", where=record.source)
     try:
         prompt = template.format_map(record.fields)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"the template cannot be filled in: {error}", where=record.source) from None
     if not prompt.strip():
         raise UserError("the prompt is empty", where=record.source)

@@ -64,17 +64,7 @@ class Sequence:
 
     def rest(self) -> Request:
         """The request that goes on from here."""
-        if not self.tokens:
-            return self.request
-        drawn = Completion(
-            tokens=list(self.tokens),
-            logp_gen=list(self.logp_gen),
-            logp_policy=list(self.logp_policy),
-            version=list(self.version),
-            text="",
-            stop="",
-        )
-        return replace(self.request, begun=drawn)
+        return replace(self.request, begun=self.completion("", "")) if self.tokens else self.request
 
     def ended(self, decode: Callable[[list[int]], str], stop_tokens: Collection[int]) -> Completion | None:
         """The answer, if its newest token ended it."""
@@ -96,12 +86,12 @@ class Sequence:
         return None
 
     def completion(self, text: str, stop: str) -> Completion:
-        """The answer, once it has ended."""
+        """The answer as far as it is drawn; what is appended later does not reach it."""
         return Completion(
-            tokens=self.tokens,
-            logp_gen=self.logp_gen,
-            logp_policy=self.logp_policy,
-            version=self.version,
+            tokens=list(self.tokens),
+            logp_gen=list(self.logp_gen),
+            logp_policy=list(self.logp_policy),
+            version=list(self.version),
             text=text,
             stop=stop,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.base.foreign import library, require, unmoved
 from posttrain.base.usercode import asked, cause
-from posttrain.envs.replayed import Moved, Replayed, seeded
+from posttrain.envs.replayed import Game, Moved, Replayed, seeded
 from posttrain.types import Task, UserError
 
 WHERE = "task.gymnasium"
@@ -64,9 +64,7 @@ def gymnasium_tasks(env: Gymnasium, count: int, seed: int) -> list[Task]:
     return seeded(env.id, count, rules, seed, WHERE)
 
 
-class _Live:
-    seats, first = 1, 0
-
+class _Live(Game):
     def __init__(self, env: Gymnasium, seed: int) -> None:
         self._actions = env.actions
         self._env = _made(env.id, env.options)

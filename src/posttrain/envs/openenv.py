@@ -7,7 +7,7 @@ from typing import Any
 
 from posttrain.base.foreign import library, require
 from posttrain.base.usercode import asked, cause
-from posttrain.envs.replayed import Moved, Replayed, seeded
+from posttrain.envs.replayed import Game, Moved, Replayed, seeded
 from posttrain.types import RunError, Task, UserError
 
 WHERE = "task.openenv"
@@ -58,9 +58,7 @@ def openenv_tasks(env: OpenEnv, count: int, seed: int) -> list[Task]:
     return seeded("openenv", count, env.rules, seed, WHERE)
 
 
-class _Live:
-    seats, first = 1, 0
-
+class _Live(Game):
     def __init__(self, env: OpenEnv, seed: int) -> None:
         self._spec = env
         self._client = library("openenv.core.generic_client").GenericEnvClient(base_url=env.url).sync()
@@ -76,9 +74,6 @@ class _Live:
 
     def shown(self) -> str:
         return self._first
-
-    def move(self, said: str) -> str | None:
-        return said.strip() or None
 
     def play(self, move: str) -> Moved:
         try:

@@ -1,23 +1,10 @@
 """Repair: a whole answer, what the verifier says is wrong with it, and another attempt."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from posttrain.envs.protocol import Start, Turn
 from posttrain.types import Task, UserError, Verdict
-
-
-class Judge(Protocol):
-    """What says whether an answer is right, and why not: any verifier that judges one answer."""
-
-    @property
-    def trusted(self) -> bool:
-        """Whether it may run in our own process."""
-        ...
-
-    def __call__(self, task: Task, response: str) -> Verdict:
-        """The verdict on one response."""
-        ...
+from posttrain.verifiers.protocol import Verifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +60,7 @@ class Repairing:
     right: the score from which on an answer is right.
     """
 
-    judge: Judge
+    judge: Verifier
     settings: Repair = Repair()
     right: float = 1.0
 

@@ -46,9 +46,9 @@ class Moved:
 class Game(Protocol):
     """A live game, from its start to the end of one call."""
 
-    seats: int
+    seats: int = 1
     """How many of its players are the policy."""
-    first: int
+    first: int = 0
     """Which of them begins."""
 
     def shown(self) -> str:
@@ -57,7 +57,7 @@ class Game(Protocol):
 
     def move(self, said: str) -> str | None:
         """The move that a response names; None if it names none."""
-        ...
+        return said.strip() or None
 
     def play(self, move: str) -> Moved:
         """What follows a move."""
@@ -65,7 +65,7 @@ class Game(Protocol):
 
     def close(self) -> None:
         """Frees what the game holds."""
-        ...
+        return
 
 
 class Replayed:

@@ -8,7 +8,7 @@ from typing import Any
 
 from posttrain.base.foreign import library, require, unmoved
 from posttrain.base.usercode import asked, cause, load_named
-from posttrain.envs.replayed import Moved, Replayed, seeded
+from posttrain.envs.replayed import Game, Moved, Replayed, seeded
 from posttrain.types import RunError, Task, UserError, Verdict
 
 WHERE = "task.textarena"
@@ -72,7 +72,7 @@ def textarena_tasks(env: TextArena, count: int, seed: int, held_out: int = 0) ->
     return [*tasks[:-held_out], *(replace(task, fields={**task.fields, **its}) for task, its in tests)]
 
 
-class _Live:
+class _Live(Game):
     def __init__(self, env: TextArena, seed: int) -> None:
         self._spec, self.seats = env, 2 if env.opponent == SELF else 1
         self._game = library("textarena").make(env.id, **env.options)
@@ -84,15 +84,9 @@ class _Live:
     def shown(self) -> str:
         return self._first.shown
 
-    def move(self, said: str) -> str | None:
-        return said.strip() or None
-
     def play(self, move: str) -> Moved:
         done, _ = self._game.step(action=move)
         return self._over() if done else self._until_ours()
-
-    def close(self) -> None:
-        pass
 
     def _until_ours(self) -> Moved:
         """The opponent's moves, and what the policy then sees."""

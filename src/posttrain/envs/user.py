@@ -43,7 +43,7 @@ class NamedEnv:
 
 
 @dataclass(frozen=True)
-class HereEnv:
+class InProcessEnv:
     """An environment that a program holds, played in this process: nothing ends one that hangs."""
 
     env: Env
@@ -64,10 +64,10 @@ class HereEnv:
         return self.env.reply(state, response)
 
 
-def here(env: Any) -> HereEnv:
+def here(env: Any) -> InProcessEnv:
     """This environment; UserError unless it has `start(task)` and `reply(state, response)`."""
     _check_methods("env", env, "it is")
-    return HereEnv(env)
+    return InProcessEnv(env)
 
 
 def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv:

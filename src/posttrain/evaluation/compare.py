@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from posttrain.data import Data
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.envs.tasks.arithmetic import Arithmetic
+from posttrain.evaluation.suites.run import lines_of
 from posttrain.learner.forward import Net, score_batch
 from posttrain.math import masked
 from posttrain.models.loading import Dtype
@@ -31,9 +31,9 @@ from posttrain.recipe.settings import Evaluation, Rollout
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.runtime import build
-from posttrain.runtime.policy import Policy, Say, surroundings, weights_of
+from posttrain.runtime.model_info import ModelInfo, Say, load_weights, read_model_info
 from posttrain.runtime.resolve import Resolved
-from posttrain.runtime.sampling import engine_of, rollouts_of
+from posttrain.runtime.sampling import build_episode_runner, build_native_engine
 from posttrain.types import Batch, Episode, RunError, Sampling, Task, Trajectory
 
 AT_ONCE = 64
@@ -136,17 +136,21 @@ class Answer:
         return len(self.tokens) - self.first
 
 
-def answers(compare: Compare, model: str, seen: Callable[[int, int], None]) -> list[Answer]:
-    """What the model answers to the prompts, judged; `seen` is told how many of how many are done.
+def answers(compare: Compare, model: str, on_progress: Callable[[int, int], None]) -> list[Answer]:
+    """What the model answers to the prompts, judged; `on_progress` is told how many of how many are done.
 
     Raises UserError for what `posttrain validate` would refuse: a prompt too long, a judge without a model;
     and RunError if most answers could not be judged.
     """
     chosen = build.plan(compare.recipe(model), silent)
     tasks = prompts(compare, chosen.resolved)
-    rollouts = rollouts_of(chosen.resolved, chosen.policy, engine_of(chosen.resolved.recipe, chosen.policy))
+    rollouts = build_episode_runner(
+        chosen.resolved, chosen.policy, build_native_engine(chosen.resolved.recipe, chosen.policy)
+    )
     try:
-        groups = rollouts.run(tasks, compare.samples, compare.sampling, lambda done: seen(done, len(tasks)))
+        groups = rollouts.run(
+            tasks, compare.samples, compare.sampling, lambda done: on_progress(done, len(tasks))
+        )
     finally:
         rollouts.close()
         del rollouts
@@ -170,13 +174,13 @@ def prompts(compare: Compare, resolved: Resolved) -> list[Task]:
 
 def likelihoods(compare: Compare, model: str, said: Sequence[Answer]) -> list[float]:
     """log π(answer) under this model, whichever with the same tokens has given it."""
-    policy = surroundings(compare.recipe(model), silent)
+    policy = read_model_info(compare.recipe(model), silent)
     return _logp(compare, policy, model, [_row(answer) for answer in said])
 
 
 def same_tokens(compare: Compare, models: Sequence[str]) -> bool:
     """Whether a token means the same to all of these models."""
-    first, *others = (surroundings(compare.recipe(m), silent).tokenizer.get_vocab() for m in models)
+    first, *others = (read_model_info(compare.recipe(m), silent).tokenizer.get_vocab() for m in models)
     return all(other == first for other in others)
 
 
@@ -189,7 +193,7 @@ def asked_alike(said: Mapping[str, Sequence[Answer]]) -> bool:
     return all(other == first for other in others)
 
 
-def _answer(episode: Episode, policy: Policy, logp: float) -> Answer:
+def _answer(episode: Episode, policy: ModelInfo, logp: float) -> Answer:
     row, verdict = episode.trajectory, episode.verdict
     return Answer(
         task=episode.task.id,
@@ -210,9 +214,9 @@ def _row(answer: Answer) -> Trajectory:
     return Trajectory.given(list(answer.tokens), answer.first)
 
 
-def _logp(compare: Compare, policy: Policy, model: str, rows: Sequence[Trajectory]) -> list[float]:
+def _logp(compare: Compare, policy: ModelInfo, model: str, rows: Sequence[Trajectory]) -> list[float]:
     """log π of what was sampled in each row, computed as the learner does, whoever sampled it."""
-    loaded = weights_of(compare.recipe(model), policy)
+    loaded = load_weights(compare.recipe(model), policy)
     out: list[float] = []
     for start in range(0, len(rows), AT_ONCE):
         part = rows[start : start + AT_ONCE]
@@ -232,12 +236,12 @@ def compared(
     models: Mapping[str, str],
     folder: Path,
     say: Say,
-    seen: Callable[[str, int, int], None],
+    on_progress: Callable[[str, int, int], None],
 ) -> dict[str, list[tuple[Answer, float | None]]]:
     """Of each policy its answers, and each answer's log π - log π_first; in the order of `models`.
 
     The answers of a policy are kept in the folder as soon as all are there, so that a comparison that was
-    broken off goes on with the next one. `seen` is told of whom how many of how many prompts are done.
+    broken off goes on with the next one. `on_progress` is told of whom how many of how many prompts are done.
     """
     folder.mkdir(parents=True, exist_ok=True)
     said: dict[str, list[Answer]] = {}
@@ -245,7 +249,7 @@ def compared(
         file = folder / f"{name}.jsonl"
         if not file.exists():
             say(f"{name} answers")
-            _keep(file, answers(compare, model, partial(seen, name)))
+            _keep(file, answers(compare, model, partial(on_progress, name)))
         said[name] = _read_answers(file)
     first, *others = models
     if not (compare.measures_kl and asked_alike(said) and same_tokens(compare, list(models.values()))):
@@ -265,7 +269,4 @@ def _keep(file: Path, found: Sequence[Answer]) -> None:
 
 
 def _read_answers(file: Path) -> list[Answer]:
-    # Not splitlines, which also cuts at characters that JSON allows inside a string.
-    lines = file.read_text(encoding="utf-8").split("\n")
-    rows: list[dict[str, Any]] = [json.loads(line) for line in lines if line]
-    return [Answer(**{**row, "tokens": tuple(row["tokens"])}) for row in rows]
+    return [Answer(**{**row, "tokens": tuple(row["tokens"])}) for row in lines_of(file)]

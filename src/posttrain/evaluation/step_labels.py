@@ -17,6 +17,7 @@ from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
+from posttrain.evaluation.suites.likelihood import drawn
 from posttrain.types import Request, Sampling, Task
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.workers.pool import Pool
@@ -68,8 +69,6 @@ class Labelling:
 class Prefix:
     """The first steps of an answer, as tokens that follow the prompt."""
 
-    task: Task
-    solution: int
     number: int
     tokens: tuple[int, ...]
     """Prompt included."""
@@ -86,13 +85,13 @@ def split_steps(text: str, separator: str) -> list[str]:
     return [step for step in text.split(separator) if step.strip()]
 
 
-def prefixes(task: Task, solution: int, steps: Sequence[str], chat: Chat, separator: str) -> list[Prefix]:
+def prefixes(task: Task, steps: Sequence[str], chat: Chat, separator: str) -> list[Prefix]:
     """Each beginning of the answer that is not all of it, its tokens those of a process model's row."""
-    tokens, ends = chat.stepped(task.messages, steps[:-1], separator)
+    tokens, ends = chat.render_steps(task.messages, steps[:-1], separator)
     out = []
     for number, end in enumerate(ends):
         text = "".join(said + separator for said in steps[: number + 1])
-        out.append(Prefix(task, solution, number, tuple(tokens[:end]), text))
+        out.append(Prefix(number, tuple(tokens[:end]), text))
     return out
 
 
@@ -107,12 +106,12 @@ def step_labels(
     *,
     context: int,
     seed: int = 0,
-    seen: Callable[[int], None] = lambda rollouts: None,
+    on_progress: Callable[[int], None] = lambda rollouts: None,
 ) -> Iterator[dict[str, Any]]:
     """One record a labelled answer: prompt, steps, labels, and how many continuations each label rests on.
 
     The last step's label is the verdict on the answer itself. A prefix whose continuations could none of them
-    be judged, or for which the context has no room, gets null. `seen` is told the continuations so far.
+    be judged, or for which the context has no room, gets null. `on_progress` gets the continuations so far.
     """
     spent = 0
     for task in tasks:
@@ -126,15 +125,13 @@ def step_labels(
             steps = split_steps(answer, how.separator)
             if not steps:
                 continue
-            found = [
-                p for p in prefixes(task, number, steps, chat, how.separator) if _room(p, sampling, context)
-            ]
+            found = [p for p in prefixes(task, steps, chat, how.separator) if _room(p, sampling, context)]
             asks = [
                 (p.tokens, f"{task.id}/{number}/{p.number}", n) for p in found for n in range(how.rollouts)
             ]
             ends = _sample(engine, asks, sampling, seed)
             spent += len(asks)
-            seen(spent)
+            on_progress(spent)
             said = [found[i // how.rollouts].text + end for i, end in enumerate(ends)]
             verdicts = pool.judge(verifier, [(task, text) for text in [*said, answer]])
             scores = [None if v.score is None else float(v.score >= how.right) for v in verdicts]
@@ -165,12 +162,8 @@ def _sample(
     engine: Engine, asks: Sequence[tuple[tuple[int, ...], str, int]], sampling: Sampling, seed: int
 ) -> list[str]:
     """The texts of one answer each, in order; those of one prompt share its prefill."""
-    places: dict[int, int] = {}
-    for place, (tokens, key, sample) in enumerate(asks):
-        request = Request(prompt=tokens, sampling=sampling, seed=seed, task=key, sample=sample)
-        places[engine.submit(request)] = place
-    out = [""] * len(asks)
-    while engine.busy:
-        for number, answer in engine.poll():
-            out[places[number]] = answer.text
-    return out
+    asked = [
+        Request(prompt=tokens, sampling=sampling, seed=seed, task=key, sample=sample)
+        for tokens, key, sample in asks
+    ]
+    return [answer.text for answer in drawn(engine, asked)]

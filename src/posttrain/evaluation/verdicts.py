@@ -100,11 +100,11 @@ def verdicts(
     *,
     workers: int,
     deadline_s: float,
-    seen: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> Iterator[Verdict]:
     """The verdicts in the order of the responses, each as soon as those before it are there.
 
-    `seen` is told how many have been judged. Responses to a task that cannot be judged, as when its
+    `on_progress` is told how many have been judged. Responses to a task that cannot be judged, as when its
     answer has no meaning, get a verdict without a score, of class `data_error`; a response that cannot be
     read is worth 0, of class `unreadable`. All responses to a task are a group for a verifier that compares.
     """
@@ -140,7 +140,7 @@ def verdicts(
             ticket = tickets[place]
             while ticket not in arrived:
                 arrived.update(pool.poll(1.0))
-                seen(len(arrived))
+                on_progress(len(arrived))
             yield arrived[ticket]
 
 

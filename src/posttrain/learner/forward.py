@@ -81,11 +81,8 @@ def parts(
     cut = microbatches(batch, budget, whole=whole)
     most = int(together.max(torch.tensor(len(cut))))
     for n, rows in enumerate(cut + [[]] * (most - len(cut))):
-        yield rows, batch.rows(torch.tensor(rows)) if rows else _filler(), n == most - 1
-
-
-def _filler() -> Batch:
-    return Batch.of([Trajectory.given([0, 0])], [0])
+        part = batch.rows(torch.tensor(rows)) if rows else Batch.of([Trajectory.given([0, 0])], [0])
+        yield rows, part, n == most - 1
 
 
 def score_batch(

@@ -23,45 +23,32 @@ from torch.autograd.function import once_differentiable
 
 from posttrain.math import tokens
 from posttrain.models.attention import Heads
-from posttrain.models.compiled import library
+from posttrain.models.compiled import Library, library
 
 _SOURCE = Path(__file__).with_name("train.cpp")
 _ROTARY = "apply_rotary_pos_emb"
 """What transformers' attentions call, each the function of its own file."""
 
-
-class Kernels:
-    """The functions of the library."""
-
-    def __init__(self, found: ctypes.CDLL) -> None:
-        pointer, whole, threads, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-        functions: dict[str, tuple[Any, ...]] = {
-            "attention_forward": (pointer, pointer, pointer, whole),
-            "attention_backward": (*[pointer] * 4, whole),
-            "pick_forward": (pointer, whole, whole, pointer, real, *[pointer] * 4),
-            "pick_backward": (pointer, whole, whole, pointer, real, *[pointer] * 5),
-            "norm_forward": (pointer, pointer, whole, whole, real, pointer, pointer),
-            "norm_backward": (*[pointer] * 4, whole, whole, pointer, pointer),
-            "gate_forward": (pointer, pointer, whole, pointer),
-            "gate_backward": (*[pointer] * 3, whole, pointer, pointer),
-            "rotate": (*[pointer] * 3, *[whole] * 4, pointer),
-        }
-        for name, arguments in functions.items():
-            getattr(found, name).argtypes, getattr(found, name).restype = (*arguments, threads), None
-        self._found = found
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function; tensors are given by where they lie."""
-        given = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
-        getattr(self._found, name)(*given, torch.get_num_threads())
+_POINTER, _WHOLE, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "attention_forward": (_POINTER, _POINTER, _POINTER, _WHOLE),
+    "attention_backward": (*[_POINTER] * 4, _WHOLE),
+    "pick_forward": (_POINTER, _WHOLE, _WHOLE, _POINTER, _REAL, *[_POINTER] * 4),
+    "pick_backward": (_POINTER, _WHOLE, _WHOLE, _POINTER, _REAL, *[_POINTER] * 5),
+    "norm_forward": (_POINTER, _POINTER, _WHOLE, _WHOLE, _REAL, _POINTER, _POINTER),
+    "norm_backward": (*[_POINTER] * 4, _WHOLE, _WHOLE, _POINTER, _POINTER),
+    "gate_forward": (_POINTER, _POINTER, _WHOLE, _POINTER),
+    "gate_backward": (*[_POINTER] * 3, _WHOLE, _POINTER, _POINTER),
+    "rotate": (*[_POINTER] * 3, *[_WHOLE] * 4, _POINTER),
+}
 
 
 @cache
-def load(dtype: torch.dtype) -> Kernels | None:
+def load(dtype: torch.dtype) -> Library | None:
     """The kernels of bfloat16 or float32, built if need be; None where they cannot be had, or err."""
     found = library(_SOURCE, dtype)
-    kernels = None if found is None else Kernels(found)
-    return kernels if kernels is not None and _says_what_pytorch_says(kernels, dtype) else None
+    kernels = None if found is None else Library(found, _FUNCTIONS)
+    return kernels if kernels is not None and _matches_pytorch(kernels, dtype) else None
 
 
 def suits(x: torch.Tensor) -> bool:
@@ -256,7 +243,7 @@ def _rotates(function: Callable[..., Any]) -> bool:
 # ---------------------------------------------------------------------- whether they say what PyTorch says
 
 
-def _says_what_pytorch_says(kernels: Kernels, dtype: torch.dtype) -> bool:
+def _matches_pytorch(kernels: Library, dtype: torch.dtype) -> bool:
     """On small examples, to rounding."""
     g = torch.Generator().manual_seed(0)
 

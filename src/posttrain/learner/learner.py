@@ -25,13 +25,13 @@ from posttrain.learner.ensemble import losses_of
 from posttrain.learner.forward import forward, with_advantage
 from posttrain.learner.lora import Lora, add_adapter, base, merged, without_adapter
 from posttrain.learner.neftune import Noise, of_step
-from posttrain.learner.optim import Optim, Trained, learning_rate
+from posttrain.learner.optim import Optim, OptimizedWeights, learning_rate
 from posttrain.learner.passes import Passes
 from posttrain.learner.rank_balance import imbalance
 from posttrain.learner.ranks import ALONE, Parallel, Ranks
 from posttrain.learner.recompute import Recompute, give_back, prepare
 from posttrain.learner.reference import Follower, Reference
-from posttrain.learner.shards import local
+from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Region, Trust, flat, natural_step
 from posttrain.math import diagnose, kl, masked, reduce
 from posttrain.models.fingerprint import digest
@@ -157,11 +157,13 @@ class Learner:
             )
         self.net = self.passes.net
         trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
-        self.policy = Trained(trained, optim, ranks)
+        self.policy = OptimizedWeights(trained, optim, ranks)
         self.masters = self.policy.masters
         own = () if critic is None else critic.named_parameters()
         self.values = (
-            Trained(((n, p) for n, p in own if p.requires_grad), critic_optim, ranks) if critic else None
+            OptimizedWeights(((n, p) for n, p in own if p.requires_grad), critic_optim, ranks)
+            if critic
+            else None
         )
         self.follower = Follower(reference, refresh) if reference and refresh.refresh_every else None
         self.method_state = dict(method.start)
@@ -324,13 +326,12 @@ class Learner:
             part.masters.zero_grad()
 
     @property
-    def _trained(self) -> list[Trained]:
+    def _trained(self) -> list[OptimizedWeights]:
         return [self.policy, *([self.values] if self.values else [])]
 
     def _norms(self) -> dict[str, float]:
-        names = (name for part in self._trained for name in part.masters.names)
-        grads = (m.grad for part in self._trained for m in part.masters.masters)
-        found = {name: grad.norm() for name, grad in zip(names, grads, strict=True) if grad is not None}
+        masters = [pair for part in self._trained for pair in part.masters.named()]
+        found = {name: whole(m.grad).norm() for name, m in masters if m.grad is not None}
         return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
 
     def _fill_columns(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:

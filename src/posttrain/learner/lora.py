@@ -20,11 +20,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear, LoraLayer
 from peft.utils import load_peft_weights
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.learner.shards import whole
+from posttrain.models.pretrained import skeleton
 from posttrain.models.rounding import dither
 from posttrain.types import UserError
 
@@ -39,8 +40,9 @@ class Lora:
     """r; 0 trains every weight instead."""
     alpha: float = 32.0
     """The update is scaled by alpha / rank (rslora: alpha / √rank)."""
-    targets: tuple[str, ...] = ()
-    """Names of the matrices to adapt (q_proj, v_proj ...); empty: every linear layer but the output head."""
+    targets: tuple[str, ...] | Literal["all-linear"] = ()
+    """Names of the matrices to adapt (q_proj, v_proj ...); empty or "all-linear": every linear layer but the
+    output head."""
     rslora: bool = False
     dora: bool = False
     init: Literal["kaiming", "gaussian"] = "kaiming"
@@ -98,12 +100,13 @@ def add_adapter(model: PreTrainedModel, config: Lora, seed: int) -> PeftModel:
     Raises ValueError when a target names no matrix of the model, and for matrices whose adapter could
     not be merged: they would be trained and then sampled without it.
     """
-    _check_targets(model, config.targets)
+    targets = () if config.targets == "all-linear" else config.targets
+    _check_targets(model, targets)
     lora = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=0.0,  # the trained policy would be another one than the sampled, at random
-        target_modules=list(config.targets) or "all-linear",
+        target_modules=list(targets) or "all-linear",
         use_rslora=config.rslora,
         use_dora=config.dora,
         init_lora_weights="gaussian" if config.init == "gaussian" else True,
@@ -173,8 +176,7 @@ def _adaptable(module: nn.Module) -> bool:
 def parameters(config: Any, lora: Lora) -> int:
     """Weights that the adapter adds to a model of this configuration, without building one in memory."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-        adapted = add_adapter(model, lora, seed=0)
+        adapted = add_adapter(skeleton(config), lora, seed=0)
     return sum(p.numel() for p in adapted.parameters() if p.requires_grad)
 
 

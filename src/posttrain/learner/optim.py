@@ -6,7 +6,7 @@ of 1 would otherwise be lost in rounding.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -122,9 +122,13 @@ class MasterWeights:
             # A few launches on a GPU rather than one for each tensor; the bits are the same.
             torch._foreach_copy_([p for p, _ in self._rounded], [master for _, master in self._rounded])
 
+    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, master) of each."""
+        return zip(self.names, self.masters, strict=True)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """The masters by name."""
-        return {name: m.detach() for name, m in zip(self.names, self.masters, strict=True)}
+        return {name: m.detach() for name, m in self.named()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -164,33 +168,7 @@ def adamw(config: Optim, weights: MasterWeights) -> torch.optim.AdamW:
     )
 
 
-def optimizer_tensors(optimizer: torch.optim.AdamW, weights: MasterWeights) -> dict[str, torch.Tensor]:
-    """The optimiser's moments and step counts by "<parameter>/<moment>"."""
-    name_of = {id(m): n for n, m in zip(weights.names, weights.masters, strict=True)}
-    return {
-        f"{name_of[id(p)]}/{key}": value
-        for p, state in optimizer.state.items()
-        for key, value in state.items()
-    }
-
-
-def restore_optimizer(
-    optimizer: torch.optim.AdamW, weights: MasterWeights, tensors: Mapping[str, torch.Tensor]
-) -> None:
-    """Puts the moments saved by optimizer_tensors back; KeyError if they are of another model."""
-    for name, master in zip(weights.names, weights.masters, strict=True):
-        keys = ("step", "exp_avg", "exp_avg_sq")
-        optimizer.state.pop(master, None)
-        if f"{name}/step" in tensors:
-            found = {k: tensors[f"{name}/{k}"] for k in keys}
-            moments = {k: as_held(found[k], master).clone() for k in keys[1:]}
-            optimizer.state[master] = {"step": found["step"].to(master.device, copy=True), **moments}
-    known = {f"{name}/{k}" for name in weights.names for k in ("step", "exp_avg", "exp_avg_sq")}
-    if unknown := set(tensors) - known:
-        raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")
-
-
-class Trained:
+class OptimizedWeights:
     """Parameters with what moves them: their masters, AdamW, and the configuration of both."""
 
     def __init__(
@@ -213,10 +191,25 @@ class Trained:
         self.masters.zero_grad()
 
     def tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """(the masters, the optimiser's moments), by name."""
-        return self.masters.tensors(), optimizer_tensors(self.optimizer, self.masters)
+        """(the masters by name, the optimiser's moments and step counts by "<parameter>/<moment>")."""
+        name_of = {id(m): n for n, m in zip(self.masters.names, self.masters.masters, strict=True)}
+        moments = {
+            f"{name_of[id(p)]}/{key}": value
+            for p, state in self.optimizer.state.items()
+            for key, value in state.items()
+        }
+        return self.masters.tensors(), moments
 
     def restore(self, masters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor]) -> None:
         """Puts back what tensors() gave; KeyError if they are of another model."""
         self.masters.restore(masters)
-        restore_optimizer(self.optimizer, self.masters, moments)
+        keys = ("step", "exp_avg", "exp_avg_sq")
+        for name, master in zip(self.masters.names, self.masters.masters, strict=True):
+            self.optimizer.state.pop(master, None)
+            if f"{name}/step" in moments:
+                found = {k: moments[f"{name}/{k}"] for k in keys}
+                held = {k: as_held(found[k], master).clone() for k in keys[1:]}
+                self.optimizer.state[master] = {"step": found["step"].to(master.device, copy=True), **held}
+        known = {f"{name}/{k}" for name in self.masters.names for k in keys}
+        if unknown := set(moments) - known:
+            raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")

@@ -13,13 +13,15 @@ of token t is read off the token before it.
     row 1: P P P d e        position 0 1 2 3 3        never fed
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from posttrain.learner import packed_attention
@@ -27,22 +29,23 @@ from posttrain.learner.prompt_group import (
     EVEN,
     WHOLE_PROMPT_GROUP,
     PromptGroup,
+    branches,
     grouped,
     is_half,
     sees,
-    split,
 )
 from posttrain.models.attention import (
     WORTH,
-    Bands,
     Heads,
-    additive,
     causal_attention,
     common,
     hidden_states,
     masked_attention,
 )
+from posttrain.models.masks import Bands, additive, aligned
 from posttrain.types import Batch
+
+_recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 @dataclass
@@ -127,11 +130,32 @@ class Pack:
                 parts.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap)[:, :, :n])
             else:
                 how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
-                branches = split(group, seen, q, k, v)
-                parts += [causal_attention(*part, self._bands, **how) for part in branches]
+                for branch in branches(group, seen):
+                    attend = partial(self._branch, *branch, seen, how)
+                    # Else each would keep the prompt's keys and values anew for the backward pass.
+                    again = self.compiled and torch.is_grad_enabled()
+                    parts.append(_recomputed(attend, q, k, v) if again else attend(q, k, v))
         rest = query.shape[2] - self.prompt_groups[-1].stop
         parts.append(query.new_zeros(*query.shape[:2], rest, value.shape[3]))
         return torch.cat(parts, dim=2)
+
+    def _branch(
+        self,
+        shared: int,
+        start: int,
+        stop: int,
+        seen: int,
+        how: Mapping[str, Any],
+        query: Heads,
+        key: Heads,
+        value: Heads,
+    ) -> Heads:
+        """Attention of a group's tokens from start to stop."""
+        if shared < start:
+            key, value = (torch.cat([x[:, :, :shared], x[:, :, start:stop]], dim=2) for x in (key, value))
+        else:
+            key, value = key[:, :, :stop], value[:, :, :stop]
+        return causal_attention(query[:, :, start - seen : stop - seen], key, value, self._bands, **how)
 
     def _mask(
         self, number: int, group: PromptGroup, seen: int, spare: int, window: int | None, like: torch.Tensor
@@ -141,7 +165,9 @@ class Pack:
             position = self.positions[group.start : group.stop]
             mask = nn.functional.pad(sees(group, seen, position, window), (0, spare, 0, spare))
             mask[len(position) :, 0] = True  # what sees nothing would be NaN
-            self._masks[number, spare, window] = additive(mask.to(like.device), like.dtype)
+            width = mask.shape[1]
+            mask = nn.functional.pad(mask, (0, aligned(width) - width))
+            self._masks[number, spare, window] = additive(mask.to(like.device), like.dtype)[:, :width]
         return self._masks[number, spare, window]
 
 
@@ -261,21 +287,12 @@ def microbatches(batch: Batch, budget: int, *, whole: bool = False) -> list[list
     current: list[int] = []
     used = 0
     for rows, P, fed in prompt_groups_of(batch):
-        opened = False
-        if whole:
-            cost = P + sum(fed[i] - P for i in rows)
+        for n, piece in enumerate([rows] if whole else [[i] for i in rows]):
+            own = sum(fed[i] - P for i in piece)
+            cost = own + (0 if n else P)  # the prompt once in a microbatch
             if current and used + cost > budget:
                 out.append(current)
-                current, used = [], 0
-            current += rows
+                current, used, cost = [], 0, P + own
+            current += piece
             used += cost
-            continue
-        for i in rows:
-            cost = fed[i] - (P if opened else 0)
-            if current and used + cost > budget:
-                out.append(current)
-                current, used, cost = [], 0, fed[i]
-            current.append(i)
-            used += cost
-            opened = True
     return [*out, current] if current else out

@@ -102,7 +102,7 @@ def suits(
     D, sizes = query.shape[3], [g.stop - g.start for g in groups if not g.is_causal]
     fits = query.shape[0] == 1 and softcap is None and value.shape[3] == D and D % _TILE == 0
     small = all(n * (n + seen) <= _MOST_PAIRS for n in sizes)
-    return fits and small and kernels.suits(query) and _says_what_pytorch_says(query.dtype)
+    return fits and small and kernels.suits(query) and _matches_pytorch(query.dtype)
 
 
 def attention(
@@ -159,7 +159,7 @@ def _task(query: Heads, key: Heads, value: Heads, table: Table, scale: float, wi
 
 
 @cache
-def _says_what_pytorch_says(dtype: torch.dtype) -> bool:
+def _matches_pytorch(dtype: torch.dtype) -> bool:
     """On a small example, to rounding."""
     g = torch.Generator().manual_seed(0)
     shapes = ((1, 4, 45, _TILE), *[(1, 2, 45, _TILE)] * 2)

@@ -68,22 +68,19 @@ class ProcessRanks:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Σ over ranks, entry by entry."""
-        return self._all_reduce(x, dist.ReduceOp.SUM)
+        return self._from_all(x).sum(0, dtype=x.dtype).to(x.device)
 
     def max(self, x: torch.Tensor) -> torch.Tensor:
         """The largest over ranks, entry by entry; NaN where one has NaN."""
-        return self._all_reduce(x, dist.ReduceOp.MAX)
+        return self._from_all(x).amax(0).to(x.device)
 
-    def _all_reduce(self, x: torch.Tensor, how: Any) -> torch.Tensor:
+    def _from_all(self, x: torch.Tensor) -> torch.Tensor:
         # Each rank adds up the same numbers in the same order, so no two find different bits.
-        out = torch.stack(self._all_gather(x.detach().cpu().contiguous()))
-        return (out.sum(0, dtype=x.dtype) if how == dist.ReduceOp.SUM else out.amax(0)).to(x.device)
-
-    def _all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        found = [torch.empty_like(x) for _ in range(self.size)]
+        own = x.detach().cpu().contiguous()
+        found = [torch.empty_like(own) for _ in range(self.size)]
         with self.waiting("numbers"):
-            dist.all_gather(found, x)
-        return found
+            dist.all_gather(found, own)
+        return torch.stack(found)
 
     def gather(self, what: T, called: str = "numbers") -> list[T]:
         """What each rank gives, in their order."""
@@ -131,6 +128,9 @@ class ProcessRanks:
                 self._sent["gradients"] += flat.numel() * flat.element_size()
                 for x, part in zip(bucket, torch.split(flat, [x.numel() for x in bucket]), strict=True):
                     x.copy_(part.view_as(x))
+            if any(x.is_cuda for x in tensors):
+                # NCCL only queues the sum, and says of a rank that is gone neither now nor later.
+                self._from_all(torch.zeros(()))
 
     def sent(self) -> dict[str, float]:
         """Bytes given to others since it was last asked: gradients, rows, and what all must know."""

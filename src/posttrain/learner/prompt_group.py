@@ -11,9 +11,8 @@ group that is too long for one keeps to branches, each of which is plainly causa
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-
-from posttrain.models.attention import Heads
 
 WHOLE_PROMPT_GROUP = 512
 """Up to this many tokens a prompt group attends in one call under a mask; longer ones branch by branch."""
@@ -63,11 +62,11 @@ def sees(group: PromptGroup, seen: int, position: torch.Tensor, window: int | No
     """[tokens of the prompt group, tokens of the shared prefix that it sees and of the prompt group]."""
     before = torch.cat([torch.arange(seen).to(position), position])
     if group.parents:
-        ways = torch.eye(len(position), dtype=torch.bool)
+        ways = np.eye(len(position), dtype=bool)  # with tensors the loop takes ten times as long
         for child, parent in enumerate(group.parents):
             if parent >= 0:
                 ways[child] |= ways[parent]
-        mask = torch.cat([torch.ones(len(position), seen, dtype=torch.bool), ways], dim=1).to(position.device)
+        mask = torch.from_numpy(np.pad(ways, ((0, 0), (seen, 0)), constant_values=True)).to(position.device)
     else:
         branch = torch.repeat_interleave(
             torch.arange(len(group.branches) + 1), torch.tensor([seen + group.prefix, *group.branches])
@@ -76,21 +75,16 @@ def sees(group: PromptGroup, seen: int, position: torch.Tensor, window: int | No
     return mask if window is None else mask & (before > position[:, None] - window)
 
 
-def split(
-    group: PromptGroup, seen: int, query: Heads, key: Heads, value: Heads
-) -> Iterator[tuple[Heads, Heads, Heads]]:
-    """Queries of the prefix and of each branch, in order, with keys and values of all that they may see."""
+def branches(group: PromptGroup, seen: int) -> Iterator[tuple[int, int, int]]:
+    """(shared, start, stop) of the prefix and of each branch, in order.
+
+    Tokens from start to stop see each other and the first `shared`; the `seen` before the group count too.
+    """
     P = seen + group.prefix
     ends = torch.tensor([P, *group.branches]).cumsum(0).tolist()
     for start, stop in zip([seen, *ends[:-1]], ends, strict=True):
-        if start == stop:
-            continue
-        k, v = (x[:, :, :stop] if stop == P else _joined(x, P, start, stop) for x in (key, value))
-        yield query[:, :, start - seen : stop - seen], k, v
-
-
-def _joined(x: Heads, shared: int, start: int, stop: int) -> Heads:
-    return torch.cat([x[:, :, :shared], x[:, :, start:stop]], dim=2)
+        if start < stop:
+            yield min(P, start), start, stop
 
 
 @dataclass

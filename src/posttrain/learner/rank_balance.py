@@ -129,7 +129,8 @@ def deal(ranks: Ranks, batch: Batch, extra: Mapping[str, PerToken], *, whole: bo
     pieces = [p for part in ranks.gather(portions(batch, ranks.rank, whole=whole), "rows") for p in part]
     given, tokens = assign(pieces, ranks.size)
     mine = [sorted(r for p in each if p.owner == ranks.rank for r in p.rows) for each in given]
-    columns = {name: value for name, value in _columns(batch) if isinstance(value, torch.Tensor)}
+    held = {each.name: getattr(batch, each.name) for each in fields(batch)}
+    columns = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     parts = [
         _packed({k: v[rows] for k, v in {**columns, **extra}.items()}, batch.length[rows]) for rows in mine
     ]
@@ -148,10 +149,6 @@ def imbalance(tokens: Sequence[int]) -> float:
     1.5
     """
     return max(tokens) * len(tokens) / max(sum(tokens), 1)
-
-
-def _columns(batch: Batch) -> list[tuple[str, Any]]:
-    return [(each.name, getattr(batch, each.name)) for each in fields(batch)]
 
 
 def _packed(columns: Mapping[str, torch.Tensor], length: torch.Tensor | None = None) -> bytes:

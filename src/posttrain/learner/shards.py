@@ -99,7 +99,7 @@ def as_held(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(like, DTensor):
         return x.to(like.device)
     found = distribute_tensor(x.detach(), like.device_mesh, like.placements, src_data_rank=None)
-    own = found.to_local().to(like.to_local().device)  # which with cpu_offload is not the mesh's
-    return DTensor.from_local(
-        own, like.device_mesh, like.placements, run_check=False, shape=found.shape, stride=found.stride()
-    )
+    # With cpu_offload shares are not on the mesh's device, where DTensor.from_local would move them back.
+    held = torch.empty_like(like.detach())
+    local(held).copy_(local(found))
+    return held

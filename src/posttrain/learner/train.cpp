@@ -578,19 +578,11 @@ extern "C" void pick_backward(T* logits, int64_t rows, int64_t count, const int6
 
 // ---------------------------------------------------------------------- norms and gates
 
-// weight · round(x · scale) with scale = 1 / √(mean x² + epsilon), https://arxiv.org/abs/1910.07467
 extern "C" void norm_forward(const T* x, const T* weight, int64_t rows, int64_t count, float epsilon, T* out,
                              float* scale, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
-        const T* from = x + row * count;
-        T* to = out + row * count;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = 0; i < count; ++i) sum += widened(from[i]) * widened(from[i]);
-        const float by = scale[row] = 1 / std::sqrt(sum / float(count) + epsilon);
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) narrowed(widened(weight[i]) * rounded(widened(from[i]) * by), to + i);
+        scale[row] = normalised(x + row * count, weight, count, epsilon, out + row * count);
     }
 }
 

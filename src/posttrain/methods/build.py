@@ -180,8 +180,8 @@ def _function(key: str, chosen: Any) -> Callable[..., Any]:
     if isinstance(chosen, str) and ":" in chosen:
         chosen = load_edited(chosen, f"method.{key}")
     elif not callable(chosen):
-        if chosen not in names(key):
-            known = f"one of {', '.join(names(key))}, or your own as 'file.py:function'"
+        if chosen not in CHOICES[key]:
+            known = f"one of {', '.join(CHOICES[key])}, or your own as 'file.py:function'"
             raise UserError(f"unknown {key} {chosen!r}", where=f"method.{key}", mend=known)
         return CHOICES[key][chosen]
     if wrong := misfit(chosen, next(iter(CHOICES[key].values()))):
@@ -241,15 +241,6 @@ def _with(method: Method, changed: Mapping[str, Any]) -> Method:
 
 
 # ---------------------------------------------------------------------- what a method is made of
-
-
-def names(choice: str) -> list[str]:
-    """The functions of math/ that a choice can be set to.
-
-    >>> names("kl")
-    ['k1', 'k2', 'k3']
-    """
-    return list(CHOICES[choice])
 
 
 def choices(method: Method) -> list[str]:

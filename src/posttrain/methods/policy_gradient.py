@@ -285,11 +285,6 @@ def _episodes(batch: Batch, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     index = rows.nonzero().flatten()
     if batch.episode is None:
         return index, torch.arange(len(index))
-    place: dict[int, int] = {}
-    once, each = list[int](), list[int]()
-    for row, episode in zip(index.tolist(), batch.episode[index].tolist(), strict=True):
-        if episode not in place:
-            place[episode] = len(once)
-            once.append(row)
-        each.append(place[episode])
-    return torch.tensor(once, dtype=torch.long), torch.tensor(each, dtype=torch.long)
+    numbers, each = torch.unique(batch.episode[index], return_inverse=True)
+    once = index.new_zeros(len(numbers)).scatter_reduce(0, each, index, "amin", include_self=False)
+    return once, each

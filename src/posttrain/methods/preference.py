@@ -95,16 +95,9 @@ class Unpaired(Method):
     unit: ClassVar[str] = "row"
     probes: ClassVar[bool] = True
     asks: ClassVar[frozenset[str]] = frozenset({"both signs"})
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The reference's log-probabilities, and the policy's before the update, which the probes compare."""
-        return frozenset({"logp_old", "logp_ref"})
-
-    @property
-    def start(self) -> Mapping[str, float]:
-        """No KL yet."""
-        return {"kl": 0.0}
+    needs: ClassVar[frozenset[str]] = frozenset({"logp_old", "logp_ref"})
+    """Of the policy before the update too, which the probes compare."""
+    start: ClassVar[Mapping[str, float]] = {"kl": 0.0}
 
     def prepare(self, batch: Batch) -> Batch:
         """The batch with the KL of its probes, in nats an answer, at least 0."""

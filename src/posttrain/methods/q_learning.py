@@ -10,7 +10,7 @@ The second line holds by construction, because π sums to 1. What is left to lea
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from posttrain.math import kl, masked, returns
 from posttrain.math.choice import AtLeast, Share
@@ -35,10 +35,7 @@ class SoftQ(Method):
     shaped: Callable[[PerToken, Mask], PerToken] | None = None
     """As in PolicyGradient: rewards that a potential gains, made to fit γ."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """The anchor's and the reference's log-probabilities, and the values."""
-        return frozenset({"logp_old", "logp_ref", "value"})
+    needs: ClassVar[frozenset[str]] = frozenset({"logp_old", "logp_ref", "value"})
 
     @property
     def corrects(self) -> bool:

@@ -19,15 +19,11 @@ HEAD = frozenset({"head"})
 
 
 @dataclass(frozen=True)
-class Compared(Method):
+class GroupReward(Method):
     """Answers to one question whose scores are held against one another: one loss a group."""
 
     unit: ClassVar[str] = "group"
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The head's number."""
-        return HEAD
+    needs: ClassVar[frozenset[str]] = HEAD
 
     def weight(self, batch: Batch) -> PerToken:
         """1/(groups · marks of the group) on answers that are in a pair."""
@@ -39,7 +35,7 @@ class Compared(Method):
 
 
 @dataclass(frozen=True)
-class Comparison(Compared):
+class PairwiseReward(GroupReward):
     """mean over groups and their pairs of pair_loss(s_w - s_l - m (R_w - R_l), 1) + centre (s_w + s_l)².
 
     Bradley and Terry's model with the logistic loss: P(w preferred to l) = σ(s_w - s_l).
@@ -71,7 +67,7 @@ class Comparison(Compared):
 
 
 @dataclass(frozen=True)
-class Ranked(Compared):
+class ListwiseReward(GroupReward):
     """mean over groups of plackett_luce(s): the likelihood of the order in which a judge put the answers.
 
     Source: Plackett 1975; arXiv:2305.18290, eq. 18.
@@ -86,7 +82,7 @@ class Ranked(Compared):
 
 
 @dataclass(frozen=True)
-class Pointwise(Method):
+class PointwiseReward(Method):
     """Σ weight · item_loss(s, R): each mark's number against its own label.
 
     With one mark an answer an outcome model; with one a step a process model.
@@ -94,11 +90,7 @@ class Pointwise(Method):
 
     item_loss: Callable[[PerToken, PerToken], PerToken]
     reduction: Callable[..., PerToken]
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The head's number."""
-        return HEAD
+    needs: ClassVar[frozenset[str]] = HEAD
 
     @property
     def asks(self) -> frozenset[str]:

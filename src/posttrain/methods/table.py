@@ -30,7 +30,7 @@ from posttrain.methods.imitation import ExpertIteration, Imitation
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.preference import Preference, Unpaired
 from posttrain.methods.q_learning import SoftQ
-from posttrain.methods.reward_model import Comparison, Pointwise, Ranked
+from posttrain.methods.reward_model import ListwiseReward, PairwiseReward, PointwiseReward
 from posttrain.types import Method, UserError
 
 GRPO = PolicyGradient(advantages.normalised, ratios.by_token, surrogate.clipped, reduce.per_sequence)
@@ -113,10 +113,10 @@ SIMPO = replace(
 ORPO = replace(DPO, implicit=preference.log_odds, beta=1.0, pair_weight=0.1, sft_weight=1.0)
 KTO = Unpaired()
 
-REWARD = Comparison(preference.logistic)
+REWARD = PairwiseReward(preference.logistic)
 REWARD_SMOOTHED = replace(REWARD, pair_loss=preference.smoothed)
 REWARD_MARGIN = replace(REWARD, margin=1.0)
-REWARD_REGRESSION = Pointwise(reward.regression, reduce.per_row)
+REWARD_REGRESSION = PointwiseReward(reward.regression, reduce.per_row)
 REWARD_CLASSIFICATION = replace(REWARD_REGRESSION, item_loss=reward.classification)
 PROCESS_REWARD = replace(REWARD_CLASSIFICATION, reduction=reduce.per_token)
 
@@ -206,7 +206,11 @@ METHODS: Mapping[str, Line] = {
         REWARD_MARGIN, "reward model that learns how much better", "arXiv:2307.09288", "offline", "rankings"
     ),
     "reward_ranking": Line(
-        Ranked(), "reward model of whole rankings, Plackett-Luce", "Plackett 1975", "offline", "rankings"
+        ListwiseReward(),
+        "reward model of whole rankings, Plackett-Luce",
+        "Plackett 1975",
+        "offline",
+        "rankings",
     ),
     "reward_regression": Line(
         REWARD_REGRESSION, "reward model of scores", "arXiv:2406.08673", "offline", "labels"

@@ -15,12 +15,11 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from posttrain.models.masks import BLOCK, Bands
+
 NAME = "posttrain"
 KINDS = frozenset({"full_attention", "sliding_attention"})
 """Layers in which who sees whom is what the layout says."""
-
-BLOCK = 512
-"""So many tokens attend at once where they do so under a mask, which is then no square of a long row."""
 
 WORTH = 8
 """What several prompts begin with is set apart if that saves at least one in so many tokens: each of them
@@ -135,41 +134,6 @@ def _repeats(query: Heads, mask: torch.Tensor | None) -> bool:
     return query.device.type == "cuda" and (mask is not None or query.dtype.itemsize != 2)
 
 
-class Bands:
-    """Masks for blocks of causal rows, all of them views of one band for each window; made once a pass."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[int | None, torch.dtype], torch.Tensor] = {}
-
-    def mask(self, rows: int, before: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
-        """[rows, before + rows]: 0 where a token is seen, -inf where not; the last of each row is itself.
-
-        >>> Bands().mask(2, 1, 2, torch.zeros(()))
-        tensor([[0., 0., -inf],
-                [-inf, 0., 0.]])
-        """
-        band = self._made.get((window, like.dtype))
-        if band is None or band.shape[1] - BLOCK < before:
-            row = torch.arange(BLOCK, device=like.device)[:, None]
-            column = torch.arange(-before, BLOCK, device=like.device)
-            seen = column <= row
-            if window is not None:
-                seen &= column > row - window
-            band = additive(seen, like.dtype)
-            self._made[window, like.dtype] = band
-        itself = band.shape[1] - BLOCK
-        return band[:rows, itself - before : itself + rows]
-
-
-def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where `seen`, -inf elsewhere. Of `seen` itself each layer would make this anew, and keep it.
-
-    >>> additive(torch.tensor([True, False]), torch.float32)
-    tensor([0., -inf])
-    """
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
-
-
 def causal_attention(
     query: Heads,
     key: Heads,
@@ -251,6 +215,10 @@ def use_layouts(model: PreTrainedModel) -> None:
             "only full and sliding attention can be packed"
         )
     device = model.get_input_embeddings().weight.device
+    if device.type != "cpu":
+        # It comes first on new GPUs, plans anew for every shape, and its gradients under a mask were NaN
+        # (pytorch issue 196678). Flash and memory-efficient attention do what is asked here.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     token, place = (torch.full((1, 1), n, device=device) for n in (1, 0))
     before, alone = model.config._attn_implementation, _Alone()
     # Some architectures put a window into the mask that transformers makes, and tell nobody else of it.

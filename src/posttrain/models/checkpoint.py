@@ -56,16 +56,16 @@ def save(
         (working / STATE).write_text(json.dumps(state, indent=1))
         files = sorted(p for p in working.rglob("*") if p.is_file())
         for file in files:
-            _flush(file)
+            flush(file)
         manifest = {str(f.relative_to(working)): [f.stat().st_size, _sha256(f)] for f in files}
         (working / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        _flush(working / MANIFEST)
+        flush(working / MANIFEST)
         for folder in {f.parent for f in files}:
-            _flush(folder)
+            flush(folder)
         if final.exists():  # of a run that went on from before it
             shutil.rmtree(final)
         working.rename(final)
-        _flush(root)
+        flush(root)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(working, ignore_errors=True)
         raise RunError(f"{final}: the checkpoint cannot be written: {error}") from error
@@ -94,9 +94,9 @@ def to_weights(path: Path) -> None:
         if len(kept) < len(manifest):
             fresh = path / f".{MANIFEST}.tmp"
             fresh.write_text(json.dumps(kept, indent=1))
-            _flush(fresh)
+            flush(fresh)
             fresh.replace(path / MANIFEST)
-            _flush(path)
+            flush(path)
         shutil.rmtree(path / RESUME, ignore_errors=True)
     except (OSError, ValueError, AttributeError):
         return  # it is damaged, or the disk is full: it stays as it is
@@ -202,7 +202,8 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Puts a file, or the names in a directory, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

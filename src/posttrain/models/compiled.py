@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +30,21 @@ _FLAGS = (
 )
 _BUILD_S = 120.0
 _ARCH_PRCTL = 158
+
+
+class Library:
+    """Functions of a compiled library, whose last argument is how many threads they may take."""
+
+    def __init__(self, found: ctypes.CDLL, functions: Mapping[str, tuple[Any, ...]]) -> None:
+        for name, arguments in functions.items():
+            function = getattr(found, name)
+            function.argtypes, function.restype = (*arguments, ctypes.c_int), None
+        self._found = found
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a function; tensors are given by where they lie, and must be contiguous."""
+        given = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments]
+        getattr(self._found, name)(*given, torch.get_num_threads())
 
 
 def compiler() -> str | None:

@@ -1,7 +1,7 @@
-"""Weights on their way from a learner to a sampler: named tensors and their digest."""
+"""Weights on their way from a learner to a sampler: named tensors, their check and their digest."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 import torch
@@ -13,6 +13,25 @@ _WIDTH = 1024
 """Words in a row."""
 _ROWS = 1 << 14
 """Rows multiplied at a time on a GPU: few launches, and what they leave is 128 MiB."""
+
+
+def checked(
+    weights: Named, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each weight handed over, in this type and place.
+
+    Raises KeyError for one that is unknown, given twice or lacking, ValueError for a wrong shape.
+    """
+    missing = set(shapes)
+    for name, tensor in weights:
+        if name not in missing:
+            raise KeyError(f"the weights handed over hold {name}, unknown to the sampler or given twice")
+        if tensor.shape != shapes[name]:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(shapes[name])}")
+        missing.remove(name)
+        yield name, tensor.detach().to(device=device, dtype=dtype)
+    if missing:
+        raise KeyError(f"the weights handed over lack {min(missing)}")
 
 
 def digest(named: Named) -> str:

@@ -45,6 +45,22 @@ def usable_device(name: str, where: str = "device") -> torch.device:
     return device
 
 
+def see_only(name: str) -> str:
+    """Leaves this process one GPU, the one of that name, and says what it is called then.
+
+    For libraries that take the first they see. Nothing in the process may have asked for GPUs before.
+
+    >>> see_only("cpu")
+    'cpu'
+    """
+    if name == "cpu":
+        return name
+    index = name.partition(":")[2] or os.environ.pop("LOCAL_RANK", "0")
+    known = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    os.environ["CUDA_VISIBLE_DEVICES"] = known.split(",")[int(index)] if known else index
+    return name.partition(":")[0]
+
+
 def on_device(numbers: Sequence[Any], device: torch.device) -> torch.Tensor:
     """A tensor of these numbers on the device, int64 or float64.
 

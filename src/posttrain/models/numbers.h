@@ -66,6 +66,18 @@ inline float rounded(float x) {  // as if it had been stored
     return widened(stored);
 }
 
+// RMSNorm, https://arxiv.org/abs/1910.07467: out = weight · round(x · s), in place if it is x, and s, which is returned,
+// is 1 / √(mean x² + epsilon).
+inline float normalised(const T* x, const T* weight, int64_t count, float epsilon, T* out) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < count; ++i) sum += widened(x[i]) * widened(x[i]);
+    const float scale = 1 / std::sqrt(sum / float(count) + epsilon);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) narrowed(widened(weight[i]) * rounded(widened(x[i]) * scale), out + i);
+    return scale;
+}
+
 inline float silu(float x) {
     const float e = exponential(-std::fabs(x));
     return x * (x < 0 ? e : 1.0f) / (1 + e);

@@ -232,9 +232,9 @@ def _once(key: str, cache: Path, build: Callable[[Path], None]) -> Path:
             try:
                 build(scratch)
                 for written in (*scratch.iterdir(), scratch):
-                    _fsync(written)
+                    checkpoint.flush(written)
                 scratch.rename(final)
-                _fsync(cache)
+                checkpoint.flush(cache)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     except Timeout:
@@ -246,14 +246,6 @@ def _once(key: str, cache: Path, build: Callable[[Path], None]) -> Path:
             _cause(error), where=str(cache), mend="set POSTTRAIN_CACHE to a directory with room"
         ) from error
     return final
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def convert(gguf: Path, out: Path) -> None:
@@ -535,26 +527,18 @@ def load_model(
 
 def _check_read(path: Path, info: dict[str, Any], *, scores: bool) -> None:
     """Passes where transformers read all that the files hold, and drew nothing at random."""
-    for name, stored, wanted in sorted(info["mismatched_keys"]):
-        raise UserError(
-            f"stores {name} as {list(stored)}, config.json makes it {list(wanted)}",
-            where=str(path),
-            mend="does config.json belong to these weights?",
-        )
-    missing = set(info["missing_keys"]) - ({"lm_head.weight"} if scores else set())
-    if missing:  # transformers would go on with random numbers
-        raise UserError(
-            f"lacks the weights of {len(missing)} tensors, first {min(missing)}",
-            where=str(path),
-            mend="does config.json belong to these weights?",
-        )
-    beyond = set(info["unexpected_keys"]) - ({"score.weight"} if scores else set())
-    if beyond:  # transformers would leave them out
-        raise UserError(
-            f"stores {len(beyond)} tensors that config.json has no place for, first {min(beyond)}",
-            where=str(path),
-            mend="does config.json belong to these weights?",
-        )
+    faults = [
+        f"stores {name} as {list(stored)}, config.json makes it {list(wanted)}"
+        for name, stored, wanted in sorted(info["mismatched_keys"])
+    ]
+    if missing := set(info["missing_keys"]) - ({"lm_head.weight"} if scores else set()):
+        # transformers would go on with random numbers
+        faults.append(f"lacks the weights of {len(missing)} tensors, first {min(missing)}")
+    if beyond := set(info["unexpected_keys"]) - ({"score.weight"} if scores else set()):
+        # transformers would leave them out
+        faults.append(f"stores {len(beyond)} tensors that config.json has no place for, first {min(beyond)}")
+    if faults:
+        raise UserError(faults[0], where=str(path), mend="does config.json belong to these weights?")
 
 
 def _saveable(generation: GenerationConfig) -> GenerationConfig:

@@ -9,10 +9,11 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from posttrain.base.toml import flat
 from posttrain.evaluation.compare import Compare
 from posttrain.models.checkpoint import weights_alone
 from posttrain.models.pretrained import resolve, silent
-from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, filled, flat, taken
+from posttrain.pipeline.file import COMPARE, TAKEN, Pipeline, filled, taken
 from posttrain.pipeline.kinds import check_function, words_of
 from posttrain.pipeline.record import Place, check_named, check_unchanged, placed, reading
 from posttrain.recipe import config
@@ -20,7 +21,7 @@ from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.runtime import build
 from posttrain.runtime.memory import gib
-from posttrain.runtime.policy import Say
+from posttrain.runtime.model_info import Say
 from posttrain.runtime.record.saving import Disk, room
 from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.base.nearest import did_you_mean
+from posttrain.base.toml import flat
 from posttrain.evaluation.compare import Compare
 from posttrain.recipe import config
 from posttrain.types import UserError
@@ -156,21 +157,6 @@ def _override(tables: dict[str, Any], names: Sequence[str], text: str) -> str:
         raise UserError(f"takes out nothing: there is no {rest!r}", where=f"--set {text}")
     stage[place] = {k: v for k, v in {**stage.get(place, {}), rest: value}.items() if v is not None}
     return key
-
-
-def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by their dotted keys.
-
-    >>> flat({"model": {"path": "m"}, "run.seed": 1})
-    {'model.path': 'm', 'run.seed': 1}
-    """
-    out: dict[str, Any] = {}
-    for key, value in tables.items():
-        if isinstance(value, Mapping) and value:
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
 
 
 # ---------------------------------------------------------------------- {NAME}

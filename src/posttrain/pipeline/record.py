@@ -6,6 +6,7 @@ pipeline.html, pipeline.json    the report                       compare.json   
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,17 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from posttrain.api.merge import write_merged
 from posttrain.api.training import as_begun, otherwise, with_copies
-from posttrain.base.toml import dump, inline
+from posttrain.base.toml import dump, flat, inline
 from posttrain.models import checkpoint
-from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, flat, taken
+from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
 from posttrain.recipe import config
+from posttrain.runtime.record.rundir import LOCK, claim
 from posttrain.types import UserError
 
-LOCK = ".lock"
 _RECORD = re.compile(r"(\d\d)-(.+)\.toml")
 
 
@@ -62,16 +61,7 @@ def lock(root: Path, *, resume: bool) -> Iterator[None]:
         raise UserError(
             "there is no pipeline to resume here", where=str(root), mend="leave --resume out to start one"
         )
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / LOCK)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(
-            "another pipeline is using this directory", where=str(root), mend="give another --dir"
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot be written to: {error.strerror}", where=str(root)) from error
+    held = claim(root, "give another --dir", "pipeline")
     try:
         if not resume and any(not p.name.startswith(".") for p in root.iterdir()):
             raise UserError(
@@ -79,7 +69,7 @@ def lock(root: Path, *, resume: bool) -> Iterator[None]:
             )
         yield
     finally:
-        lock.release()
+        os.close(held)
         if not resume and not any(p.name != LOCK for p in root.iterdir()):  # refused before it began
             (root / LOCK).unlink(missing_ok=True)
             root.rmdir()
@@ -95,7 +85,7 @@ def put(file: Path, text: str) -> None:
 # ---------------------------------------------------------------------- what a stage is asked
 
 
-def reading(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> config.Read:
+def reading(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> config.LoadedRecipe:
     """The recipe of a stage, with what it is given on top; {NAME} that is not in `made` is left in.
 
     Raises UserError with the line of the recipe, or of the pipeline where that is what is wrong.
@@ -213,7 +203,7 @@ def wanted(pipeline: Pipeline, name: str) -> bool:
     return name in compared or any(n == name and not suffix for g in given for _, n, suffix in taken(g))
 
 
-def read_recorded(place: Place, made: Mapping[str, str]) -> config.Read:
+def read_recorded(place: Place, made: Mapping[str, str]) -> config.LoadedRecipe:
     """The recipe that a stage began with; what it takes is looked for where it is now."""
     before = flat(config.document(place.record)[0])
     now = filled(before, made)

@@ -6,8 +6,8 @@ reader.py reads the tables; what nothing would read, as the recipe's other choic
 import dataclasses
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ RENAMED = {"psi": "estimator"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Read:
+class LoadedRecipe:
     """A recipe as it was read."""
 
     recipe: Recipe
@@ -43,6 +43,14 @@ class Read:
     bind: Callable[[Recipe], Recipe] = lambda recipe: recipe
     """Puts what only a program holds into a recipe that was read from tables."""
 
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Within it an error names the file and line of its key, as `locate` finds them."""
+        try:
+            yield
+        except UserError as error:
+            raise self.locate(error) from None
+
     def locate(self, error: UserError) -> UserError:
         """The error with the file and line of the key that it names, if it names one of the recipe's."""
         key = error.where.split(".")
@@ -51,7 +59,7 @@ class Read:
         return error
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> Read:
+def read(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """The recipe of a file, with `a.b=value` overrides on top.
 
     Raises UserError, with file and line or the override, for anything that cannot be used as it stands.
@@ -68,14 +76,12 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Read:
     return from_tables(tables, Where(path, text, given))
 
 
-def from_tables(tables: dict[str, Any], where: Where | None = None) -> Read:
+def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRecipe:
     """The recipe of these tables, read as strictly as a file; UserError at a key, or where that stands."""
     where, tables = where or Where(), _present(tables)
-    found = Read(parsed(Recipe, tables, where, also=_of_methods), tables, where)
-    try:
+    found = LoadedRecipe(parsed(Recipe, tables, where, also=_of_methods), tables, where)
+    with found.located():
         _check_read(found)
-    except UserError as error:
-        raise found.locate(error) from None
     return found
 
 
@@ -234,6 +240,15 @@ def own_files(tables: Mapping[str, Any]) -> list[Path]:
     return list(dict.fromkeys(file for name in names if (file := file_of(name))))
 
 
+def named_files(value: Any) -> list[Path]:
+    """The files of all functions that a recipe names, each once."""
+    if isinstance(value, Mapping | list | tuple):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return list(dict.fromkeys(file for part in parts for file in named_files(part)))
+    file = file_of(value) if isinstance(value, str) else None
+    return [file.resolve()] if file else []
+
+
 def _of_methods(tables: Mapping[str, Any]) -> Mapping[tuple[str, ...], str]:
     """Options that the method would not read, with what each may have meant."""
     options = dict(tables.get("method", {}))
@@ -242,7 +257,7 @@ def _of_methods(tables: Mapping[str, Any]) -> Mapping[tuple[str, ...], str]:
     return {}
 
 
-def _check_read(found: Read) -> None:
+def _check_read(found: LoadedRecipe) -> None:
     """UserError for a table or a key that nothing would read, as the other choices are."""
     name = found.recipe.method.get("name")
     if not isinstance(name, str):

@@ -14,7 +14,7 @@ from posttrain.types import UserError
 class Target(NamedTuple):
     """A recipe whose model is the one that is meant, and the adapter on top of it."""
 
-    found: config.Read
+    found: config.LoadedRecipe
     recipe: Recipe
     adapter: Path | None
 

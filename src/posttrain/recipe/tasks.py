@@ -46,7 +46,7 @@ class UserEnv:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldEnv(UserEnv):
+class InMemoryEnv(UserEnv):
     """An environment that a program holds."""
 
     env: Any

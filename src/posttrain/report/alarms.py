@@ -4,11 +4,12 @@ A rule sees the curves and the counts of the rollouts, and answers with what it 
 update. An alarm is a hint where to look, not a verdict: entropy may fall because a task is solved.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from posttrain.report.evidence import Evidence, Finding
-from posttrain.report.hacking import LINKED, LONGER, SPAN, auditor_disagrees, longer_pays, tampering
+from posttrain.report.hacking_rules import LINKED, LONGER, SPAN, auditor_disagrees, longer_pays, tampering
 from posttrain.report.headline import WINDOW, figure, mean, percent
 
 Points = list[tuple[int, float]]
@@ -36,14 +37,17 @@ def _late(points: Points) -> float:
     return mean(_values(points[-WINDOW:]))
 
 
-def _late_above(
-    name: str, limit: float, show: Callable[[float], str]
+def _late_beyond(
+    name: str,
+    limit: float,
+    show: Callable[[float], str],
+    worse: Callable[[float, float], bool] = operator.gt,
 ) -> Callable[[Evidence], Finding | None]:
-    """Whether the mean of a curve over its last updates lies above the limit."""
+    """Whether the mean of a curve over its last updates is worse than the limit."""
 
     def check(evidence: Evidence) -> Finding | None:
         points = evidence.metrics.points(name)
-        if not points or _late(points) <= limit:
+        if not points or not worse(_late(points), limit):
             return None
         return Finding(f"{name} is {show(_late(points))} over the last {WINDOW} updates", points[-1][0], name)
 
@@ -125,13 +129,6 @@ def _gradient_spike(evidence: Evidence) -> Finding | None:
     return Finding(found, update, "grad_norm")
 
 
-def _low_sample_size(evidence: Evidence) -> Finding | None:
-    points = evidence.metrics.points("ess")
-    if not points or _late(points) >= 0.3:
-        return None
-    return Finding(f"ess is {figure(_late(points))} over the last {WINDOW} updates", points[-1][0], "ess")
-
-
 def _reward_without_skill(evidence: Evidence) -> Finding | None:
     held_out = evidence.metrics.points("eval/accuracy")
     rewards = evidence.metrics.points("reward/mean")
@@ -194,17 +191,17 @@ RULES = (
     Rule(
         "Cut by the limit",
         f"More than 20% of the responses of the last {WINDOW} updates ended at the token limit.",
-        _late_above("length/clipped", 0.2, percent),
+        _late_beyond("length/clipped", 0.2, percent),
     ),
     Rule(
         "Much clipping",
         f"More than 30% of the tokens of the last {WINDOW} updates were clipped.",
-        _late_above("clip/fraction", 0.3, percent),
+        _late_beyond("clip/fraction", 0.3, percent),
     ),
     Rule("Gradient spike", "grad_norm above ten times its median.", _gradient_spike),
     Rule(
         "Few effective samples",
         f"Effective sample size below 0.3 over the last {WINDOW} updates.",
-        _low_sample_size,
+        _late_beyond("ess", 0.3, figure, operator.lt),
     ),
 )

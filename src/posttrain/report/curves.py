@@ -1,12 +1,12 @@
 """A small static picture of one metric over several runs: the mean, and the band that holds them all."""
 
-import difflib
 import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from posttrain.base.nearest import did_you_mean
 from posttrain.errors import UserError
 from posttrain.report.headline import Show, figure, mean, percent
 from posttrain.report.record import read
@@ -84,12 +84,8 @@ def _points(run_dir: Path, metric: str) -> dict[int, float]:
     metrics = read(run_dir).metrics
     points = dict(metrics.points(metric))
     if not points:
-        near = difflib.get_close_matches(metric, metrics.series, n=1)
-        mend = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"it has: {', '.join(sorted(metrics.series)) or 'nothing'}"
-        )
+        there = ", ".join(sorted(metrics.series)) or "nothing"
+        mend = did_you_mean(metric, metrics.series) or f"it has: {there}"
         raise UserError(f"this run has no metric {metric!r}", where=str(run_dir), mend=mend)
     return points
 

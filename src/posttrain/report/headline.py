@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from posttrain.report.profile import amount
 from posttrain.report.record import Metrics, Record
 
 Show = Callable[[float], str]
@@ -62,13 +63,7 @@ HELD_OUT = {
     "eval/score/accuracy": "Held-out pairs in order",
     "eval/loss": "Held-out loss",
 }
-BEST = {
-    "eval/accuracy": 1,
-    "eval/reward": 1,
-    "eval/rewards/accuracy": 1,
-    "eval/score/accuracy": 1,
-    "eval/loss": -1,
-}
+BEST = {name: -1 if name == "eval/loss" else 1 for name in HELD_OUT}
 """Metrics by which a run is judged, the first that it has, and whether more of it is better."""
 
 
@@ -161,15 +156,12 @@ def figure(x: float) -> str:
 
 
 def count(x: float) -> str:
-    """Three significant digits with k, M or G.
+    """Three significant digits with k, M, G, T or P.
 
     >>> count(950), count(12_345), count(7_800_000)
     ('950', '12.3k', '7.8M')
     """
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(x) >= size:
-            return f"{x / size:.3g}{letter}"
-    return f"{x:.3g}"
+    return amount(x) or "0"
 
 
 def duration(seconds: float) -> str:

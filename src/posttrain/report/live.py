@@ -46,33 +46,22 @@ class _Answer(LoopbackRequest):
         """Answers with the page, with news, or not at all."""
         asked = urlsplit(self.path)
         if not self.is_own_name:
-            self._say(403, "text/plain", "this page is for this machine alone")
+            self.say(403, "text/plain", "this page is for this machine alone")
             return
         try:
             if asked.path == "/":
                 offset = _whole(self.server.run_dir)
-                self._say(200, "text/html", page(read(self.server.run_dir), live=offset))
+                self.say(200, "text/html", page(read(self.server.run_dir), live=offset))
             elif asked.path == "/news":
                 told = news(self.server.run_dir, int(parse_qs(asked.query).get("from", ["0"])[0]))
                 told["running"] = self.server.running(self.server.run_dir)
-                self._say(200, "application/json", json.dumps(told))
+                self.say(200, "application/json", json.dumps(told))
             else:
-                self._say(404, "text/plain", "there is nothing else here")
+                self.say(404, "text/plain", "there is nothing else here")
         except ValueError:
-            self._say(400, "text/plain", "from is a number of bytes")
+            self.say(400, "text/plain", "from is a number of bytes")
         except UserError as error:  # the directory is gone
-            self._say(410, "text/plain", str(error))
-
-    def _say(self, code: int, kind: str, text: str) -> None:
-        content = text.encode("utf-8", "replace")
-        self.send_response(code)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
-        self.end_headers()
-        self.wfile.write(content)
+            self.say(410, "text/plain", str(error))
 
 
 def news(run_dir: Path, offset: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Runs whose recipes differ in nothing but the seed are one series: its curves are
 from least to greatest. A series ends where the first of its runs does: a mean over fewer would jump there.
 """
 
-import html
 import json
 import re
 import tomllib
@@ -14,10 +13,11 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
+from posttrain.base.toml import flat
 from posttrain.errors import UserError
 from posttrain.report.glossary import words
 from posttrain.report.headline import BEST, Show, best, count, duration, ends, figure, graded, mean, percent
-from posttrain.report.page import SLOT, block, columns, content_policy, drawn, part, put
+from posttrain.report.page import assembled, block, columns, drawn, put
 from posttrain.report.record import Metrics, Record, read
 from posttrain.report.rollouts import json_text
 
@@ -111,18 +111,11 @@ def flat_recipe(run: Record, path: Path) -> dict[str, str]:
         raise UserError(f"its recipe cannot be read: {error}", where=str(path / "config.toml")) from None
     found = {f"{name} (own code)": digest[:12] for name, digest in CODE.findall(run.config)}
     own = {str(path), str(path.resolve())}
-
-    def walk(table: Mapping[str, Any], prefix: str) -> None:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                walk(value, f"{prefix}{key}.")
-            else:
-                text = json.dumps(value, ensure_ascii=False, default=str)
-                for name in own:
-                    text = text.replace(f'"{name}/', '"RUN/')
-                found[prefix + key] = text
-
-    walk(tables, "")
+    for key, value in flat(tables).items():
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        for name in own:
+            text = text.replace(f'"{name}/', '"RUN/')
+        found[key] = text
     return found
 
 
@@ -167,17 +160,8 @@ def page(found: Sequence[Series]) -> str:
         "words": words(sorted({name for each in found for name in each.metrics.series})),
         "notes": _notes(found),
     }
-    script = "(() => {\n'use strict';\n" + "\n".join(part(name) for name in SCRIPTS) + "\n})();\n"
-    guard, style = part("guard.js"), "\n".join(part(name) for name in STYLES)
-    parts = {
-        "policy": content_policy([guard, script], style),
-        "title": html.escape(", ".join(each.label for each in found)),
-        "guard": f"<script>{guard}</script>",
-        "style": f"<style>{style}</style>",
-        "data": block("overlay", json_text(summary)),
-        "script": f"<script>{script}</script>",
-    }
-    return SLOT.sub(lambda slot: parts[slot[1]], part("overlay.html"))
+    title = ", ".join(each.label for each in found)
+    return assembled("overlay.html", SCRIPTS, STYLES, title, block("overlay", json_text(summary)))
 
 
 def _told(each: Series) -> dict[str, Any]:

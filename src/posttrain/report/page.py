@@ -8,6 +8,7 @@ import base64
 import hashlib
 import html
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import resources
@@ -81,20 +82,28 @@ def page(record: Record, live: int | None = None) -> str:
     summary = _summary(record, held, found, [*_share(record.metrics, held), *notes, *omitted])
     if live is not None:
         summary |= {"live": live, "files": len(record.samples)}
-    script = "(() => {\n'use strict';\n" + "\n".join(part(name) for name in SCRIPTS) + "\n})();\n"
-    guard, style = part("guard.js"), part("style.css")
     blocks = [block("run", json_text(summary)), *(block(step.id, step.packed) for step in held)]
     blocks += [block(each.id, each.trees) for each in found]
+    data = "\n".join(blocks)
+    return assembled("page.html", SCRIPTS, ["style.css"], record.title, data, asks=live is not None)
+
+
+def assembled(
+    template: str, scripts: Sequence[str], styles: Sequence[str], title: str, data: str, *, asks: bool = False
+) -> str:
+    """A page of these files beside this one, with its data in blocks; `asks`: it may ask its own server."""
+    script = "(() => {\n'use strict';\n" + "\n".join(part(name) for name in scripts) + "\n})();\n"
+    guard, style = part("guard.js"), "\n".join(part(name) for name in styles)
     parts = {
-        "policy": content_policy([guard, script], style, asks=live is not None),
-        "title": html.escape("".join(c if c.isprintable() else " " for c in record.title)),
+        "policy": content_policy([guard, script], style, asks=asks),
+        "title": html.escape("".join(c if c.isprintable() else " " for c in title)),
         "guard": f"<script>{guard}</script>",
         "style": f"<style>{style}</style>",
-        "data": "\n".join(blocks),
+        "data": data,
         "script": f"<script>{script}</script>",
     }
     # One pass over the template alone: what is put in is not searched for slots again.
-    return SLOT.sub(lambda slot: parts[slot[1]], part("page.html"))
+    return SLOT.sub(lambda slot: parts[slot[1]], part(template))
 
 
 def _share(metrics: Metrics, held: list[Step]) -> list[str]:

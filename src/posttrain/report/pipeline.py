@@ -4,7 +4,6 @@ A pure function of the pipeline's directory: stages.json names the stages, each 
 stage did, compare.json how the policies stand. What is not there yet is left out.
 """
 
-import html
 import json
 import tomllib
 from collections.abc import Mapping
@@ -14,8 +13,8 @@ from typing import Any
 
 from posttrain.errors import UserError
 from posttrain.report.headline import count, duration, ends, figure, percent
-from posttrain.report.page import SLOT, block, content_policy, part
-from posttrain.report.record import Metrics, Row, file_text, number, read, text
+from posttrain.report.page import assembled, block
+from posttrain.report.record import Metrics, Row, json_object, number, read, text
 from posttrain.report.rollouts import json_text
 
 SCRIPTS = ("dom.js", "scale.js", "plane.js", "pipeline.js")
@@ -45,14 +44,14 @@ def write(root: Path, out: Path | None = None) -> Path:
 
 def summary(root: Path) -> dict[str, Any]:
     """What the directory says: title, stages, comparison (None while there is none), notes."""
-    told, notes = _json(root / "stages.json")
+    told, notes = json_object(root / "stages.json")
     if told is None:
         raise UserError(
             "this is no pipeline's directory: it holds no stages.json",
             where=str(root),
             mend="give the directory that `posttrain pipeline` wrote",
         )
-    compare, not_read = _json(root / "compare.json")
+    compare, not_read = json_object(root / "compare.json")
     if (root / "compare.json").exists():
         notes += not_read
     stages = [_stage(root, each) for each in told.get("stages", []) if isinstance(each, dict)]
@@ -63,19 +62,6 @@ def summary(root: Path) -> dict[str, Any]:
         "compare": compare,
         "notes": notes,
     }
-
-
-def _json(file: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    content, notes = file_text(file)
-    if notes:
-        return None, notes
-    try:
-        found = json.loads(content)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        return None, [f"{file.name} is no JSON object, so it was left out."]
-    return found, []
 
 
 def _stage(root: Path, told: Row) -> dict[str, Any]:
@@ -140,17 +126,8 @@ def _changes(metrics: Metrics) -> list[dict[str, Any]]:
 
 def page(found: Mapping[str, Any]) -> str:
     """The HTML of a pipeline's report: one file that loads nothing."""
-    script = "(() => {\n'use strict';\n" + "\n".join(part(name) for name in SCRIPTS) + "\n})();\n"
-    guard, style = part("guard.js"), "\n".join(part(name) for name in STYLES)
-    parts = {
-        "policy": content_policy([guard, script], style),
-        "title": html.escape("".join(c if c.isprintable() else " " for c in str(found["title"]))),
-        "guard": f"<script>{guard}</script>",
-        "style": f"<style>{style}</style>",
-        "data": block("pipeline", json_text({**found, "headline": headline(found)})),
-        "script": f"<script>{script}</script>",
-    }
-    return SLOT.sub(lambda slot: parts[slot[1]], part("pipeline.html"))
+    data = block("pipeline", json_text({**found, "headline": headline(found)}))
+    return assembled("pipeline.html", SCRIPTS, STYLES, str(found["title"]), data)
 
 
 def _within(score: Mapping[str, Any]) -> str:

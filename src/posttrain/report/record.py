@@ -142,6 +142,15 @@ def json_lines(path: Path) -> tuple[list[Row], list[str]]:
     return rows, notes
 
 
+def json_object(path: Path) -> tuple[Row | None, list[str]]:
+    """The object that a JSON file holds; None if it holds none, and a note that says why."""
+    content, notes = file_text(path)
+    found = None if notes else _parsed(content)
+    if isinstance(found, dict):
+        return found, []
+    return None, notes or [f"{path.name} is no JSON object, so it was left out."]
+
+
 def file_text(path: Path) -> tuple[str, list[str]]:
     """A file as text, and a note if it could not be read."""
     try:
@@ -213,12 +222,9 @@ def read(run_dir: Path) -> Record:
 
 
 def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], list[str]]:
-    content, notes = file_text(path)
-    if notes:
+    plan, notes = json_object(path)
+    if plan is None:
         return "", [], notes
-    plan = _parsed(content)
-    if not isinstance(plan, dict):
-        return "", [], [f"{path.name} is no JSON object, so it was left out."]
     sections = []
     listed = plan.get("sections")
     for section in listed if isinstance(listed, list) else []:

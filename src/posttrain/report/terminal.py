@@ -24,7 +24,11 @@ from posttrain.report.watch import Watch
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
     """A console that prints text as it stands: what stands in brackets or between colons is text too."""
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+    # In a notebook stderr is stderr: only what is asked for there is displayed.
+    jupyter = False if stderr else None
+    return Console(
+        stderr=stderr, width=width, markup=False, emoji=False, highlight=False, force_jupyter=jupyter
+    )
 
 
 out, err = console(), console(stderr=True)

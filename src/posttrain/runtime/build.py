@@ -21,25 +21,35 @@ from posttrain.methods.build import described
 from posttrain.methods.table import label
 from posttrain.models import checkpoint, heads, pretrained
 from posttrain.recipe.recipe import Recipe
-from posttrain.runtime.critics import critic_of, critic_shape, head_class
-from posttrain.runtime.dataset_rows import Group, bytes_of, groups_of
+from posttrain.runtime.critics import build_critic, critic_shape, head_class
+from posttrain.runtime.dataset_rows import Group, build_groups, bytes_of
 from posttrain.runtime.loop import Parts
-from posttrain.runtime.memory import Memory, Shape, check_held, estimate, free_memory, gib, microbatch
+from posttrain.runtime.memory import (
+    Memory,
+    Shape,
+    check_held,
+    estimate,
+    free_memory,
+    gib,
+    microbatch,
+    samplers_on,
+)
+from posttrain.runtime.model_info import ModelInfo, Say, load_weights, read_model_info, with_companion_models
 from posttrain.runtime.offline import OfflineRun
 from posttrain.runtime.online import OnlineRun
-from posttrain.runtime.policy import Policy, Say, bounded, surroundings, weights_of
 from posttrain.runtime.prompts import check_prompts, check_replies
 from posttrain.runtime.ranks.ranked import check_ranks, described_ranks
 from posttrain.runtime.record import saving
 from posttrain.runtime.record.journal import Journal, Progress, Show, stop_recorded
+from posttrain.runtime.record.resume import newest_checkpoint
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.record.track import Track, check_sinks, open_tracker
-from posttrain.runtime.reference import load_reference, reference_of, reference_size, scores_once
+from posttrain.runtime.reference import build_reference_scores, load_reference, reference_size, scores_once
 from posttrain.runtime.resolve import Resolved, resolve_recipe
-from posttrain.runtime.sampling import check_samplers, check_server, sampler_of, store_of
+from posttrain.runtime.sampling import build_sampler, build_weight_store, check_samplers, check_server
 from posttrain.runtime.tasks.curriculum import Supply, supply
-from posttrain.runtime.tasks.replay import Replay
+from posttrain.runtime.tasks.replay_buffer import ReplayBuffer
 from posttrain.runtime.tasks.stream import Stream
 from posttrain.runtime.weight_sync import Publisher
 from posttrain.samplers.snapshots import CANARY
@@ -51,7 +61,7 @@ class Plan:
     """What a run will do and need."""
 
     resolved: Resolved
-    policy: Policy
+    policy: ModelInfo
     groups: Sequence[Group]
     """Rows of an offline method: one, or the answers to one question."""
     held_out_groups: Sequence[Group]
@@ -131,7 +141,7 @@ def plan(
     if resolved.online:
         check_samplers(resolved)
     check_ranks(resolved, ranks)
-    policy = bounded(recipe, surroundings(recipe, say), say)
+    policy = with_companion_models(recipe, read_model_info(recipe, say), say)
     parameters = pretrained.parameter_count(policy.config)
     trained = _adapter_size(policy, recipe) if recipe.lora.rank else parameters
     shape = Shape.of(policy.config, parameters, trained)
@@ -142,7 +152,7 @@ def plan(
         check_replies(resolved, policy)
         check_server(recipe, policy)
     else:
-        groups, held_out, longest = groups_of(resolved, policy, say)
+        groups, held_out, longest = build_groups(resolved, policy, say)
         if head_class(policy.config, resolved) is not None:
             heads.saved_head(policy.path, recipe.critic.heads)
     needs = _needs(resolved, policy, longest, parameters, ranks)
@@ -169,7 +179,9 @@ def plan(
     )
 
 
-def _needs(resolved: Resolved, policy: Policy, longest: int, parameters: int, ranks: int) -> dict[str, Any]:
+def _needs(
+    resolved: Resolved, policy: ModelInfo, longest: int, parameters: int, ranks: int
+) -> dict[str, Any]:
     """What of a run's memory hangs on more than the model and the size of a microbatch (see estimate)."""
     recipe = resolved.recipe
     needs: dict[str, Any] = {
@@ -187,14 +199,15 @@ def _needs(resolved: Resolved, policy: Policy, longest: int, parameters: int, ra
         several = resolved.env or recipe.task.agent
         needs |= {
             "sampler_tokens": recipe.engine.cached_tokens(longest + recipe.sampling.max_new_tokens),
-            "samplers": recipe.async_.samplers,
-            "published": 2 if recipe.async_.publishes else 0,
+            "samplers": samplers_on(policy.device, recipe.async_),
+            # Of processes they lie in memory that these share, never on a GPU.
+            "published": 2 if recipe.async_.publishes and policy.device.type == "cpu" else 0,
             "longest": policy.context if several else longest + recipe.sampling.max_new_tokens,
         }
     return needs
 
 
-def _adapter_size(policy: Policy, recipe: Recipe) -> int:
+def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
     try:
         return lora.parameters(policy.config, recipe.lora)
     except ValueError as error:
@@ -207,7 +220,7 @@ def _adapter_size(policy: Policy, recipe: Recipe) -> int:
 # ---------------------------------------------------------------------- with its weights
 
 
-def parts_of(
+def build_session_parts(
     chosen: Plan,
     run_dir: RunDir,
     *,
@@ -223,11 +236,11 @@ def parts_of(
     recorded: what another run's samplers did and when, to be done again. ranks: those that train together.
     """
     resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
-    found = _newest(run_dir, say, ranks) if resume else None
+    found = newest_checkpoint(run_dir.path, recipe.checkpoint.every, say, ranks) if resume else None
     state = checkpoint.read_state(found) if found else {}
     progress = Progress(**state.get("progress", {}))
     say("loading the model")
-    learner = learner_of(chosen, state, ranks)
+    learner = build_learner(chosen, state, ranks)
     tasks, replay = _sources(resolved, state)
     memory = replay if resolved.online and recipe.rollout.replay else None
     if found:
@@ -265,16 +278,6 @@ def parts_of(
         )
 
 
-def _newest(run_dir: RunDir, say: Say, ranks: Ranks) -> Path | None:
-    """The checkpoint that a resumed run goes on from, if there is one yet: what rank 0 finds whole."""
-    looked = (None, []) if ranks.rank else checkpoint.newest(run_dir.checkpoints, resume=True)
-    found, skipped = ranks.tell(looked, "the checkpoint")
-    for fault in skipped:
-        say(fault)
-    say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
-    return found
-
-
 def _tracker(recipe: Recipe, run_dir: RunDir, config: Mapping[str, Any], after: int | None) -> Track:
     return open_tracker(
         run_dir.path,
@@ -286,10 +289,10 @@ def _tracker(recipe: Recipe, run_dir: RunDir, config: Mapping[str, Any], after: 
     )
 
 
-def _sources(resolved: Resolved, state: Mapping[str, Any]) -> tuple[Supply | None, Replay]:
+def _sources(resolved: Resolved, state: Mapping[str, Any]) -> tuple[Supply | None, ReplayBuffer]:
     """Where tasks and older groups come from, as far as a checkpoint had come; offline there are no tasks."""
     recipe = resolved.recipe
-    replay = Replay(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
+    replay = ReplayBuffer(max_lag=recipe.rollout.replay_lag, seed=recipe.run.seed)
     if not resolved.online:
         return None, replay
     tasks = supply(recipe.curriculum, resolved.train, seed=recipe.run.seed)
@@ -308,11 +311,10 @@ def _offline(chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal) 
         held_out_bytes=bytes_of(chosen.held_out_groups, recipe.eval.limit),
         journal=journal,
         updates=recipe.run.updates,
-        reference=reference_of(
+        reference=build_reference_scores(
             resolved, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
         ),
         compares=resolved.line.learns not in ("text", "answers"),
-        ranks=learner.ranks,
     )
 
 
@@ -322,7 +324,7 @@ def _online(
     learner: Learner,
     tasks: Supply,
     journal: Journal,
-    replay: Replay,
+    replay: ReplayBuffer,
     recorded: RecordedSchedule | None,
     stack: ExitStack,
 ) -> OnlineRun:
@@ -331,9 +333,9 @@ def _online(
     ahead, ranks = recipe.async_, learner.ranks
     # In the loop's own thread nothing hangs on a clock.
     schedule = recorded or (Recorder(run_dir.own) if ahead.where != "here" else None)
-    store = store_of(recipe, chosen.parameters * policy.dtype.itemsize, ranks)
+    store = build_weight_store(recipe, chosen.parameters * policy.dtype.itemsize, ranks)
     publisher = stack.enter_context(closing(Publisher(learner, canary, store)))
-    sampler = sampler_of(resolved, policy, run_dir.own / "samplers", schedule, ranks)
+    sampler = build_sampler(resolved, policy, run_dir.own / "samplers", schedule, ranks)
     stack.enter_context(closing(sampler))
     stack.enter_context(run_dir.recording())
     return OnlineRun(
@@ -354,18 +356,14 @@ def _online(
         updates=recipe.run.updates,
         replay=replay,
         tasks=len(resolved.train),
-        least_group=resolved.method.least_group,
-        recorded=recipe.record.tokens,
-        trees=recipe.record.trees,
-        accept=getattr(resolved.method, "accept", recipe.eval.right),
-        ranks=ranks,
+        record=recipe.record,
     )
 
 
-def learner_of(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
+def build_learner(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> Learner:
     """The learner of a plan, with new optimisers; state: of the checkpoint that it will go on from."""
     resolved, policy, recipe = chosen.resolved, chosen.policy, chosen.resolved.recipe
-    model = weights_of(recipe, policy)
+    model = load_weights(recipe, policy)
     return Learner(
         model,
         resolved.method,
@@ -375,7 +373,7 @@ def learner_of(chosen: Plan, state: Mapping[str, Any], ranks: Ranks = ALONE) -> 
         reference=load_reference(resolved, policy),
         brings_reference=scores_once(resolved),
         refresh=recipe.reference,
-        critic=critic_of(resolved, policy, model) if resolved.method.needs & {"value", "head"} else None,
+        critic=build_critic(resolved, policy, model) if resolved.method.needs & {"value", "head"} else None,
         critic_optim=replace(recipe.optim, lr=recipe.critic.lr, max_grad_norm=recipe.critic.max_grad_norm),
         trust=recipe.trust if resolved.line.step == "trust_region" else None,
         temperature=recipe.sampling.temperature if resolved.online else 1.0,

@@ -5,11 +5,11 @@ from typing import Any
 from posttrain.learner.critic import CriticModel
 from posttrain.models import heads, pretrained
 from posttrain.runtime.memory import Shape
-from posttrain.runtime.policy import Policy, weights_of, with_layouts
+from posttrain.runtime.model_info import ModelInfo, load_weights, with_layouts
 from posttrain.runtime.resolve import Resolved
 
 
-def critic_shape(resolved: Resolved, policy: Policy) -> Shape | None:
+def critic_shape(resolved: Resolved, policy: ModelInfo) -> Shape | None:
     """The sizes of a critic's own model, all of it trained; None where there is none."""
     critic = resolved.recipe.critic
     if "value" not in resolved.method.needs or critic.kind == "shared":
@@ -30,7 +30,7 @@ def head_class(config: Any, resolved: Resolved) -> type | None:
     return heads.head_class(config, per_token=steps)
 
 
-def critic_of(resolved: Resolved, policy: Policy, model: Any) -> CriticModel:
+def build_critic(resolved: Resolved, policy: ModelInfo, model: Any) -> CriticModel:
     """The critic that the recipe asks for, on the policy's backbone or on its own."""
     recipe = resolved.recipe
     if "head" in resolved.method.needs:
@@ -45,7 +45,7 @@ def critic_of(resolved: Resolved, policy: Policy, model: Any) -> CriticModel:
     if recipe.critic.kind == "shared":
         return CriticModel(model)
     if not recipe.critic.path:
-        return CriticModel(model, weights_of(recipe, policy))
+        return CriticModel(model, load_weights(recipe, policy))
     path = policy.others["critic.path"]
     body = pretrained.load_model(path, dtype=policy.dtype, device=policy.device, scores=True)
     found = CriticModel(model, with_layouts(body, "critic.path"))

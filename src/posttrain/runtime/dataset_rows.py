@@ -21,7 +21,7 @@ from posttrain.data import Ranking, Stepped
 from posttrain.data.corpus import Corpus, Text, load_corpus
 from posttrain.envs.tools.conversation import Telling, telling
 from posttrain.envs.tools.formats import FormatName
-from posttrain.runtime.policy import Policy, Say
+from posttrain.runtime.model_info import ModelInfo, Say
 from posttrain.runtime.resolve import Resolved
 from posttrain.types import PROBE, Trajectory, UserError
 
@@ -107,7 +107,7 @@ class Shaper:
     def _ranking(self, record: Ranking, counts: Counter[str]) -> Group:
         if self.marks:
             return self._judged(record, counts)
-        sides = self.chat.answered(record.messages, record.answers)
+        sides = self.chat.render_answers(record.messages, record.answers)
         if any(any(trained[self.bound :]) for _, trained in sides):
             counts["are longer than {bound} tokens and were cut there"] += 1
         cut = [(tokens[: self.bound], trained[: self.bound]) for tokens, trained in sides]
@@ -121,7 +121,7 @@ class Shaper:
 
     def _judged(self, record: Ranking, counts: Counter[str]) -> Group:
         """The answers as a verifier sees them."""
-        sides = self.chat.judged(record.messages, record.answers)
+        sides = self.chat.render_for_judge(record.messages, record.answers)
         if any(len(tokens) > self.bound for tokens in sides):
             counts["have an answer that ends beyond {bound} tokens and are left out"] += 1
             return ()
@@ -130,7 +130,7 @@ class Shaper:
     def _steps(self, record: Stepped, counts: Counter[str]) -> Group:
         # A separator within a step parts it for a verifier too: what is judged is its end.
         parts = [[part for part in step.split(self.separator) if part.strip()] for step in record.steps]
-        tokens, ends = self.chat.stepped(
+        tokens, ends = self.chat.render_steps(
             record.messages, [part for step in parts for part in step], self.separator
         )
         behind = [0, *ends]
@@ -211,7 +211,9 @@ def numbered(groups: Iterable[Group]) -> tuple[list[Trajectory], list[int]]:
     return [each for each, _ in pairs], [number for _, number in pairs]
 
 
-def groups_of(resolved: Resolved, policy: Policy, say: Say) -> tuple[Sequence[Group], Sequence[Group], int]:
+def build_groups(
+    resolved: Resolved, policy: ModelInfo, say: Say
+) -> tuple[Sequence[Group], Sequence[Group], int]:
     """What an offline method trains and is evaluated on, and the tokens of the longest group."""
     batch, learns = resolved.recipe.batch, resolved.line.learns
     bound = min(batch.max_length or policy.context, policy.context)
@@ -226,7 +228,7 @@ def groups_of(resolved: Resolved, policy: Policy, say: Say) -> tuple[Sequence[Gr
     return groups, shaper.groups(resolved.held_out, learns, say), longest
 
 
-def _corpus(text: Text, policy: Policy, bound: int, say: Say) -> Corpus:
+def _corpus(text: Text, policy: ModelInfo, bound: int, say: Say) -> Corpus:
     eos = policy.tokenizer.eos_token_id
     if eos is None:
         raise UserError("the tokenizer has no end token, which parts documents", where="model.path")

@@ -16,13 +16,13 @@ from posttrain.runtime.record.journal import Journal
 from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.tasks.curriculum import Supply
 from posttrain.runtime.tasks.staleness import Admission
-from posttrain.samplers.protocol import Finished, GroupRequest, Sampler, Work
-from posttrain.types import Played, Sampling
+from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Sampler, Work
+from posttrain.types import AnyEpisode, Sampling
 from posttrain.verifiers.protocol import TrainerState
 
 T = TypeVar("T")
 HEAR_S = 0.5
-Keep = Callable[[Sequence[Played]], bool]
+Keep = Callable[[Sequence[AnyEpisode]], bool]
 """Whether an update learns from a group."""
 
 
@@ -56,7 +56,7 @@ class GroupSource:
         self.sampler, self.stream, self.sampling, self.ahead = sampler, stream, sampling, ahead
         self.journal, self.count, self.size, self.state, self.left = journal, count, size, state, left
         self.schedule, self.ranks = schedule, ranks
-        self.admission: Admission[Finished] = Admission(
+        self.admission: Admission[FinishedGroup] = Admission(
             count, ahead.max_lag, ahead.window, admitted=journal.progress.admitted
         )
         self._before: list[Work] = []
@@ -69,15 +69,15 @@ class GroupSource:
         if self._resumed:
             self.sampler.admit(self._resumed)
 
-    def collect(self, keep: Keep, rounds: int) -> tuple[list[Finished], list[Finished]]:
+    def collect(self, keep: Keep, rounds: int) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
         """(kept, dropped) groups, each in the order in which they were admitted.
 
         What is dropped is replaced in whole rounds, at most so many, so that what an engine computes together
         does not depend on how fast a verifier was.
         """
-        kept: list[Finished] = []
-        dropped: list[Finished] = []
-        left: list[Finished] = []
+        kept: list[FinishedGroup] = []
+        dropped: list[FinishedGroup] = []
+        left: list[FinishedGroup] = []
         for _ in range(rounds):
             self.admission.drop(group.number for group in left)
             left = []
@@ -103,12 +103,14 @@ class GroupSource:
         """Nothing of what was collected last is trained on."""
         self.admission.drop(self._of_update)
 
-    def _select_groups(self, keep: Keep, taken: Sequence[Finished]) -> Iterator[tuple[bool, Finished]]:
+    def _select_groups(
+        self, keep: Keep, taken: Sequence[FinishedGroup]
+    ) -> Iterator[tuple[bool, FinishedGroup]]:
         """Whether each group is kept, as the rank says that has played it."""
         if self.ranks.size == 1:
-            yield from ((keep(group.seen), group) for group in taken)
+            yield from ((keep(group.members), group) for group in taken)
             return
-        own = [(keep(g.seen), _summary(g)) for g in taken if self.plays(g.number)]
+        own = [(keep(g.members), _summary(g)) for g in taken if self.is_own(g.number)]
         told = {g.number: (keeps, g) for keeps, g in self.share(own, "groups")}
         for group in taken:
             keeps, said = told[group.number]
@@ -118,11 +120,11 @@ class GroupSource:
         """What all ranks say of what they have played."""
         return [each for part in self.ranks.gather(own, called) for each in part]
 
-    def plays(self, number: int) -> bool:
+    def is_own(self, number: int) -> bool:
         """Whether the group of this number is one of this rank."""
         return number % self.ranks.size == self.ranks.rank
 
-    def _wait_for_groups(self, count: int, kept: int) -> list[Finished]:
+    def _wait_for_groups(self, count: int, kept: int) -> list[FinishedGroup]:
         """The next groups in line, once they are finished; meanwhile others are admitted."""
         while True:
             self._admit(self.left() * self.count - kept)
@@ -144,8 +146,8 @@ class GroupSource:
         for _ in range(room):
             epoch, task = self.stream.take()
             number = self.admission.admit()
-            if not self.plays(number):
-                self.admission.finish(number, Finished(number=number))  # it is not waited for here
+            if not self.is_own(number):
+                self.admission.finish(number, FinishedGroup(number=number))  # it is not waited for here
                 continue
             requests.append(
                 GroupRequest(
@@ -169,7 +171,7 @@ class GroupSource:
         if not self.admission.max_lag:
             return
         self.hear(0.0)
-        while not self.admission.playing and self.sampler.live < version:
+        while not self.admission.playing and self.sampler.oldest_version < version:
             self.hear()
         self._admit(self.left() * self.count)
 
@@ -177,9 +179,9 @@ class GroupSource:
         """Takes in what samplers have finished, and which weights they hold."""
         for each in self.sampler.poll(timeout_s):
             self.arrive(each)
-        self.admission.release(self.sampler.live)
+        self.admission.release(self.sampler.oldest_version)
 
-    def arrive(self, group: Finished) -> None:
+    def arrive(self, group: FinishedGroup) -> None:
         """Takes in one group."""
         if group.lost:
             self.admission.replay(group.number)
@@ -195,7 +197,7 @@ class GroupSource:
         each one's sampler draws from the weights of this version.
         """
         if self.ranks.size > 1 and self.admission.max_lag:
-            while self.sampler.live < version:
+            while self.sampler.oldest_version < version:
                 self.hear()
             self._admit(self.left() * self.count)
         if not self.admission.queue:
@@ -210,12 +212,12 @@ class GroupSource:
             left = sorted((request for _, each in told for request in each), key=lambda r: r.number)
         return {"line": self.admission.state(), "finished": finished, "requests": left}
 
-    def _own(self) -> tuple[dict[int, GroupRequest], dict[int, Finished | None]]:
+    def _own(self) -> tuple[dict[int, GroupRequest], dict[int, FinishedGroup | None]]:
         """What is played for this rank, as far as it has come, and this rank's part of the line."""
         requests = {each.number: each for each in self.sampler.unfinished()}
         self.hear(0.0)
         return requests, {
-            number: group for number, group in self.admission.queue.items() if self.plays(number)
+            number: group for number, group in self.admission.queue.items() if self.is_own(number)
         }
 
     def resume(self, flight: Mapping[str, Any]) -> None:
@@ -224,12 +226,12 @@ class GroupSource:
             return
         self.admission.restore(flight["line"])
         for number in list(self.admission.queue):
-            if not self.plays(number):
-                self.admission.finish(number, Finished(number=number))
+            if not self.is_own(number):
+                self.admission.finish(number, FinishedGroup(number=number))
         for number, group in flight["finished"].items():
-            if self.plays(number):
-                self.admission.finish(number, Finished(number=number, episodes=group))
-        self._resumed = [each for each in flight["requests"] if self.plays(each.number)]
+            if self.is_own(number):
+                self.admission.finish(number, FinishedGroup(number=number, episodes=group))
+        self._resumed = [each for each in flight["requests"] if self.is_own(each.number)]
 
     def work(self) -> dict[str, float]:
         """What the samplers did since this was last asked; of one that takes turns here its time alone."""
@@ -255,7 +257,7 @@ class GroupSource:
         }
 
 
-def _summary(group: Finished) -> Finished:
+def _summary(group: FinishedGroup) -> FinishedGroup:
     """What other ranks are told of it."""
-    said = group.summary or [episode.seen() for episode in group.episodes]
-    return replace(group, episodes=(), summary=said)
+    said = group.summaries or [episode.summary() for episode in group.episodes]
+    return replace(group, episodes=(), summaries=said)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from posttrain.learner.learner import Learner, Update
-from posttrain.learner.ranks import Ranks
 from posttrain.runtime.record.journal import Journal
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.tables import Groups
@@ -20,7 +19,6 @@ class Loop(Protocol):
     learner: Learner
     journal: Journal
     updates: int
-    ranks: Ranks
 
     @property
     def held_out(self) -> Sequence[Any]:

@@ -11,7 +11,9 @@ from posttrain.base.process import memory_left
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
 from posttrain.learner.recompute import Recompute
 from posttrain.math.tokens import chunk_bytes
-from posttrain.models.attention import BLOCK
+from posttrain.models.loading import usable_device
+from posttrain.models.masks import BLOCK
+from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.types import UserError
 
 GIB = 1 << 30
@@ -131,8 +133,8 @@ def estimate(
         shape, size, checkpointing=checkpointing, critic=critic, natural=natural, longest=longest
     )
     parts["activations"] = microbatch_tokens * activations
-    parts["one chunk of logits"] = 3 * chunk_bytes(device)
-    if sampler_tokens:
+    parts["one chunk of logits"] = (3 if device == "cpu" else 5) * chunk_bytes(device)
+    if sampler_tokens and samplers:
         # A tied output head is kept twice: packed for products, plain for look-ups.
         parts["sampler's weights"] = samplers * (weights + shape.vocabulary * shape.hidden * size)
         cached = 2 * shape.layers * shape.key_heads * shape.head_size * size
@@ -225,17 +227,9 @@ def score_bytes(shape: Shape, size: int, checkpointing: Recompute, longest: int)
 
 def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) -> int:
     """The most packed tokens whose activations fit, from 256 to as many as the device is quicker with."""
-    fixed = estimate(shape, microbatch_tokens=0, device=device, **needs).total
-    token = token_bytes(
-        shape,
-        needs["dtype"].itemsize,
-        checkpointing=needs.get("checkpointing", "none"),
-        critic=needs.get("critic"),
-        natural=needs.get("natural", False),
-        longest=needs.get("longest", 0),
-    )
+    fixed, one = (estimate(shape, microbatch_tokens=n, device=device, **needs).total for n in (0, 1))
     most = MOST_MICROBATCH.get(device, MOST_ELSEWHERE)
-    return int(max(256, min(most, (SHARE * free - fixed) // token)))
+    return int(max(256, min(most, (SHARE * free - fixed) // (one - fixed))))
 
 
 def free_memory(device: torch.device) -> int:
@@ -261,3 +255,12 @@ def gib(size: float) -> str:
     ('1.5 GiB', '10 MiB')
     """
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
+
+
+def samplers_on(device: torch.device, ahead: Asynchrony) -> int:
+    """How many samplers compute on this device."""
+    if ahead.where == "ray" and ahead.gpus:
+        return 0
+    devices = [usable_device(each, "async.devices") for each in ahead.devices] or [device]
+    dealt = (devices[number % len(devices)] for number in range(ahead.samplers))
+    return sum(each.type == device.type and (each.index or 0) == (device.index or 0) for each in dealt)

@@ -17,7 +17,6 @@ from jaxtyping import Int
 
 from posttrain.data.corpus import bits_per_byte
 from posttrain.learner.learner import Learner, Update
-from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.math import masked
 from posttrain.recipe.settings import Dataset
 from posttrain.runtime.dataset_rows import Group, numbered, with_probes
@@ -45,8 +44,6 @@ class OfflineRun:
     """Whether held-out rows are judged by the method's own loss: rewards and preferences, not likelihoods."""
     held_out_bytes: float = 0.0
     """Of the text that the held-out rows predict; 0 where they are no text."""
-    ranks: Ranks = ALONE
-    """Those that train with this one: each takes every group, and its own share of them."""
     publishes: bool = False
 
     def __post_init__(self) -> None:
@@ -78,7 +75,9 @@ class OfflineRun:
         if update is None:
             return
         lengths = self._lengths(update.batch)
-        tokens, count = self.ranks.sum(torch.stack([lengths.sum(), torch.tensor(len(lengths))])).tolist()
+        tokens, count = self.learner.ranks.sum(
+            torch.stack([lengths.sum(), torch.tensor(len(lengths))])
+        ).tolist()
         self.journal.progress.tokens += tokens
         self.journal.noted |= {
             "length/mean": tokens / count,
@@ -94,7 +93,7 @@ class OfflineRun:
 
     def line(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics, with what ranks have sent."""
-        return metrics | self.ranks.sent()
+        return metrics | self.learner.ranks.sent()
 
     def check_end(self) -> None:
         """Every update trains."""
@@ -108,7 +107,7 @@ class OfflineRun:
     def _batch(self, groups: Sequence[Group]) -> Batch:
         """This rank's rows of these groups, which are numbered alike on every rank."""
         rows, group = numbered(groups)
-        mine = [n % self.ranks.size == self.ranks.rank for n in group]
+        mine = [n % self.learner.ranks.size == self.learner.ranks.rank for n in group]
         batch = Batch.of(list(compress(rows, mine)), list(compress(group, mine)))
         return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
 
@@ -122,8 +121,8 @@ class OfflineRun:
                     found |= {f"eval/{key}": value for key, value in self._agreement(batch).items()}
                 return found
             logp = self.learner.score(batch).logp
-            loss = -float(masked.mean(logp, batch.mask, self.ranks))
-            predicted = int(self.ranks.sum(batch.mask.sum()))
+            loss = -float(masked.mean(logp, batch.mask, self.learner.ranks))
+            predicted = int(self.learner.ranks.sum(batch.mask.sum()))
         found = {"eval/loss": loss, "eval/perplexity": math.exp(min(loss, 700.0))}
         if self.held_out_bytes:
             found["eval/bits_per_byte"] = bits_per_byte(loss * predicted, self.held_out_bytes)
@@ -134,8 +133,8 @@ class OfflineRun:
         rows, group = numbered(self.held_out)
         whole = Batch.of(rows, group)
         scores, score = self.learner.read(batch), torch.zeros_like(whole.logp_gen)
-        for rank, told in enumerate(self.ranks.gather(scores.numpy(), "scores")):
-            mine = (whole.group % self.ranks.size == rank).nonzero().flatten()
+        for rank, told in enumerate(self.learner.ranks.gather(scores.numpy(), "scores")):
+            mine = (whole.group % self.learner.ranks.size == rank).nonzero().flatten()
             width = min(told.shape[1], score.shape[1])
             score[mine, :width] = torch.from_numpy(told)[: len(mine), :width]
         return agreement(whole, score, whole.length.tolist())

@@ -10,32 +10,32 @@ Synchronous, one-step-off, asynchronous and interruptible training are this with
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from posttrain.learner.learner import Learner, Update
-from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.recipe.asynchrony import Asynchrony
+from posttrain.recipe.recipe import SampleLog
 from posttrain.recipe.settings import Evaluation, Rollout
 from posttrain.runtime.group_source import GroupSource
 from posttrain.runtime.ranks.central import CentralSource
 from posttrain.runtime.record import samples
 from posttrain.runtime.record.error_rate import ErrorRate
-from posttrain.runtime.record.hacking import auditors_of, hacking_metrics
+from posttrain.runtime.record.hacking_metrics import auditors_of, hacking_metrics
 from posttrain.runtime.record.journal import Journal, Progress
 from posttrain.runtime.record.metrics import evaluation_metrics, lag_metrics, rollout_metrics, success_rate
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.record.tables import Groups
 from posttrain.runtime.tasks.curriculum import Supply
-from posttrain.runtime.tasks.replay import Replay
+from posttrain.runtime.tasks.replay_buffer import ReplayBuffer
 from posttrain.runtime.tasks.select import WHY_NOT, by_seat, selection
 from posttrain.runtime.weight_sync import Publisher
-from posttrain.samplers.protocol import Finished, GroupRequest, Sampler
-from posttrain.types import Batch, Episode, Played, RunError, Sampling, Task, Trajectory
+from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Sampler
+from posttrain.types import AnyEpisode, Batch, Episode, RunError, Sampling, Task, Trajectory
 from posttrain.verifiers.protocol import TrainerState, Verifier
 
 
@@ -59,23 +59,14 @@ class OnlineRun:
     pieces: Callable[[Sequence[int]], list[str]]
     """Each token as text, for the samples."""
     updates: int
-    replay: Replay
+    replay: ReplayBuffer
     tasks: int
     """How many there are to learn from."""
-    least_group: int = 1
-    """Judged episodes that a group must have for its credit to be defined."""
-    accept: float = 1.0
-    """The least reward of an answer worth imitating, for settings.select = "accepted"."""
-    recorded: int = 0
-    """Tokens of an update, or of an evaluation, that samples/ is to hold, about; 0: all."""
-    trees: int = 0
-    """Searches of an update whose states trees/ is to hold; of an evaluation eight times as many."""
-    ranks: Ranks = ALONE
-    """Those that train with this one, each with such a loop; what goes on is decided on what all know."""
+    record: SampleLog = field(default_factory=SampleLog)
     publishes: bool = True
 
     def __post_init__(self) -> None:
-        self._groups, self._everyone = Groups(), list[Sequence[Played]]()
+        self._groups, self._everyone = Groups(), list[Sequence[AnyEpisode]]()
         self._selected = 0, 0, 0
         self._made: tuple[Batch, Sequence[tuple[int, Episode]], Sequence[Sequence[Episode]]] | None = None
         """The rows that were made of groups last."""
@@ -84,14 +75,16 @@ class OnlineRun:
         self._errors = ErrorRate(self.settings.max_error_rate, recent=self.progress.recent)
         self.stream.taken = self.progress.taken
         self._auditors = auditors_of(self.verifier)
-        self.source = (CentralSource if self.ranks.size > 1 and self.ahead.where == "ray" else GroupSource)(
+        self.source = (
+            CentralSource if self.learner.ranks.size > 1 and self.ahead.where == "ray" else GroupSource
+        )(
             self.sampler,
             self.stream,
             self.sampling,
             self.ahead,
             self.journal,
             self.schedule,
-            self.ranks,
+            self.learner.ranks,
             count=self.settings.groups,
             size=self.settings.group_size,
             state=self._state_of,
@@ -136,7 +129,7 @@ class OnlineRun:
             kept, dropped = self._collect()
         self.progress.update += 1
         self._count_taken()
-        played = [group.seen for group in (*kept, *dropped)]
+        played = [group.members for group in (*kept, *dropped)]
         everyone = self._everyone = [seat for group in played for seat in by_seat(group)]
         metrics = rollout_metrics(everyone, self.learner.update_count, self.evaluation.right)
         metrics |= hacking_metrics(everyone, self._auditors)
@@ -145,14 +138,14 @@ class OnlineRun:
         self.journal.noted |= metrics
         self._count_failures([e for g in everyone for e in g], metrics)
         there = [g.episodes for g in (*kept, *dropped)]
-        self._record_searches(f"{self.progress.update:06d}", there, self.trees)
+        self._record_searches(f"{self.progress.update:06d}", there, self.record.trees)
         if kept:
             self.progress.empty = 0
         else:
             self._nothing_kept()
-        self._groups = Groups(
-            seat for group in kept for seat in by_seat(group.episodes) if self._learns(seat)
-        )
+        # With several ranks as many on each, as a place among them is the number of a group.
+        everywhere = self.learner.ranks.size > 1
+        self._groups = Groups(seat for group in kept for seat in self._seats(group) if seat or everywhere)
         self._selected = len(kept), len(dropped), len(self._groups)
         return self._groups
 
@@ -164,7 +157,7 @@ class OnlineRun:
     def batch(self, groups: Sequence[Sequence[Episode]]) -> Batch:
         """Their episodes that were judged, and behind them groups of earlier updates."""
         judged = [[e for e in g if not e.verdict.failed] for g in groups]
-        if 0 < (most := max(map(len, judged), default=0)) < self.least_group:
+        if 0 < (most := max(map(len, judged), default=0)) < self.learner.method.least_group:
             what = f"the method compares the answers of a group, and each has {most} that was judged"
             raise ValueError(f"{what}: leave out whole groups, not answers")
         rows = [(n, e) for n, g in enumerate(judged) for e in g]
@@ -201,7 +194,7 @@ class OnlineRun:
         if update is None:
             return
         counts = [update.computed.sum(), torch.tensor(len(update.computed)), update.batch.mask.sum()]
-        computed, drawn, tokens = self.ranks.sum(torch.stack(counts)).tolist()
+        computed, drawn, tokens = self.learner.ranks.sum(torch.stack(counts)).tolist()
         self.journal.noted["select/trained"] = computed / drawn
         self.progress.tokens += tokens
         if self._made and self._made[0].tokens is update.batch.tokens:
@@ -235,7 +228,7 @@ class OnlineRun:
         self, rows: Sequence[tuple[int, Episode]], groups: Sequence[Sequence[Episode]], update: Update
     ) -> None:
         number, here = self.progress.update, [list(g) for g in groups if g]
-        share = samples.drawn(here, self.recorded, str(number))
+        share = samples.drawn(here, self.record.tokens, str(number))
         trained = samples.columns([t for _, e in rows for t in e.trajectories], update)
         self.run_dir.samples(f"{number:06d}", samples.lines(number, here, share, self.pieces, trained))
 
@@ -275,21 +268,30 @@ class OnlineRun:
     def _count_taken(self) -> None:
         self.progress.taken, self.progress.admitted = self.stream.taken, self.source.admission.admitted
 
-    def _collect(self) -> tuple[list[Finished], list[Finished]]:
+    def _collect(self) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
         """(kept, dropped) groups, each in the order in which they were admitted."""
-        self._chosen = selection(self.settings.select, self.accept)
+        self._chosen = selection(
+            self.settings.select, getattr(self.learner.method, "accept", self.evaluation.right)
+        )
 
-        def keep(group: Sequence[Played]) -> bool:
+        def keep(group: Sequence[AnyEpisode]) -> bool:
             return bool(group) and any(map(self._learns, by_seat(group)))
 
         return self.source.collect(keep, self.settings.max_rounds if self.settings.select != "all" else 1)
 
-    def _learns(self, group: Sequence[Played]) -> bool:
+    def _seats(self, group: FinishedGroup) -> list[list[Episode]]:
+        """A group's seats; empty what selection drops, and what lies on another rank."""
+        here = {
+            seat: [e for e in group.episodes if e.seat == seat] for seat in {e.seat for e in group.members}
+        }
+        return [found if self._learns(found) else [] for _, found in sorted(here.items())]
+
+    def _learns(self, group: Sequence[AnyEpisode]) -> bool:
         """Whether selection keeps a group, or a seat of it; True of one that is on another rank."""
         judged = sum(not e.verdict.failed for e in group)
-        return not group or (judged >= self.least_group and self._chosen(group))
+        return not group or (judged >= self.learner.method.least_group and self._chosen(group))
 
-    def _count_failures(self, episodes: Sequence[Played], metrics: Mapping[str, float]) -> None:
+    def _count_failures(self, episodes: Sequence[AnyEpisode], metrics: Mapping[str, float]) -> None:
         try:
             self._errors.see(episodes)
         except RunError:  # after the line that shows why
@@ -320,7 +322,7 @@ class OnlineRun:
 
     def _publish(self) -> None:
         self.publisher.publish(self.sampler)
-        while self.ahead.pace == "steps" and self.sampler.live < self.learner.update_count:
+        while self.ahead.pace == "steps" and self.sampler.oldest_version < self.learner.update_count:
             self.source.hear()
 
     # ------------------------------------------------------------------ looking
@@ -331,19 +333,19 @@ class OnlineRun:
         requests = [
             GroupRequest(number=n, task=task, size=1, sampling=sampling, state=self._state)
             for n, task in enumerate(self.held_out)
-            if self.source.plays(n)
+            if self.source.is_own(n)
         ]
         with self.journal.timed("eval"):
             found = self.sampler.evaluate(
                 requests, lambda done: self.journal.show("eval", {"done": done, "total": len(requests)})
             )
         groups = [found[each.number] for each in requests]
-        told = [(r.number, [e.seen() for e in found[r.number]]) for r in requests]
+        told = [(r.number, [e.summary() for e in found[r.number]]) for r in requests]
         seen = dict(self.source.share(told, "evaluations"))
         episodes = [e for n in sorted(seen) for e in seen[n]]
-        update, share = self.progress.update, samples.drawn(groups, self.recorded, "eval")
+        update, share = self.progress.update, samples.drawn(groups, self.record.tokens, "eval")
         self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, share, self.pieces))
-        self._record_searches(f"eval_{update:06d}", groups, 8 * self.trees)
+        self._record_searches(f"eval_{update:06d}", groups, 8 * self.record.trees)
         metrics = evaluation_metrics(episodes, self.evaluation.right, self._auditors)
         self._count_failures(episodes, metrics)
         return metrics
@@ -358,4 +360,4 @@ class OnlineRun:
             metrics["speed/sample_tokens"] = tokens / seconds
         if tokens and spent["train"]:
             metrics["speed/train_tokens"] = tokens / spent["train"]
-        return metrics | self.source.work() | self.ranks.sent()
+        return metrics | self.source.work() | self.learner.ranks.sent()

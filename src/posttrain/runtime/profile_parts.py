@@ -84,8 +84,8 @@ def _table(clock: Clock) -> list[tuple[Any, str, Timed]]:
         (tokens, "pick_from_hidden", part(HEAD, _picked)),
         *((own, name, head) for m in (tokens, kernels) for own, name in ((m, "pick"), (m._Pick, "backward"))),
         (torch.Tensor, "backward", part("backward")),
-        (optim.Trained, "clip", part("optimiser")),
-        (optim.Trained, "step", part("optimiser", _moments)),
+        (optim.OptimizedWeights, "clip", part("optimiser")),
+        (optim.OptimizedWeights, "step", part("optimiser", _moments)),
         (optim.MasterWeights, "publish", part("rounding of masters")),
         (learner, "natural_step", part("natural step")),
         (passes.Passes, "canary", canary),
@@ -283,6 +283,6 @@ def _fingerprint(name: str, tensor: torch.Tensor) -> Work:
     return 0, 0.0, float(_bytes_of(tensor))
 
 
-def _moments(trained: optim.Trained, rate: float) -> Work:
+def _moments(trained: optim.OptimizedWeights, rate: float) -> Work:
     """Master, gradient and two moments of each weight that has a gradient."""
     return 0, 0.0, 4.0 * sum(_bytes_of(m) for m in trained.masters.masters if m.grad is not None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from posttrain.envs.protocol import Env, Start, Turn, guarded_reply, guarded_start, suited
 from posttrain.envs.tools.tool_use import ToolUse
-from posttrain.runtime.policy import Policy
+from posttrain.runtime.model_info import ModelInfo
 from posttrain.runtime.resolve import Resolved
 from posttrain.types import Message, Task, UserError
 from posttrain.verifiers.workers.workers import Failed, Workers
@@ -22,7 +22,7 @@ _AT_ONCE = 4096
 """Prompts that are tokenised together."""
 
 
-def check_prompts(resolved: Resolved, policy: Policy, checked: Path | None = None) -> int:
+def check_prompts(resolved: Resolved, policy: ModelInfo, checked: Path | None = None) -> int:
     """The longest first prompt, in tokens; UserError for one that is empty or has no room for an answer.
 
     Where the file `checked` is of these prompts, tokenizer and template, they are not rendered again.
@@ -46,7 +46,7 @@ def check_prompts(resolved: Resolved, policy: Policy, checked: Path | None = Non
     return known
 
 
-def check_replies(resolved: Resolved, policy: Policy) -> None:
+def check_replies(resolved: Resolved, policy: ModelInfo) -> None:
     """UserError if the template does not show what the environment says, or alters it.
 
     How it shows tools is noted. Replies are tried on the first game: an environment that breaks there is no
@@ -100,7 +100,7 @@ def _shown(env: Env | None, task: Task) -> Start:
     return start if isinstance(start, Start) else Start(state=None, messages=task.messages)
 
 
-def _longest(tasks: Sequence[Task], shown: Sequence[Start], room: int, policy: Policy) -> int:
+def _longest(tasks: Sequence[Task], shown: Sequence[Start], room: int, policy: ModelInfo) -> int:
     """Tokens of the longest prompt; UserError for the first that has a fault."""
     most = 0
     for start in range(0, len(tasks), _AT_ONCE):
@@ -117,7 +117,7 @@ def _longest(tasks: Sequence[Task], shown: Sequence[Start], room: int, policy: P
     return most
 
 
-def _length(task: Task, start: Start, room: int, policy: Policy) -> int:
+def _length(task: Task, start: Start, room: int, policy: ModelInfo) -> int:
     try:
         length = len(policy.chat.render(start.messages, start.tools))
     except UserError as error:
@@ -132,7 +132,7 @@ def _length(task: Task, start: Start, room: int, policy: Policy) -> int:
     return length
 
 
-def _digest(shown: Sequence[Start], policy: Policy) -> str:
+def _digest(shown: Sequence[Start], policy: ModelInfo) -> str:
     """Of all that the tokens of these prompts hang on."""
     found = hashlib.blake2b(digest_size=16)
     for file in sorted(file for file in policy.path.iterdir() if file.suffix in _READ):

@@ -24,7 +24,7 @@ from posttrain.models import pretrained
 from posttrain.models.checkpoint import read_tensors, write_tensors
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.dataset_rows import Group, numbered
-from posttrain.runtime.policy import Policy, weights_of, with_layouts
+from posttrain.runtime.model_info import ModelInfo, load_weights, with_layouts
 from posttrain.runtime.record.journal import Journal
 from posttrain.runtime.resolve import Resolved
 from posttrain.runtime.tasks.stream import Stream
@@ -171,7 +171,7 @@ def _is_kept(resolved: Resolved) -> bool:
     return asks and bool(recipe.reference.path or not recipe.lora.rank) and not scores_once(resolved)
 
 
-def reference_size(resolved: Resolved, policy: Policy, parameters: int) -> int:
+def reference_size(resolved: Resolved, policy: ModelInfo, parameters: int) -> int:
     """Parameters of the frozen model that is held, or asked beside the policy, which has so many; 0 for none.
 
     UserError for a model that cannot be the reference, or cannot follow where it is to.
@@ -190,22 +190,22 @@ def reference_size(resolved: Resolved, policy: Policy, parameters: int) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def load_reference(resolved: Resolved, policy: Policy) -> Any:
+def load_reference(resolved: Resolved, policy: ModelInfo) -> Any:
     """The reference policy, where a frozen model is held."""
     return _weights(resolved.recipe, policy) if _is_kept(resolved) else None
 
 
-def _weights(recipe: Recipe, policy: Policy) -> Any:
+def _weights(recipe: Recipe, policy: ModelInfo) -> Any:
     """The model that the recipe names as the reference, or the one that the run starts from."""
     if not recipe.reference.path:
-        return weights_of(recipe, policy)
+        return load_weights(recipe, policy)
     model = pretrained.load_model(policy.others["reference.path"], dtype=policy.dtype, device=policy.device)
     return with_layouts(model, "reference.path")
 
 
-def reference_of(
+def build_reference_scores(
     resolved: Resolved,
-    policy: Policy,
+    policy: ModelInfo,
     groups: Sequence[Group],
     held_out: Sequence[Group],
     *,

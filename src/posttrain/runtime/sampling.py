@@ -1,6 +1,5 @@
 """A recipe's engine, the episodes that are played on it, and the samplers that do so beside the learner."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import torch
 
-from posttrain.base import process
+from posttrain.base import foreign, process
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
@@ -19,40 +18,40 @@ from posttrain.engines.vllm.start import require
 from posttrain.envs.protocol import Env
 from posttrain.learner import lora
 from posttrain.learner.ranks import ALONE, Ranks
-from posttrain.models.loading import usable_device
+from posttrain.models.loading import see_only, usable_device
 from posttrain.models.pretrained import silent, skeleton
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import Recipe
-from posttrain.runtime.policy import Policy, bounded, surroundings, weights_of
+from posttrain.runtime.model_info import ModelInfo, load_weights, read_model_info, with_companion_models
 from posttrain.runtime.record.metrics import told_right
 from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.resolve import Resolved
-from posttrain.samplers.agents import AgentPlay
-from posttrain.samplers.cluster import SPARE, Cluster, check_ray
+from posttrain.samplers.agents import AgentRunner
+from posttrain.samplers.cluster import SPARE, Cluster
+from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.local import LocalSampler
-from posttrain.samplers.players import Plays
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import Sampler
 from posttrain.samplers.ray import VERSIONS, ObjectStore, RayChannel
 from posttrain.samplers.remote import Channel, ProcessChannel, ThreadChannel
 from posttrain.samplers.replay import ReplaySampler
 from posttrain.samplers.rollouts import Rollouts
-from posttrain.samplers.snapshots import Arenas, Nowhere, Store
-from posttrain.samplers.trees import Trees, check_search
+from posttrain.samplers.search_runner import SearchRunner, check_search
+from posttrain.samplers.snapshots import GatherOnlyStore, SharedMemoryStore, WeightStore
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.search.choice import SearchChoice
-from posttrain.search.moves.coq import CoqSteps
-from posttrain.search.moves.lean import LeanSteps
-from posttrain.search.moves.reasoning import ReasoningSteps
-from posttrain.search.moves.turns import EnvSteps
-from posttrain.search.protocol import Steps
+from posttrain.search.moves.coq import CoqTransitions
+from posttrain.search.moves.lean import LeanTransitions
+from posttrain.search.moves.reasoning import ReasoningTransitions
+from posttrain.search.moves.turns import EnvTransitions
+from posttrain.search.protocol import Transitions
 from posttrain.types import RunError, UserError, Verdict
 from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.proof.lean.verifier import Lean
 from posttrain.verifiers.protocol import Verifier
 
 
-def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> NativeEngine:
+def build_native_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> NativeEngine:
     """A native engine with its own copy of the model's weights, a saved adapter merged in if one is named."""
     return NativeEngine(
         _model_of(recipe, policy, adapter),
@@ -63,7 +62,7 @@ def engine_of(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Na
     )
 
 
-def loaded_engine(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Engine:
+def build_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
     """The engine that the recipe names, with those weights."""
     engine = _chosen_engine(recipe, policy, adapter)
     if recipe.engine.name != "native":
@@ -71,8 +70,8 @@ def loaded_engine(recipe: Recipe, policy: Policy, adapter: Path | None = None) -
     return engine
 
 
-def _model_of(recipe: Recipe, policy: Policy, adapter: Path | None) -> Any:
-    model = weights_of(recipe, policy)
+def _model_of(recipe: Recipe, policy: ModelInfo, adapter: Path | None) -> Any:
+    model = load_weights(recipe, policy)
     return lora.with_saved_adapter(model, adapter) if adapter else model
 
 
@@ -82,7 +81,7 @@ def check_samplers(resolved: Resolved) -> None:
     if recipe.search:
         check_search(recipe, recipe.search, resolved.method, resolved.verifier, resolved.env)
     if recipe.async_.where == "ray":
-        check_ray("async.place")
+        foreign.require("ray", "async.place")
     for device in recipe.async_.devices:
         usable_device(device, "async.devices")
     if recipe.engine.name == "native":
@@ -103,12 +102,17 @@ def check_samplers(resolved: Resolved) -> None:
             raise UserError(str(error), where=where, mend="take engine.name = 'native'") from None
     if not recipe.engine.url:
         require()
+        where = "async.devices" if recipe.async_.devices else "model.device"
+        device = recipe.async_.devices[0] if recipe.async_.devices else recipe.model.device
+        if recipe.async_.where == "here" and device not in ("auto", "cpu", "cuda", "cuda:0"):
+            what = f"vLLM computes on the first GPU of its process, not on {device}"
+            raise UserError(what, where=where, mend="set async.place to 'process', or leave it out")
     elif recipe.async_.samplers > 1:
         what = "one sampler drives a server, whose weights would else be replaced while another draws"
         raise UserError(what, where="async.samplers", mend="set it to 1; a server may run several replicas")
 
 
-def check_server(recipe: Recipe, policy: Policy) -> None:
+def check_server(recipe: Recipe, policy: ModelInfo) -> None:
     """UserError where the vLLM server that the recipe names is not there, or cannot give what it needs."""
     if not recipe.engine.url:
         return
@@ -125,10 +129,10 @@ def check_server(recipe: Recipe, policy: Policy) -> None:
             raise UserError(str(server.fault(str(error))), where=f"{table}.temperature") from None
 
 
-def _chosen_engine(recipe: Recipe, policy: Policy, adapter: Path | None = None) -> Engine:
+def _chosen_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
     """The engine that the recipe names; vLLM has no weights before the first are handed over."""
     if recipe.engine.name == "native":
-        return engine_of(recipe, policy, adapter)
+        return build_native_engine(recipe, policy, adapter)
     return (ServerEngine if recipe.engine.url else VllmEngine)(
         skeleton(policy.config),
         dtype=policy.dtype,
@@ -139,14 +143,14 @@ def _chosen_engine(recipe: Recipe, policy: Policy, adapter: Path | None = None) 
     )
 
 
-def rollouts_of(resolved: Resolved, policy: Policy, engine: Engine) -> Plays:
+def build_episode_runner(resolved: Resolved, policy: ModelInfo, engine: Engine) -> EpisodeRunner:
     """The episodes of a recipe, on this engine."""
     return _rollouts(resolved.recipe, policy, engine, resolved.verifier, resolved.env)
 
 
 def _rollouts(
-    recipe: Recipe, policy: Policy, engine: Engine, verifier: Verifier | None, env: Env | None
-) -> Plays:
+    recipe: Recipe, policy: ModelInfo, engine: Engine, verifier: Verifier | None, env: Env | None
+) -> EpisodeRunner:
     settings, ahead = recipe.rollout, recipe.async_
     how: dict[str, Any] = {
         "verifier": verifier,
@@ -158,10 +162,10 @@ def _rollouts(
         "seed": recipe.run.seed,
     }
     if recipe.search:
-        world = steps_of(recipe, verifier, env)
-        return Trees(engine, policy.chat, world, recipe.search, recipe.sampling, **how)
+        world = build_transitions(recipe, verifier, env)
+        return SearchRunner(engine, policy.chat, world, recipe.search, recipe.sampling, **how)
     if recipe.task.agent:
-        return AgentPlay(engine, policy.chat, recipe.task.agent, **how)
+        return AgentRunner(engine, policy.chat, recipe.task.agent, **how)
     return Rollouts(
         engine,
         policy.chat,
@@ -174,11 +178,11 @@ def _rollouts(
     )
 
 
-def steps_of(recipe: Recipe, verifier: Verifier | None, env: Env | None) -> Steps:
+def build_transitions(recipe: Recipe, verifier: Verifier | None, env: Env | None) -> Transitions:
     """Where moves lead: turns of an environment, tactics of a prover, otherwise steps of an answer."""
     search, settings = recipe.search or SearchChoice(), recipe.rollout
     if env:
-        return EnvSteps(
+        return EnvTransitions(
             env,
             partial(_ends, recipe.eval.right),
             workers=settings.workers,
@@ -186,28 +190,28 @@ def steps_of(recipe: Recipe, verifier: Verifier | None, env: Env | None) -> Step
             memory_mb=settings.memory_mb,
         )
     if isinstance(verifier, Coq):
-        return CoqSteps(
+        return CoqTransitions(
             level=verifier.level,
             timeout_s=search.timeout_s,
             memory_mb=verifier.memory_mb,
             sketches=search.asks_sketches,
         )
     if isinstance(verifier, Lean):
-        return LeanSteps(lean=verifier)
-    return ReasoningSteps(search.separator)
+        return LeanTransitions(lean=verifier)
+    return ReasoningTransitions(search.separator)
 
 
 def _ends(right: float, verdict: Verdict) -> bool:
     return told_right(verdict.label, verdict.score, right)
 
 
-def _worker(recipe: Recipe, rollouts: Plays) -> RolloutWorker:
+def _worker(recipe: Recipe, rollouts: EpisodeRunner) -> RolloutWorker:
     ahead = recipe.async_
     return RolloutWorker(rollouts, swap=ahead.swap, cache=ahead.cache, in_order=ahead.max_lag <= 1)
 
 
 @dataclass(frozen=True)
-class Made:
+class WorkerFactory:
     """Makes a worker from a recipe, wherever it is called."""
 
     recipe: Recipe
@@ -220,7 +224,9 @@ class Made:
         if self.threads:
             process.configure(self.threads)
         recipe = on_device_of(self.recipe, self.number)
-        policy = bounded(recipe, surroundings(recipe, silent), silent)
+        if self.threads and recipe.engine.name == "vllm":
+            recipe = replace(recipe, model=replace(recipe.model, device=see_only(recipe.model.device)))
+        policy = with_companion_models(recipe, read_model_info(recipe, silent), silent)
         engine = _chosen_engine(recipe, policy)
         verifier, env = recipe.judges()
         return _worker(recipe, _rollouts(recipe, policy, engine, verifier, env))
@@ -234,14 +240,14 @@ def on_device_of(recipe: Recipe, number: int) -> Recipe:
     return replace(recipe, model=replace(recipe.model, device=device))
 
 
-def store_of(recipe: Recipe, size: int, ranks: Ranks = ALONE) -> Store | None:
+def build_weight_store(recipe: Recipe, size: int, ranks: Ranks = ALONE) -> WeightStore | None:
     """Where samplers find each version of the weights, of so many bytes; None: it is the learner's own."""
     ahead = recipe.async_
     if ahead.where != "ray":
-        return Arenas() if ahead.publishes else None
+        return SharedMemoryStore() if ahead.publishes else None
     needs = {} if ranks.rank else sampler_needs(ahead, torch.get_num_threads())
     cluster = Cluster(ahead.address, needs, VERSIONS * size + SPARE)
-    return Nowhere(cluster.close) if ranks.rank else ObjectStore(cluster)
+    return GatherOnlyStore(cluster.close) if ranks.rank else ObjectStore(cluster)
 
 
 def sampler_needs(ahead: Asynchrony, threads: int) -> dict[str, float]:
@@ -250,9 +256,9 @@ def sampler_needs(ahead: Asynchrony, threads: int) -> dict[str, float]:
     return {key: ahead.samplers * count for key, count in each.items()}
 
 
-def sampler_of(
+def build_sampler(
     resolved: Resolved,
-    policy: Policy,
+    policy: ModelInfo,
     logs: Path,
     schedule: Recorder | RecordedSchedule | None = None,
     ranks: Ranks = ALONE,
@@ -264,20 +270,25 @@ def sampler_of(
     """
     recipe, ahead = resolved.recipe, resolved.recipe.async_
     if isinstance(schedule, RecordedSchedule):
-        workers = [Made(recipe, 0, n)() for n in range(ahead.samplers)]
+        workers = [WorkerFactory(recipe, 0, n)() for n in range(ahead.samplers)]
         return ReplaySampler(workers, schedule.logs, ahead.threads_of(torch.get_num_threads()))
     if ahead.where == "here":
         there = replace(policy, device=usable_device(ahead.devices[0])) if ahead.devices else policy
-        rollouts = rollouts_of(resolved, policy, _chosen_engine(recipe, there))
+        rollouts = build_episode_runner(resolved, policy, _chosen_engine(recipe, there))
         steps = ahead.steps_per_update if ahead.pace == "steps" else 0
         return LocalSampler(_worker(recipe, rollouts), steps=steps)
     threads = ahead.threads_of(torch.get_num_threads())
-    start: Callable[[int], Channel] = partial(_thread, recipe)
-    if ahead.where == "process":
-        start = partial(_process, Made(recipe, threads), logs)
-    if ahead.where == "ray":
+
+    def start(number: int) -> Channel:
+        made = WorkerFactory(recipe, 0 if ahead.where == "thread" else threads, number)
+        if ahead.where == "thread":
+            return ThreadChannel(made)
+        log = logs / f"{number}.log"
+        if ahead.where == "process":
+            return ProcessChannel(made, log)
         keeps = ranks.size > 1 and recipe.train.data == "references"
-        start = partial(_actor, Made(recipe, threads), logs, ahead.cpus or threads, keeps)
+        return RayChannel(made, log, cpus=ahead.cpus or threads, gpus=ahead.gpus, keeps=keeps)
+
     return SamplerPool(
         start,
         0 if ahead.where == "ray" and ranks.rank else ahead.samplers,
@@ -285,16 +296,3 @@ def sampler_of(
         max_restarts=ahead.max_restarts,
         did=schedule.did if schedule else None,
     )
-
-
-def _thread(recipe: Recipe, number: int) -> Channel:
-    return ThreadChannel(Made(recipe, 0, number))
-
-
-def _process(made: Made, logs: Path, number: int) -> Channel:
-    return ProcessChannel(replace(made, number=number), logs / f"{number}.log")
-
-
-def _actor(made: Made, logs: Path, cpus: float, keeps: bool, number: int) -> Channel:
-    made, log = replace(made, number=number), logs / f"{number}.log"
-    return RayChannel(made, log, cpus=cpus, gpus=made.recipe.async_.gpus, keeps=keeps)

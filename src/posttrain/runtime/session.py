@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy
+
 from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.report.record import json_lines
 from posttrain.runtime.loop import Loop, Parts
@@ -252,7 +254,7 @@ class Session:
         if final or _due(self._open_parts.evaluate_every, update):
             self.evaluate()
         line = self._log()
-        stops = any(loop.ranks.gather(self._stop_asked())) or self.stopped is not None
+        stops = any(loop.learner.ranks.gather(self._stop_asked())) or self.stopped is not None
         if final or stops or _due(self._open_parts.save_every, update):
             self.save()
         if stops and not final and self.stopped is None:
@@ -365,11 +367,11 @@ class Session:
             self._tell("on_update", line)
         return line
 
-    def _tell(self, name: str, news: object) -> None:
+    def _tell(self, name: str, news: Any) -> None:
         for each in self._callbacks:
-            function = getattr(each, name, None)
-            stops = function is not None and function(self, news) is False and name != "on_end"
-            if stops and self.stopped is None and self.update_count < self._open.updates:
+            said: object = call(self, news) if (call := getattr(each, name, None)) else None
+            no = name != "on_end" and isinstance(said, bool | numpy.bool_) and not said
+            if no and self.stopped is None and self.update_count < self._open.updates:
                 self.stopped = f"{name} of a callback stopped the run after update {self.update_count}"
 
     def _end(self, error: BaseException | None) -> None:

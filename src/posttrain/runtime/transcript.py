@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.envs.protocol import suited
 from posttrain.envs.tools.tool_use import ToolUse
-from posttrain.runtime.policy import Policy
+from posttrain.runtime.model_info import ModelInfo
 from posttrain.runtime.resolve import Resolved
-from posttrain.runtime.sampling import rollouts_of
+from posttrain.runtime.sampling import build_episode_runner
 from posttrain.types import Completion, Episode, Request, Sampling, UserError, Verdict
 
 MOST = 6
@@ -80,7 +81,7 @@ class Script:
         """There is nothing to end."""
 
 
-def transcript(resolved: Resolved, policy: Policy) -> list[tuple[str, bool]]:
+def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
     """The first task's episode as the model would see it: pieces of text, and whether a run trains on them.
 
     The script calls the first tool, where there are tools, or says 5, and then what the verifier knows to be
@@ -96,8 +97,7 @@ def transcript(resolved: Resolved, policy: Policy) -> list[tuple[str, bool]]:
     first = env.example() if isinstance(env, ToolUse) else "5" if env else gold
     script = Script(policy.chat, [first, gold])
     alone = replace(recipe, search=None, rollout=replace(recipe.rollout, workers=1))
-    plays = rollouts_of(replace(resolved, recipe=alone), policy, script)
-    try:
+    with closing(build_episode_runner(replace(resolved, recipe=alone), policy, script)) as plays:
         number, done = plays.open(task, 1, Sampling()), dict[int, list[Episode]]()
         while plays.busy and (recipe.task.agent or script.said.total() < MOST):
             done.update(plays.step())
@@ -105,8 +105,6 @@ def transcript(resolved: Resolved, policy: Policy) -> list[tuple[str, bool]]:
         played = [(row, e.verdict) for e in episodes for row in e.trajectories]
         parts = sorted(plays.parts().get(number, ()), key=lambda part: part.sample)
         going_on = [(part.live, None) for part in parts if part.live and part.live.said]
-    finally:
-        plays.close()
     if broken := next((e.verdict for e in episodes if e.verdict.failed), None):
         where = (
             "task.tools" if isinstance(env, ToolUse) else "task.agent" if recipe.task.agent else "task.env"

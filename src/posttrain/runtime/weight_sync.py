@@ -7,7 +7,14 @@ import torch
 from posttrain.engines.protocol import Engine
 from posttrain.learner.learner import Learner
 from posttrain.samplers.protocol import Sampler
-from posttrain.samplers.snapshots import DRAWN, Direct, Snapshot, Store, incarnation, take
+from posttrain.samplers.snapshots import (
+    DRAWN,
+    LearnerWeights,
+    Snapshot,
+    WeightStore,
+    incarnation,
+    load_snapshot,
+)
 
 TOLERANCE = {torch.bfloat16: 0.5, torch.float16: 0.1, torch.float32: 0.01, torch.float64: 0.01}
 """How far the two sides' log-probabilities of one token may lie apart, in nats: rounding of their type
@@ -17,11 +24,11 @@ through different kernels. A wrong or stale tensor moves them by far more."""
 def sync_weights(learner: Learner, engine: Engine, version: int, canary: list[int]) -> str:
     """The digest of the weights that an engine in this thread now draws from, which has nothing to answer.
 
-    RunError if they are not the learner's (see samplers/snapshots.py: take).
+    RunError if they are not the learner's (see samplers/snapshots.py: load_snapshot).
     """
     publisher = Publisher(learner, canary)
     snapshot = publisher.snapshot(version)
-    take(engine, snapshot)
+    load_snapshot(engine, snapshot)
     return snapshot.place.digest
 
 
@@ -32,7 +39,7 @@ class Publisher:
     learner's own tensors, which must be taken before it learns on.
     """
 
-    def __init__(self, learner: Learner, canary: list[int], store: Store | None = None) -> None:
+    def __init__(self, learner: Learner, canary: list[int], store: WeightStore | None = None) -> None:
         self.learner, self.store, self.run = learner, store, incarnation()
         # One token again and again: an engine that can be told what to draw can be told that. Of the canary's
         # the one that is likeliest so, as improbable tokens are told apart by the rounding of their logits.
@@ -51,7 +58,7 @@ class Publisher:
         return Snapshot(
             version=version,
             run=self.run,
-            place=self.store.put(version, self._weights) if self.store else Direct(self._weights),
+            place=self.store.put(version, self._weights) if self.store else LearnerWeights(self._weights),
             canary=tuple(self.row),
             logps=tuple(self.learner.canary(self.row)),
             tolerance=TOLERANCE[self.learner.compute_dtype],

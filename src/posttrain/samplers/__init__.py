@@ -2,7 +2,7 @@
 
 protocol.py       what goes in (requests for groups), what comes out (finished groups), and what a sampler is
 live_episode.py   an episode that is going on
-players.py        what a worker asks of whoever plays groups: episodes, or searches
+episode_runner.py what a worker asks of whoever plays groups: episodes, or searches
 rollouts.py       the episodes of groups, side by side, on one engine
 worker.py         one engine with its rollouts: takes groups and weights between two steps
 snapshots.py      published weights: where they lie, and the proof that they arrived

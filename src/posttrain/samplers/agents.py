@@ -20,9 +20,9 @@ from posttrain.engines.protocol import Engine
 from posttrain.envs.agent import Agent, play, record
 from posttrain.envs.tools.call import AGENT
 from posttrain.samplers.conversations import Conversations
+from posttrain.samplers.episode_runner import UNKNOWN, EpisodeRunner
 from posttrain.samplers.episodes import Call, EpisodeDesk, Game
-from posttrain.samplers.live_episode import Live, Part
-from posttrain.samplers.players import UNKNOWN, Plays
+from posttrain.samplers.live_episode import PartialEpisode, RunningEpisode
 from posttrain.serving.server import Server
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import stream
@@ -34,7 +34,7 @@ from posttrain.verifiers.workers.workers import Failed, Returned, Workers
 _POLL_S = 0.02
 
 
-class AgentPlay(Plays):
+class AgentRunner(EpisodeRunner):
     """Plays groups by agents, each in a worker process; a verifier judges what nobody else has scored."""
 
     def __init__(
@@ -89,7 +89,7 @@ class AgentPlay(Plays):
         *,
         epoch: int = 0,
         state: TrainerState = UNKNOWN,
-        begun: Sequence[Part] = (),
+        begun: Sequence[PartialEpisode] = (),
     ) -> int:
         """The number of a new group. What an agent was doing elsewhere nobody knows: it begins anew."""
         group, self._opened = self._opened, self._opened + 1
@@ -103,8 +103,8 @@ class AgentPlay(Plays):
         return group
 
     def _start(self, group: int, task: Task, sample: int, key: str, sampling: Sampling) -> None:
-        def row(tokens: Sequence[int]) -> Live:
-            return Live(task, sample, key, sampling, list(tokens))
+        def row(tokens: Sequence[int]) -> RunningEpisode:
+            return RunningEpisode(task, sample, key, sampling, list(tokens))
 
         game = Game(group, task, sample, key, sampling, Conversations(self.desk.speech, row))
         name = self.desk.open(game)
@@ -181,10 +181,10 @@ class AgentPlay(Plays):
         """Goes on with all others where they were left."""
         self._apart = None
 
-    def parts(self) -> dict[int, tuple[Part, ...]]:
+    def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
         """The episodes of each group that are over; the others begin anew."""
         return {
-            group: tuple(Part(sample=e.sample, episode=e) for e in episodes if e is not None)
+            group: tuple(PartialEpisode(sample=e.sample, episode=e) for e in episodes if e is not None)
             for group, episodes in self._groups.items()
         }
 

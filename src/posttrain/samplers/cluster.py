@@ -3,7 +3,6 @@
 A cluster of one's own leaves nothing behind; one that is joined stays as it is.
 """
 
-import importlib.util
 import logging
 import math
 import os
@@ -24,12 +23,6 @@ NAMESPACE = "posttrain"
 """In which actors have their names."""
 _REACH_S = 10.0
 """In which a cluster that is joined must answer."""
-
-
-def check_ray(where: str) -> None:
-    """Nothing; UserError, for the key that asks for it, where Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("ray is not installed", where=where, mend="pip install 'posttrain[ray]'")
 
 
 def address_of(address: str) -> str:

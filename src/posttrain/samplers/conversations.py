@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from posttrain.envs.tools.call import Tool
-from posttrain.samplers.live_episode import Live
+from posttrain.samplers.live_episode import RunningEpisode
 from posttrain.serving.speech import Speech
-from posttrain.serving.wire import Said, room_behind
+from posttrain.serving.wire import ChatMessage, room_behind
 from posttrain.types import Completion, Trajectory
 
 
@@ -28,15 +28,15 @@ class Turn:
 class Conversation:
     """One conversation, message for message and token for token."""
 
-    live: Live
+    live: RunningEpisode
     tools: tuple[Tool, ...] = ()
-    messages: list[Said] = field(default_factory=list)
+    messages: list[ChatMessage] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     number: int = 0
     asked: bool = False
     """Whether an answer is under way."""
 
-    def answer(self, completion: Completion, said: Said) -> None:
+    def answer(self, completion: Completion, said: ChatMessage) -> None:
         """Takes an answer, which the program is told as this message."""
         self.live.chose(completion)
         self.messages.append(said)
@@ -54,12 +54,12 @@ class Conversation:
 class Conversations:
     """All conversations of one episode."""
 
-    def __init__(self, speech: Speech, start: Callable[[Sequence[int]], Live]) -> None:
+    def __init__(self, speech: Speech, start: Callable[[Sequence[int]], RunningEpisode]) -> None:
         """start: a new row that begins with these tokens."""
         self.speech, self.start = speech, start
         self.all: list[Conversation] = []
 
-    def ask(self, messages: Sequence[Said], tools: tuple[Tool, ...], context: int) -> Conversation:
+    def ask(self, messages: Sequence[ChatMessage], tools: tuple[Tool, ...], context: int) -> Conversation:
         """The conversation that these messages are, ready for its answer.
 
         RefusedError for one that leaves no room in the context, UserError for one that cannot be shown.
@@ -82,7 +82,9 @@ class Conversations:
         known.asked = True
         return known
 
-    def _longest(self, messages: Sequence[Said], tools: tuple[Tool, ...]) -> tuple[Conversation | None, Turn]:
+    def _longest(
+        self, messages: Sequence[ChatMessage], tools: tuple[Tool, ...]
+    ) -> tuple[Conversation | None, Turn]:
         """The conversation with whose answer these messages go on, and which answer that is."""
         found, most = None, Turn(0, 0)
         for each in self.all:

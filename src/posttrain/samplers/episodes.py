@@ -10,7 +10,6 @@ tokens count.
 
 import hashlib
 import json
-import math
 import queue
 import re
 import secrets
@@ -18,12 +17,13 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from posttrain.base.verdict import number
 from posttrain.envs.agent import Agent
 from posttrain.samplers.conversations import Conversation, Conversations
 from posttrain.serving.server import CHAT, Desk
 from posttrain.serving.speech import Speech
-from posttrain.serving.stepper import Asked
-from posttrain.serving.wire import Question, RefusedError, Said, question
+from posttrain.serving.stepper import PendingAnswers
+from posttrain.serving.wire import ChatMessage, Question, RefusedError, question
 from posttrain.types import Completion, Request, Sampling, Task, UserError
 
 _PATH = re.compile(rf"/v1/episodes/([0-9a-f]{{32}})(?:({CHAT})|/reward)")
@@ -39,7 +39,7 @@ class Call:
     key: str
     """Of its draws: no other call of the episode has it."""
     body: bytes
-    askers: list[Asked]
+    askers: list[PendingAnswers]
     answer: Completion | None = None
 
     @property
@@ -97,7 +97,9 @@ class EpisodeDesk(Desk):
     def answer(self, call: Call, answer: Completion) -> None:
         """Tells all who wait for an answer."""
         tools = call.talk.tools
-        said = self.speech.read(answer.text, tools) if tools else Said("assistant", answer.text.strip())
+        said = (
+            self.speech.read(answer.text, tools) if tools else ChatMessage("assistant", answer.text.strip())
+        )
         with self._mutex:
             call.talk.answer(answer, said)
             call.answer, call.game.last = answer, answer.text
@@ -115,7 +117,7 @@ class EpisodeDesk(Desk):
 
     # ------------------------------------------------------------------ in a thread for each client
 
-    def post(self, path: str, body: bytes, tries: int) -> Asked | dict[str, Any]:
+    def post(self, path: str, body: bytes, tries: int) -> PendingAnswers | dict[str, Any]:
         """An answer that will come, or that a reward was taken; RefusedError.
 
         A client that tries again gets the answer to what it asked before.
@@ -128,7 +130,7 @@ class EpisodeDesk(Desk):
             if not found[2]:
                 return self._reward(game, body)
             if tries and (call := next((c for c in game.calls if c.body == body), None)):
-                again = Asked(call.askers[0].question, call.askers[0].requests)
+                again = PendingAnswers(call.askers[0].question, call.askers[0].requests)
                 call.askers.append(again)
                 if call.answer is not None:
                     again.news.put((0, call.answer))
@@ -138,7 +140,7 @@ class EpisodeDesk(Desk):
     def _reward(self, game: Game, body: bytes) -> dict[str, Any]:
         try:
             score = json.loads(body)["score"]
-            if isinstance(score, bool) or not math.isfinite(score):
+            if isinstance(score, bool) or number(score) is None:
                 raise ValueError
         except (ValueError, TypeError, KeyError, RecursionError):
             raise RefusedError('a reward is {"score": a finite number}', field="score") from None
@@ -147,7 +149,7 @@ class EpisodeDesk(Desk):
         game.score = float(score)
         return {"score": game.score}
 
-    def _ask(self, game: Game, body: bytes) -> Asked:
+    def _ask(self, game: Game, body: bytes) -> PendingAnswers:
         asked = question(body)
         if asked.count > 1:
             raise RefusedError("an episode is asked for one answer at a time", field="n")
@@ -186,4 +188,4 @@ class EpisodeDesk(Desk):
             sample=game.sample,
             episode=f"{game.group}/{game.sample}/{talk.number}",
         )
-        return Call(game, talk, request, key, body, [Asked(asked, [request])])
+        return Call(game, talk, request, key, body, [PendingAnswers(asked, [request])])

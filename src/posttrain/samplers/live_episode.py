@@ -19,12 +19,12 @@ class Limits:
     """Those that the policy says in all turns."""
     seconds: float = 0.0
 
-    def room(self, live: "Live") -> int:
+    def room(self, live: "RunningEpisode") -> int:
         """Tokens that the next answer may have."""
         left = self.context - len(live.tokens)
         return min(left, self.tokens - sum(live.sampled)) if self.tokens else left
 
-    def exceeded(self, live: "Live", added: int, lasted: float) -> tuple[str, str]:
+    def exceeded(self, live: "RunningEpisode", added: int, lasted: float) -> tuple[str, str]:
         """Which limit leaves no further turn behind so many more tokens, and why; empty: none."""
         if self.context - len(live.tokens) - added < 1:
             return "context", f"the conversation outgrew the context of {self.context} tokens"
@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass
-class Live:
+class RunningEpisode:
     """An episode that is still going on."""
 
     task: Task
@@ -149,11 +149,11 @@ class Live:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PartialEpisode:
     """An unfinished episode, token for token: what a resume or another sampler goes on from."""
 
     sample: int
-    live: Live | None = None
+    live: RunningEpisode | None = None
     """None of an episode that is over."""
     drawn: Completion | None = None
     """Of the answer under way; None of one that has not begun."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from posttrain.samplers.protocol import Finished, GroupRequest, Work
+from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Work
 from posttrain.samplers.snapshots import Snapshot
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.types import Episode
@@ -18,10 +18,10 @@ class LocalSampler:
     def __init__(self, worker: RolloutWorker, *, steps: int = 0) -> None:
         self.worker, self.steps = worker, steps
         self._published_at = 0
-        self._late: list[Finished] = []
+        self._late: list[FinishedGroup] = []
 
     @property
-    def live(self) -> int:
+    def oldest_version(self) -> int:
         """The version that the worker draws from."""
         return self.worker.live
 
@@ -39,7 +39,7 @@ class LocalSampler:
         """Takes these together."""
         self.worker.admit(requests)
 
-    def poll(self, timeout_s: float) -> list[Finished]:
+    def poll(self, timeout_s: float) -> list[FinishedGroup]:
         """The groups that are finished after one more step, or after weights were taken instead.
 
         Without any time it takes no step.
@@ -59,7 +59,7 @@ class LocalSampler:
             self.worker.turn()
 
     def evaluate(
-        self, requests: Sequence[GroupRequest], seen: Callable[[int], None]
+        self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
     ) -> dict[int, list[Episode]]:
         """The episodes of these groups, by number."""
         found: dict[int, list[Episode]] = {}
@@ -67,7 +67,7 @@ class LocalSampler:
         while len(found) < len(requests):
             self._late += self.worker.turn()
             found |= self.worker.pop_evaluated()
-            seen(len(found))
+            on_progress(len(found))
         return found
 
     def unfinished(self) -> list[GroupRequest]:

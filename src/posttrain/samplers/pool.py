@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from posttrain.samplers.protocol import Finished, GroupRequest, Work
+from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Work
 from posttrain.samplers.remote import Channel, Message
 from posttrain.samplers.snapshots import Snapshot
 from posttrain.samplers.worker import Did
@@ -64,7 +64,7 @@ class SamplerPool:
         self._newest: Snapshot | None = None
         self._waiting: list[GroupRequest] = []
         """Of an evaluation, for workers that hold the newest weights."""
-        self._late: list[Finished] = []
+        self._late: list[FinishedGroup] = []
         self._seen: dict[int, list[Episode]] = {}
         self._left: list[GroupRequest] = []
 
@@ -72,7 +72,7 @@ class SamplerPool:
         return _Worker(f"sampler {number}", self._start(number))
 
     @property
-    def live(self) -> int:
+    def oldest_version(self) -> int:
         """The least version that a worker draws from. One that has just been started will take the newest."""
         if not self.workers:
             return self._newest.version if self._newest else -1
@@ -102,7 +102,7 @@ class SamplerPool:
             if mine := [number for number in numbers if worker.keeps.pop(number, None)]:
                 self._send(worker, ("release", mine))
 
-    def poll(self, timeout_s: float) -> list[Finished]:
+    def poll(self, timeout_s: float) -> list[FinishedGroup]:
         """The groups that have been finished; waits so long for the first.
 
         Raises RunError for weights that were refused, and when more workers ended than may be started again.
@@ -127,14 +127,14 @@ class SamplerPool:
             self._offer(worker)
 
     def evaluate(
-        self, requests: Sequence[GroupRequest], seen: Callable[[int], None]
+        self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
     ) -> dict[int, list[Episode]]:
         """The episodes of these groups, by number, each by the newest weights."""
         self._waiting = list(requests)
         self._deal_evaluation()
         while len(self._seen) < len(requests):
             self._listen(_POLL_S)
-            seen(len(self._seen))
+            on_progress(len(self._seen))
         found, self._seen = self._seen, {}
         return found
 
@@ -211,7 +211,7 @@ class SamplerPool:
         self._offer(worker)
         self._deal_evaluation()
 
-    def _finished(self, worker: _Worker, done: Sequence[Finished]) -> None:
+    def _finished(self, worker: _Worker, done: Sequence[FinishedGroup]) -> None:
         for each in done:
             if request := worker.playing.pop(each.number, None):
                 self._late.append(each)
@@ -248,9 +248,10 @@ class SamplerPool:
         self._did(old, [("restart",)])
         new = self.workers[n] = self._start_worker(n)
         self._offer(new)
-        self._late += [Finished(number=number, lost=True) for number in old.keeps]
+        self._late += [FinishedGroup(number=number, lost=True) for number in old.keeps]
         if old.playing or old.keeps:
-            new.playing = {n: each.anew() for n, each in sorted((old.keeps | old.playing).items())}
+            left = sorted((old.keeps | old.playing).items())
+            new.playing = {n: replace(each, begun=()) for n, each in left}
             self._send(new, ("admit", list(new.playing.values())))
         if old.asked:
             self._left += list(new.playing.values())

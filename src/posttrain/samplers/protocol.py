@@ -1,12 +1,12 @@
 """What the loop asks of whoever plays episodes, wherever that is."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from posttrain.samplers.live_episode import Part
+from posttrain.samplers.live_episode import PartialEpisode
 from posttrain.samplers.snapshots import Snapshot
-from posttrain.types import Episode, Played, Sampling, Seen, Task
+from posttrain.types import AnyEpisode, Episode, EpisodeSummary, Sampling, Task
 from posttrain.verifiers.protocol import TrainerState
 
 
@@ -24,23 +24,19 @@ class GroupRequest:
     """For a verifier that wants to know how far the run is."""
     round: int = 0
     """Groups of one round were admitted together."""
-    begun: tuple[Part, ...] = ()
+    begun: tuple[PartialEpisode, ...] = ()
     """Its episodes as far as they have come; what is not here starts from the prompt."""
-
-    def anew(self) -> "GroupRequest":
-        """The same from its prompt."""
-        return replace(self, begun=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class FinishedGroup:
     """A group that has been played and judged, or was lost."""
 
     number: int
     """Under which it was admitted."""
     episodes: Sequence[Episode] = ()
     """Empty where they are not in this process."""
-    summary: Sequence[Seen] = ()
+    summaries: Sequence[EpisodeSummary] = ()
     """Then what is said of them."""
     place: str = ""
     """Of the sampler that keeps the episodes, if one does."""
@@ -48,9 +44,9 @@ class Finished:
     """It was lost with its sampler after it had been finished, and is played again."""
 
     @property
-    def seen(self) -> Sequence[Played]:
+    def members(self) -> Sequence[AnyEpisode]:
         """The episodes, or what is said of them."""
-        return self.summary or self.episodes
+        return self.summaries or self.episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +80,7 @@ class Sampler(Protocol):
     """Plays groups somewhere. No function waits for longer than it is told to, or than a stated deadline."""
 
     @property
-    def live(self) -> int:
+    def oldest_version(self) -> int:
         """The version that everything admitted from now on is drawn by, at least; -1 before the first."""
         ...
 
@@ -102,7 +98,7 @@ class Sampler(Protocol):
         """Takes these together: none is drawn from before all are in."""
         ...
 
-    def poll(self, timeout_s: float) -> list[Finished]:
+    def poll(self, timeout_s: float) -> list[FinishedGroup]:
         """The groups that are finished. One in this thread takes a step, given time; others are waited for.
 
         Raises RunError, with the first cause, where nothing can be played any more.
@@ -110,11 +106,11 @@ class Sampler(Protocol):
         ...
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Offers weights, which are taken at the next boundary; `live` says when they are."""
+        """Offers weights, which are taken at the next boundary; `oldest_version` says when they are."""
         ...
 
     def evaluate(
-        self, requests: Sequence[GroupRequest], seen: Callable[[int], None]
+        self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
     ) -> dict[int, list[Episode]]:
         """The episodes of these groups by number, drawn apart from all others, by the newest weights."""
         ...

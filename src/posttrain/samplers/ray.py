@@ -31,7 +31,7 @@ from torch.utils.dlpack import from_dlpack
 from posttrain.base.usercode import cause
 from posttrain.models.fingerprint import Named
 from posttrain.samplers.cluster import NAMESPACE, Cluster
-from posttrain.samplers.protocol import Finished
+from posttrain.samplers.protocol import FinishedGroup
 from posttrain.samplers.remote import BEAT_S, END_S, Make, Message, serve
 from posttrain.samplers.snapshots import Index, indexed, views, write
 from posttrain.types import Episode, RunError
@@ -132,10 +132,10 @@ class _Actor:
             found = [(m[0], [self._keep(f) for f in m[1]]) if m[0] == "finished" else m for m in found]
         return pickle.dumps(found)
 
-    def _keep(self, group: Finished) -> Finished:
+    def _keep(self, group: FinishedGroup) -> FinishedGroup:
         """What is told of a group whose episodes stay here until they are released."""
         self._kept[group.number] = group.episodes
-        return replace(group, episodes=(), summary=[e.seen() for e in group.episodes], place=self._name)
+        return replace(group, episodes=(), summaries=[e.summary() for e in group.episodes], place=self._name)
 
     def episodes_of(self, numbers: Sequence[int]) -> bytes:
         """The episodes of these groups that are here, by number, pickled."""
@@ -242,7 +242,7 @@ def how_ended(error: Exception) -> str:
     return f"its actor ended: {sentence[:300]}"
 
 
-def fetch(groups: Iterable[Finished]) -> dict[int, Sequence[Episode]]:
+def fetch(groups: Iterable[FinishedGroup]) -> dict[int, Sequence[Episode]]:
     """The episodes of these groups, by number, from the actors that keep them; not of actors that ended.
 
     RunError for episodes that did not come in _FETCH_S.

@@ -53,12 +53,8 @@ class Server:
         kind, *given = message
         if kind == "unfinished":
             self.out.append((kind, self.worker.unfinished()))
-            return
-        try:
+        else:
             getattr(self.worker, kind)(*given)
-        except RunError as error:
-            self.out.append(("refused", str(error)))
-            raise
 
     def turn(self) -> None:
         """Lets the worker do one thing."""
@@ -67,10 +63,6 @@ class Server:
             done = self.worker.turn()
         except (EOFError, ConnectionError) as error:  # of a verifier, say: the learner is not gone
             raise RuntimeError(cause(error)) from error
-        except RunError as error:
-            # What it held before it holds still, if only what it was sent is damaged.
-            self.out.append(("refused", str(error)))
-            raise
         if self.worker.log:  # before what came of it: who has that may end
             self.out.append(("did", self.worker.log))
             self.worker.log = []
@@ -132,6 +124,9 @@ def serve(connection: Line, make: Make) -> None:
             with suppress(OSError):
                 for message in server.take() if server else []:
                     connection.send(message)
+                if server and isinstance(error, RunError):
+                    # What it held before it holds still, if only what it was sent is damaged.
+                    connection.send(("refused", str(error)))
                 connection.send(("failed", cause(error), "".join(traceback.format_exception(error))))
     finally:
         if server:
@@ -311,15 +306,14 @@ class ProcessChannel(_Connected):
         self.send(("close",))
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S if alive else 0.0)
-        with suppress(OSError):  # its group, if anything of it is left
-            os.killpg(self.pid, signal.SIGKILL)
+        self.kill()
         code = self._process.wait()
         self._closed()
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
 
     def kill(self) -> None:
         """Ends it at once."""
-        with suppress(OSError):
+        with suppress(OSError):  # its group, if anything of it is left
             os.killpg(self.pid, signal.SIGKILL)
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from posttrain.samplers.protocol import Finished, GroupRequest, Work
+from posttrain.base.process import as_before
+from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Work
 from posttrain.samplers.snapshots import Snapshot
 from posttrain.samplers.worker import Did, RolloutWorker
 from posttrain.types import Episode, RunError
@@ -24,10 +25,10 @@ class ReplaySampler:
         self._requests: dict[int, GroupRequest] = {}
         self._examined: dict[int, GroupRequest] = {}
         self._snapshots: dict[int, Snapshot] = {}
-        self._late: list[Finished] = []
+        self._late: list[FinishedGroup] = []
 
     @property
-    def live(self) -> int:
+    def oldest_version(self) -> int:
         """The newest version: when slots were given back is in the log of who was admitted."""
         return max(self._snapshots, default=-1)
 
@@ -49,33 +50,30 @@ class ReplaySampler:
         """Keeps the weights until all who took them have."""
         self._snapshots[snapshot.version] = snapshot
 
-    def poll(self, timeout_s: float) -> list[Finished]:
+    def poll(self, timeout_s: float) -> list[FinishedGroup]:
         """The groups that are finished after one more step of each worker that can make one."""
         done, self._late = self._late, []
         if not timeout_s:
             return done
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
+        with as_before():
+            torch.set_num_threads(self.threads)
             moved = [self._moved(n, done) for n in range(len(self.workers))]
-        finally:
-            torch.set_num_threads(before)
         if not any(moved) and not done:
             raise RunError("the record of what samplers did does not fit this run: nobody can go on")
         return done
 
     def evaluate(
-        self, requests: Sequence[GroupRequest], seen: Callable[[int], None]
+        self, requests: Sequence[GroupRequest], on_progress: Callable[[int], None]
     ) -> dict[int, list[Episode]]:
         """The episodes of these groups, by number."""
         self._examined = {each.number: each for each in requests}
         found: dict[int, list[Episode]] = {}
-        late: list[Finished] = []
+        late: list[FinishedGroup] = []
         while len(found) < len(requests):
             late += self.poll(1.0)
             for worker in self.workers:
                 found |= worker.pop_evaluated()
-            seen(len(found))
+            on_progress(len(found))
         self._late += late
         return found
 
@@ -92,7 +90,7 @@ class ReplaySampler:
         for worker in self.workers:
             worker.rollouts.close()
 
-    def _moved(self, n: int, done: list[Finished]) -> bool:
+    def _moved(self, n: int, done: list[FinishedGroup]) -> bool:
         """Whether worker n could do anything: what its log says next, or a step of its engine."""
         worker, log = self.workers[n], self.logs[n]
         while log and log[0][1] == worker.rollouts.steps:
@@ -101,7 +99,7 @@ class ReplaySampler:
             if what == "take":
                 if numbers[0] not in self._snapshots:
                     return False
-                worker.take(self._snapshots[numbers[0]])
+                worker.load_snapshot(self._snapshots[numbers[0]])
             elif what == "examine":
                 if any(number not in self._examined for number in numbers):
                     return False

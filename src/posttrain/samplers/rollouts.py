@@ -18,8 +18,8 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited, unfit
-from posttrain.samplers.live_episode import Limits, Live, Part
-from posttrain.samplers.players import UNKNOWN, Plays
+from posttrain.samplers.episode_runner import UNKNOWN, EpisodeRunner
+from posttrain.samplers.live_episode import Limits, PartialEpisode, RunningEpisode
 from posttrain.types import Completion, Episode, Request, Sampling, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Group, TrainerState, Verifier
 from posttrain.verifiers.workers.pool import Pool
@@ -31,7 +31,7 @@ REPLY_STEPS = 16
 took: replies of a second are hidden behind steps of a sixteenth."""
 
 
-class Rollouts(Plays):
+class Rollouts(EpisodeRunner):
     """Runs the episodes of groups side by side.
 
     A task is judged by `verifier` after one answer, or played in `env` until that ends it. Both
@@ -73,16 +73,16 @@ class Rollouts(Plays):
         self._groups: dict[int, dict[int, Episode | None]] = {}
         """The episodes of each group by sample, None of one that goes on."""
         self._states: dict[int, TrainerState] = {}
-        self._answered: dict[int, list[Live]] = {}
+        self._answered: dict[int, list[RunningEpisode]] = {}
         """Those of each group whose answers wait to be judged together."""
         self._opened = self._apart_at = 0
-        self._waiting: dict[tuple[int, int], Live] = {}
+        self._waiting: dict[tuple[int, int], RunningEpisode] = {}
         """By group and sample, the seats of games in which it is another's turn."""
-        self._answering: dict[int, tuple[int, Live]] = {}
-        self._parked: list[tuple[int, Live, Request]] = []
-        self._judging: dict[int, tuple[int, Live]] = {}
-        self._starting: dict[int, tuple[int, list[Live]]] = {}
-        self._replying: dict[int, tuple[int, Live]] = {}
+        self._answering: dict[int, tuple[int, RunningEpisode]] = {}
+        self._parked: list[tuple[int, RunningEpisode, Request]] = []
+        self._judging: dict[int, tuple[int, RunningEpisode]] = {}
+        self._starting: dict[int, tuple[int, list[RunningEpisode]]] = {}
+        self._replying: dict[int, tuple[int, RunningEpisode]] = {}
         self._due: dict[int, int] = {}
         """The step at which what a worker process was asked is taken."""
         self._returned: dict[int, Any] = {}
@@ -111,7 +111,7 @@ class Rollouts(Plays):
         *,
         epoch: int = 0,
         state: TrainerState = UNKNOWN,
-        begun: Sequence[Part] = (),
+        begun: Sequence[PartialEpisode] = (),
     ) -> int:
         """The number of a new group: `size` episodes about this task; `state` is for its verifier.
 
@@ -125,7 +125,7 @@ class Rollouts(Plays):
         self._states[group] = state
         for part in sorted(begun, key=lambda part: part.episode is None):
             self._go_on(group, part)
-        lives = [Live(task, sample, f"{epoch}:{task.id}", sampling, []) for sample in fresh]
+        lives = [RunningEpisode(task, sample, f"{epoch}:{task.id}", sampling, []) for sample in fresh]
         if not lives:
             return group
         if self.env is None:
@@ -186,28 +186,28 @@ class Rollouts(Plays):
             self._due[ticket] += self.steps - self._apart_at
         self._apart = None
 
-    def parts(self) -> dict[int, tuple[Part, ...]]:
+    def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
         """How far the episodes of each group are; those of a group that has not started are not there."""
-        found: dict[int, list[Part]] = {
-            group: [Part(sample=e.sample, episode=e) for e in episodes.values() if e is not None]
+        found: dict[int, list[PartialEpisode]] = {
+            group: [PartialEpisode(sample=e.sample, episode=e) for e in episodes.values() if e is not None]
             for group, episodes in self._groups.items()
         }
         for (group, sample), live in self._waiting.items():
-            found[group].append(Part(sample=sample, live=live, waits=True))
+            found[group].append(PartialEpisode(sample=sample, live=live, waits=True))
         running = [(*self._answering[ticket], request) for ticket, request in self.engine.unanswered()]
         for group, live, request in (*running, *self._parked):
-            found[group].append(Part(sample=live.sample, live=live, drawn=request.begun))
+            found[group].append(PartialEpisode(sample=live.sample, live=live, drawn=request.begun))
         answered = [(group, live) for group, lives in self._answered.items() for live in lives]
         for group, live in (*self._judging.values(), *answered):
-            found[group].append(Part(sample=live.sample, live=live, answered=True))
+            found[group].append(PartialEpisode(sample=live.sample, live=live, answered=True))
         for ticket, (group, live) in self._replying.items():
             due = self._due[ticket] - (self.steps if self._apart is None else self._apart_at)
-            found[group].append(Part(sample=live.sample, live=live, answered=True, due=due))
+            found[group].append(PartialEpisode(sample=live.sample, live=live, answered=True, due=due))
         return {group: tuple(parts) for group, parts in found.items()}
 
     # ------------------------------------------------------------------ one episode
 
-    def _start(self, group: int, lives: Sequence[Live], start: Start | Verdict) -> None:
+    def _start(self, group: int, lives: Sequence[RunningEpisode], start: Start | Verdict) -> None:
         """Shows each of these episodes the first messages, or ends it."""
         prompt: list[int] = []
         if isinstance(start, Start):
@@ -225,7 +225,7 @@ class Rollouts(Plays):
                 live.state = start.state
                 self._ask(group, live, ())
 
-    def _seated(self, group: int, lives: Sequence[Live], start: Start) -> list[Live]:
+    def _seated(self, group: int, lives: Sequence[RunningEpisode], start: Start) -> list[RunningEpisode]:
         """Those who begin the games that these were to be; at the other seats one waits for its turn."""
         episodes, begin = self._groups[group], []
         for game in lives:
@@ -233,7 +233,7 @@ class Rollouts(Plays):
         for game in lives:
             for seat in range(start.seats):
                 sample = game.sample * start.seats + seat
-                live = Live(game.task, sample, game.key, game.sampling, [], seats=start.seats)
+                live = RunningEpisode(game.task, sample, game.key, game.sampling, [], seats=start.seats)
                 episodes[sample] = None
                 if seat == start.seat:
                     begin.append(live)
@@ -241,7 +241,7 @@ class Rollouts(Plays):
                     self._waiting[group, sample] = live
         return begin
 
-    def _go_on(self, group: int, part: Part) -> None:
+    def _go_on(self, group: int, part: PartialEpisode) -> None:
         """Puts back an episode that has begun."""
         if part.episode is not None:
             self._over(group, part.episode)
@@ -252,7 +252,7 @@ class Rollouts(Plays):
         elif part.live:
             self._parked.append((group, part.live, self._request(group, part.live, part.drawn)))
 
-    def _ask(self, group: int, live: Live, added: Sequence[int]) -> None:
+    def _ask(self, group: int, live: RunningEpisode, added: Sequence[int]) -> None:
         """Asks for the next answer, behind these tokens; ends an episode that has no room or time for one.
 
         What it has earned until then is what it is worth: it was long, and nothing broke. Without any
@@ -267,7 +267,7 @@ class Rollouts(Plays):
         live.append(added)
         self._answering[self.engine.submit(self._request(group, live))] = (group, live)
 
-    def _request(self, group: int, live: Live, begun: Completion | None = None) -> Request:
+    def _request(self, group: int, live: RunningEpisode, begun: Completion | None = None) -> Request:
         room = self.limits.room(live)
         return Request(
             prompt=tuple(live.tokens),
@@ -280,7 +280,7 @@ class Rollouts(Plays):
             begun=begun,
         )
 
-    def _respond(self, group: int, live: Live, due: int | None = None) -> None:
+    def _respond(self, group: int, live: RunningEpisode, due: int | None = None) -> None:
         """Has the newest answer judged, or replied to; due: the steps after which the reply is taken."""
         if self.env is None:
             self._judge(group, live)
@@ -293,7 +293,7 @@ class Rollouts(Plays):
                 self.steps + (REPLY_STEPS if due is None else due),
             )
 
-    def _judge(self, group: int, live: Live) -> None:
+    def _judge(self, group: int, live: RunningEpisode) -> None:
         assert self.verifier is not None
         if not self.verifier.grouped:
             self._judging[self.pool.submit(self.verifier, live.task, live.said[-1])] = (group, live)
@@ -350,7 +350,7 @@ class Rollouts(Plays):
                 live.pay_score(verdict.score, verdict.progress, self.chat)
             self._close(group, live, verdict)
 
-    def _turn(self, group: int, live: Live, turn: Turn) -> None:
+    def _turn(self, group: int, live: RunningEpisode, turn: Turn) -> None:
         """Takes an environment's reply: the next turn, or the end."""
         if wrong := unfit(turn, live.seats):
             turn = broken_turn(live.state, "bad_turn", wrong)
@@ -372,7 +372,7 @@ class Rollouts(Plays):
         else:
             self._ask(group, live, shown)
 
-    def _end(self, group: int, live: Live, *verdicts: Verdict, earns: bool = False) -> None:
+    def _end(self, group: int, live: RunningEpisode, *verdicts: Verdict, earns: bool = False) -> None:
         """Ends a game at all its seats, with a verdict for each or one for all.
 
         A seat that has said nothing is left out. earns: whether the scores are what is earned, which else was
@@ -392,7 +392,7 @@ class Rollouts(Plays):
                 each.pay(verdict.score)
             self._close(group, each, verdict)
 
-    def _close(self, group: int, live: Live, verdict: Verdict) -> None:
+    def _close(self, group: int, live: RunningEpisode, verdict: Verdict) -> None:
         self._began.pop((group, live.sample), None)
         self.engine.release(f"{group}/{live.sample}")
         self._over(group, live.episode(verdict))

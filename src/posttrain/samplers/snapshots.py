@@ -31,7 +31,7 @@ _ALIGNED = 64
 """Bytes at whose multiples a tensor begins."""
 
 
-class Place(Protocol):
+class StoredWeights(Protocol):
     """Where the weights of one version lie. Wherever it is sent, it opens there."""
 
     def open(self) -> Named:
@@ -44,13 +44,13 @@ class Place(Protocol):
         ...
 
 
-class Store(Protocol):
+class WeightStore(Protocol):
     """Where a learner puts its versions."""
 
     bytes: int
     """Copied so far."""
 
-    def put(self, version: int, weights: Callable[[], Named]) -> Place:
+    def put(self, version: int, weights: Callable[[], Named]) -> StoredWeights:
         """A copy of these weights, which may be gone through twice."""
         ...
 
@@ -70,7 +70,7 @@ class Snapshot:
     version: int
     run: str
     """Of which process of the learner: versions of one that has ended are not taken."""
-    place: Place
+    place: StoredWeights
     canary: tuple[int, ...]
     """A row of tokens; the last DRAWN of them are to go through what draws."""
     logps: tuple[float, ...]
@@ -79,7 +79,7 @@ class Snapshot:
     """How far the two sides may lie apart, in nats of a likely token."""
 
 
-def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tuple[int, Completion]]:
+def load_snapshot(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tuple[int, Completion]]:
     """Gives the engine these weights and proves that it draws from them.
 
     Three proofs: the engine says that it holds this version, the digest that it made of what it received
@@ -91,7 +91,7 @@ def take(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> list[tupl
     is wrong.
     """
     version, place = snapshot.version, snapshot.place
-    if not isinstance(place, Direct) and (found := digest(place.open())) != place.digest:
+    if not isinstance(place, LearnerWeights) and (found := digest(place.open())) != place.digest:
         raise RunError(
             f"the weights of version {version} are damaged where they lie: digest {found}, "
             f"not {place.digest}; version {engine.version} is kept"
@@ -141,7 +141,7 @@ def _score_by_decoding(
 
 
 @dataclass
-class Direct:
+class LearnerWeights:
     """The learner's own tensors, one at a time, for an engine in the same thread that takes them at once."""
 
     weights: Callable[[], Named]
@@ -194,7 +194,7 @@ def write(weights: Named, whole: torch.Tensor, index: Index) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
+class SharedMemoryWeights:
     """A piece of memory that processes of this machine share."""
 
     path: str
@@ -209,7 +209,7 @@ class Arena:
         yield from views(torch.from_file(self.path, size=self.size, dtype=torch.uint8), self.index)
 
 
-class Arenas:
+class SharedMemoryStore:
     """Weights in memory that processes share, two versions at a time and more only while somebody is slow."""
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class Arenas:
         self.bytes = 0
         """Copied so far."""
 
-    def put(self, version: int, weights: Callable[[], Named]) -> Arena:
+    def put(self, version: int, weights: Callable[[], Named]) -> SharedMemoryWeights:
         """A copy of these weights."""
         if not self._index:
             self._index, self._size = indexed(weights())
@@ -231,7 +231,7 @@ class Arenas:
         found = write(weights(), whole, self._index)
         self._used[version] = path
         self.bytes += self._size
-        return Arena(path, self._size, self._index, found)
+        return SharedMemoryWeights(path, self._size, self._index, found)
 
     def _memory(self, size: int) -> str:
         if self._free:
@@ -261,20 +261,20 @@ class Arenas:
             path.unlink(missing_ok=True)
 
 
-class Nowhere:
+class GatherOnlyStore:
     """The versions of a rank whose weights another one publishes: only shares are gathered with it."""
 
     def __init__(self, close: Callable[[], None]) -> None:
         self.bytes, self.close = 0, close
         self._known = False
 
-    def put(self, version: int, weights: Callable[[], Named]) -> Direct:
+    def put(self, version: int, weights: Callable[[], Named]) -> LearnerWeights:
         """Goes through the weights as often as the other does."""
         for _ in range(1 if self._known else 2):
             for _ in weights():
                 pass
         self._known = True
-        return Direct(weights)
+        return LearnerWeights(weights)
 
     def retain(self, versions: set[int]) -> None:
         """There are none."""

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posttrain.recipe.asynchrony import Cache, Swap
-from posttrain.samplers.players import Plays
-from posttrain.samplers.protocol import Finished, GroupRequest, Work
-from posttrain.samplers.snapshots import Snapshot, take
+from posttrain.samplers.episode_runner import EpisodeRunner
+from posttrain.samplers.protocol import FinishedGroup, GroupRequest, Work
+from posttrain.samplers.snapshots import Snapshot, load_snapshot
 from posttrain.types import Episode, RunError
 
 Did = tuple[str | int, ...]
@@ -35,7 +35,12 @@ class RolloutWorker:
     """
 
     def __init__(
-        self, rollouts: Plays, *, swap: Swap = "between", cache: Cache = "recompute", in_order: bool = True
+        self,
+        rollouts: EpisodeRunner,
+        *,
+        swap: Swap = "between",
+        cache: Cache = "recompute",
+        in_order: bool = True,
     ) -> None:
         self.rollouts, self.swap, self.cache, self.in_order = rollouts, swap, cache, in_order
         self.live = -1
@@ -107,7 +112,7 @@ class RolloutWorker:
             alive_s=time.monotonic() - self._began,
         )
 
-    def turn(self, *, swaps: bool = True) -> list[Finished]:
+    def turn(self, *, swaps: bool = True) -> list[FinishedGroup]:
         """The groups that are complete after one more step; or none, after new weights were taken instead.
 
         swaps: whether this is a boundary at which weights may be taken.
@@ -119,7 +124,7 @@ class RolloutWorker:
         self._busy_s += time.monotonic() - begin
         return done
 
-    def _turned(self, swaps: bool) -> list[Finished]:
+    def _turned(self, swaps: bool) -> list[FinishedGroup]:
         between = self.swap == "between"
         if not self._examined and not (between and self._playing):
             if swaps and self._takes_weights():
@@ -133,7 +138,7 @@ class RolloutWorker:
 
     # ------------------------------------------------------------------ each of its acts
 
-    def step(self) -> list[Finished]:
+    def step(self) -> list[FinishedGroup]:
         """The groups that are complete after one more step of the engine."""
         if not self._examined:
             self.rollouts.run_all()
@@ -143,16 +148,16 @@ class RolloutWorker:
             if number in self._examined:
                 self._seen[self._examined.pop(number)] = episodes
             else:
-                done.append(Finished(number=self._playing.pop(number).number, episodes=episodes))
+                done.append(FinishedGroup(number=self._playing.pop(number).number, episodes=episodes))
         return done
 
-    def take(self, snapshot: Snapshot) -> None:
+    def load_snapshot(self, snapshot: Snapshot) -> None:
         """Draws from these weights from now on. What runs is put aside until the next step."""
         begin = time.monotonic()
         keep = self.cache == "keep" and self.rollouts.engine.busy
         if not keep:
             self.rollouts.pause()
-        self.rollouts.receive(take(self.rollouts.engine, snapshot, keep=keep))
+        self.rollouts.receive(load_snapshot(self.rollouts.engine, snapshot, keep=keep))
         self.live = snapshot.version
         self._take_s += time.monotonic() - begin
         self._log("take", snapshot.version)
@@ -189,7 +194,7 @@ class RolloutWorker:
         found = next((each for each in self._inbox if isinstance(each, Snapshot)), None)
         if found is None or (self.swap == "between" and self.in_order and self._inbox[0] is not found):
             return False
-        self.take(found)
+        self.load_snapshot(found)
         self._inbox.remove(found)
         return True
 

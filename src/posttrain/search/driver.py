@@ -21,7 +21,7 @@ from posttrain.search.protocol import (
     Question,
     Refused,
     State,
-    Steps,
+    Transitions,
     Value,
 )
 from posttrain.search.tree import Search, Tree
@@ -66,7 +66,7 @@ class Searches:
         self,
         engine: Engine,
         chat: Chat,
-        steps: Steps,
+        steps: Transitions,
         *,
         context: int,
         seed: int = 0,

@@ -86,14 +86,14 @@ class Move:
         return self.logp / max(len(self.tokens), 1) if self.sketch else self.logp
 
 
-class Steps(Protocol):
+class Transitions(Protocol):
     """Where moves lead. Pure like an `Env`: no clock, no draw, nothing kept that a state does not hold.
 
     Batched, as a prover answers faster than one can ask. A move that leads nowhere is Refused, with its
     class; whatever happens to a prover (it dies, hangs, floods), every question is answered.
     """
 
-    stop: tuple[str, ...]
+    stop: tuple[str, ...] = ()
     """Strings that end a move, besides the policy's own end."""
 
     def begin(self, tasks: Sequence[Task]) -> list[State | Refused]:
@@ -105,12 +105,12 @@ class Steps(Protocol):
         ...
 
     def trim(self, end: State) -> State:
-        """An end without what its answer does not need, as lemmas that nothing uses."""
-        ...
+        """An end without what its answer does not need, as lemmas nothing uses; itself if nothing tells."""
+        return end
 
     def close(self) -> None:
         """Ends what it has started."""
-        ...
+        return
 
 
 # ---------------------------------------------------------------------- questions

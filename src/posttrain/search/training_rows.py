@@ -30,7 +30,7 @@ class Row:
     """What stands for the response, if not the move."""
 
 
-def harvest(tree: Tree, verdict: Verdict | None, choice: SearchChoice, size: int) -> list[Row]:
+def select_training_rows(tree: Tree, verdict: Verdict | None, choice: SearchChoice, size: int) -> list[Row]:
     """At most `size` rows; of a group of one, which nobody learns from, the whole.
 
     verdict: of what was found; None if nothing was.

@@ -14,8 +14,8 @@ from math import exp
 from typing import Any
 
 from posttrain.base.chat import Chat
-from posttrain.search.protocol import Question, State, Target, Value
-from posttrain.search.tree import Node, Search, Tree, thin
+from posttrain.search.protocol import Apply, Question, State, Target, Value
+from posttrain.search.tree import Edge, Node, Search, Tree, thin
 from posttrain.types import Message, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 
@@ -65,6 +65,14 @@ def _probability(score: float | None, model: RewardModel) -> float:
     if score is None:
         return 0.0
     return min(max(score, 0.0), 1.0) if model.kind == "process" else value_of(0.0, score)
+
+
+def followed(tree: Tree, edges: Sequence[Edge]) -> Generator[tuple[Question, ...], list[Any], list[Node]]:
+    """Has these moves applied; the nodes that are new."""
+    if not edges:
+        return []
+    [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
+    return [node for edge, to in zip(edges, led, strict=True) if (node := tree.follow(edge, to))]
 
 
 def valued(tree: Tree, nodes: Sequence[Node]) -> Generator[tuple[Question, ...], list[Any], None]:

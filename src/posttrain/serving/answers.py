@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.serving.wire import Said
+from posttrain.serving.wire import ChatMessage
 from posttrain.types import Completion
 
 
@@ -21,7 +21,7 @@ class Spoken:
         self,
         answers: Sequence[Completion],
         prompt: int,
-        read: Callable[[Completion], Said],
+        read: Callable[[Completion], ChatMessage],
         tokens: Callable[[Completion], Any] | None,
     ) -> dict[str, Any]:
         """All answers at once, as `read`; `tokens` says the log-probabilities, if they were asked for."""
@@ -41,7 +41,7 @@ class Spoken:
             )
         return self._body("chat.completion", choices) | {"usage": usage(prompt, answers)}
 
-    def calls(self, said: Said, index: int) -> list[dict[str, Any]]:
+    def calls(self, said: ChatMessage, index: int) -> list[dict[str, Any]]:
         """The calls of one answer; their ids are theirs alone."""
         return [
             {
@@ -58,7 +58,7 @@ class Spoken:
         text: str,
         ending: str | None = None,
         logprobs: Any = None,
-        said: Said | None = None,
+        said: ChatMessage | None = None,
     ) -> dict[str, Any]:
         """A piece of one answer, or its end; or the calls that it makes."""
         delta: dict[str, Any] = {"role": "assistant", "content": text} if text or ending is None else {}
@@ -81,7 +81,7 @@ class Spoken:
         }
 
 
-def reason(answer: Completion, said: Said) -> str:
+def reason(answer: Completion, said: ChatMessage) -> str:
     """Why an answer ended, in the API's words."""
     return "length" if answer.stop == "length" else "tool_calls" if said.calls else "stop"
 

@@ -18,8 +18,8 @@ from posttrain.engines.protocol import Engine
 from posttrain.errors import UserError
 from posttrain.serving.answers import Growing, Spoken, events, logprobs, reason
 from posttrain.serving.speech import Speech
-from posttrain.serving.stepper import LOOK_S, Asked, Stepper
-from posttrain.serving.wire import Question, RefusedError, Said, question, room_behind
+from posttrain.serving.stepper import LOOK_S, PendingAnswers, Stepper
+from posttrain.serving.wire import ChatMessage, Question, RefusedError, question, room_behind
 from posttrain.types import Completion, Request
 
 MOST_BYTES = 8 << 20
@@ -40,7 +40,7 @@ class Desk(ABC):
         """Ends what it has begun."""
 
     @abstractmethod
-    def post(self, path: str, body: bytes, tries: int) -> Asked | dict[str, Any]:
+    def post(self, path: str, body: bytes, tries: int) -> PendingAnswers | dict[str, Any]:
         """The answers that will come, or what is said at once; RefusedError.
 
         tries: how often the client has asked the same before.
@@ -65,12 +65,12 @@ class ModelDesk(Desk):
         """Ends the engine; who still waits is told so."""
         self.stepper.close()
 
-    def post(self, path: str, body: bytes, tries: int) -> Asked:
+    def post(self, path: str, body: bytes, tries: int) -> PendingAnswers:
         """The answers to a request."""
         if path != f"/v1{CHAT}":
             raise RefusedError(f"there is nothing here: POST /v1{CHAT}", status=404)
         asked = question(body)
-        asks = Asked(asked, self.requests_of(asked))
+        asks = PendingAnswers(asked, self.requests_of(asked))
         self.stepper.ask(asks)
         return asks
 
@@ -116,10 +116,10 @@ class _Client(LoopbackRequest):
         """The models, or whether it lives."""
         path = urlsplit(self.path).path
         if path == "/health":
-            self._say(200, {"status": "ok"})
+            self._tell(200, {"status": "ok"})
         elif path.endswith(("/models", f"/models/{self.desk.name}")):
             model = {"id": self.desk.name, "object": "model", "created": 0, "owned_by": "posttrain"}
-            self._say(200, {"object": "list", "data": [model]} if path.endswith("/models") else model)
+            self._tell(200, {"object": "list", "data": [model]} if path.endswith("/models") else model)
         else:
             self._refuse(RefusedError("there is nothing here", status=404))
 
@@ -130,7 +130,7 @@ class _Client(LoopbackRequest):
             tries = self.headers.get("x-stainless-retry-count", "")
             waits = self.desk.post(urlsplit(self.path).path, body, int(tries) if tries.isdecimal() else 0)
             if isinstance(waits, dict):
-                self._say(200, waits)
+                self._tell(200, waits)
                 return
             spoken = Spoken(id=f"chatcmpl-{self.desk.number()}", model=self.desk.name)
             (self._stream if waits.question.stream else self._at_once)(waits, spoken)
@@ -149,7 +149,7 @@ class _Client(LoopbackRequest):
             raise RefusedError(f"a body has at most {MOST_BYTES} bytes", status=413)
         return self.rfile.read(int(length))
 
-    def _news(self, waits: Asked) -> Iterator[tuple[int, Sequence[int] | Completion]]:
+    def _news(self, waits: PendingAnswers) -> Iterator[tuple[int, Sequence[int] | Completion]]:
         """What comes of the answers, until all have ended or the client has gone."""
         left = len(waits.requests)
         try:
@@ -174,22 +174,22 @@ class _Client(LoopbackRequest):
         except OSError:
             return True
 
-    def _at_once(self, waits: Asked, spoken: Spoken) -> None:
+    def _at_once(self, waits: PendingAnswers, spoken: Spoken) -> None:
         found = {n: said for n, said in self._news(waits) if isinstance(said, Completion)}
         answers = [found[n] for n in range(len(waits.requests))]
         tokens = self._logprobs if waits.question.logprobs else None
         prompt = len(waits.requests[0].prompt)
-        self._say(200, spoken.whole(answers, prompt, lambda answer: self._read(answer, waits), tokens))
+        self._tell(200, spoken.whole(answers, prompt, lambda answer: self._read(answer, waits), tokens))
 
-    def _read(self, answer: Completion, waits: Asked) -> Said:
+    def _read(self, answer: Completion, waits: PendingAnswers) -> ChatMessage:
         if waits.question.tools:
             return self.desk.speech.read(answer.text, waits.question.tools)
-        return Said("assistant", answer.text)
+        return ChatMessage("assistant", answer.text)
 
     def _logprobs(self, answer: Completion) -> dict[str, Any]:
         return logprobs(self.desk.speech.chat.pieces(answer.tokens), answer.logp_policy)
 
-    def _stream(self, waits: Asked, spoken: Spoken) -> None:
+    def _stream(self, waits: PendingAnswers, spoken: Spoken) -> None:
         news = self._news(waits)
         first = next(news)  # what cannot be served is refused before a stream begins
         self.send_response(200)
@@ -208,7 +208,7 @@ class _Client(LoopbackRequest):
             news.close()  # type: ignore[attr-defined]
 
     def _chunks(
-        self, waits: Asked, spoken: Spoken, news: Iterator[tuple[int, Sequence[int] | Completion]]
+        self, waits: PendingAnswers, spoken: Spoken, news: Iterator[tuple[int, Sequence[int] | Completion]]
     ) -> Iterator[dict[str, Any]]:
         asked, decode = waits.question, self.desk.speech.chat.tokenizer.decode
         growing = [Growing(decode, waits.requests[0].sampling.stop) for _ in waits.requests]
@@ -234,13 +234,7 @@ class _Client(LoopbackRequest):
             yield spoken.cost(len(waits.requests[0].prompt), ended)
 
     def _refuse(self, error: RefusedError) -> None:
-        self._say(error.status, error.body())
+        self._tell(error.status, error.body())
 
-    def _say(self, code: int, told: dict[str, Any]) -> None:
-        content = json.dumps(told).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.end_headers()
-        self.wfile.write(content)
+    def _tell(self, code: int, told: dict[str, Any]) -> None:
+        self.say(code, "application/json", json.dumps(told))

@@ -8,7 +8,7 @@ from posttrain.base.chat import Chat
 from posttrain.envs.tools.call import Call, Tool, arguments_of
 from posttrain.envs.tools.formats import FormatName
 from posttrain.envs.tools.template import Shown, result_messages, shown_by, with_tools
-from posttrain.serving.wire import Called, Said, canonical
+from posttrain.serving.wire import ChatMessage, ToolCall, canonical
 from posttrain.types import Message
 
 
@@ -24,27 +24,29 @@ class Speech:
         """With calls in this form; auto: as the template writes them, or plain."""
         return Speech(chat, shown_by(chat, form))
 
-    def prompt(self, messages: Sequence[Said], tools: Sequence[Tool]) -> list[int]:
+    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
         """The tokens of a conversation, up to where the model begins to speak; UserError as Chat.render."""
         shown, schemas = with_tools(self._shown(messages, messages, tools), tools, self.shown)
         return self.chat.render(shown, schemas)
 
     def added(
-        self, tokens: Sequence[int], messages: Sequence[Said], first: int, tools: Sequence[Tool]
+        self, tokens: Sequence[int], messages: Sequence[ChatMessage], first: int, tools: Sequence[Tool]
     ) -> list[int]:
         """The tokens that follow an answer of the model: the messages from the `first` on."""
         return self.chat.extend(tokens, self._shown(messages[first:], messages, tools))
 
-    def read(self, text: str, tools: Sequence[Tool]) -> Said:
+    def read(self, text: str, tools: Sequence[Tool]) -> ChatMessage:
         """An answer as a message; a call that cannot be read stays among its words."""
         words, calls = self.shown.called.read(text) if tools else (text, [])
         if not calls or any(call.fault for call in calls):
-            return Said("assistant", text.strip())
+            return ChatMessage("assistant", text.strip())
         named = {tool.name: tool for tool in tools}
-        made = tuple(Called(call.name, _arguments(named.get(call.name), call)) for call in calls)
-        return Said("assistant", words.strip(), made)
+        made = tuple(ToolCall(call.name, _arguments(named.get(call.name), call)) for call in calls)
+        return ChatMessage("assistant", words.strip(), made)
 
-    def _shown(self, messages: Sequence[Said], whole: Sequence[Said], tools: Sequence[Tool]) -> list[Message]:
+    def _shown(
+        self, messages: Sequence[ChatMessage], whole: Sequence[ChatMessage], tools: Sequence[Tool]
+    ) -> list[Message]:
         """Messages as the template is given them; whole: the conversation, in which calls have names."""
         named = {tool.name: tool for tool in tools}
         names = {call.id: call.name for each in whole for call in each.calls}
@@ -60,7 +62,7 @@ class Speech:
             shown.append({"role": each.role, "content": "\n".join([*filter(None, [each.content]), *calls])})
         return [*shown, *(result_messages(results, self.shown) if results else ())]
 
-    def _spell_call(self, named: Mapping[str, Tool], call: Called) -> str:
+    def _spell_call(self, named: Mapping[str, Tool], call: ToolCall) -> str:
         try:
             given = json.loads(call.arguments)
         except ValueError:

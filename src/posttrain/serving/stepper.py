@@ -22,7 +22,7 @@ LOOK_S = 0.5
 
 
 @dataclass(eq=False)
-class Asked:
+class PendingAnswers:
     """The answers to one request, as they come."""
 
     question: Question
@@ -40,8 +40,8 @@ class Stepper:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._inbox: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
-        self._of: dict[int, tuple[Asked, int]] = {}
+        self._inbox: queue.SimpleQueue[PendingAnswers | None] = queue.SimpleQueue()
+        self._of: dict[int, tuple[PendingAnswers, int]] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -51,7 +51,7 @@ class Stepper:
         """Answers that are under way."""
         return len(self._of)
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: PendingAnswers) -> None:
         """Has the requests answered, whose news come to `asked`."""
         self._inbox.put(asked)
 
@@ -111,7 +111,7 @@ class Stepper:
         stream(self.engine, {ticket: [each] for ticket, each in self._of.items()})
 
 
-def stream(engine: Engine, waiting: Mapping[int, Sequence[tuple[Asked, int]]]) -> None:
+def stream(engine: Engine, waiting: Mapping[int, Sequence[tuple[PendingAnswers, int]]]) -> None:
     """Tells those who wait for an answer as a stream what has been drawn of it; waiting: by the ticket."""
     if not any(asked.question.stream for each in waiting.values() for asked, _ in each):
         return

@@ -5,6 +5,7 @@ believes that they were heeded; those that say something about the client are pa
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,7 +63,7 @@ def room_behind(prompt: Sequence[int], context: int) -> int:
 
 
 @dataclass(frozen=True)
-class Called:
+class ToolCall:
     """A tool that an assistant calls in a message."""
 
     name: str
@@ -72,12 +73,12 @@ class Called:
 
 
 @dataclass(frozen=True)
-class Said:
+class ChatMessage:
     """A message of a request, as far as it counts: two are equal that say the same."""
 
     role: str
     content: str
-    calls: tuple[Called, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     answers: str = field(default="", compare=False)
     """The id of the call that a tool's message is the result of."""
     name: str = field(default="", compare=False)
@@ -87,7 +88,7 @@ class Said:
 class Question:
     """One request, checked."""
 
-    messages: tuple[Said, ...]
+    messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
     """What the model may call."""
     sampling: Callable[[int], Sampling]
@@ -165,6 +166,8 @@ class _Fields:
             return default
         if isinstance(found, bool) or not isinstance(found, int | float):
             raise RefusedError(f"{name} is a number", field=name)
+        if abs(found) > sys.float_info.max:
+            raise RefusedError(f"{name} is too large", field=name)
         return float(found)
 
     def whole(
@@ -190,7 +193,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return given
 
 
-def _messages(given: Any) -> tuple[Said, ...]:
+def _messages(given: Any) -> tuple[ChatMessage, ...]:
     if not isinstance(given, list) or not given:
         raise RefusedError("messages is a list of at least one message", field="messages")
     found = tuple(_message(each, f"messages[{n}]") for n, each in enumerate(given))
@@ -199,7 +202,7 @@ def _messages(given: Any) -> tuple[Said, ...]:
     return found
 
 
-def _message(given: Any, where: str) -> Said:
+def _message(given: Any, where: str) -> ChatMessage:
     if not isinstance(given, dict) or given.get("role") not in ROLES:
         raise RefusedError(f"a message has a role, one of {', '.join(ROLES)}", field=where)
     calls = given.get("tool_calls") or []
@@ -219,7 +222,7 @@ def _message(given: Any, where: str) -> Said:
     texts = {key: given.get(key) or "" for key in ("tool_call_id", "name")}
     if not isinstance(calls, list) or not all(isinstance(text, str) for text in texts.values()):
         raise RefusedError("tool_calls is a list, and tool_call_id and name are texts", field=where)
-    return Said(
+    return ChatMessage(
         role=role,
         # What was drawn may end in blanks, which many clients take away.
         content=content.strip() if role == "assistant" else content,
@@ -229,12 +232,12 @@ def _message(given: Any, where: str) -> Said:
     )
 
 
-def _call(given: Any, where: str) -> Called:
+def _call(given: Any, where: str) -> ToolCall:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RefusedError("a call has a function with a name", field=where)
     arguments, number = function.get("arguments", {}), given.get("id", "")
-    return Called(function["name"], canonical(arguments), number if isinstance(number, str) else "")
+    return ToolCall(function["name"], canonical(arguments), number if isinstance(number, str) else "")
 
 
 def canonical(arguments: Any) -> str:

@@ -37,7 +37,7 @@ from typing import Any, ClassVar, TypeGuard
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import MEMORY, asked, load_named, refuse_memory, signature, signature_of
-from posttrain.base.verdict import number, sound
+from posttrain.base.verdict import LARGEST, number, sound
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 
@@ -59,8 +59,6 @@ class Function(Verifier):
     function: str
     name: str = ""
     """Under which its score is recorded; empty: the function's own."""
-    trusted: ClassVar[bool] = False
-    best: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not self.function.startswith(MEMORY):
@@ -132,14 +130,6 @@ class Function(Verifier):
         returned: object = load_named(self.function)(**named)
         return returned
 
-    def golds(self, task: Task) -> list[str]:
-        """None: nobody knows what the function likes."""
-        return []
-
-    def fakes(self, task: Task) -> list[str]:
-        """The empty response, which must not make the function fail."""
-        return [""]
-
     def check(self, task: Task) -> None:
         """UserError if the function needs a field that this task does not have."""
         wanted = self._wanted
@@ -153,7 +143,7 @@ class Function(Verifier):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Called(Function):
+class InProcessFunction(Function):
     """A function, or an object that can be called, which a program holds: it is called in this process.
 
     Nothing ends one that hangs. The traceback of the first failure is printed, as the cause alone tells a
@@ -164,17 +154,17 @@ class Called(Function):
     trusted: ClassVar[bool] = True
 
     @staticmethod
-    def of(call: Callable[..., Any], name: str = "") -> "Called":
+    def of(call: Callable[..., Any], name: str = "") -> "InProcessFunction":
         """This function under this name, or its own."""
         inner = getattr(call, "func", call)  # of a partial
         own = getattr(inner, "__name__", "") or str(getattr(inner, "name", "")) or type(inner).__name__
         name = name or (own if own.isidentifier() else "reward")
-        made = Called(function=f"{MEMORY}{name}", name=name, call=call)
+        made = InProcessFunction(function=f"{MEMORY}{name}", name=name, call=call)
         made.require()
         return made
 
     def __reduce__(self) -> Any:
-        return Called.of, (self.call, self.name)
+        return InProcessFunction.of, (self.call, self.name)
 
     @property
     def _wanted(self) -> "_Wanted":
@@ -225,13 +215,13 @@ def as_verdict(returned: object) -> Verdict:
         if bad or not parts:
             return _not_a_number(bad[0] if bad else returned, "named numbers")
         known = {key: value for key, value in parts.items() if value is not None}
-        total = math.fsum(known.values()) if all(abs(v) < 1e300 for v in known.values()) else math.inf
-        if not math.isfinite(total):
-            return _not_a_number(returned, "a finite sum")
+        total = number(math.fsum(known.values()))
+        if total is None:
+            return _not_a_number(returned, f"a sum of at most {LARGEST:g}")
         return Verdict(score=total, label="scored", parts=known)
     value = number(returned)
     if value is None:
-        return _not_a_number(returned, "a finite number")
+        return _not_a_number(returned, f"a finite number (at most {LARGEST:g})")
     return Verdict(score=value, label="scored")
 
 

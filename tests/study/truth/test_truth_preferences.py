@@ -13,7 +13,6 @@ from posttrain.methods.preference import Preference
 from posttrain.methods.table import CDPO, DPO, F_DPO, IPO, METHODS, RDPO, SLIC
 from posttrain.study.truth import Row, exact, preferences, rewards
 from posttrain.study.truth.preferences import (
-    apart,
     bradley_terry,
     by_order,
     chances,
@@ -25,7 +24,6 @@ from posttrain.study.truth.preferences import (
     margin,
     minimised,
     ordered,
-    with_answers,
 )
 from posttrain.study.truth.row import error, sine
 from posttrain.study.truth.soft import Free
@@ -95,7 +93,7 @@ def test_dpos_minimum_is_the_regularised_optimum_whoever_draws_the_pairs(short: 
     far = Free.drawn(short, 1)
     for drawn in drawers(short):
         pairs = chances(short, drawn, judge)
-        still = gradient(with_answers(short, best), method(DPO, beta), pairs)
+        still = gradient(Free.with_answers(short, best), method(DPO, beta), pairs)
         assert float(still.norm()) < EXACT
         assert float(gradient(far, method(DPO, beta), pairs).norm()) > 1e-3
 
@@ -103,7 +101,7 @@ def test_dpos_minimum_is_the_regularised_optimum_whoever_draws_the_pairs(short: 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_descent_on_dpos_loss_ends_at_the_optimum(short: World, seed: int) -> None:
     best, start = exact.optimal(short, BETA), Free.drawn(short, seed)
-    assert apart(start, best) > 0.05
+    assert start.apart(best) > 0.05
     for drawn in drawers(short):
         least = minimised(start, method(DPO), chances(short, drawn, bradley_terry(short.returns)))
         torch.testing.assert_close(least.logp().sum(1).exp(), best, rtol=1e-8, atol=1e-12)
@@ -126,7 +124,7 @@ def test_the_optimum_is_that_of_the_penalised_reward(short: World) -> None:
 
 def test_another_beta_has_another_minimum(short: World) -> None:
     pairs = chances(short, exact.chances(short), bradley_terry(short.returns))
-    there = with_answers(short, exact.optimal(short, BETA))
+    there = Free.with_answers(short, exact.optimal(short, BETA))
     assert float(gradient(there, method(DPO, 2 * BETA), pairs).norm()) > 1e-3
 
 
@@ -136,7 +134,8 @@ def test_ipos_minimum_is_its_own_closed_form(short: World, beta: float, sure: bo
     judge = by_order(short.returns) if sure else bradley_terry(short.returns)
     for drawn in drawers(short):
         closed, pairs = ipo_optimal(short, drawn, judge, beta), chances(short, drawn, judge)
-        assert float(gradient(with_answers(short, closed), method(IPO, beta), pairs).norm()) < EXACT / beta**2
+        still = gradient(Free.with_answers(short, closed), method(IPO, beta), pairs)
+        assert float(still.norm()) < EXACT / beta**2
         least = minimised(Free.drawn(short, 1), method(IPO, beta), pairs)
         torch.testing.assert_close(least.logp().sum(1).exp(), closed, rtol=1e-8, atol=1e-12)
 
@@ -176,7 +175,7 @@ def test_under_flipped_labels_the_robust_loss_has_the_clean_minimum(short: World
     """And the smoothed loss has, of clean labels, the minimum that DPO has of flipped ones."""
     drawn, clean = exact.chances(short), bradley_terry(short.returns)
     flipped = (1 - flips) * clean + flips * clean.T
-    best = with_answers(short, exact.optimal(short, BETA))
+    best = Free.with_answers(short, exact.optimal(short, BETA))
     robust = replace(method(RDPO), pair_loss=partial(preference.robust, flipped=flips))
     smooth = replace(method(CDPO), pair_loss=partial(preference.smoothed, flipped=flips))
     assert float(gradient(best, robust, chances(short, drawn, flipped)).norm()) < EXACT
@@ -195,7 +194,7 @@ def test_under_another_divergence_the_minimum_is_that_divergences_optimum(short:
         partial(preference.alpha_divergence, alpha=0.4),
     ):
         line = replace(method(F_DPO, 1.0), divergence=divergence)
-        start = with_answers(short, exact.chances(short, short.reference))
+        start = Free.with_answers(short, exact.chances(short, short.reference))
         p = minimised(start, line, pairs).logp().sum(1).exp()
         u = divergence(p.log() - theirs)
         torch.testing.assert_close(u - u[0], short.returns - short.returns[0], rtol=1e-6, atol=1e-7)
@@ -209,10 +208,10 @@ def test_of_a_sure_judge_dpo_has_no_minimum(short: World) -> None:
     pairs = chances(short, exact.chances(short), by_order(short.returns))
     norms = []
     for scale in (1.0, 4.0, 16.0, 40.0):
-        free = with_answers(short, exact.optimal(short, BETA / scale))
+        free = Free.with_answers(short, exact.optimal(short, BETA / scale))
         slope = gradient(free, method(DPO), pairs)
         norms.append(float(slope.norm()))
-        further = with_answers(short, exact.optimal(short, BETA / (scale + 1)))
+        further = Free.with_answers(short, exact.optimal(short, BETA / (scale + 1)))
         direction = (further.logits - free.logits).flatten()
         assert float(slope @ direction) < 0
     assert norms == sorted(norms, reverse=True)
@@ -221,8 +220,8 @@ def test_of_a_sure_judge_dpo_has_no_minimum(short: World) -> None:
 
 def test_of_a_sure_judge_the_margin_of_dpo_grows_with_the_steps_and_ipos_stays(short: World) -> None:
     drawn, judge = exact.chances(short), by_order(short.returns)
-    start = with_answers(short, exact.chances(short, short.reference))
-    closed = margin(with_answers(short, ipo_optimal(short, drawn, judge, BETA)), BETA)
+    start = Free.with_answers(short, exact.chances(short, short.reference))
+    closed = margin(Free.with_answers(short, ipo_optimal(short, drawn, judge, BETA)), BETA)
     for line, rate in ((DPO, 20.0), (IPO, 0.3)):
         free, seen = start, []
         for _ in range(4):
@@ -237,7 +236,7 @@ def test_of_a_sure_judge_the_margin_of_dpo_grows_with_the_steps_and_ipos_stays(s
 
 def test_the_hinge_too_stops_where_it_has_what_it_asked_for(short: World) -> None:
     pairs = chances(short, exact.chances(short), by_order(short.returns))
-    apart_enough = with_answers(short, exact.optimal(short, BETA / 20))
+    apart_enough = Free.with_answers(short, exact.optimal(short, BETA / 20))
     assert margin(apart_enough, BETA) > 1
     assert not gradient(apart_enough, method(SLIC), pairs).any()
     assert gradient(apart_enough, method(DPO), pairs).any()

@@ -47,7 +47,7 @@ def test_the_best_is_the_best(paid: World) -> None:
     """π* by enumeration, token by token; V* its soft value: β log Z at the start, and Bellman's equation."""
     best = soft.Free.best(paid, BETA)
     torch.testing.assert_close(best.logp().sum(1).exp(), exact.optimal(paid, BETA))
-    assert best.from_best(BETA) == pytest.approx(0, abs=1e-12)
+    assert best.apart(exact.optimal(paid, BETA)) == pytest.approx(0, abs=1e-12)
     V = best.value()
     assert float(V[0, 0]) == pytest.approx(float(exact.optimal_value(paid, BETA)), abs=1e-12)
     after = torch.cat([V[:, 1:], torch.zeros_like(V[:, :1])], 1)
@@ -83,9 +83,9 @@ def test_nothing_near_it_is(paid: World, lam: float) -> None:
 @pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
 def test_descent_from_anywhere_ends_there(short: World, lam: float, seed: int) -> None:
     start = soft.Free.drawn(short, seed)
-    assert start.from_best(BETA) > 0.01
+    assert start.apart(exact.optimal(short, BETA)) > 0.01
     found = soft.descended(start, method(lam), 400)
-    assert found.from_best(BETA) < 1e-8
+    assert found.apart(exact.optimal(short, BETA)) < 1e-8
     torch.testing.assert_close(found.value(), exact.soft_values(short, BETA), rtol=0, atol=1e-4)
 
 
@@ -94,7 +94,7 @@ def test_with_lambda_0_another_policys_answers_do(short: World) -> None:
     found = soft.descended(
         soft.Free.drawn(short, 1), method(0.0), 600, drawn=exact.chances(short, short.reference)
     )
-    assert found.from_best(BETA) < 1e-6
+    assert found.apart(exact.optimal(short, BETA)) < 1e-6
 
 
 def test_it_is_the_update_of_the_method_itself(short: World) -> None:

@@ -39,8 +39,8 @@ def test_without_a_cap_and_with_the_exact_v_the_advantages_are_right(paid: World
     V = exact.state_values(paid)
     advantages, targets = values.judged(paid, values.vtrace(math.inf, c_cap), paid.old, V)
     mean = exact.given_token(paid, advantages, paid.old)
-    assert values.off(mean, weights(paid) * exact.advantages(paid)) < EXACT
-    assert values.off(exact.given_state(paid, targets, paid.old) * paid.spoken, V) < EXACT
+    assert error(mean, weights(paid) * exact.advantages(paid)) < EXACT
+    assert error(exact.given_state(paid, targets, paid.old) * paid.spoken, V) < EXACT
 
 
 def test_a_cap_bends_them_and_a_wrong_v_does(paid: World) -> None:
@@ -48,7 +48,7 @@ def test_a_cap_bends_them_and_a_wrong_v_does(paid: World) -> None:
     wrong = exact.state_values(paid.trained(paid.old))
     for cap, value in ((1.0, V), (math.inf, wrong)):
         advantages, _ = values.judged(paid, values.vtrace(cap), paid.old, value)
-        assert values.off(exact.given_token(paid, advantages, paid.old), true) > 0.01
+        assert error(exact.given_token(paid, advantages, paid.old), true) > 0.01
 
 
 @pytest.mark.parametrize("c_cap", [0.0, 1.0])
@@ -57,17 +57,17 @@ def test_the_fixed_point_is_the_value_of_the_clipped_policy(paid: World, cap: fl
     """π_ρ̄ ∝ min(ρ̄ μ, π), IMPALA 4.1: where the critic's own targets leave it, whatever c is."""
     wanted = exact.clipped_values(paid, paid.old, cap)
     _, targets = values.judged(paid, values.vtrace(cap, c_cap), paid.old, wanted)
-    assert values.off(exact.given_state(paid, targets, paid.old) * paid.spoken, wanted) < EXACT
-    assert values.off(values.fixed_point(paid, values.vtrace(cap, c_cap), paid.old), wanted) < EXACT
+    assert error(exact.given_state(paid, targets, paid.old) * paid.spoken, wanted) < EXACT
+    assert error(values.fixed_point(paid, values.vtrace(cap, c_cap), paid.old), wanted) < EXACT
 
 
 def test_the_clipped_policy_lies_between_the_sampler_and_the_policy(paid: World) -> None:
     ours, theirs = exact.state_values(paid), exact.state_values(paid.trained(paid.old))
-    assert values.off(exact.clipped_values(paid, paid.old, math.inf), ours) < EXACT
-    assert values.off(exact.clipped_values(paid, paid.old, 1e-9), theirs) < 1e-6
+    assert error(exact.clipped_values(paid, paid.old, math.inf), ours) < EXACT
+    assert error(exact.clipped_values(paid, paid.old, 1e-9), theirs) < 1e-6
     for cap in (0.7, 1.0):
         between = exact.clipped_values(paid, paid.old, cap)
-        assert min(values.off(between, ours), values.off(between, theirs)) > 0.01
+        assert min(error(between, ours), error(between, theirs)) > 0.01
 
 
 def test_the_expected_step_counts_the_states_of_the_sampler(short: World) -> None:

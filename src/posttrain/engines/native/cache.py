@@ -10,8 +10,9 @@ from itertools import accumulate
 import torch
 
 from posttrain.engines.native.decode_kernel import kernel_for
-from posttrain.models.attention import Bands, Heads, additive, causal_attention, masked_attention
+from posttrain.models.attention import Heads, causal_attention, masked_attention
 from posttrain.models.loading import on_device
+from posttrain.models.masks import Bands, additive
 
 PADDING = 32
 """Prompts attend together if their lengths are the same but for so many tokens."""

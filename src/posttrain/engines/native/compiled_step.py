@@ -80,6 +80,9 @@ def _tried(model: PreTrainedModel) -> CompiledStep | None:
     flow = _flow(model, decoder)
     if flow is None or len(flow.asked) != len(layers):
         return None
+    sizes = {(each.query.rows, each.query.columns, each.key.rows, each.gate.rows) for each in layers}
+    if len(sizes) > 1:  # room is made for the first layer's
+        return None
     for module, layer, (scale, window, softcap) in zip(decoder.layers, layers, flow.asked, strict=True):
         layer.scale, layer.window = scale, window or 0
         if softcap is not None or not _agrees(module, layer, flow):

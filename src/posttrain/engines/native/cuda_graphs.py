@@ -51,7 +51,8 @@ class CudaGraphs:
                     step()
                 now.wait_stream(beside)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self.pool):
+                # Of other threads, as the learner's, nothing is forbidden meanwhile.
+                with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                     step()
 
         def replay() -> None:

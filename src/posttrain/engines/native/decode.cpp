@@ -289,16 +289,6 @@ struct Layer {
     float scale;
 };
 
-// RMSNorm, https://arxiv.org/abs/1910.07467; in place if out is x.
-void normalise(const Norm& norm, const T* x, int64_t count, T* out) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; ++i) sum += widened(x[i]) * widened(x[i]);
-    const float scale = 1 / std::sqrt(sum / float(count) + norm.epsilon);
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) narrowed(widened(norm.weight[i]) * rounded(widened(x[i]) * scale), out + i);
-}
-
 // Rotary embedding of one head in place, https://arxiv.org/abs/2104.09864, as halves.
 void rotate(T* x, const T* cosine, const T* sine) {
     T room[D];
@@ -421,7 +411,7 @@ extern "C" void linear(const Matrix* w, const T* x, T* y, int64_t rows, int thre
 // Takes the new tokens' hidden states x, [rows, hidden], through these layers in place. seconds: of products,
 // of attention, and of the rest, to which the time taken is added.
 extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosine, const T* sine, const int64_t* lengths,
-                              T* x, int64_t rows, int64_t heads, int64_t columns, int threads, double* seconds) {
+                              T* x, int64_t rows, int64_t heads, int64_t columns, double* seconds, int threads) {
     const int64_t hidden = layers->query.in, inner = layers->gate.out, wide = heads * G * D, narrow = heads * D;
     std::unique_ptr<T[]> room(new T[rows * (hidden + 2 * wide + 2 * narrow + inner)]);
     T *normed = room.get(), *query = normed + rows * hidden, *found = query + rows * wide, *key = found + rows * wide,
@@ -437,7 +427,9 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
         };
         const auto normalise_rows = [&](const Norm& norm) {
 #pragma omp for schedule(static)
-            for (int64_t b = 0; b < rows; ++b) normalise(norm, x + b * hidden, hidden, normed + b * hidden);
+            for (int64_t b = 0; b < rows; ++b) {
+                normalised(x + b * hidden, norm.weight, hidden, norm.epsilon, normed + b * hidden);
+            }
             took(2);
         };
         for (const Layer* layer = layers; layer < layers + count; ++layer) {
@@ -458,7 +450,7 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
                 for (int g = 0; g <= G; ++g) {  // the key after its queries
                     T* head = g < G ? query + (each * G + g) * D : key + each * D;
                     const Norm& norm = g < G ? layer->query_norm : layer->key_norm;
-                    if (norm.weight) normalise(norm, head, D, head);
+                    if (norm.weight) normalised(head, norm.weight, D, norm.epsilon, head);
                     rotate(head, cosine + b * D, sine + b * D);
                 }
                 attend_new(each, heads, query, key, value, layer->keys, layer->values, found, lengths, columns,

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from posttrain.models.attention import Heads, masked_attention
-from posttrain.models.compiled import library
+from posttrain.models.compiled import Library, library
 
 _SOURCE = Path(__file__).with_name("decode.cpp")
 Attention = Callable[..., Heads]
@@ -71,22 +71,21 @@ class Layer(ctypes.Structure):
     )
 
 
-class Kernels:
+class Kernels(Library):
     """The functions of a library, called with tensors."""
 
-    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        pointer, whole, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-        for name, arguments, result in (
-            ("decode_attention", (*[pointer] * 7, *[whole] * 4, ctypes.c_float, threads), None),
-            ("draw_tokens", (pointer, whole, whole, *[pointer] * 4, threads), None),
-            ("packed_size", (whole, whole), whole),
-            ("pack", (pointer, whole, whole, pointer, threads), None),
-            ("linear", (pointer, pointer, pointer, whole, threads), None),
-            ("decode_layers", (pointer, whole, *[pointer] * 4, *[whole] * 3, threads, pointer), None),
-        ):
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, result
-        self._library, self.dtype = library, dtype
+    def __init__(self, found: ctypes.CDLL, dtype: torch.dtype) -> None:
+        pointer, whole = ctypes.c_void_p, ctypes.c_int64
+        functions = {
+            "decode_attention": (*[pointer] * 7, *[whole] * 4, ctypes.c_float),
+            "draw_tokens": (pointer, whole, whole, *[pointer] * 4),
+            "pack": (pointer, whole, whole, pointer),
+            "linear": (pointer, pointer, pointer, whole),
+            "decode_layers": (pointer, whole, *[pointer] * 4, *[whole] * 3, pointer),
+        }
+        super().__init__(found, functions)
+        self._packed_size, self.dtype = found.packed_size, dtype
+        self._packed_size.argtypes, self._packed_size.restype = (whole, whole), whole
 
     def attention(
         self,
@@ -106,16 +105,11 @@ class Kernels:
         contiguous, at least B rows; lengths: [B], int64, the column of the new token; window: the latest
         columns that are seen.
         """
-        B = query.shape[0]
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         out = torch.empty_like(query)
-        tensors = (query, key, value, keys, values, out, lengths)
-        self._library.decode_attention(
-            *(tensor.data_ptr() for tensor in tensors),
-            *(B, key.shape[1], keys.shape[2], window or 0),
-            scale,
-            torch.get_num_threads(),
-        )
+        sizes = (len(query), key.shape[1], keys.shape[2])
+        heads = (query, key, value, keys, values)
+        self.call("decode_attention", *heads, out, lengths, *sizes, window or 0, scale)
         return out
 
     def draw(
@@ -132,35 +126,25 @@ class Kernels:
             torch.empty(len(logits), dtype=torch.int64),
             torch.empty(len(logits), dtype=torch.float64),
         )
-        tensors = (warmth, at, tokens, logps)
-        self._library.draw_tokens(
-            logits.data_ptr(),
-            *logits.shape,
-            *(tensor.data_ptr() for tensor in tensors),
-            torch.get_num_threads(),
-        )
+        self.call("draw_tokens", logits, *logits.shape, warmth, at, tokens, logps)
         return tokens.tolist(), logps.tolist()
 
     def multiplies(self, weight: torch.Tensor) -> bool:
         """Whether there are products with a weight of this shape."""
-        return bool(self._library.packed_size(*weight.shape))
+        return bool(self._packed_size(*weight.shape))
 
     def pack(self, weight: torch.Tensor, packed: torch.Tensor | None = None) -> torch.Tensor:
         """The weight in the order that `linear` reads, in the place of the same weight packed before."""
         if packed is None:
-            packed = weight.new_empty(self._library.packed_size(*weight.shape))
-        weight = weight.contiguous()
-        self._library.pack(weight.data_ptr(), *weight.shape, packed.data_ptr(), torch.get_num_threads())
+            packed = weight.new_empty(self._packed_size(*weight.shape))
+        self.call("pack", weight.contiguous(), *weight.shape, packed)
         return packed
 
     def linear(self, x: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         """x wᵀ + b for x [..., in]."""
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], matrix.rows)
-        rows = x.numel() // x.shape[-1]
-        self._library.linear(
-            ctypes.byref(matrix), x.data_ptr(), out.data_ptr(), rows, torch.get_num_threads()
-        )
+        self.call("linear", ctypes.byref(matrix), x, out, x.numel() // x.shape[-1])
         return out
 
     def layers(
@@ -177,15 +161,8 @@ class Kernels:
         rotation: cosines and sines, [B, D]; keys: the shape of a layer's, [rows, K, columns, D]; seconds: of
         products, of attention and of the rest, to which the time taken is added.
         """
-        tensors = (*rotation, lengths, hidden)
-        self._library.decode_layers(
-            layers,
-            len(layers),
-            *(tensor.data_ptr() for tensor in tensors),
-            *(len(hidden), keys[1], keys[2]),
-            torch.get_num_threads(),
-            seconds,
-        )
+        sizes = (len(hidden), keys[1], keys[2])
+        self.call("decode_layers", layers, len(layers), *rotation, lengths, hidden, *sizes, seconds)
 
 
 def _attends(kernels: Kernels, dtype: torch.dtype, size: int, queries: int) -> bool:

@@ -14,7 +14,7 @@ from posttrain.engines.native.compiled_step import compiled_step
 from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs
 from posttrain.engines.native.decode_kernel import Kernels, load, packed_matrix
 from posttrain.models.attention import WORTH, common, hidden_states, output_head, use_layouts
-from posttrain.models.fingerprint import Named, combined, fingerprint
+from posttrain.models.fingerprint import Named, checked, combined, fingerprint
 from posttrain.models.loading import on_device
 
 PASS = 8192
@@ -106,23 +106,14 @@ class Runner:
 
         Raises KeyError for one that is unknown, given twice or lacking, ValueError for a wrong shape.
         """
-        missing = set(self._shapes)
+        self.forget()
         prints = []
-        for name, tensor in weights:
-            if name not in missing:
-                raise KeyError(f"the weights handed over hold {name}, unknown to the sampler or given twice")
-            if tensor.shape != self._shapes[name]:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(self._shapes[name])}")
-            value = tensor.detach().to(self.device, self.dtype)
+        for name, value in checked(weights, self._shapes, self.dtype, self.device):
             if name in self._plain:
                 self._plain[name].copy_(value)
             for packed in self._packed.get(name, []):
                 packed.pack(value)
             prints.append(fingerprint(name, value))
-            missing.remove(name)
-        self.forget()
-        if missing:
-            raise KeyError(f"the weights handed over lack {min(missing)}")
         return combined(prints)
 
     @torch.no_grad()

@@ -1,14 +1,12 @@
 """What vLLM is asked for an answer, in this process or over HTTP, and what it is to be given as weights."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from posttrain.engines.native.draw import stream
 from posttrain.engines.sequence import Sequence, new_sequence
-from posttrain.models.fingerprint import Named
 from posttrain.types import Request, Sampling
 
 LEAST_TEMPERATURE = 0.01
@@ -54,23 +52,6 @@ class Expected:
     def __init__(self, model: PreTrainedModel) -> None:
         self.shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.names = _names(model)
-
-    def checked(self, weights: Named, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor in this type.
-
-        Raises KeyError for one that is unknown, given twice or lacking, ValueError for a wrong shape.
-        """
-        missing = set(self.shapes)
-        for name, tensor in weights:
-            if name not in missing:
-                raise KeyError(f"the weights handed over hold {name}, unknown to the sampler or given twice")
-            if tensor.shape != self.shapes[name]:
-                shape = tuple(self.shapes[name])
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
-            missing.remove(name)
-            yield name, tensor.detach().to(dtype)
-        if missing:
-            raise KeyError(f"the weights handed over lack {min(missing)}")
 
 
 def _names(model: PreTrainedModel) -> dict[str, list[str]]:

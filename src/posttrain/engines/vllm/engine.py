@@ -19,7 +19,7 @@ from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.sequence import Sequence
 from posttrain.engines.vllm.asking import Expected, checked_sequence, wishes
 from posttrain.engines.vllm.start import start
-from posttrain.models.fingerprint import Named, combined, fingerprint
+from posttrain.models.fingerprint import Named, checked, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
 _FORCING = 100.0
@@ -63,7 +63,7 @@ class VllmEngine:
         return bool(self._running or self._done)
 
     def submit(self, request: Request) -> int:
-        """A ticket for the answer; ValueError for what it cannot be asked (see asking.checked)."""
+        """A ticket for the answer; ValueError for what it cannot be asked (see asking.checked_sequence)."""
         sequence = checked_sequence(self._asked + 1, request, self._vocabulary, self.context)
         ticket = self._ask(sequence.prompt, **self._wishes(sequence))
         self._running[ticket] = sequence
@@ -123,7 +123,7 @@ class VllmEngine:
         prints = list[str]()
 
         def received() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, value in self._expected.checked(weights, self._dtype):
+            for name, value in checked(weights, self._expected.shapes, self._dtype):
                 prints.append(fingerprint(name, value))
                 yield from ((each, value) for each in self._expected.names[name])
 

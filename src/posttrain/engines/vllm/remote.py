@@ -33,7 +33,7 @@ from posttrain.engines.vllm.connection import (
     connect,
 )
 from posttrain.engines.vllm.server import Streams
-from posttrain.models.fingerprint import Named, combined, fingerprint
+from posttrain.models.fingerprint import Named, checked, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
 _TICK_S = 0.05
@@ -88,7 +88,7 @@ class ServerEngine:
         return bool(self._running)
 
     def submit(self, request: Request) -> int:
-        """A ticket for the answer; ValueError for what it cannot be asked (see asking.checked)."""
+        """A ticket for the answer; ValueError for what it cannot be asked (see asking.checked_sequence)."""
         if self.version < 0:
             raise RuntimeError("there are no weights to draw from: load some first")
         sequence = checked_sequence(self._asked + 1, request, self._vocabulary, self.context)
@@ -178,7 +178,7 @@ class ServerEngine:
             save_file(held, str(files[-1]), metadata={"format": "pt"})
             held.clear()
 
-        for name, value in self._expected.checked(weights, self._dtype):
+        for name, value in checked(weights, self._expected.shapes, self._dtype):
             held[name] = value.cpu().contiguous()
             for other in self._expected.names[name][1:]:
                 held[other] = held[name].clone()

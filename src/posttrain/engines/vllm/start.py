@@ -53,6 +53,7 @@ def start(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, cont
                 max_model_len=context,
                 max_num_seqs=ours.rows,
                 kv_cache_memory_bytes=_cache_bytes(config, dtype, ours.cache_tokens),
+                gpu_memory_utilization=_share() if on_gpu else 0.9,
                 enforce_eager=not (on_gpu and ours.cuda_graphs),
                 logprobs_mode="processed_logprobs",
                 max_logprobs=-1,
@@ -62,6 +63,15 @@ def start(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, cont
             return vllm, vllm.LLMEngine.from_engine_args(arguments)
         except Exception as error:
             raise RunError(f"vLLM did not start: {cause(error)}") from error
+
+
+def _share() -> float:
+    """Of the GPU's memory, what is free: vLLM refuses to start where it finds less than it is told.
+
+    It decides nothing else, as the size of the cache is given.
+    """
+    free, total = torch.cuda.mem_get_info()
+    return min(0.9, 0.95 * free / total)
 
 
 def _cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int) -> int:

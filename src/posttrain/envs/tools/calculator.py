@@ -6,22 +6,13 @@ from itertools import count
 
 import mpmath  # type: ignore[import-untyped]
 
-from posttrain.envs.tools.call import Tool
+from posttrain.envs.tools.call import taking
 from posttrain.verifiers.math.exact import exact
 from posttrain.verifiers.math.reading.lexer import plain, tokens
 from posttrain.verifiers.math.scalars import scalar
 from posttrain.verifiers.math.values import evaluate, width
 
-TOOL = Tool(
-    "calculator",
-    "Computes an expression exactly.",
-    {
-        "type": "object",
-        "properties": {"expression": {"type": "string"}},
-        "required": ["expression"],
-    },
-    {"expression": "(12 - 5) * 3"},
-)
+TOOL = taking("calculator", "expression", "(12 - 5) * 3", "Computes an expression exactly.")
 _DIGITS = 15
 
 

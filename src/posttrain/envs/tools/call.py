@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from posttrain.data.records import finite, no_constant
+
 MOST_OF_A_CALL = 1 << 16
 """Characters of one call that are read."""
 OUTCOMES = ("ok", "cut", "raised", "timeout", "died")
@@ -44,6 +46,12 @@ class Tool:
         """The schema of each parameter."""
         found: Mapping[str, Any] = self.parameters.get("properties", {})
         return found
+
+
+def taking(name: str, argument: str, example: str, description: str) -> Tool:
+    """A tool that takes one text."""
+    schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    return Tool(name, description, schema, {argument: example})
 
 
 @dataclass(frozen=True)
@@ -103,18 +111,12 @@ def from_json(text: str) -> Any:
     {'a': [1, 2.5]}
     """
     try:
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        value = json.loads(text, parse_constant=no_constant, parse_float=finite)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:20]} is no number")
-    return number
 
 
 def arguments_of(tool: Tool, call: Call) -> dict[str, Any]:
@@ -131,7 +133,7 @@ def arguments_of(tool: Tool, call: Call) -> dict[str, Any]:
         else:
             given, call = from_json(given or "{}"), Call(call.name)
     if not isinstance(given, Mapping):
-        raise ValueError(f"the arguments are {_kind(given)}, not an object")
+        raise ValueError(f"the arguments are {kind(given)}, not an object")
     if strange := [name for name in given if name not in tool.properties]:
         raise ValueError(f"there is no argument {strange[0][:60]!r}; there are {', '.join(tool.properties)}")
     if missing := [name for name in tool.parameters.get("required", ()) if name not in given]:
@@ -177,8 +179,8 @@ def misfit(value: Any, schema: Any) -> str:
     kinds = _kinds(schema)
     whole = isinstance(value, float) and value.is_integer() and "integer" in kinds
     known = [kind for kind in kinds if kind in _TYPES]
-    if known and not whole and _kind(value) not in known and not _wider(value, known):
-        return f"must be {' or '.join(known)}, not {_kind(value)}"
+    if known and not whole and kind(value) not in known and not _wider(value, known):
+        return f"must be {' or '.join(known)}, not {kind(value)}"
     if "enum" in schema and value not in schema["enum"]:
         return f"must be one of {', '.join(map(str, schema['enum']))}"
     either = schema.get("anyOf") or schema.get("oneOf")
@@ -201,7 +203,8 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
     return [*([kinds] if isinstance(kinds, str) else kinds), *["null"] * bool(schema.get("nullable"))]
 
 
-def _kind(value: Any) -> str:
+def kind(value: Any) -> str:
+    """The JSON type of a value."""
     return next(kind for kind, types in _TYPES.items() if type(value) in types)
 
 

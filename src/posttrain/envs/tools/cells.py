@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from posttrain.envs.tools.call import Bounds, Result, Tool
+from posttrain.envs.tools.call import Bounds, Result, Tool, taking
 from posttrain.envs.tools.session import RAISED
 from posttrain.errors import RunError
 from posttrain.verifiers.code.grade import played
@@ -25,19 +25,14 @@ _MOST_OUTPUT = 1 << 20
 _MOST_S = 3600.0
 
 
-def _tool(name: str, argument: str, example: str, description: str) -> Tool:
-    schema = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
-    return Tool(name, description, schema, {argument: example})
-
-
 TOOLS = {
-    "python": _tool(
+    "python": taking(
         "python",
         "code",
         "print(2 ** 10)",
         "Runs Python. Names stay for later calls; shows what is printed and the value of a last expression.",
     ),
-    "shell": _tool(
+    "shell": taking(
         "shell",
         "command",
         "ls -l",

@@ -14,7 +14,7 @@ from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.base.shown import is_shown, leaves
-from posttrain.envs.tools.call import Tool, arguments_of
+from posttrain.envs.tools.call import Tool, arguments_of, kind
 from posttrain.envs.tools.formats import FORMATS, FormatName
 from posttrain.envs.tools.template import (
     Shown,
@@ -146,24 +146,13 @@ def _reads(form: FormatName, said: str, words: str, made: Sequence[tuple[Tool, M
         if call.fault:
             return False
         fields: dict[str, Any] = {key: {} for key in tool.properties}
-        fields |= {name: {"type": _KINDS[type(value)]} for name, value in arguments.items()}
+        fields |= {name: {"type": kind(value)} for name, value in arguments.items()}
         try:
             if arguments_of(Tool(tool.name, "", {"properties": fields}), call) != arguments:
                 return False
         except ValueError:
             return False
     return True
-
-
-_KINDS = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    list: "array",
-    dict: "object",
-    type(None): "null",
-}
 
 
 def _tool(schema: Mapping[str, Any]) -> Tool:

@@ -4,12 +4,10 @@ A call may raise, hang, die, take all memory, write without end or start process
 one line, and everything of it is ended. What it changes is gone with the copy.
 """
 
-import ctypes
 import inspect
 import json
 import os
 import random
-import resource
 import select
 import signal
 import sys
@@ -26,12 +24,12 @@ from posttrain.base.usercode import asked, cause, load_named
 from posttrain.envs.tools.call import Bounds, Result, Tool
 from posttrain.errors import RunError, UserError
 from posttrain.verifiers.sandbox.live import below
+from posttrain.verifiers.workers.worker import PR_SET_CHILD_SUBREAPER, isolate, prctl
 
 MOST_PROCESSES = 64
 """A call may have so many, itself included."""
 _LOOK_S = 0.02
 _END_S = 10.0
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PLAIN = (str, int, float, bool, list, dict, tuple, type(None), Any)
 
 
@@ -122,7 +120,7 @@ def forked(call: Callable[[], Any], bounds: Bounds, seed: str = "") -> Result:
     RunError if a copy cannot be made, or what it has started cannot be ended. This process must have one
     thread.
     """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves becomes ours, to be ended
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a call leaves becomes ours, to be ended
     before = _children()
     reader, writer = os.pipe()
     try:
@@ -140,7 +138,7 @@ def forked(call: Callable[[], Any], bounds: Bounds, seed: str = "") -> Result:
     finally:
         os.close(reader)
         status = _kill(pid, before)
-        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
     if why is not None:
         return why
     told, text = written[:1], written[1:].decode("utf-8", "replace")
@@ -155,18 +153,9 @@ def forked(call: Callable[[], Any], bounds: Bounds, seed: str = "") -> Result:
 def _run_child(call: Callable[[], Any], bounds: Bounds, seed: str, writer: int) -> typing.NoReturn:
     """In the copy: the call, and what it returns or raises on the pipe."""
     try:
-        os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):
-            os.dup2(nothing, standard)
+        isolate(bounds.memory_mb)
         os.dup2(writer, 3)
         os.closerange(4, 4096)
-        if sys.platform == "linux":
-            with open("/proc/self/statm") as statm:
-                used = int(statm.read().split()[5]) * os.sysconf("SC_PAGESIZE")
-            _limit(resource.RLIMIT_DATA, used + (bounds.memory_mb << 20))
-        _limit(resource.RLIMIT_CORE, 0)
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(random.getrandbits(32))
@@ -222,14 +211,3 @@ def _kill(pid: int, before: set[int]) -> int:
 def _children(besides: Collection[int] = ()) -> set[int]:
     """What runs below this process, without these and what is below them."""
     return set(below(os.getpid(), besides)[1:]) if sys.platform == "linux" else set()
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
-
-
-def _limit(what: int, most: int) -> None:
-    hard = resource.getrlimit(what)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))

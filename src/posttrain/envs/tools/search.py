@@ -2,23 +2,14 @@
 
 from collections.abc import Iterator
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
+from posttrain.base.foreign import require
 from posttrain.data.documents import Text, documents
-from posttrain.envs.tools.call import Tool
+from posttrain.envs.tools.call import taking
 from posttrain.types import UserError
 
-TOOL = Tool(
-    "search",
-    "Finds the passages that have most words of a query.",
-    {
-        "type": "object",
-        "properties": {"query": {"type": "string"}},
-        "required": ["query"],
-    },
-    {"query": "capital of France"},
-)
+TOOL = taking("search", "query", "capital of France", "Finds the passages that have most words of a query.")
 _SHOWN = 3
 """Passages of a result."""
 _TOKENS = {"stopwords": None, "return_ids": False, "show_progress": False}
@@ -51,9 +42,7 @@ def indexed(corpus: str) -> tuple[list[str], Any]:
 def check(corpus: str) -> None:
     """UserError if the corpus cannot be read or holds nothing, or if the library is not installed."""
     where = "task.tools.corpus"
-    if find_spec("bm25s") is None:
-        mend = "install it with: pip install 'posttrain[tools]'"
-        raise UserError("the search needs bm25s, which is not installed", where=where, mend=mend)
+    require("bm25s", where)
     if not sum(1 for _ in _passages(corpus)):
         raise UserError(f"{corpus} holds no passage", where=where)
 

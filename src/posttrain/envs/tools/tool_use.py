@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 from posttrain.base.chat import Chat
 from posttrain.envs.protocol import Start, Turn, broken_turn
-from posttrain.envs.repair import Judge
 from posttrain.envs.tools.call import OUTCOMES, TOOLS, Call, Result, arguments_of
 from posttrain.envs.tools.choice import Runner, Tools
 from posttrain.envs.tools.template import Shown, example, result_messages, shown_by, with_tools
 from posttrain.errors import RunError, UserError
 from posttrain.types import Task, Verdict
+from posttrain.verifiers.protocol import Verifier
 
 _BUSY = 20.0
 """On a loaded machine a box may take so many times its deadline."""
@@ -43,7 +43,7 @@ class ToolUse:
     what is ours breaks does the episode end, without a score.
     """
 
-    judge: Judge
+    judge: Verifier
     runners: tuple[Runner, ...]
     settings: Tools
     shown: Shown = field(default_factory=Shown)
@@ -148,7 +148,7 @@ class ToolUse:
         return result
 
 
-def _load(judge: Judge, runners: tuple[Runner, ...], settings: Tools, shown: Shown) -> ToolUse:
+def _load(judge: Verifier, runners: tuple[Runner, ...], settings: Tools, shown: Shown) -> ToolUse:
     for each in runners:
         each.ready()
     return ToolUse(judge=judge, runners=runners, settings=settings, shown=shown)

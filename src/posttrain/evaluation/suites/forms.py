@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from posttrain.data import Held, load_tasks
+from posttrain.data import InMemoryData, load_tasks
 from posttrain.data.records import Record
 from posttrain.evaluation.suites.suite import Problem
 from posttrain.types import Task, UserError
@@ -210,7 +210,7 @@ def _right(record: Record) -> int:
 def own(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     """A record of yours, in any form that training reads."""
     try:
-        [task] = load_tasks(Held.of([record.fields]))
+        [task] = load_tasks(InMemoryData.of([record.fields]))
     except UserError as error:
         raise UserError(error.what, where=record.source, mend=error.mend) from None
     question = "\n".join(message["content"] for message in task.messages)

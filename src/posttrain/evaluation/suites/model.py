@@ -14,8 +14,8 @@ from posttrain.evaluation.suites.suite import Suite
 from posttrain.models import pretrained
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.recipe.target import is_run, target_of
-from posttrain.runtime.policy import NO_TASK, Policy, Say, surroundings
-from posttrain.runtime.sampling import loaded_engine
+from posttrain.runtime.model_info import NO_TASK, ModelInfo, Say, read_model_info
+from posttrain.runtime.sampling import build_engine
 from posttrain.types import Sampling, UserError
 
 DAY = "2025-01-01"
@@ -65,16 +65,16 @@ class Evaluated:
         return bool(own or self.recipe.model.chat_template)
 
     @cached_property
-    def policy(self) -> Policy:
+    def policy(self) -> ModelInfo:
         """What surrounds the weights."""
         template = self.recipe.model.chat_template if self.has_template else plain.NAME
         model = replace(self.recipe.model, chat_template=template)
-        return surroundings(replace(self.recipe, model=model), self.told)
+        return read_model_info(replace(self.recipe, model=model), self.told)
 
     @cached_property
     def engine(self) -> Engine:
         """The engine, with the weights."""
-        return loaded_engine(self.recipe, self.policy, self.adapter)
+        return build_engine(self.recipe, self.policy, self.adapter)
 
     def asking(self, suite: Suite, samples: int | None, temperature: float | None) -> Asking:
         """How this model is asked a suite; UserError for several greedy answers, which would be the same,

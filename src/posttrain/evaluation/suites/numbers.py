@@ -9,6 +9,8 @@ import numpy
 
 from posttrain.evaluation.standings import wilson
 from posttrain.evaluation.suites.suite import Metric, Suite
+from posttrain.math.selection import coverage
+from posttrain.types import RunError
 
 RESAMPLES = 10_000
 """Of the bootstrap; standard errors are then known to 0.7 % of themselves."""
@@ -33,7 +35,10 @@ class Ratio(NamedTuple):
     @property
     def value(self) -> float:
         """The ratio itself."""
-        return float(math.fsum(self.of) / math.fsum(self.per))
+        per = math.fsum(self.per)
+        if not per:
+            raise RunError("no answer could be judged")
+        return float(math.fsum(self.of) / per)
 
 
 def resampled(ratios: Sequence[Ratio], seed: int = 0) -> Any:
@@ -43,8 +48,10 @@ def resampled(ratios: Sequence[Ratio], seed: int = 0) -> Any:
     out = []
     for _ in range(0, RESAMPLES, step := max(1, min(RESAMPLES, _CELLS // n))):
         picked = columns[:, :, draws.integers(n, size=(step, n))].sum(-1)  # [ratios, 2, step]
-        out.append((picked[:, 0] / picked[:, 1]).T)
-    return numpy.concatenate(out)[:RESAMPLES]
+        with numpy.errstate(invalid="ignore"):
+            out.append((picked[:, 0] / picked[:, 1]).T)
+    found = numpy.concatenate(out)[:RESAMPLES]
+    return found[~numpy.isnan(found).any(1)]  # without those that drew nothing that could be judged
 
 
 def estimate(ratio: Ratio, seed: int = 0) -> Value:
@@ -102,17 +109,6 @@ def holm(ps: Sequence[float]) -> list[float]:
     return out
 
 
-def pass_at(k: int, n: int, right: int) -> float:
-    """The chance that of k answers, drawn from n without replacement, one at least is right.
-
-    1 - C(n - c, k) / C(n, k), unbiased for 1 - (1 - p)ᵏ. Source: Chen et al. 2021, arXiv:2107.03374, eq. 1.
-
-    >>> round(pass_at(4, 8, 2), 3)
-    0.786
-    """
-    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
-
-
 def majority(keys: Sequence[str | None], right: Sequence[bool]) -> float:
     """The chance that the most frequent answer is right, where one of several that are as frequent is drawn.
 
@@ -160,7 +156,7 @@ def ratios(suite: Suite, lines: Sequence[Mapping[str, Any]]) -> dict[str, Ratio]
     ones = [1.0] * len(answers)
     right = {name: [line["score"] == 1.0 for line in group] for name, group in answers.items()}
     for k in sorted({2**i for i in range(1, n.bit_length())} | {n} - {1}):
-        found[f"pass@{k}"] = Ratio([pass_at(k, len(each), sum(each)) for each in right.values()], ones)
+        found[f"pass@{k}"] = Ratio([coverage(sum(each), len(each), k) for each in right.values()], ones)
     if suite.key and n > 1:
         keys = {name: [line.get("key") for line in group] for name, group in answers.items()}
         found[f"majority@{n}"] = Ratio([majority(keys[name], right[name]) for name in answers], ones)

@@ -11,7 +11,7 @@ from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
 from posttrain.evaluation.suites.suite import Problem, Suite
-from posttrain.runtime.policy import Policy
+from posttrain.runtime.model_info import ModelInfo
 from posttrain.types import Completion, Request, Sampling, UserError, Verdict
 from posttrain.verifiers.numerals import last_number
 from posttrain.verifiers.regions import boxed
@@ -35,11 +35,9 @@ class Asking:
     samples: int
     seed: int
     context: int
-    workers: int = 2
-    deadline_s: float = 60.0
 
 
-def chat_of(suite: Suite, policy: Policy, has_template: bool) -> Chat:
+def chat_of(suite: Suite, policy: ModelInfo, has_template: bool) -> Chat:
     """The template under which a suite asks; UserError where it needs one, and the model has none."""
     if not suite.chat:
         return replace(policy.chat, template=plain.NAME)
@@ -49,7 +47,9 @@ def chat_of(suite: Suite, policy: Policy, has_template: bool) -> Chat:
     return policy.chat
 
 
-def answered(asking: Asking, engine: Engine, problems: Sequence[Problem], file: Path, seen: Seen) -> None:
+def answered(
+    asking: Asking, engine: Engine, problems: Sequence[Problem], file: Path, on_progress: Seen
+) -> None:
     """Adds to the file an answer for each problem and sample that it lacks, judged.
 
     What could not be judged is asked again. UserError for a task that the verifier cannot judge.
@@ -59,17 +59,19 @@ def answered(asking: Asking, engine: Engine, problems: Sequence[Problem], file: 
         if verifier is not None:
             verifier.check(problem.task)
     kept = [line for line in lines_of(file) if line["score"] is not None]
-    file.write_text("".join(map(_json, kept)), encoding="utf-8")
+    fresh = file.with_name(f".{file.name}.tmp")
+    fresh.write_text("".join(map(_json, kept)), encoding="utf-8")
+    fresh.replace(file)
     there = {(line["id"], line["sample"]) for line in kept}
     make = _score_choices if verifier is None else _sample
     count = len(there)
-    seen(count)
+    on_progress(count)
     with file.open("a", encoding="utf-8") as out:
         for line in make(asking, engine, problems, there):
             out.write(_json(line))
             out.flush()
             count += 1
-            seen(count)
+            on_progress(count)
 
 
 def lines_of(file: Path) -> list[Line]:
@@ -95,7 +97,7 @@ def _sample(
     there, asked, judging = set(there), {}, {}
     suite = asking.suite
     assert suite.verifier is not None
-    with Pool(workers=asking.workers, deadline_s=asking.deadline_s) as pool:
+    with Pool(workers=2, deadline_s=60.0) as pool:
         for problem in problems:
             prompt = tuple(asking.chat.render(problem.task.messages))
             room = min(asking.sampling.max_new_tokens, asking.context - len(prompt))

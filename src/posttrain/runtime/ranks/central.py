@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from posttrain.runtime.group_source import GroupSource, Keep
 from posttrain.samplers.pool import SamplerPool
-from posttrain.samplers.protocol import Finished, GroupRequest
+from posttrain.samplers.protocol import FinishedGroup, GroupRequest
 from posttrain.samplers.ray import fetch
 from posttrain.types import Episode, RunError
 
@@ -27,16 +27,16 @@ class CentralSource(GroupSource):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._again: dict[int, Finished] = {}
+        self._again: dict[int, FinishedGroup] = {}
         """Groups that were played again after they had been taken."""
 
-    def arrive(self, group: Finished) -> None:
+    def arrive(self, group: FinishedGroup) -> None:
         """Takes in one group; of one that was lost after it had been taken, what it now is."""
         if not group.lost and group.number not in self.admission.queue:
             self._again[group.number] = group
         super().arrive(group)
 
-    def plays(self, number: int) -> bool:
+    def is_own(self, number: int) -> bool:
         """Whether the group of this number is one of this rank."""
         return self.ranks.rank == 0
 
@@ -44,10 +44,10 @@ class CentralSource(GroupSource):
         """What rank 0 says of what it has played."""
         return self.ranks.tell(own, called)
 
-    def collect(self, keep: Keep, rounds: int) -> tuple[list[Finished], list[Finished]]:
+    def collect(self, keep: Keep, rounds: int) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
         """(kept, dropped) groups; those kept with their episodes on the rank that trains on them."""
         kept, dropped = super().collect(keep, rounds)
-        owner = owners([sum(e.length for e in group.seen) for group in kept], self.ranks.size)
+        owner = owners([sum(e.length for e in group.members) for group in kept], self.ranks.size)
         groups = {group.number: group for group in kept}
         mine = {group.number for group, rank in zip(kept, owner, strict=True) if rank == self.ranks.rank}
         found: dict[int, Sequence[Episode]] = {}
@@ -64,7 +64,7 @@ class CentralSource(GroupSource):
         return [replace(g, episodes=found.get(g.number, ()), place="") for g in groups.values()], dropped
 
     def _send_episodes(
-        self, groups: Sequence[Finished], owner: Sequence[int]
+        self, groups: Sequence[FinishedGroup], owner: Sequence[int]
     ) -> dict[int, Sequence[Episode]]:
         """The episodes of this rank's groups that rank 0 has, and sends."""
         parts: list[dict[int, Sequence[Episode]]] = [{} for _ in range(self.ranks.size)]
@@ -76,7 +76,7 @@ class CentralSource(GroupSource):
         )
         return found
 
-    def _wait_for_lost(self, numbers: Sequence[int]) -> list[Finished]:
+    def _wait_for_lost(self, numbers: Sequence[int]) -> list[FinishedGroup]:
         """These groups, which were lost with their samplers, once they have been played again.
 
         RunError if they are not within async.deadline_s.
@@ -89,7 +89,7 @@ class CentralSource(GroupSource):
             self.hear()
         return [self._again.pop(n) for n in numbers]
 
-    def _own(self) -> tuple[dict[int, GroupRequest], dict[int, Finished | None]]:
+    def _own(self) -> tuple[dict[int, GroupRequest], dict[int, FinishedGroup | None]]:
         """As for any rank, with the episodes of finished groups, which are then here."""
         while True:
             requests, own = super()._own()
@@ -99,7 +99,7 @@ class CentralSource(GroupSource):
                 self.admission.replay(group.number)
                 if group.number in found:
                     self.admission.finish(
-                        group.number, Finished(number=group.number, episodes=found[group.number])
+                        group.number, FinishedGroup(number=group.number, episodes=found[group.number])
                     )
             self.sampler.release(list(found))
             if len(found) == len(there):

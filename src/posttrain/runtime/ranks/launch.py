@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import IO, Any
 
+from posttrain.base.foreign import require
 from posttrain.models.pretrained import parameter_count, silent
 from posttrain.recipe.recipe import Recipe
-from posttrain.runtime.policy import bounded, surroundings
+from posttrain.runtime.model_info import read_model_info, with_companion_models
 from posttrain.runtime.record.journal import stop_requested
 from posttrain.runtime.sampling import sampler_needs
-from posttrain.samplers.cluster import SPARE, Cluster, check_ray
+from posttrain.samplers.cluster import SPARE, Cluster
 from posttrain.samplers.ray import VERSIONS, call, how_ended
 from posttrain.samplers.remote import END_S
 from posttrain.types import RunError
@@ -101,12 +102,12 @@ def launch(recipe: Recipe, words: Sequence[str]) -> int:
 
     UserError where Ray, the cluster, or what is asked of it is not there.
     """
-    check_ray("train.ranks")
+    require("ray", "train.ranks")
     train, ahead, memory = recipe.train, recipe.async_, SPARE
     needs = {"train.cpus": train.ranks * train.cpus, "train.gpus": train.ranks * train.gpus}
     if ahead.where == "ray":
         needs |= sampler_needs(ahead, recipe.run.threads or max(1, int(train.cpus)))
-        policy = bounded(recipe, surroundings(recipe, silent), silent)
+        policy = with_companion_models(recipe, read_model_info(recipe, silent), silent)
         memory += VERSIONS * parameter_count(policy.config) * policy.dtype.itemsize
     with closing(Cluster(ahead.address, needs, memory)) as cluster, _placed(recipe) as actors:
         _start(actors, words, cluster.address, train.gpus > 0)

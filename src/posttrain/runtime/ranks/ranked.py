@@ -1,16 +1,13 @@
 """What a run on several ranks can be, and what they must have alike before it begins."""
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
+from posttrain.base.foreign import require
 from posttrain.learner.ranks import Ranks, launched
 from posttrain.runtime.resolve import Resolved
-from posttrain.samplers.cluster import address_of, check_ray
+from posttrain.samplers.cluster import address_of
 from posttrain.types import RunError, UserError
-
-COMPARED = 256
-"""Tasks or records of which ranks compare the digests, spread evenly over all."""
 
 
 def check_ranks(resolved: Resolved, ranks: int) -> None:
@@ -20,7 +17,7 @@ def check_ranks(resolved: Resolved, ranks: int) -> None:
         what = "a natural step multiplies by the Fisher matrix of the whole model"
         raise UserError(what, where="train.shard", mend="leave it out, or take another method")
     if recipe.train.ranks:
-        check_ray("train.ranks")
+        require("ray", "train.ranks")
         if ranks not in (1, recipe.train.ranks):
             what = f"{recipe.train.ranks} ranks are asked for, and {ranks} are there"
             raise UserError(what, where="train.ranks", mend="leave it out under torchrun")
@@ -96,15 +93,13 @@ def described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
     }
 
 
-def agree(ranks: Ranks, config: str, code: str, data: Sequence[Any]) -> None:
+def agree(ranks: Ranks, config: str, code: str, data: str) -> None:
     """UserError that names the ranks whose recipe, code or data are not those of rank 0."""
     alike = "\n".join(line for line in code.splitlines() if not line.startswith("python"))  # and its kernel
-    step = max(1, len(data) // COMPARED)
-    some = "\n".join(repr(data[n]) for n in range(0, len(data), step))
     for what, text in (
         ("have a recipe", config),
         ("run code", alike),
-        ("read data", f"{len(data)} {some}"),
+        ("read data", data),
     ):
         try:
             ranks.agree(what, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from posttrain.types import Played, RunError
+from posttrain.types import AnyEpisode, RunError
 
 WINDOW = 512
 """Episodes that the rate is of: with far fewer a limit of 0.2 would be met by chance where one in ten fails,
@@ -22,7 +22,7 @@ class ErrorRate:
         """The latest episodes: "x" for one that failed and "." for any other."""
         self.first = ""
 
-    def see(self, episodes: Sequence[Played]) -> None:
+    def see(self, episodes: Sequence[AnyEpisode]) -> None:
         """Counts these; RunError when the share of failures among the latest is above the limit."""
         for episode in episodes:
             if episode.verdict.failed:

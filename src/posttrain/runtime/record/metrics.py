@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from posttrain.envs.tools.call import COUNTED
 from posttrain.math.selection import coverage
-from posttrain.runtime.record.hacking import part_means
-from posttrain.types import Played, worth
+from posttrain.runtime.record.hacking_metrics import part_means
+from posttrain.types import AnyEpisode, worth
 
 
-def rollout_metrics(groups: Sequence[Sequence[Played]], version: int, right: float) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Sequence[AnyEpisode]], version: int, right: float) -> dict[str, float]:
     """Rewards, lengths, lags and verdicts of an update's groups. Episodes that failed are only counted."""
     episodes = [e for group in groups for e in group]
     judged = [e for e in episodes if not e.verdict.failed]
@@ -32,7 +32,9 @@ def rollout_metrics(groups: Sequence[Sequence[Played]], version: int, right: flo
             "reward/std": statistics.pstdev(rewards),
             "reward/group_std": statistics.fmean(spreads),
             "accuracy": statistics.fmean(is_right(e, right) for e in judged),
-            "distinct": statistics.fmean(len({e.said for e in group}) / len(group) for group in by_group),
+            "distinct": statistics.fmean(
+                len({e.response_hash for e in group}) / len(group) for group in by_group
+            ),
             "length/mean": statistics.fmean(lengths),
             "length/max": float(max(lengths)),
             "length/clipped": sum(e.stop in ("length", "context") for e in judged) / len(judged),
@@ -44,14 +46,14 @@ def rollout_metrics(groups: Sequence[Sequence[Played]], version: int, right: flo
     )
 
 
-def seat_rewards(episodes: Sequence[Played]) -> dict[str, float]:
+def seat_rewards(episodes: Sequence[AnyEpisode]) -> dict[str, float]:
     """What each seat earned, of games that the policy plays against itself: in other games nothing."""
     seats = sorted({e.seat for e in episodes})
     each = {n: [e.reward for e in episodes if e.seat == n] for n in seats if seats[-1]}
     return {f"seat/{n}/reward": statistics.fmean(rewards) for n, rewards in each.items()}
 
 
-def pass_at_powers(groups: Sequence[Sequence[Played]], right: float) -> dict[str, float]:
+def pass_at_powers(groups: Sequence[Sequence[AnyEpisode]], right: float) -> dict[str, float]:
     """pass@1, pass@2, pass@4 ... up to the largest group, each the mean over groups that are large enough.
 
     Failed episodes must be left out: a group is then smaller, and its estimate as unbiased as the others'.
@@ -65,7 +67,7 @@ def pass_at_powers(groups: Sequence[Sequence[Played]], right: float) -> dict[str
 
 
 def evaluation_metrics(
-    episodes: Sequence[Played], right: float, auditors: Collection[str] = ()
+    episodes: Sequence[AnyEpisode], right: float, auditors: Collection[str] = ()
 ) -> dict[str, float]:
     """Accuracy, reward, its parts and length on held-out tasks; NaN where nothing could be judged."""
     judged = [e for e in episodes if not e.verdict.failed]
@@ -84,7 +86,7 @@ def evaluation_metrics(
     }
 
 
-def search_metrics(episodes: Sequence[Played], right: float) -> dict[str, float]:
+def search_metrics(episodes: Sequence[AnyEpisode], right: float) -> dict[str, float]:
     """What searches came to and spent, each counted once; empty where nothing was searched."""
     searched = [e for e in episodes if e.spent]
     if not searched:
@@ -104,7 +106,7 @@ def search_metrics(episodes: Sequence[Played], right: float) -> dict[str, float]
     return out | ({"speed/prover_share": total["prover_s"] / seconds} if seconds else {})
 
 
-def tool_metrics(episodes: Sequence[Played]) -> dict[str, float]:
+def tool_metrics(episodes: Sequence[AnyEpisode]) -> dict[str, float]:
     """tools/* and agent/*: what episodes counted, a mean over those that did; empty where none did."""
     parts = [e.verdict.parts for e in episodes]
     counts = [each for each in parts if any(name.startswith(COUNTED) for name in each)]
@@ -128,13 +130,13 @@ def lag_metrics(lags: Mapping[int, int]) -> dict[str, float]:
     return {"lag/mean": mean, "lag/max": float(max(lags))} | shares
 
 
-def success_rate(group: Sequence[Played], right: float) -> float | None:
+def success_rate(group: Sequence[AnyEpisode], right: float) -> float | None:
     """The share of right answers among those that could be judged; None if none could."""
     judged = [is_right(e, right) for e in group if not e.verdict.failed]
     return statistics.fmean(judged) if judged else None
 
 
-def is_right(episode: Played, least: float) -> bool:
+def is_right(episode: AnyEpisode, least: float) -> bool:
     """Whether the verdict's label says so; where it says neither, whether the reward is at least `least`."""
     return told_right(episode.verdict.label, episode.reward, least)
 
@@ -146,7 +148,7 @@ def told_right(label: str, reward: float | None, least: float) -> bool:
     return reward is not None and reward >= worth([least])
 
 
-def verdict_shares(episodes: Sequence[Played]) -> dict[str, float]:
+def verdict_shares(episodes: Sequence[AnyEpisode]) -> dict[str, float]:
     """verdict/<label>: the share of episodes of each class."""
     counts = Counter(e.verdict.label for e in episodes)
     return {f"verdict/{label}": n / len(episodes) for label, n in sorted(counts.items())}

@@ -17,7 +17,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +26,7 @@ from typing import Any
 
 from posttrain.base.usercode import with_neighbours
 from posttrain.errors import RunError, UserError
+from posttrain.models import checkpoint
 
 LOCK = ".lock"
 CODE = "code"
@@ -81,7 +82,10 @@ class RunDir:
                 what = f"two files are called {file.name}, and the run keeps one of each name"
                 raise UserError(what, where=str(file), mend="give one of them another name")
             copy.parent.mkdir(exist_ok=True)
-            self._write(f"{CODE}/{file.name}", file.read_text(encoding="utf-8"))
+            try:
+                shutil.copyfile(file, copy)  # its bytes, which are compared when the run goes on
+            except OSError as error:
+                raise RunError(f"{copy} cannot be written: {error.strerror}; {kept(self.path)}") from error
 
     def keep_source(self, name: str, text: str) -> bool:
         """Writes the source of what only a program holds into code/, once; whether it is what lies there."""
@@ -136,9 +140,7 @@ class RunDir:
             yield
             self.wait()
 
-    def samples(
-        self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]], folder: str = "samples"
-    ) -> None:
+    def samples(self, name: str, rows: Iterable[Mapping[str, Any]], folder: str = "samples") -> None:
         """Begins to write samples/NAME.jsonl, or another folder's, whole or not at all, after the last one.
 
         Raises RunError if that one could not be.
@@ -155,16 +157,16 @@ class RunDir:
             except OSError as error:
                 raise RunError(f"{self.path / 'samples'}: cannot be written: {error.strerror}") from error
 
-    def _write_samples(self, name: str, rows: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+    def _write_samples(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         (self.own / name).parent.mkdir(exist_ok=True)
-        self._write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows()))
+        self._write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
     def _write(self, name: str, text: str) -> None:
         """Puts the text into a file, whole or not at all: a kill leaves what was there before."""
         file = self.own / name
         working = file.with_name(f".{file.name}.tmp")
         try:
-            working.write_text(text)
+            working.write_text(text, encoding="utf-8", newline="")
             working.replace(file)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -173,7 +175,11 @@ class RunDir:
 
     def forget_after(self, update: int, ranks: int = 1) -> None:
         """Deletes rollouts of updates after this one, which a resumed run makes again, on so many ranks."""
-        gone = [p for p in (self.path / "ranks").glob("*") if not self.rank and int(p.name) >= ranks]
+        gone = [
+            p
+            for p in (self.path / "ranks").glob("*")
+            if not self.rank and p.name.isdecimal() and int(p.name) >= ranks
+        ]
         for folder in (self.own, *gone):
             for file in (*(folder / "samples").glob("*.jsonl"), *(folder / "trees").glob("*.jsonl")):
                 number = file.stem.removeprefix("eval_")
@@ -184,7 +190,7 @@ class RunDir:
                 (folder / name).unlink(missing_ok=True)
 
 
-def claim(path: Path, mend: str) -> int:
+def claim(path: Path, mend: str, kind: str = "run") -> int:
     """Keeps every other process from writing to this directory until what is returned is closed.
 
     UserError if one does, or if it cannot be written to.
@@ -199,13 +205,17 @@ def claim(path: Path, mend: str) -> int:
     except BlockingIOError:
         who = os.read(lock, 20).decode(errors="replace")
         os.close(lock)
-        what = f"another run is using this directory{f', process {who}' if who.isdigit() else ''}"
+        what = f"another {kind} is using this directory{f', process {who}' if who.isdigit() else ''}"
         if who == str(os.getpid()):
             what, mend = (
                 "a session of this program is using this directory",
                 "close it first: session.close()",
             )
         raise UserError(what, where=str(path), mend=mend) from None
+    except OSError as error:
+        os.close(lock)
+        what = f"its file system has no locks ({error.strerror}), which keep two runs apart"
+        raise UserError(what, where=str(path), mend="give another --run-dir") from None
     with contextlib.suppress(OSError):  # on a full disk nobody needs to know
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -220,8 +230,10 @@ def in_use(path: Path) -> bool:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for as long as it takes to close it again
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # a file system without locks
+        return False
     finally:
         os.close(lock)
     return False
@@ -229,7 +241,7 @@ def in_use(path: Path) -> bool:
 
 def kept(run_dir: Path) -> str:
     """What a run that ends before its time leaves in this directory, and how to go on, for a person."""
-    steps = sorted((run_dir / "checkpoints").glob("step_*"))
+    steps = [path for _, path in checkpoint.numbered(run_dir / "checkpoints")]
     if not steps:
         return f"no checkpoint was written yet, what there is lies in {run_dir}"
     return f"{steps[-1].name} is kept, go on with --resume --run-dir {run_dir}"

@@ -56,24 +56,20 @@ def lines(
     chosen: Sequence[int],
     pieces: Callable[[Sequence[int]], list[str]],
     trained: Columns | None = None,
-) -> Callable[[], Iterator[dict[str, Any]]]:
-    """What makes the lines of the chosen groups, when it is called; `pieces` spells out tokens."""
-
-    def make() -> Iterator[dict[str, Any]]:
-        for number in chosen:
-            for episode, t in ((e, t) for e in groups[number] for t in e.trajectories):
-                start, stop = t.prompt_length, len(t.tokens)
-                found = (trained or {}).get(id(t), {})
-                line = _line(update, number, episode, t, pieces)
-                yield line | {name: _rounded(column[start:stop]) for name, column in found.items()}
-
-    return make
+) -> Iterator[dict[str, Any]]:
+    """The lines of the chosen groups, made as they are read; `pieces` spells out tokens."""
+    for number in chosen:
+        for episode, t in ((e, t) for e in groups[number] for t in e.trajectories):
+            start, stop = t.prompt_length, len(t.tokens)
+            found = (trained or {}).get(id(t), {})
+            line = _line(update, number, episode, t, pieces)
+            yield line | {name: _rounded(column[start:stop]) for name, column in found.items()}
 
 
 def searches(
     name: str, groups: Sequence[Sequence[Episode]], most: int, right: float
-) -> Callable[[], Iterator[dict[str, Any]]] | None:
-    """What makes a line of each group that is a search; None where none is.
+) -> Iterator[dict[str, Any]] | None:
+    """A line of each group that is a search, made as it is read; None where none is.
 
     What it came to and spent is told of all, its states of `most` at random; of evaluations, whose names have
     the same beginning, of the same questions each time.
@@ -82,12 +78,8 @@ def searches(
     draw = dice(name.split("_")[0]).random
     order = sorted((draw(), place) for place in range(len(firsts)))
     shown = {place for _, place in order[:most]}
-
-    def make() -> Iterator[dict[str, Any]]:
-        for place, episode in enumerate(firsts):
-            yield search_line(episode, right, STATES if place in shown else 0)
-
-    return make if firsts else None
+    made = (search_line(e, right, STATES if place in shown else 0) for place, e in enumerate(firsts))
+    return made if firsts else None
 
 
 def search_line(episode: Episode, right: float, states: int | None = None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import math
 import pickle
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,10 @@ from posttrain.recipe.recipe import Checkpoints
 from posttrain.runtime.critics import head_class
 from posttrain.runtime.dataset_rows import Group
 from posttrain.runtime.memory import Shape, gib
-from posttrain.runtime.policy import Policy
+from posttrain.runtime.model_info import ModelInfo
 from posttrain.runtime.reference import scores_once
 from posttrain.runtime.resolve import Resolved
-from posttrain.runtime.tasks.replay import TOKEN_BYTES, Replay
+from posttrain.runtime.tasks.replay_buffer import TOKEN_BYTES, ReplayBuffer
 from posttrain.types import UserError
 
 REPLAY = "replay"
@@ -51,7 +52,7 @@ def save(
     flight: Mapping[str, Any],
     *,
     head: type | None,
-    replay: Replay | None,
+    replay: ReplayBuffer | None,
 ) -> Path:
     """The committed checkpoint of this state; `head` is the class under which a reward model is saved.
 
@@ -130,7 +131,9 @@ def _ends(model: Any, tokenizer: Any) -> set[int]:
     return {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
 
 
-def restore(folder: Path, learner: Learner, state: Mapping[str, Any], replay: Replay | None = None) -> None:
+def restore(
+    folder: Path, learner: Learner, state: Mapping[str, Any], replay: ReplayBuffer | None = None
+) -> None:
     """Puts a checkpoint back into what the same recipe made; UserError if it is of another."""
     trained = "trained.safetensors" if learner.lora.rank else "model/model.safetensors"
     try:
@@ -231,7 +234,7 @@ LINE_BYTES = 64
 
 def disk(
     resolved: Resolved,
-    policy: Policy,
+    policy: ModelInfo,
     groups: Sequence[Group],
     path: Path,
     shape: Shape,
@@ -278,5 +281,8 @@ def disk(
 def room(path: Path) -> int:
     """Bytes that what writes to this directory may take: those free, and what it has taken already."""
     there = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    own = sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) if path.is_dir() else 0
+    own = 0
+    for file in path.rglob("*") if path.is_dir() else ():
+        with suppress(OSError):  # it is gone by now
+            own += file.stat().st_size if file.is_file() else 0
     return shutil.disk_usage(there).free + own

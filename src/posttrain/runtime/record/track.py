@@ -8,7 +8,6 @@ The services are courtesy. Each lives in a thread of its own behind a bounded qu
 raises, hangs or falls behind is left alone with one line on stderr, and the run goes on.
 """
 
-import importlib.util
 import json
 import math
 import os
@@ -18,13 +17,15 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from posttrain.base.foreign import require
+from posttrain.base.nearest import did_you_mean
+from posttrain.base.toml import flat
 from posttrain.types import RunError, UserError
 
 METRICS = "metrics.jsonl"
@@ -132,13 +133,9 @@ def check_sinks(sinks: Sequence[str]) -> None:
     """Nothing; UserError for a service that is unknown or not installed."""
     for sink in sinks:
         if sink not in SERVICES:
-            near = get_close_matches(sink, SERVICES, n=1)
-            mend = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SERVICES)}"
+            mend = did_you_mean(sink, SERVICES) or f"choose from {', '.join(SERVICES)}"
             raise UserError(f"unknown sink {sink!r}", where="track.sinks", mend=mend)
-        if importlib.util.find_spec(sink) is None:
-            raise UserError(
-                f"{sink} is not installed", where="track.sinks", mend=f"pip install 'posttrain[{sink}]'"
-            )
+        require(sink, "track.sinks")
 
 
 def truncate_after(run_dir: Path, update: int | None) -> dict[str, int]:
@@ -357,7 +354,7 @@ class _Mlflow:
             return
         created = self._client.create_run(experiment, tags={"posttrain_id": tag}, run_name=run.name)
         self._id = created.info.run_id
-        params = [Param(_mlflow_name(key), str(value)[:500]) for key, value in _flat(run.config)]
+        params = [Param(_mlflow_name(key), str(value)[:500]) for key, value in flat(run.config).items()]
         for i in range(0, len(params), 100):  # its limit for one call
             self._client.log_batch(self._id, params=params[i : i + 100])
 
@@ -373,14 +370,6 @@ class _Mlflow:
 
 def _mlflow_name(name: str) -> str:
     return re.sub(r"[^\w\-./ ]", "_", name)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 SERVICES: dict[str, Callable[[Run], Service]] = {

@@ -7,18 +7,18 @@ from typing import TypeVar
 from posttrain.base.usercode import load_edited
 from posttrain.math.choice import misfit
 from posttrain.recipe.settings import SELECT
-from posttrain.types import Episode, Played, UserError, worth
+from posttrain.types import AnyEpisode, Episode, UserError, worth
 
-Select = Callable[[Sequence[Played]], bool]
-P = TypeVar("P", Episode, Played)
+Select = Callable[[Sequence[AnyEpisode]], bool]
+P = TypeVar("P", Episode, AnyEpisode)
 
 
-def every(group: Sequence[Played]) -> bool:
+def every(group: Sequence[AnyEpisode]) -> bool:
     """Keeps every group that has an episode with a verdict."""
     return any(not e.verdict.failed for e in group)
 
 
-def varied(group: Sequence[Played]) -> bool:
+def varied(group: Sequence[AnyEpisode]) -> bool:
     """Keeps a group whose rewards differ: one whose rewards are equal has no advantage to learn from.
 
     Source: dynamic sampling, DAPO, arXiv:2503.14476, section 3.2.
@@ -26,7 +26,7 @@ def varied(group: Sequence[Played]) -> bool:
     return len({e.reward for e in group if not e.verdict.failed}) > 1
 
 
-def accepted(group: Sequence[Played], least: float = 1.0) -> bool:
+def accepted(group: Sequence[AnyEpisode], least: float = 1.0) -> bool:
     """Keeps a group with an answer whose reward is at least this: one without has nothing to imitate."""
     return any(e.reward >= worth([least]) for e in group if not e.verdict.failed)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from posttrain.search.moves.coq_goals import CLOSED, PART_PROVED, PROVED, SHELVED, goals_of, shown
 from posttrain.search.moves.coq_move import Said, allowed, parse_sketch, said_in, without_lemma
-from posttrain.search.protocol import Refused, State
+from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import RunError, Task, UserError
 from posttrain.verifiers.proof.coq import check
 from posttrain.verifiers.proof.coq.check import Problem, error_in
@@ -64,15 +64,13 @@ _Key = tuple[str, str]
 """Header and definitions."""
 
 
-class CoqSteps:
+class CoqTransitions(Transitions):
     """Where tactics lead in Coq. A session is started for each header, and again when one ends.
 
     sketches: a move may be several tactics, with holes. timeout_s: of one tactic, which Coq itself keeps; a
     session that takes longer is ended. Whatever ends it, what was being said is refused by its class
     (timeout, output, died), and nothing else.
     """
-
-    stop: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from posttrain.search.moves.lean_file import CLOSE, FLAGS, OPEN, Goals, Trial, file_text, told
 from posttrain.search.moves.lean_move import forbidden
-from posttrain.search.protocol import Refused, State
+from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import Task, UserError
 from posttrain.verifiers.proof.lean import source
 from posttrain.verifiers.proof.lean.judge import header_modules, tactics
@@ -26,7 +26,7 @@ _WHY = {
 
 
 @dataclass(kw_only=True)
-class LeanSteps:
+class LeanTransitions(Transitions):
     """Where tactics lead, for tasks as the `lean` verifier has them.
 
     Nothing is held open: each question is a theorem of its own, in which the way to its state is said again,
@@ -49,7 +49,6 @@ class LeanSteps:
     """What a move may cost in Lean's own unit, on which no other program bears: about a second."""
     most: int = 256
     """Theorems in a file."""
-    stop: tuple[str, ...] = ()
     _forms: dict[tuple[Header, str], str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -117,13 +116,6 @@ class LeanSteps:
                 task = questions[number][0].task
                 found[number] = answer if isinstance(answer, Refused) else _state(task, trial.moves, answer)
         return found
-
-    def trim(self, end: State) -> State:
-        """The end: nothing in it is told from what it needs."""
-        return end
-
-    def close(self) -> None:
-        """Nothing: no process outlives its file."""
 
     def _known(self, task: Task) -> tuple[Header, str | Refused]:
         """A task's header, and how its statement follows a name: another process may have begun it."""

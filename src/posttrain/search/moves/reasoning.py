@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from posttrain.search.protocol import Refused, State
+from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import Task
 
 
-class ReasoningSteps:
+class ReasoningTransitions(Transitions):
     """Answers that are written step by step; `separator` ends a step, and a step without it the answer."""
 
     def __init__(self, separator: str) -> None:
@@ -34,10 +34,3 @@ class ReasoningSteps:
             done=done,
             text=said if done else "",
         )
-
-    def trim(self, end: State) -> State:
-        """The end: nothing in it is told from what it needs."""
-        return end
-
-    def close(self) -> None:
-        """It has started nothing."""

@@ -16,20 +16,18 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, unfit
-from posttrain.search.protocol import Refused, State
+from posttrain.search.protocol import Refused, State, Transitions
 from posttrain.types import Message, Task, Verdict
 from posttrain.verifiers.workers.workers import Failed, Workers
 
 _POLL_S = 1.0
 
 
-class EnvSteps:
+class EnvTransitions(Transitions):
     """Where responses lead in an environment; one that is not ours is asked in worker processes.
 
     right: whether a verdict is of an end that was looked for.
     """
-
-    stop: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -53,10 +51,6 @@ class EnvSteps:
         """What each response leads to."""
         turns = self._called(guarded_reply, [(self.env, state.held, move) for state, move in asked])
         return [self._led(state, move, turn) for (state, move), turn in zip(asked, turns, strict=True)]
-
-    def trim(self, end: State) -> State:
-        """The end: nothing in it is told from what it needs."""
-        return end
 
     def close(self) -> None:
         """Ends its processes."""

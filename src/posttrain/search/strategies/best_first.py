@@ -13,9 +13,9 @@ section 5.1, whose process model says which steps are kept, and best-of-n takes 
 from heapq import heappop, heappush
 from math import log
 
-from posttrain.search.protocol import Apply, Budget, Propose, State
+from posttrain.search.protocol import Budget, Propose, State
 from posttrain.search.tree import Edge, Node, Search, Tree
-from posttrain.search.values import valued
+from posttrain.search.values import followed, valued
 
 _LEAST = 1e-9
 """Below which values are alike."""
@@ -65,13 +65,11 @@ def best_first(
         node = heappop(queue)[2]
         asked = min(width, tree.room)
         [moves] = yield (node.propose(asked),)
-        if edges := tree.add(node, moves, asked):
-            [led] = yield (Apply(tuple((node.state, edge.move.text) for edge in edges)),)
-            new = [found for edge, to in zip(edges, led, strict=True) if (found := tree.follow(edge, to))]
-            if compares:
-                yield from valued(tree, new)
-            for found in new:
-                push(found)
+        new = yield from followed(tree, tree.add(node, moves, asked))
+        if compares:
+            yield from valued(tree, new)
+        for found in new:
+            push(found)
         push(node)
     return tree
 
@@ -99,8 +97,7 @@ def beam(
         ]
         if not edges:
             break
-        [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
-        new = [node for edge, to in zip(edges, led, strict=True) if (node := tree.follow(edge, to))]
+        new = yield from followed(tree, edges)
         if compares:
             yield from valued(tree, new)
         new.sort(key=lambda node: -node.value if compares else -node.logp / node.depth**alpha)
@@ -137,11 +134,9 @@ def best_of_n(root: State, budget: Budget, *, width: int = 8, compares: bool = F
             ways = []
             continue
         fresh = list({id(edge): edge for edge in on if not edge.applied}.values())
-        if fresh:
-            [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in fresh)),)
-            new = [found for edge, to in zip(fresh, led, strict=True) if (found := tree.follow(edge, to))]
-            if compares:
-                yield from valued(tree, [node for node in new if node.state.done])
+        new = yield from followed(tree, fresh)
+        if compares:
+            yield from valued(tree, [node for node in new if node.state.done])
         came = [edge.target for edge in on if edge.target]
         ways = [node for node in came if node.depth < budget.depth and not node.state.done]
     return tree

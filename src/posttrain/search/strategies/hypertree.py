@@ -15,11 +15,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from posttrain.search.protocol import HOLE, Apply, Budget, Question, State
+from posttrain.search.protocol import HOLE, Budget, Question, State
 from posttrain.search.strategies.best_first import score
 from posttrain.search.strategies.puct import bonus
 from posttrain.search.tree import Edge, Node, Search, Tree
-from posttrain.search.values import valued
+from posttrain.search.values import followed, valued
 
 Proofs = dict[int, Edge | None]
 """By a state's number the move that proves it, None if it is done or has parts; each behind what it needs."""
@@ -77,7 +77,7 @@ def hypertree(
 def _expand(tree: Tree, leaves: list[Node], asked: int) -> Generator[tuple[Question, ...], list[Any], None]:
     """Asks these states for so many moves each, and follows what they say."""
     said = yield tuple(node.propose(asked) for node in leaves)
-    yield from _follow(
+    yield from followed(
         tree, [e for node, moves in zip(leaves, said, strict=True) for e in tree.add(node, moves, asked)]
     )
 
@@ -88,19 +88,12 @@ def _sketch(
     """Asks these states for a sketch each; the parts of each may be sketched in their turn."""
     said = yield tuple(node.sketch() for node in leaves)
     edges = [e for node, moves in zip(leaves, said, strict=True) for e in tree.add_sketches(node, moves)]
-    yield from _follow(tree, edges)
+    yield from followed(tree, edges)
     for edge in edges:
         within = plans[edge.source.number] + 1
         if edge.target and within < nested:
             for part in _goals(edge.target):
                 plans.setdefault(part.number, within)
-
-
-def _follow(tree: Tree, edges: list[Edge]) -> Generator[tuple[Question, ...], list[Any], None]:
-    if edges:
-        [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
-        for edge, to in zip(edges, led, strict=True):
-            tree.follow(edge, to)
 
 
 def left_out(tree: Tree) -> list[Node]:

@@ -143,19 +143,6 @@ def ipo_optimal(world: World, drawn: exact.Answers, judge: Judge, beta: float) -
     return (world.known_logp(world.reference).sum(1) + preferred / beta).softmax(0)
 
 
-def with_answers(world: World, p: exact.Answers) -> Free:
-    """The policy that draws the answers so."""
-    free, there = Free.drawn(world, 0), world.spoken
-    free.logits[free.state[there], world.tokens[there]] = exact.conditionals(world, p)[there]
-    return free
-
-
-def apart(free: Free, p: exact.Answers) -> float:
-    """KL(π ‖ p) over whole answers."""
-    logp = free.logp().sum(1)
-    return float(logp.exp() @ (logp - p.log()))
-
-
 def margin(free: Free, beta: float) -> float:
     """β h between the answers of the highest and of the lowest reward."""
     world = free.world
@@ -188,12 +175,12 @@ def minima(world: World) -> Iterator[Row]:
     for name, line, drawn, says, why in cases:
         method, pairs = replace(line, beta=BETA), chances(world, drawn, says)
         closed = ipo_optimal(world, drawn, says, BETA) if line is IPO else best
-        still = gradient(with_answers(world, closed), method, pairs).norm()
+        still = gradient(Free.with_answers(world, closed), method, pairs).norm()
         found = minimised(start, method, pairs)
         yield Row(section, name, "update", float(still / gradient(start, method, pairs).norm()), "-", why)
-        yield Row(section, name, "KL(π ‖ π*)", apart(found, best), "-", why)
+        yield Row(section, name, "KL(π ‖ π*)", found.apart(best), "-", why)
         if line is IPO:
-            yield Row(section, name, "KL(π ‖ π_IPO)", apart(found, closed), "-", why)
+            yield Row(section, name, "KL(π ‖ π_IPO)", found.apart(closed), "-", why)
 
 
 def pulls(world: World) -> Iterator[Row]:
@@ -216,7 +203,7 @@ def certain(world: World) -> Iterator[Row]:
     """A judge who is nearly, or wholly, sure: how far apart the best and the worst answer come."""
     section = "A judge who is sure of the order: how far apart the best and the worst answer come"
     theirs = exact.chances(world, world.reference)
-    start = with_answers(world, theirs)
+    start = Free.with_answers(world, theirs)
     cases = (
         ("DPO", DPO, 20.0, "without bound: nothing holds the policy", "it never stops, and slows down alone"),
         ("IPO", IPO, 0.5, "never above 1, however sure the judge is", "there is a minimum to stop at"),
@@ -239,7 +226,7 @@ def shift(world: World) -> Iterator[Row]:
     """DPO on pairs of the reference, of the policy as it is, and of a sampler that misses the best answer."""
     section = "DPO, by who draws the pairs: descent from π_ref to π*, β = 0.5"
     theirs, best = exact.chances(world, world.reference), exact.optimal(world, BETA)
-    judge, method, start = bradley_terry(world.returns), replace(DPO, beta=BETA), with_answers(world, theirs)
+    judge, method = bradley_terry(world.returns), replace(DPO, beta=BETA)
     never = torch.tensor((0.0, *HARDLY[1:])).double()
     cases = (
         ("offline, pairs of π_ref", theirs, "π_ref draws every answer, the good ones seldom"),
@@ -248,13 +235,13 @@ def shift(world: World) -> Iterator[Row]:
         ("offline, pairs without the best answer", never, "nothing says what an answer in no pair is worth"),
     )
     for name, drawn, why in cases:
-        found, done = start, 0
+        found, done = Free.with_answers(world, theirs), 0
         for steps in (50, 200):
             found = descended(found, method, judge, steps - done, rate=5.0, drawn=drawn)
             done = steps
-            yield Row(section, f"{name}: {steps} steps", "KL(π ‖ π*)", apart(found, best), "-", why)
+            yield Row(section, f"{name}: {steps} steps", "KL(π ‖ π*)", found.apart(best), "-", why)
     ours = exact.chances(world)
-    here = with_answers(world, ours)
+    here = Free.with_answers(world, ours)
     own, other = (gradient(here, method, chances(world, p, judge)) for p in (ours, theirs))
     why = "away from the minimum, whose pairs they are decides which way it goes"
     yield Row(

@@ -28,8 +28,8 @@ class Row:
     sentence: str
 
 
-def error(got: Gradient, wanted: Gradient) -> float:
-    """|got - wanted| / |wanted|.
+def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """|got - wanted| / |wanted|, of numbers of any shape.
 
     >>> error(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0]))
     1.0

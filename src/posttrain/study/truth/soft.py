@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from posttrain.math import reduce
 from posttrain.methods.q_learning import SoftQ
 from posttrain.study.truth import exact
-from posttrain.study.truth.row import Row
+from posttrain.study.truth.row import Row, error
 from posttrain.study.truth.world import World
 from posttrain.types import Outputs
 
@@ -37,11 +37,16 @@ class Free:
         return Free(world, state, found[:, :-1], found[:, -1])
 
     @staticmethod
+    def with_answers(world: World, p: exact.Answers) -> "Free":
+        """The policy that draws the answers so, and random values."""
+        free, there = Free.drawn(world, 0), world.spoken
+        free.logits[free.state[there], world.tokens[there]] = exact.conditionals(world, p)[there]
+        return free
+
+    @staticmethod
     def best(world: World, beta: float) -> "Free":
         """π* and V*."""
-        free, there = Free.drawn(world, 0), world.spoken
-        best = exact.conditionals(world, exact.optimal(world, beta))
-        free.logits[free.state[there], world.tokens[there]] = best[there]
+        free, there = Free.with_answers(world, exact.optimal(world, beta)), world.spoken
         free.values[free.state[there]] = exact.soft_values(world, beta)[there]
         return free
 
@@ -53,10 +58,10 @@ class Free:
         """V before each token."""
         return self.values[self.state] * self.world.spoken
 
-    def from_best(self, beta: float) -> float:
-        """KL(π ‖ π*) over whole answers."""
+    def apart(self, p: exact.Answers) -> float:
+        """KL(π ‖ p) over whole answers."""
         logp = self.logp().sum(1)
-        return float(logp.exp() @ (logp - exact.optimal(self.world, beta).log()))
+        return float(logp.exp() @ (logp - p.log()))
 
 
 def numbered(world: World) -> Int[torch.Tensor, "N L"]:
@@ -112,6 +117,5 @@ def bellman(world: World) -> Iterator[Row]:
             free, done = descended(free, method, steps - done), steps
             why = "descent on the exact loss from random numbers, the targets anew at each step"
             name = f"λ = {lam:g}, {steps} steps"
-            yield Row(section, name, "KL(π ‖ π*)", free.from_best(BETA), "-", why)
-            away = float((free.value() - soft).norm() / soft.norm())
-            yield Row(section, name, "off", away, "-", why)
+            yield Row(section, name, "KL(π ‖ π*)", free.apart(exact.optimal(world, BETA)), "-", why)
+            yield Row(section, name, "off", error(free.value(), soft), "-", why)

@@ -41,13 +41,13 @@ def older(world: World) -> Iterator[Row]:
         g = world.estimate(method, 1, drawn=sampler, anchor=world.policy, value=V).mean
         why = "tokens that π draws more than ρ̄ times as often as μ count for too little"
         why = "with the exact V they average to π/μ times A, token by token" if free else why
-        yield _off(section, f"{name}: advantages", off(mean, true), why)
+        yield _off(section, f"{name}: advantages", error(mean, true), why)
         why = "the critic learns the V of a policy between μ and π"
         why = "the critic learns the V of π from answers of μ" if free else why
-        yield _off(section, f"{name}: the critic, against V of π", off(learned, V), why)
+        yield _off(section, f"{name}: the critic, against V of π", error(learned, V), why)
         clipped = exact.clipped_values(world, sampler, cap)
         why = "it is the policy that draws in proportion to min(ρ̄ μ, π), as IMPALA says"
-        yield _off(section, f"{name}: the critic, against that policy's V", off(learned, clipped), why)
+        yield _off(section, f"{name}: the critic, against that policy's V", error(learned, clipped), why)
         why = "the expected step, where the states that μ visits are the ones that count"
         yield Row(section, f"{name}: step at μ's states", "error", error(g, theirs), verdict(g, theirs), why)
         why = "how often π would visit a state, the weights of its own token do not say"
@@ -73,15 +73,6 @@ def fixed_point(world: World, method: ActorCritic, sampler: Policy) -> exact.Pla
         if float((V - last).abs().max()) < 1e-14:
             return V
     raise ValueError("the critic's targets do not settle")
-
-
-def off(found: exact.Places, true: exact.Places) -> float:
-    """‖found - true‖ / ‖true‖.
-
-    >>> off(torch.tensor([[3.0]]), torch.tensor([[2.0]]))
-    0.5
-    """
-    return float((found - true).norm() / true.norm())
 
 
 def _off(section: str, name: str, number: float, why: str) -> Row:

@@ -128,7 +128,7 @@ class World:
         In float64, where a sampler has float32.
         """
         if not self._rows:
-            everything = [self._trajectory(i) for i in range(len(self.answers))]
+            everything = [Trajectory.given(self.prompt + a, len(self.prompt)) for a in self.answers]
             self._rows.append(Batch.of(everything, [0] * len(everything)))
         generated = self.column(self.known_logp(drawn or self.policy), group)
         return replace(
@@ -137,9 +137,6 @@ class World:
             logp_gen=generated,
             logp_policy=generated,
         )
-
-    def _trajectory(self, i: int) -> Trajectory:
-        return Trajectory.given(self.prompt + self.answers[i], len(self.prompt))
 
     def column(self, values: Float[torch.Tensor, "N L"], group: Group) -> PerToken:
         """These numbers as a column of the group's batch."""

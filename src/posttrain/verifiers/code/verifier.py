@@ -36,7 +36,6 @@ class Code(Verifier):
     """The least isolation to accept: strict, landlock or rlimits; a host that gives less is refused."""
     partial: bool = False
     """Score the share of cases that pass, and 0 for what is FORBIDDEN; otherwise all or nothing."""
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:

@@ -36,7 +36,26 @@ def _blank(form: Form) -> Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repetition(Verifier):
+class _Penalty(Verifier):
+    """What takes off a share: from 0 as a penalty, from 1 as a factor."""
+
+    form: Form = "penalty"
+    """penalty: minus the share, for sums; factor: 1 − share, for products, gates and minima."""
+    trusted: ClassVar[bool] = True
+
+    @property
+    def best(self) -> float:
+        """What a response that nothing is taken from gets."""
+        return 0.0 if self.form == "penalty" else 1.0
+
+    def golds(self, task: Task) -> list[str]:
+        """The task's answer, if nothing is taken from it."""
+        proposed = [task.answer] if task.answer and task.answer.strip() else []
+        return [gold for gold in proposed if self(task, gold).score == self.best]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition(_Penalty):
     """Takes off the share of n-grams that have occurred before in the response, 1 − different / all.
 
     As in Demystifying Long Chain-of-Thought Reasoning, arXiv:2502.03373, section 4.5, but one number for the
@@ -55,19 +74,11 @@ class Repetition(Verifier):
     """Units in an n-gram."""
     unit: Literal["words", "characters"] = "words"
     """What an n-gram is made of; characters for languages without spaces, with an n of 20 or so."""
-    form: Form = "penalty"
-    """penalty: minus the share, for sums; factor: 1 − share, for products, gates and minima."""
     name: str = "repetition"
-    trusted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ValueError(f"n must be 1 or more, not {self.n}")
-
-    @property
-    def best(self) -> float:
-        """What a response without a repeated n-gram gets."""
-        return 0.0 if self.form == "penalty" else 1.0
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """The share of repeated n-grams, taken off."""
@@ -79,11 +90,6 @@ class Repetition(Verifier):
         reason = f"{every - different} of {every} {self.n}-grams have occurred before"
         share = (every - different) / every if every else 0.0
         return _verdict(share, self.form, "repeats" if share else "clean", reason)
-
-    def golds(self, task: Task) -> list[str]:
-        """The task's answer, if it does not repeat itself."""
-        proposed = [task.answer] if task.answer and task.answer.strip() else []
-        return [gold for gold in proposed if self(task, gold).score == self.best]
 
     def fakes(self, task: Task) -> list[str]:
         """Nothing, and one word again and again."""
@@ -114,7 +120,7 @@ def ngrams(units: Sequence[str], n: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Language(Verifier):
+class Language(_Penalty):
     """Takes off the share of letters that belong to other scripts than the allowed ones, in Unicode's sense.
 
     The allowed scripts are the task's field `script` (a name, or a list of them); else `scripts`; else the
@@ -131,20 +137,12 @@ class Language(Verifier):
 
     scripts: tuple[str, ...] = ()
     """Unicode's names: Latin, Han, Cyrillic, ...; empty takes the task's own."""
-    form: Form = "penalty"
-    """penalty: minus the share, for sums; factor: 1 − share, for products, gates and minima."""
     name: str = "language"
-    trusted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for script in self.scripts:
             if _letters_of(script) is None:
                 raise ValueError(f"{script!r} is not the name of a script; Latin, Han and Cyrillic are")
-
-    @property
-    def best(self) -> float:
-        """What a response in the allowed scripts gets."""
-        return 0.0 if self.form == "penalty" else 1.0
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """The share of letters of other scripts, taken off."""
@@ -159,11 +157,6 @@ class Language(Verifier):
         first = f", as {shown(others[0])}" if others else ""
         reason = f"{count} of {every} letters are not {' or '.join(allowed)}{first}"
         return _verdict(count / every if every else 0.0, self.form, "mixed" if count else "clean", reason)
-
-    def golds(self, task: Task) -> list[str]:
-        """The task's answer, if it is in the allowed scripts."""
-        proposed = [task.answer] if task.answer and task.answer.strip() else []
-        return [gold for gold in proposed if self(task, gold).score == self.best]
 
     def fakes(self, task: Task) -> list[str]:
         """Nothing, and words of some other script."""

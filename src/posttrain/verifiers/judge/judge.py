@@ -116,7 +116,6 @@ class Judge(Judging, Verifier):
     writer: Writer
     rubric: Rubric
     constitution: Constitution | None = None
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -176,10 +175,6 @@ class Judge(Judging, Verifier):
         score, label = reconciled(first, second)
         parts = {"as_first": first, "as_second": second, "bias": first - second}
         return Verdict(score=score, label=label, reason=because, parts=parts)
-
-    def golds(self, task: Task) -> list[str]:
-        """None: a judge may find something better than what anybody proposes."""
-        return []
 
     def fakes(self, task: Task) -> list[str]:
         """Nothing, and words off the point: so the judge is asked once for each task before a run."""

@@ -1,11 +1,11 @@
 """Whether an answer is the gold one, kind by kind."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 from posttrain.verifiers.math.identity import Finding, compare, proportional
-from posttrain.verifiers.math.quantities import same_quantity
+from posttrain.verifiers.math.quantities import Rules, same_quantity
 from posttrain.verifiers.math.reading.forms import (
     as_tuple,
     assigned,
@@ -36,16 +36,6 @@ from posttrain.verifiers.math.reading.tree import (
 
 _NEAR = Fraction(1, 20)
 _MIRRORED = {">": "<", "≥": "≤"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What counts as equal."""
-
-    kind: str = "auto"
-    tolerance: Fraction = Fraction(0)
-    relative: bool = False
-    unsimplified: bool = False
 
 
 def same(given: Answer, gold: Answer, rules: Rules) -> Finding:

@@ -146,7 +146,7 @@ def ratios(tokens: list[Token]) -> list[Token]:
         counted = any(_ends_value(tokens[j - 1]) and not _is_prose(tokens[j]) for j in behind)
         if before in (["from"], ["between"]) or counted:
             colons.remove(i)
-    return [Token("sign", ":", t.start, t.spaced) if i in colons else t for i, t in enumerate(tokens)]
+    return [Token("sign", ":", t.spaced) if i in colons else t for i, t in enumerate(tokens)]
 
 
 def _parts_values(tokens: list[Token], i: int) -> bool:

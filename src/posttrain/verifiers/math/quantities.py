@@ -1,34 +1,28 @@
 """Whether one value is another, with their units, labels, percent signs and degrees."""
 
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
 
 from posttrain.verifiers.math.identity import Finding, compare
 from posttrain.verifiers.math.reading.tree import Call, Expr, Number, Scalar, mul, symbols
 from posttrain.verifiers.math.scalars import as_quantity
 
 
-class Equality(Protocol):
-    """The rules that values are compared by."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What counts as equal."""
 
-    @property
-    def kind(self) -> str:
-        """The kind of the gold."""
-
-    @property
-    def tolerance(self) -> Fraction:
-        """Greatest difference that is still equal."""
-
-    @property
-    def relative(self) -> bool:
-        """Whether the tolerance is a part of the gold."""
-
-    @property
-    def unsimplified(self) -> bool:
-        """Whether 3 + 4 may stand for 7."""
+    kind: str = "auto"
+    """Of the gold."""
+    tolerance: Fraction = Fraction(0)
+    """Greatest difference that is still equal."""
+    relative: bool = False
+    """Whether the tolerance is a part of the gold."""
+    unsimplified: bool = False
+    """Whether 3 + 4 may stand for 7."""
 
 
-def same_quantity(given: Scalar, gold: Scalar, rules: Equality) -> Finding:
+def same_quantity(given: Scalar, gold: Scalar, rules: Rules) -> Finding:
     """Whether a value is the gold one; raises TooHardError."""
     if (given.unit is not None and symbols(gold.expr)) or rules.kind == "unit":
         gold = as_quantity(gold) or gold
@@ -71,7 +65,7 @@ def _in_basic_units(value: Scalar) -> Expr:
     return value.expr if factor == 1 else mul(value.expr, Number(factor))
 
 
-def _compared(given: Expr, gold: Expr, rules: Equality) -> Finding:
+def _compared(given: Expr, gold: Expr, rules: Rules) -> Finding:
     """By value; an angle in degrees also by its number, where the other bears no sign."""
     found = compare(given, gold, rules.tolerance, relative=rules.relative)
     ours, theirs = _degrees(given), _degrees(gold)
@@ -94,7 +88,7 @@ def is_percent(expr: Expr) -> bool:
     return isinstance(expr, Call) and expr.name == "percent"
 
 
-def _is_worked_out(given: Scalar, gold: Scalar, rules: Equality) -> bool:
+def _is_worked_out(given: Scalar, gold: Scalar, rules: Rules) -> bool:
     if rules.unsimplified or rules.kind == "expression" or symbols(gold.expr) - {"base of log"}:
         return True
     return is_worked_out(given.expr) or not is_worked_out(gold.expr)

@@ -2,9 +2,8 @@
 
 from fractions import Fraction
 
-from posttrain.verifiers.math.answers import Rules
 from posttrain.verifiers.math.exact import UndefinedError, exact
-from posttrain.verifiers.math.quantities import is_percent, is_worked_out
+from posttrain.verifiers.math.quantities import Rules, is_percent, is_worked_out
 from posttrain.verifiers.math.reading.tree import (
     Answer,
     Choice,

@@ -5,8 +5,9 @@ from fractions import Fraction
 from typing import ClassVar, Literal, cast, get_args
 
 from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.cpu_limit import OverTimeError, within
 from posttrain.verifiers.math import algebra
-from posttrain.verifiers.math.answers import Rules, same
+from posttrain.verifiers.math.answers import same
 from posttrain.verifiers.math.exact import UndefinedError
 from posttrain.verifiers.math.identity import Finding
 from posttrain.verifiers.math.places import (
@@ -18,10 +19,10 @@ from posttrain.verifiers.math.places import (
     part_of,
     ratios,
 )
+from posttrain.verifiers.math.quantities import Rules
 from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS
 from posttrain.verifiers.math.reading.forms import gold_form
 from posttrain.verifiers.math.reading.lexer import GREEK, MOST_CHARACTERS, Token, plain, tokens, unbold
-from posttrain.verifiers.math.reading.limits import OutOfTime, limited
 from posttrain.verifiers.math.reading.reader import read
 from posttrain.verifiers.math.reading.tree import (
     Answer,
@@ -71,7 +72,6 @@ class Math(Verifier):
     """Whether the tolerance is a difference, or a part of the gold."""
     unsimplified: bool = False
     """Whether 3 + 4 may stand for 7, unless a task's own field unsimplified says it."""
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -93,11 +93,11 @@ class Math(Verifier):
         algebra.load()
         gold, rules = self._gold(task)
         try:
-            with limited(SECONDS):
+            with within(SECONDS):
                 label, reason = self._judged(response, gold, rules)
         except (TooHardError, RecursionError, MemoryError) as error:
             label, reason = "too_hard", str(error) or type(error).__name__
-        except OutOfTime:
+        except OverTimeError:
             label, reason = "too_hard", f"not decided within {SECONDS:g} s"
         return Verdict(score=float(label == "right"), label=label, reason=reason)
 
@@ -130,9 +130,9 @@ class Math(Verifier):
         try:
             if rules.kind == "auto":
                 rules = replace(rules, kind=_kind(text))
-            with limited(SECONDS):
+            with within(SECONDS):
                 return _parse_answer(text, rules.kind), rules
-        except (UnreadableError, TooHardError, UndefinedError, RecursionError, OutOfTime) as error:
+        except (UnreadableError, TooHardError, UndefinedError, RecursionError, OverTimeError) as error:
             raise UserError(
                 f"the answer of task {task.id!r}, {shown(text)}, cannot be read as {rules.kind}: {error}",
                 where=task.source,

@@ -95,7 +95,7 @@ class Scorer:
     ) -> None:
         local = directory(path)
         check_config(local, kind)
-        self.path, self.kind = path, kind
+        self.kind = kind
         self.device = usable_device(device)
         self.tokenizer = _tokenizer(local)
         if not template and not self.tokenizer.chat_template:
@@ -117,12 +117,12 @@ class Scorer:
 
     def outcome(self, messages: Sequence[Message], response: str) -> Row:
         """A conversation whose number stands at its last token."""
-        [tokens] = self.chat.judged(messages, [response])
+        [tokens] = self.chat.render_for_judge(messages, [response])
         return Row(tokens, [len(tokens) - 1])
 
     def process(self, messages: Sequence[Message], found: Sequence[Step], separator: str) -> Row:
         """A conversation with a number at the end of the separator after each step, the last one too."""
-        tokens, ends = self.chat.stepped(messages, (step.text for step in found), separator)
+        tokens, ends = self.chat.render_steps(messages, (step.text for step in found), separator)
         return Row(tokens, [end - 1 for end in ends])
 
     @torch.inference_mode()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from posttrain.types import UserError
+from posttrain.verifiers.combine.formula import combined
 
 OverSteps = Literal["last", "min", "mean", "product"]
 OverModels = Literal["mean", "min", "lower"]
@@ -70,19 +71,7 @@ def over_models(scores: Sequence[float], how: OverModels, k: float) -> float:
     >>> over_models([1.0, 3.0], "lower", 0.5)
     1.5
     """
-    if how == "min":
-        return min(scores)
-    mean = statistics.fmean(scores)
-    return mean - k * deviation(scores) if how == "lower" else mean
-
-
-def deviation(scores: Sequence[float]) -> float:
-    """√(1/K Σ (s - mean)²): how far an ensemble disagrees; 0 for one model.
-
-    >>> deviation([1.0, 3.0]), deviation([2.0])
-    (1.0, 0.0)
-    """
-    return statistics.pstdev(scores)
+    return combined("mean_minus_std" if how == "lower" else how, scores, k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

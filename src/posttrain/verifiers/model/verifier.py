@@ -20,18 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
 
 from filelock import FileLock, Timeout
 
 from posttrain.models.loading import Dtype, dtype_of, score_heads
 from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.combine.formula import deviation
 from posttrain.verifiers.model.scorer import Kind, Row, Scorer, check_config, directory
 from posttrain.verifiers.model.scores import (
     OverModels,
     OverSteps,
     Scale,
-    deviation,
     over_models,
     over_steps,
     read_reference,
@@ -88,8 +87,6 @@ class RewardModel(Verifier):
     """Responses that go through the model together."""
     deadline_s: float = 300.0
     """For one call, the loading of the models included when it is the first."""
-    trusted: ClassVar[bool] = False
-    best: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not self.paths or len(set(self.paths)) < len(self.paths):

@@ -47,7 +47,6 @@ class ReasoningGymScorer(Verifier):
     partial: bool = False
     """Pay what the scorer gives for a part. Many give something for anything, and a method that compares the
     answers to a question makes as much of a difference of 0.01 as of 1."""
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __call__(self, task: Task, response: str) -> Verdict:

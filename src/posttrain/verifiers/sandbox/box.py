@@ -10,10 +10,9 @@ import os
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +62,6 @@ class Ran:
     stderr: bytes
     collected: Mapping[str, bytes]
     ended: Literal["exit", "signal", "timeout", "output", "memory"]
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +77,6 @@ class Box:
     limits: Limits = Limits()
     readable: tuple[str, ...] = ()
     """Paths of the host that can be read besides the system's own and the interpreter's."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to PATH, HOME, TMPDIR and LANG, which is all there is otherwise."""
 
     def start(
         self,
@@ -115,7 +111,6 @@ class Box:
 
         RunError if the box does not come up.
         """
-        begin = time.monotonic()
         reader, writer = os.pipe()
         with os.fdopen(reader, "rb", buffering=0) as report:
             spec = {"argv": list(argv), "collect": list(collect), "report": writer}
@@ -138,7 +133,7 @@ class Box:
         if ended == "exit" and status is not None and status > 128:
             ended = "signal"
         kept = _unpacked(read["report"][1:], collect)
-        return Ran(status, read["stdout"], read["stderr"], kept, ended, time.monotonic() - begin)
+        return Ran(status, read["stdout"], read["stderr"], kept, ended)
 
     def _start(
         self, spec: dict[str, Any], files: Mapping[str, bytes], kept: Holdings, *, stderr: int, pipes: bool
@@ -187,8 +182,7 @@ class Box:
     def _environment(self, where: str) -> dict[str, str]:
         path = f"{host.python_prefix()}/bin:/usr/local/bin:/usr/bin:/bin"
         temporary = "/tmp" if self.level == "strict" else where
-        fixed = {"PATH": path, "HOME": where, "TMPDIR": temporary, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-        return {**fixed, **self.environment}
+        return {"PATH": path, "HOME": where, "TMPDIR": temporary, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
     def _paths(self) -> list[str]:
         mine = [host.python_prefix(), *(Path(p) for p in self.readable)]

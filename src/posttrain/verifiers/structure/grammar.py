@@ -1,16 +1,16 @@
 """A verifier of form: that the response belongs to a formal language."""
 
-import importlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from posttrain.base.foreign import require
 from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.cpu_limit import OverTimeError, within
 from posttrain.verifiers.fences import last_fenced
 from posttrain.verifiers.protocol import Verifier, shown
-from posttrain.verifiers.structure.cpu_limit import OverTimeError, within
 
 MOST_CHARACTERS = {"lalr": 100_000, "earley": 2_000}
 
@@ -43,7 +43,6 @@ class Grammar(Verifier):
     time_limit_s: float = 5.0
     """Seconds of the processor after which it is given up."""
     name: str = "grammar"
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -119,14 +118,7 @@ class Grammar(Verifier):
 
     def require(self) -> None:
         """UserError if the library lark is not installed."""
-        try:
-            importlib.import_module("lark")
-        except ImportError:
-            raise UserError(
-                "the library lark is not installed",
-                where="verifier.grammar",
-                mend="pip install 'posttrain[verifiers]'",
-            ) from None
+        require("lark", "verifier.grammar")
 
 
 @lru_cache(maxsize=64)

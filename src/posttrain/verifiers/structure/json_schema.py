@@ -1,6 +1,5 @@
 """A verifier of JSON: that it is JSON, that it fits a schema, and that it is the answer."""
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,10 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from posttrain.base.foreign import require
 from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.cpu_limit import OverTimeError, within
 from posttrain.verifiers.fences import last_fenced
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
-from posttrain.verifiers.structure.cpu_limit import OverTimeError, within
 from posttrain.verifiers.structure.strict_json import NotJsonError, identity, read
 
 TIME_LIMIT_S = 5.0
@@ -43,7 +43,6 @@ class Json(Verifier):
     equals: bool = False
     """Whether it must also be the task's answer, read as JSON."""
     name: str = "json"
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -143,14 +142,7 @@ class Json(Verifier):
 
     def require(self) -> None:
         """UserError if the library jsonschema is not installed."""
-        try:
-            importlib.import_module("jsonschema")
-        except ImportError:
-            raise UserError(
-                "the library jsonschema is not installed",
-                where="verifier.json",
-                mend="pip install 'posttrain[verifiers]'",
-            ) from None
+        require("jsonschema", "verifier.json")
 
 
 def _load_schema(path: Path) -> Mapping[str, Any]:

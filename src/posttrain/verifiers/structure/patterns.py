@@ -26,7 +26,6 @@ class Regex(Verifier):
 
     pattern: str
     name: str = "regex"
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -55,14 +54,6 @@ class Regex(Verifier):
         if said == gold:
             return Verdict(score=1.0, label="right", reason=f"{shown(said)} is the answer")
         return Verdict(score=0.0, label="wrong", reason=f"{shown(said)} is not {shown(gold)}")
-
-    def golds(self, task: Task) -> list[str]:
-        """None: a pattern does not say what matches it."""
-        return []
-
-    def fakes(self, task: Task) -> list[str]:
-        """The empty response, which a pattern that always matches would accept."""
-        return [""]
 
     def check(self, task: Task) -> None:
         """UserError if the pattern compares with an answer and the task has none."""

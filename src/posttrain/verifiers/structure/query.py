@@ -192,13 +192,7 @@ def difference(gold: Sequence[Row], rows: Sequence[Row], *, ordered: bool, toler
                 return f"row {number} is {_shown(other)}, not {_shown(one)}"
         return ""
     left = Counter(_typed(row) for row in gold)
-    others = []
-    for row in rows:
-        typed = _typed(row)
-        if left[typed] > 0:
-            left[typed] -= 1
-        else:
-            others.append(row)
+    others = [row for row in rows if not _take(left, row)]
     alike: dict[Row, list[Row]] = defaultdict(list)
     for row in sorted((row for row in gold if _take(left, row)), key=_floats):
         alike[_frame(row)].append(row)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from posttrain.base.foreign import require
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.fences import last_fenced
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
@@ -45,7 +46,6 @@ class Sql(Verifier):
     time_limit_s: float = 5.0
     """Seconds of the processor after which it is, on each database."""
     name: str = "sql"
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -161,16 +161,10 @@ class Sql(Verifier):
 
     def require(self) -> None:
         """UserError if the library sqlglot is not installed, or does not know the dialect."""
-        try:
-            dialects = importlib.import_module("sqlglot").Dialects
-        except ImportError:
-            raise UserError(
-                "the library sqlglot is not installed",
-                where="verifier.sql",
-                mend="pip install 'posttrain[verifiers]'",
-            ) from None
+        require("sqlglot", "verifier.sql")
         if not hasattr(sqlite3.Connection, "deserialize"):
             raise UserError("Python's SQLite cannot copy a database in memory", where="verifier.sql")
+        dialects = importlib.import_module("sqlglot").Dialects
         known = sorted(dialect.value for dialect in dialects if dialect.value)
         if self.dialect not in known:
             raise UserError(

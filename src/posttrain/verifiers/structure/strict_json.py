@@ -10,6 +10,8 @@ import math
 from collections.abc import Hashable
 from typing import Any
 
+from posttrain.data.records import finite, no_constant, unique
+
 MOST_CHARACTERS = 1_000_000
 MOST_DEPTH = 64
 MOST_VALUES = 10_000
@@ -26,20 +28,22 @@ def read(text: str) -> Any:
     {'a': [1, True]}
     >>> read('{"a": 1, "a": 2}')
     Traceback (most recent call last):
-    posttrain.verifiers.structure.strict_json.NotJsonError: the name 'a' occurs twice in an object
+    posttrain.verifiers.structure.strict_json.NotJsonError: the key 'a' is given twice
     """
     if len(text) > MOST_CHARACTERS:
         raise NotJsonError(f"{len(text)} characters are more than {MOST_CHARACTERS}")
     try:
         value = json.loads(
             text,
-            object_pairs_hook=_object,
-            parse_constant=_constant,
-            parse_float=_number,
+            object_pairs_hook=unique,
+            parse_constant=no_constant,
+            parse_float=finite,
             parse_int=_whole_number,
         )
     except json.JSONDecodeError as error:
         raise NotJsonError(f"{error.msg}, at line {error.lineno}, column {error.colno}") from None
+    except ValueError as error:
+        raise NotJsonError(str(error)) from None
     except RecursionError:
         raise NotJsonError(f"it is nested deeper than {MOST_DEPTH}") from None
     _bound(value)
@@ -59,26 +63,6 @@ def identity(value: Any) -> Hashable:
     if isinstance(value, list):
         return ("array", tuple(identity(inner) for inner in value))
     return value  # type: ignore[no-any-return]  # a number, a text or None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise NotJsonError(f"the name {name[:60]!r} occurs twice in an object")
-        found[name] = value
-    return found
-
-
-def _constant(text: str) -> None:
-    raise NotJsonError(f"{text} is not JSON")
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise NotJsonError("a number is beyond a double's range")
-    return value
 
 
 def _whole_number(text: str) -> int:

@@ -38,7 +38,9 @@ NEVER_STARTED = -1
 JOB, STARTED, CROWDED, RETURNED, FAILED = b"J", b"S", b"C", b"R", b"E"
 MOST_CHILDREN = 256
 """Children that calls may leave behind, living or not; a worker with more says so, and is replaced."""
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_CHILD_SUBREAPER = 36
+"""Option of `prctl`: what is left without its parent below this process becomes its child."""
+_PR_SET_PDEATHSIG = 1
 
 
 def frame(kind: bytes, job: int, number: float, body: bytes = b"") -> bytes:
@@ -51,7 +53,7 @@ def nursery(control_fd: int, memory_mb: int) -> None:
     parent = os.getppid()
     control = socket.socket(fileno=control_fd)
     control.sendall(STATUS.pack(HELLO))
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     alive: dict[int, int] = {}
     try:
         while True:
@@ -89,7 +91,8 @@ def _children() -> set[int]:
         return set()
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
+    """Sets something of this process in Linux; nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
 
@@ -117,19 +120,19 @@ def _fork(control: socket.socket, descriptor: int, memory_mb: int) -> int | None
         return pid
     try:
         control.close()
-        _isolate(nursery_pid, memory_mb)
+        isolate(memory_mb)
+        if sys.platform == "linux" and os.getppid() != nursery_pid:  # it has ended already, unseen by us
+            os._exit(0)
         serve(socket.socket(fileno=descriptor))
     finally:
         os._exit(0)
 
 
-def _isolate(nursery_pid: int, memory_mb: int) -> None:
+def isolate(memory_mb: int) -> None:
     """Gives this process its own session, no terminal, a limit of memory, and its parent's death."""
     os.setsid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if sys.platform == "linux":
-        if os.getppid() != nursery_pid:
-            os._exit(0)
         with open("/proc/self/statm") as statm:
             used = int(statm.read().split()[5]) * os.sysconf("SC_PAGESIZE")
         _limit(resource.RLIMIT_DATA, used + memory_mb * 2**20)

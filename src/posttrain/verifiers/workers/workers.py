@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from posttrain.base.usercode import cause
@@ -33,7 +32,6 @@ class Returned:
     """What a call returned."""
 
     value: Any
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +105,7 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def submit(
@@ -305,7 +301,7 @@ def _outcome(kind: bytes, seconds: float, body: bytes, deadline_s: float) -> Ret
     if kind != other_side.RETURNED:
         return Failed("raised", body.decode("utf-8", "replace"), seconds)
     try:
-        return Returned(pickle.loads(body), seconds)
+        return Returned(pickle.loads(body))
     except Exception as error:
         return Failed("raised", f"what it returned cannot be read: {cause(error)}", seconds)
 

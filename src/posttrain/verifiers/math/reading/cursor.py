@@ -134,20 +134,14 @@ class Cursor:
             self._at += 1
         else:
             others = token.text[1:]
-            left = Token(
-                "number",
-                others,
-                token.start + 1,
-                False,
-                Fraction(others) if token.value is not None else None,
-            )
-            self._tokens[self._at] = left
+            value = Fraction(others) if token.value is not None else None
+            self._tokens[self._at] = Token("number", others, value=value)
         return Number(Fraction(token.text[0]))
 
     def spell(self, names: list[str]) -> None:
         """Puts these names in the place of the word taken last; the first counts as taken."""
         token = self._tokens[self._at - 1]
-        self._tokens[self._at - 1 : self._at] = [Token("word", n, token.start, token.spaced) for n in names]
+        self._tokens[self._at - 1 : self._at] = [Token("word", n, token.spaced) for n in names]
         if len(self._tokens) > 2 * MOST_TOKENS:
             raise TooHardError(f"more than {MOST_TOKENS} tokens")
 

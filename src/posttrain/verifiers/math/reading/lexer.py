@@ -109,14 +109,13 @@ _EXPONENT = re.compile(r"[eE]([+-]?\d+)(?![\w.(^])|[eE]([+-]?\d+)(?=\.(?!\d))")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of an answer and where it starts in the plain text.
+    """A piece of an answer.
 
     Kinds: number, word (letters), text (letters within \\text), sign, command, begin, end, row, other.
     """
 
     kind: str
     text: str
-    start: int
     spaced: bool = False
     """White space stands before it."""
     value: Fraction | None = None
@@ -191,13 +190,13 @@ def tokens(text: str, *, thousands: bool = True) -> list[Token]:
             found.append(token)
             at, spaced = at + len(token.text), False
             continue
-        added = _spelt(kind, piece, at, spaced)
+        added = _spelt(kind, piece, spaced)
         depth += sum((t.text in OPENERS) - (t.text in CLOSERS) for t in added if t.kind == "sign")
         found += added
         at, spaced = match.end(), False if added else spaced
     for i in range(1, len(found) - 1):  # 3 x 10^8
         if found[i].text in ("x", "X") and found[i - 1].kind == found[i + 1].kind == "number":
-            found[i] = Token("sign", "*", found[i].start, found[i].spaced)
+            found[i] = Token("sign", "*", found[i].spaced)
     return _based(found)
 
 
@@ -213,44 +212,41 @@ def _based(found: list[Token]) -> list[Token]:
         words = _BASE.match(" ".join(ahead.text.lower() for ahead in found[at : at + 5]))
         base = BASES.get(words["name"], words["name"]) if words else ""
         if words and base.isdecimal() and int(max(token.text)) < int(base) <= 36:
-            read += [
-                Token("sign", "_", token.start),
-                Token("number", base, token.start, value=Fraction(base)),
-            ]
+            read += [Token("sign", "_"), Token("number", base, value=Fraction(base))]
             at += words.group().count(" ") + 1
     return read
 
 
-def _spelt(kind: str, piece: str, at: int, spaced: bool) -> list[Token]:
+def _spelt(kind: str, piece: str, spaced: bool) -> list[Token]:
     """The tokens of one match that is neither space nor number; none for what is only layout."""
     if kind == "text":
         command, _, content = piece[:-1].partition("{")
-        return _textual(content, at + len(command) + 1, spaced, upright=not command.startswith(r"\math"))
+        return _textual(content, spaced, upright=not command.startswith(r"\math"))
     if kind == "environment":
-        return [Token("begin" if piece.startswith(r"\begin") else "end", piece, at, spaced)]
+        return [Token("begin" if piece.startswith(r"\begin") else "end", piece, spaced)]
     if kind == "command":
         name = piece[1:]
         if name in _DROPPED:
             return []
         if name in _COMMANDS:
-            return [Token("sign", _COMMANDS[name], at, spaced)]
-        return [Token("command", name, at, spaced)]
+            return [Token("sign", _COMMANDS[name], spaced)]
+        return [Token("command", name, spaced)]
     if kind == "escaped":
         sign = {r"\{": "{{", r"\}": "}}", r"\|": "|"}.get(piece, piece[1:])
-        return [Token("sign", sign, at, spaced)]
+        return [Token("sign", sign, spaced)]
     if kind == "sign":
-        return [Token("sign", _PAIRS.get(piece, piece), at, spaced)]
-    return [Token(kind, piece, at, spaced)]
+        return [Token("sign", _PAIRS.get(piece, piece), spaced)]
+    return [Token(kind, piece, spaced)]
 
 
-def _textual(content: str, at: int, spaced: bool, *, upright: bool) -> list[Token]:
+def _textual(content: str, spaced: bool, *, upright: bool) -> list[Token]:
     r"""What stands in \text{...}: its words are text, but and, or; a letter of \mathrm is a variable."""
     found = []
     for token in tokens(content):
         kind = token.kind
         if kind == "word" and token.text not in JOINING and (upright or len(token.text) > 1):
             kind = "text"
-        found.append(Token(kind, token.text, at + token.start, token.spaced or spaced, token.value))
+        found.append(Token(kind, token.text, token.spaced or spaced, token.value))
         spaced = False
     return found
 
@@ -261,7 +257,7 @@ def _number(text: str, at: int, spaced: bool, *, thousands: bool) -> Token:
     if repeating:
         endless = _endless(repeating)
         if endless is not None:
-            return Token("number", repeating.group(), at, spaced, _repeating(*endless))
+            return Token("number", repeating.group(), spaced, _repeating(*endless))
     grouped = _GROUPED.match(text, at) if thousands else None
     match = grouped or _TOKEN.match(text, at)
     if match is None:
@@ -274,7 +270,7 @@ def _number(text: str, at: int, spaced: bool, *, thousands: bool) -> Token:
     value = None
     if len(digits) <= MOST_DIGITS and abs(power) <= MOST_POWER_OF_TEN:
         value = Fraction(digits) * Fraction(10) ** power
-    return Token("number", text[at:end], at, spaced, value)
+    return Token("number", text[at:end], spaced, value)
 
 
 def _endless(found: re.Match[str]) -> tuple[str, str, str] | None:

@@ -76,7 +76,7 @@ def _is_union(token: Token, tokens: Tokens) -> bool:
         return token.text in ("cup", "bigcup")
     if token.kind != "word" or token.text not in ("U", "u"):
         return False
-    at = tokens.index(token)
+    at = next(i for i, each in enumerate(tokens) if each is token)
     return 0 < at < len(tokens) - 1 and tokens[at - 1].text in CLOSERS and tokens[at + 1].text in OPENERS
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cmp_to_key
 
 from posttrain.verifiers.math.exact import UndefinedError, exact
 from posttrain.verifiers.math.reading.tree import (
@@ -165,14 +166,8 @@ def merged(region: Region) -> tuple[Span, ...]:
             raise UnreadableError("an interval ends before it begins")
         if order < 0 or all(span.closed):
             spans.append(span)
-    ordered = list[Span]()
-    for span in spans:  # by insertion: ends are compared exactly, which no sorting key does
-        at = len(ordered)
-        while at and _begins_later(ordered[at - 1], span):
-            at -= 1
-        ordered.insert(at, span)
     found = list[Span]()
-    for span in ordered:
+    for span in sorted(spans, key=cmp_to_key(_order)):
         if found and _touch(found[-1], span):
             last = found.pop()
             order = compared(span.high, last.high)
@@ -185,9 +180,9 @@ def merged(region: Region) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _begins_later(left: Span, right: Span) -> bool:
-    order = compared(left.low, right.low)
-    return order > 0 or (order == 0 and right.closed[0] and not left.closed[0])
+def _order(left: Span, right: Span) -> int:
+    """By where they begin, the closed one first of two at the same place."""
+    return compared(left.low, right.low) or right.closed[0] - left.closed[0]
 
 
 def _touch(left: Span, right: Span) -> bool:

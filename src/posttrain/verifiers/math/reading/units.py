@@ -80,13 +80,7 @@ _PIECE = re.compile(r"\s*([A-Za-z]+|[$€£¥₹¢]|\^\s*\{?\s*\(?\s*-?\d\s*\)?\
 
 
 def _dimension(text: str) -> dict[str, int]:
-    powers: dict[str, int] = {}
-    for piece in text.split():
-        found = re.fullmatch(r"([A-Za-z]+)(-?\d+)?", piece)
-        if found is None:
-            raise AssertionError(piece)
-        powers[found.group(1)] = int(found.group(2) or 1)
-    return powers
+    return {name: int(power or 1) for name, power in re.findall(r"([A-Za-z]+)(-?\d+)?", text)}
 
 
 def _table() -> dict[str, Unit]:

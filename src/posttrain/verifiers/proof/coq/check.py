@@ -233,12 +233,8 @@ def _failure(box: Box, ran: Ran, text: str = "") -> Outcome:
 
 def _place(text: str, line: int, column: int) -> int:
     """Where a line and a byte of it are in a text, in bytes."""
-    return (
-        sum(len(before) for before in text.encode("utf-8", "replace").split(b"\n")[: line - 1])
-        + line
-        - 1
-        + column
-    )
+    before = text.encode("utf-8", "replace").split(b"\n")[: line - 1]
+    return sum(len(each) + 1 for each in before) + column
 
 
 def _error(ran: Ran) -> str:
@@ -264,9 +260,7 @@ def works(box: Box) -> None:
     """Nothing; RunError if not even a file that proves True comes through, so nobody's proof is to blame."""
     ran = compiled(box, "Works", "Lemma works : True. Proof. exact I. Qed.\n", {})
     if not made(ran, "Works"):
-        raise RunError(
-            f"coqc does not work in its box ({ran.ended}): {ran.stderr[-300:].decode('utf-8', 'replace')}"
-        )
+        raise RunError(f"coqc does not work in its box ({ran.ended}): {_last_words(ran)}")
 
 
 def _last_words(ran: Ran) -> str:

@@ -15,7 +15,7 @@ earned; a goal that is added, however easy, raises no rank. Φ ≤ ½ < 1: a pro
 
 from collections.abc import Sequence
 
-from posttrain.verifiers.proof.coq.session import Answer, Session
+from posttrain.verifiers.proof.coq.session import Session
 
 WORST = 4
 MOST = 0.5
@@ -89,7 +89,5 @@ def _nothing_left(session: Session) -> bool:
 
 def pinned(session: Session, spec: str) -> bool:
     """Whether the proof that has just been opened is one of the statement, under no hypothesis."""
-    answer: Answer = session.say(
-        f"Succeed (repeat match goal with H : _ |- _ => revert H end; change {spec})."
-    )
-    return answer.accepted
+    said = f"Succeed (repeat match goal with H : _ |- _ => revert H end; change {spec})."
+    return session.say(said).accepted

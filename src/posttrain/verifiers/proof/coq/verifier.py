@@ -57,7 +57,6 @@ class Coq(Verifier):
     batch: int = 1
     """Scripts of tactics that are judged together, which for short ones takes little longer than one.
     What each tactic adds is then measured with `partial` alone."""
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:

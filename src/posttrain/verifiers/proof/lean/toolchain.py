@@ -149,7 +149,7 @@ def outcome(ran: Ran, olean: str) -> Outcome:
     """What one run of Lean came to.
 
     >>> line = b'{"severity": "error", "pos": {"line": 2, "column": 0}, "data": "unknown tactic"}'
-    >>> outcome(Ran(1, line, b"", {}, "exit", 0.1), "A.olean").errors[0].text
+    >>> outcome(Ran(1, line, b"", {}, "exit"), "A.olean").errors[0].text
     'unknown tactic'
     """
     messages, stray = [], b""

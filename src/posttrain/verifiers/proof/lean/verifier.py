@@ -50,7 +50,6 @@ class Lean(Verifier):
     """Whether a script that does not end is worth its progress, at most 0.5; it needs `repl`."""
     axioms: tuple[str, ...] = ("propext", "Classical.choice", "Quot.sound")
     """The axioms that a proof may rest on."""
-    trusted: ClassVar[bool] = False
     best: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:

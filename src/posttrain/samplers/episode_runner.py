@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from posttrain.engines.protocol import Engine
-from posttrain.samplers.live_episode import Part
+from posttrain.samplers.live_episode import PartialEpisode
 from posttrain.types import Completion, Episode, Sampling, Task
 from posttrain.verifiers.protocol import TrainerState
 
 UNKNOWN = TrainerState()
 
 
-class Plays(ABC):
+class EpisodeRunner(ABC):
     """Plays groups side by side on one engine."""
 
     engine: Engine
@@ -34,7 +34,7 @@ class Plays(ABC):
         *,
         epoch: int = 0,
         state: TrainerState = UNKNOWN,
-        begun: Sequence[Part] = (),
+        begun: Sequence[PartialEpisode] = (),
     ) -> int:
         """The number of a new group of this size about a task; what has begun elsewhere goes on from it."""
 
@@ -63,7 +63,7 @@ class Plays(ABC):
         """Goes on with all others where they were left."""
 
     @abstractmethod
-    def parts(self) -> dict[int, tuple[Part, ...]]:
+    def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
         """How far the episodes of each group are; what is not there starts from the prompt."""
 
     @abstractmethod
@@ -75,14 +75,14 @@ class Plays(ABC):
         tasks: Sequence[Task],
         size: int,
         sampling: Sampling,
-        seen: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
         state: TrainerState = UNKNOWN,
     ) -> list[list[Episode]]:
-        """The groups of all these tasks, in their order; `seen` is told how many are complete."""
+        """The groups of all these tasks, in their order; `on_progress` is told how many are complete."""
         numbers = [self.open(task, size, sampling, state=state) for task in tasks]
         complete: dict[int, list[Episode]] = {}
         while self.busy:
             complete.update(self.step())
-            if seen:
-                seen(len(complete))
+            if on_progress:
+                on_progress(len(complete))
         return [complete[n] for n in numbers]

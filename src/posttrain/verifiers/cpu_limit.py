@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_AGAIN_S = 0.05
 
-class OverTimeError(Exception):
-    """The processor time is used up."""
+
+class OverTimeError(BaseException):
+    """The processor time is used up; not an Exception, so that nobody who catches those swallows it."""
 
 
 @contextmanager
@@ -27,13 +29,15 @@ def within(seconds: float) -> Iterator[None]:
     ...     print(error)
     it takes more than 0.05 s
     """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise OverTimeError(f"it takes more than {seconds:g} s")
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    over = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not over:
+            raise OverTimeError(f"it takes more than {seconds:g} s")
+
     report = sys.unraisablehook
 
     def dropped(lost: "sys.UnraisableHookArgs") -> None:
@@ -44,10 +48,11 @@ def within(seconds: float) -> Iterator[None]:
     # Python drops, and reports, what is raised inside a finaliser or a call-back of its garbage collector:
     # so it is raised again and again, and that one was dropped is no news.
     sys.unraisablehook = dropped
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.5)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _AGAIN_S)
     try:
         yield
     finally:
+        over = True
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         signal.signal(signal.SIGVTALRM, before)
         sys.unraisablehook = report

@@ -17,16 +17,16 @@ from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env
 from posttrain.methods.table import label
 from posttrain.recipe.recipe import Recipe
-from posttrain.samplers.live_episode import Part
-from posttrain.samplers.players import UNKNOWN, Plays
+from posttrain.samplers.episode_runner import UNKNOWN, EpisodeRunner
+from posttrain.samplers.live_episode import PartialEpisode
 from posttrain.search.choice import SearchChoice
 from posttrain.search.driver import Searches
 from posttrain.search.engine_requests import prompt_of
 from posttrain.search.moves.coq_goals import alone
-from posttrain.search.protocol import Move, Refused, State, Steps
+from posttrain.search.protocol import Move, Refused, State, Transitions
 from posttrain.search.record import record
 from posttrain.search.strategies.hypertree import left_out
-from posttrain.search.training_rows import harvest
+from posttrain.search.training_rows import select_training_rows
 from posttrain.search.tree import Tree
 from posttrain.search.values import value_prompt
 from posttrain.types import Completion, Episode, Method, Sampling, Task, Trajectory, UserError, Verdict
@@ -38,7 +38,7 @@ from posttrain.verifiers.workers.pool import Pool
 _POLL_S = 0.05
 
 
-class Trees(Plays):
+class SearchRunner(EpisodeRunner):
     """Plays groups as searches, side by side.
 
     sampling: of moves, where an evaluation asks for the likeliest answer: a state has but one of these.
@@ -48,7 +48,7 @@ class Trees(Plays):
         self,
         engine: Engine,
         chat: Chat,
-        world: Steps,
+        world: Transitions,
         choice: SearchChoice,
         sampling: Sampling,
         *,
@@ -87,7 +87,7 @@ class Trees(Plays):
         *,
         epoch: int = 0,
         state: TrainerState = UNKNOWN,
-        begun: Sequence[Part] = (),
+        begun: Sequence[PartialEpisode] = (),
     ) -> int:
         """The number of a new search. One that has begun elsewhere begins anew, and draws the same again."""
         if sampling.greedy:
@@ -138,7 +138,7 @@ class Trees(Plays):
     def run_all(self) -> None:
         """Likewise."""
 
-    def parts(self) -> dict[int, tuple[Part, ...]]:
+    def parts(self) -> dict[int, tuple[PartialEpisode, ...]]:
         """Nothing of any search: its tree is made again."""
         return dict.fromkeys(self._groups, ())
 
@@ -173,7 +173,7 @@ class Trees(Plays):
             why = "nothing is left to say" if tree.solved else "there is no room for a move"
             return [self._episode(root, None, Verdict(score=None, label=label, reason=why))]
         rows = []
-        for n, row in enumerate(harvest(tree, verdict, self.choice, size)):
+        for n, row in enumerate(select_training_rows(tree, verdict, self.choice, size)):
             shown = value_prompt if row.asks_value else None
             episode = self._episode(row.state, row.move, row.verdict, shown, row.text)
             rows.append(replace(episode, sample=n))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import combinations
 
 from posttrain.envs.tools.call import COUNTED
-from posttrain.types import Played
+from posttrain.types import AnyEpisode
 from posttrain.verifiers.combine.combined import Combined
 from posttrain.verifiers.protocol import Verifier
 
@@ -17,7 +17,9 @@ TAMPERING = "forbidden"
 """What every verifier calls a response that attacks it, in whatever case it writes it."""
 
 
-def hacking_metrics(groups: Sequence[Sequence[Played]], auditors: Collection[str] = ()) -> dict[str, float]:
+def hacking_metrics(
+    groups: Sequence[Sequence[AnyEpisode]], auditors: Collection[str] = ()
+) -> dict[str, float]:
     """hacking/*, part/*, audit/* and agreement/* of an update's groups; what is undefined is left out."""
     judged = [[e for e in group if not e.verdict.failed] for group in groups]
     scored = [e for group in judged for e in group]
@@ -35,7 +37,7 @@ def hacking_metrics(groups: Sequence[Sequence[Played]], auditors: Collection[str
     return out | part_means(scored, auditors)
 
 
-def part_means(scored: Sequence[Played], auditors: Collection[str] = ()) -> dict[str, float]:
+def part_means(scored: Sequence[AnyEpisode], auditors: Collection[str] = ()) -> dict[str, float]:
     """part/NAME, or audit/NAME of those that only record: the mean of each part of the episodes' rewards."""
     out = {}
     for name in _parts_of(scored):
@@ -87,11 +89,11 @@ def agreement(groups: Iterable[Sequence[tuple[float, float]]]) -> float | None:
     return alike / pairs if pairs else None
 
 
-def _parts_of(scored: Sequence[Played]) -> list[str]:
+def _parts_of(scored: Sequence[AnyEpisode]) -> list[str]:
     return sorted({name for e in scored for name in e.verdict.parts if not name.startswith(COUNTED)})
 
 
-def _scores(episodes: Sequence[Played], name: str) -> list[tuple[Played, float]]:
+def _scores(episodes: Sequence[AnyEpisode], name: str) -> list[tuple[AnyEpisode, float]]:
     """Each episode that the part has scored, with that."""
     return [(e, x) for e in episodes if math.isfinite(x := e.verdict.parts.get(name, math.nan))]
 

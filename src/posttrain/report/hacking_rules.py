@@ -49,15 +49,16 @@ def _parted(
     names: tuple[str, ...],
     rank: Callable[[Window], float],
     parted: Callable[[Window, Window], bool],
-) -> tuple[Window, Window] | None:
-    """The first window that has parted from the highest-ranking one before it, and that one."""
+) -> tuple[int, int, list[str], list[str]] | None:
+    """(end of the highest-ranking window, of the first later one that has parted from it, means of each)."""
     windows = evidence.metrics.windows(names, SPAN)
     best = windows[0] if windows else None
     for before, now in zip(windows, windows[SPAN:], strict=False):
         if best is None or rank(before) > rank(best):
             best = before
         if parted(best, now):
-            return best, now
+            earlier, later = ([figure(mean(values)) for values in w[1]] for w in (best, now))
+            return best[0], now[0], earlier, later
     return None
 
 
@@ -73,10 +74,7 @@ def longer_pays(evidence: Evidence) -> Finding | None:
     found = _parted(evidence, ("reward/mean", "length/mean", linked), lambda w: -mean(w[1][1]), parted)
     if found is None:
         return None
-    (then, earlier), (now, later) = found
-    (reward_then, length_then, _), (reward, length, link) = (
-        [figure(mean(values)) for values in columns] for columns in (earlier, later)
-    )
+    then, now, (reward_then, length_then, _), (reward, length, link) = found
     return Finding(
         f"from update {then} to {now} the reward rose from {reward_then} to {reward} and the length from "
         f"{length_then} to {length} tokens, and of two answers to a task the longer earns more: correlation "
@@ -96,10 +94,7 @@ def auditor_disagrees(evidence: Evidence) -> Finding | None:
     for name in sorted(n for n in evidence.metrics.series if n.startswith("audit/")):
         found = _parted(evidence, ("reward/mean", name), lambda w: mean(w[1][1]), parted)
         if found is not None:
-            (then, earlier), (now, later) = found
-            (reward_then, audit_then), (reward, audit) = (
-                [figure(mean(values)) for values in columns] for columns in (earlier, later)
-            )
+            then, now, (reward_then, audit_then), (reward, audit) = found
             text = f"from update {then} to {now} the reward rose from {reward_then} to {reward} while {name} "
             return Finding(text + f"fell from {audit_then} to {audit}", now, name)
     return None

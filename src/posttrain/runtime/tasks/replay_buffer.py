@@ -22,7 +22,7 @@ COLUMNS = {
 TOKEN_BYTES = sum(dtype.itemsize for dtype in COLUMNS.values())
 
 
-class Replay:
+class ReplayBuffer:
     """The groups of the last `max_lag` updates, from which each update draws some again.
 
     What is drawn depends on (seed, update) alone. A group may be drawn in several updates, and never twice
@@ -30,7 +30,7 @@ class Replay:
 
     >>> row = Trajectory(tokens=[7, 3], sampled=[False, True], logp_gen=[0, -0.1], logp_policy=[0, -0.1],
     ...                  version=[0, 1], reward=[0, 1.0])
-    >>> replay = Replay(max_lag=2, seed=0)
+    >>> replay = ReplayBuffer(max_lag=2, seed=0)
     >>> replay.add(1, [[row], [row]])
     >>> len(replay.draw(1, update=2)), len(replay.draw(5, update=3)), len(replay.draw(5, update=4))
     (1, 2, 0)

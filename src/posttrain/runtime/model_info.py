@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Policy:
+class ModelInfo:
     """A model's surroundings: everything of it but its weights."""
 
     path: Path
@@ -46,7 +46,7 @@ class Policy:
     """Directories of the reference and of the critic, under the keys of the recipe that name them."""
 
 
-def surroundings(recipe: Recipe, say: Say) -> Policy:
+def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
     """The tokenizer, template and configuration of the recipe's model, checked; UserError names the fault."""
     path = pretrained.resolve(recipe.model.path, say=say)
     config = pretrained.load_config(path, scores=reads_head(recipe))
@@ -66,7 +66,7 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
     if chat.plain:
         begins = tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{ bos_token }}" * begins + plain.TEMPLATE
-    return Policy(
+    return ModelInfo(
         path=path,
         tokenizer=tokenizer,
         chat=chat,
@@ -78,7 +78,7 @@ def surroundings(recipe: Recipe, say: Say) -> Policy:
     )
 
 
-def bounded(recipe: Recipe, policy: Policy, say: Say) -> Policy:
+def with_companion_models(recipe: Recipe, policy: ModelInfo, say: Say) -> ModelInfo:
     """The policy with the reference and the critic that the recipe names, and rows that both can read.
 
     UserError for one that does not fit it.
@@ -103,7 +103,7 @@ def reads_head(recipe: Recipe) -> bool:
     return "head" in line(recipe.method["name"]).method.needs
 
 
-def weights_of(recipe: Recipe, policy: Policy) -> Any:
+def load_weights(recipe: Recipe, policy: ModelInfo) -> Any:
     """The recipe's model with its weights, or with new ones where it asks for those."""
     seed = recipe.run.seed if recipe.model.random_init else None
     model = pretrained.load_model(
@@ -125,7 +125,7 @@ def with_layouts(model: Any, where: str) -> Any:
     return model
 
 
-def _beside(named: str, key: str, policy: Policy, say: Say, *, scores: bool) -> Path:
+def _beside(named: str, key: str, policy: ModelInfo, say: Say, *, scores: bool) -> Path:
     """The directory of a second model that reads the policy's tokens, named by this key of the recipe.
 
     UserError if there is none, or its vocabulary is another. With `scores` it may be a reward model.
