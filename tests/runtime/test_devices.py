@@ -553,16 +553,17 @@ def test_samplers_elsewhere_take_none_of_the_learners_memory(monkeypatch: pytest
 
 def test_a_process_that_is_to_see_one_gpu_sees_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, given, rank, seen, called in (
-        ("cuda:2", "", None, "2", "cuda"),
+        ("cuda:2", None, None, "2", "cuda"),
         ("cuda:1", "4,6", None, "6", "cuda"),
-        ("cuda", "", "3", "3", "cuda"),
+        ("cuda", None, "3", "3", "cuda"),
+        ("auto", "", None, "", "auto"),
         ("auto", "5", None, "5", "auto"),
         ("cpu", "5", None, "5", "cpu"),
     ):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-        monkeypatch.setenv("LOCAL_RANK", rank or "")
-        if rank is None:
-            monkeypatch.delenv("LOCAL_RANK")
+        for key, value in {"CUDA_VISIBLE_DEVICES": given, "LOCAL_RANK": rank}.items():
+            monkeypatch.setenv(key, value or "")
+            if value is None:
+                monkeypatch.delenv(key)
         assert see_only(name) == called
         assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
         assert "LOCAL_RANK" not in os.environ

@@ -56,8 +56,9 @@ def see_only(name: str) -> str:
     if name == "cpu":
         return name
     index = name.partition(":")[2] or os.environ.pop("LOCAL_RANK", "0")
-    known = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    os.environ["CUDA_VISIBLE_DEVICES"] = known.split(",")[int(index)] if known else index
+    known = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if known != "":  # it may see none, as an actor of Ray that asked for none
+        os.environ["CUDA_VISIBLE_DEVICES"] = known.split(",")[int(index)] if known else index
     return name.partition(":")[0]
 
 
