@@ -180,7 +180,7 @@ def _function(key: str, chosen: Any) -> Callable[..., Any]:
     if isinstance(chosen, str) and ":" in chosen:
         chosen = load_edited(chosen, f"method.{key}")
     elif not callable(chosen):
-        if chosen not in CHOICES[key]:
+        if chosen not in [*CHOICES[key]]:  # it may be anything, a list too
             known = f"one of {', '.join(CHOICES[key])}, or your own as 'file.py:function'"
             raise UserError(f"unknown {key} {chosen!r}", where=f"method.{key}", mend=known)
         return CHOICES[key][chosen]
