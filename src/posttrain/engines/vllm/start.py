@@ -53,12 +53,12 @@ def start(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, cont
                 max_model_len=context,
                 max_num_seqs=ours.rows,
                 kv_cache_memory_bytes=_cache_bytes(config, dtype, ours.cache_tokens),
-                gpu_memory_utilization=_share() if on_gpu else 0.9,
                 enforce_eager=not (on_gpu and ours.cuda_graphs),
                 logprobs_mode="processed_logprobs",
                 max_logprobs=-1,
                 async_scheduling=False,
                 disable_log_stats=True,
+                **({"gpu_memory_utilization": _share()} if on_gpu else {}),
             )
             return vllm, vllm.LLMEngine.from_engine_args(arguments)
         except Exception as error:
