@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.math import advantages, shaping
+from posttrain.math import advantages, pass_at_k, shaping
 
 Credit = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 GROUPED = [advantages.centred, advantages.normalised, advantages.normalised_sample, advantages.leave_one_out]
@@ -232,7 +232,7 @@ def test_pass_at_k_is_the_mean_over_all_subsets(rewards: list[Fraction], k: int)
         wanted.append(float(k * (sum(subsets, Fraction(0)) / len(subsets) - best_of(others, k))))
     both = torch.stack([tensor(rewards), tensor(rewards[::-1]) * 3 + 1], dim=1).flatten()
     group = torch.tensor([7, -1]).repeat(len(rewards))
-    got = advantages.pass_at_k(both, group, k=k)
+    got = pass_at_k.pass_at_k(both, group, k=k)
     assert got[::2].tolist() == pytest.approx(wanted, abs=1e-12)
     assert got[1::2].tolist() == pytest.approx([3 * A for A in wanted[::-1]], abs=1e-12)
 
@@ -243,7 +243,7 @@ def test_pass_at_1_is_leave_one_out(rows: tuple[torch.Tensor, list[Fraction]]) -
     group, rewards = rows
     returns = tensor(rewards)
     torch.testing.assert_close(
-        advantages.pass_at_k(returns, group, k=1), advantages.leave_one_out(returns, group)
+        pass_at_k.pass_at_k(returns, group, k=1), advantages.leave_one_out(returns, group)
     )
 
 
@@ -280,7 +280,7 @@ def test_pass_at_k_is_unbiased_for_the_best_of_k(
             wanted[j] += chance * best * sum(score(y, j) for y in draws)
     got, group = [0.0] * n, torch.zeros(K, dtype=torch.long)
     for draws in product(range(n), repeat=K):
-        A = advantages.pass_at_k(tensor([values[y] for y in draws]), group, k=k).tolist()
+        A = pass_at_k.pass_at_k(tensor([values[y] for y in draws]), group, k=k).tolist()
         chance = math.prod(p[y] for y in draws)
         for j in range(n):
             got[j] += chance * sum(a * score(y, j) for a, y in zip(A, draws, strict=True)) / K
@@ -294,10 +294,10 @@ def test_pass_at_k_of_equal_rewards_is_exactly_zero_and_a_constant_changes_nothi
     k: int, reward: float
 ) -> None:
     group = torch.zeros(6, dtype=torch.long)
-    assert not advantages.pass_at_k(torch.full((6,), reward), group, k=k).any()
+    assert not pass_at_k.pass_at_k(torch.full((6,), reward), group, k=k).any()
     returns = torch.tensor([0.0, 1.0, 0.5, 0.0, 2.0, 1.0], dtype=torch.float64)
     torch.testing.assert_close(
-        advantages.pass_at_k(returns + reward, group, k=k), advantages.pass_at_k(returns, group, k=k)
+        pass_at_k.pass_at_k(returns + reward, group, k=k), pass_at_k.pass_at_k(returns, group, k=k)
     )
 
 
@@ -311,7 +311,7 @@ def test_pass_at_k_normalised_is_normalised_over_all_subsets(k: int, rewards: li
     best = torch.tensor([max(rewards[i] for i in s) for s in subsets], dtype=torch.float64)
     A = advantages.normalised(best, torch.zeros(len(best), dtype=torch.long))
     wanted = [float(A[[i in s for s in subsets]].mean()) for i in range(len(rewards))]
-    got = advantages.pass_at_k_normalised(torch.tensor(rewards, dtype=torch.float64), group, k=k)
+    got = pass_at_k.pass_at_k_normalised(torch.tensor(rewards, dtype=torch.float64), group, k=k)
     assert got.tolist() == pytest.approx(wanted, abs=1e-9)
 
 
@@ -322,17 +322,17 @@ def test_pass_at_k_normalised_is_the_papers_closed_form(right: int, wrong: int, 
     sigma = math.sqrt(mean * (1 - mean))
     lost = (1 - mean - math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1)) / sigma if sigma else 0.0
     R = torch.tensor([1.0] * right + [0.0] * wrong, dtype=torch.float64)
-    got = advantages.pass_at_k_normalised(R, torch.zeros(n, dtype=torch.long), k=k, eps=0.0 if sigma else 1.0)
+    got = pass_at_k.pass_at_k_normalised(R, torch.zeros(n, dtype=torch.long), k=k, eps=0.0 if sigma else 1.0)
     won = (1 - mean) / sigma if sigma else 0.0
     assert got.tolist() == pytest.approx([won] * right + [lost] * wrong)
 
 
 def test_pass_at_k_normalised_refuses_a_group_without_one_more_and_is_zero_for_equal_rewards() -> None:
     with pytest.raises(ValueError, match="k = 3 needs at least 4"):
-        advantages.pass_at_k_normalised(torch.zeros(3), torch.zeros(3, dtype=torch.long), k=3)
+        pass_at_k.pass_at_k_normalised(torch.zeros(3), torch.zeros(3, dtype=torch.long), k=3)
     group = torch.tensor([0, 0, 0, 1, 1, 1])
     returns = torch.tensor([0.1, 0.1, 0.1, 0.0, 1.0, 0.0])
-    assert not advantages.pass_at_k_normalised(returns, group)[:3].any()
+    assert not pass_at_k.pass_at_k_normalised(returns, group)[:3].any()
 
 
 def test_a_task_that_hardly_varies_is_not_blown_up_by_the_batchs_deviation() -> None:
@@ -348,18 +348,18 @@ def test_a_task_that_hardly_varies_is_not_blown_up_by_the_batchs_deviation() -> 
 def test_pass_at_k_credits_a_second_success_less_than_a_first() -> None:
     """With k = K - 1 and two successes, either is beaten only by the other."""
     group = torch.zeros(4, dtype=torch.long)
-    first = advantages.pass_at_k(torch.tensor([1.0, 0.0, 0.0, 0.0]), group, k=3)
-    both = advantages.pass_at_k(torch.tensor([1.0, 1.0, 0.0, 0.0]), group, k=3)
+    first = pass_at_k.pass_at_k(torch.tensor([1.0, 0.0, 0.0, 0.0]), group, k=3)
+    both = pass_at_k.pass_at_k(torch.tensor([1.0, 1.0, 0.0, 0.0]), group, k=3)
     assert first.tolist() == pytest.approx([3.0, -1.0, -1.0, -1.0])
     assert both.tolist() == pytest.approx([0.0, 0.0, 0.0, 0.0])
 
 
 def test_pass_at_k_refuses_a_group_without_one_more_and_hides_no_nan() -> None:
     group = torch.tensor([0, 0, 0, 1, 1, 1, 1])
-    advantages.pass_at_k(torch.zeros(7), group, k=2)
+    pass_at_k.pass_at_k(torch.zeros(7), group, k=2)
     with pytest.raises(ValueError, match="k = 3 needs at least 4"):
-        advantages.pass_at_k(torch.zeros(7), group, k=3)
-    found = advantages.pass_at_k(torch.tensor([math.nan, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]), group, k=2)
+        pass_at_k.pass_at_k(torch.zeros(7), group, k=3)
+    found = pass_at_k.pass_at_k(torch.tensor([math.nan, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]), group, k=2)
     assert found[0].isnan()
     assert found[3:].isfinite().all()
 

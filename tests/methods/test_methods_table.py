@@ -14,6 +14,7 @@ from posttrain.math import (
     control,
     corrections,
     kl,
+    pass_at_k,
     preference,
     ratios,
     reduce,
@@ -734,7 +735,7 @@ def test_fewer_than_least_group_would_learn_nothing_and_as_many_do_learn(credit:
             R, group = torch.tensor([*R.tolist(), 9.0]), torch.tensor([*group.tolist(), 1])
         if size >= enough:
             assert bool(credit(R, group).any())
-        elif credit in (advantages.leave_one_out, advantages.pass_at_k, advantages.pass_at_k_normalised):
+        elif credit in (advantages.leave_one_out, pass_at_k.pass_at_k, pass_at_k.pass_at_k_normalised):
             with pytest.raises(ValueError, match="in every group"):
                 credit(R, group)
         else:

@@ -2,29 +2,27 @@
 
 Rows of one task form a group of K samples. Every function takes the returns and the group
 numbers of *all* rows of an update and gives one number a row, which each token of that row
-then carries as its advantage. None divides by a length: that is reduce.py's business. Where a
-method credits each token by itself, read "token" for "row". Where rows lie on several ranks, groups are
-whole on each, and functions that look beyond groups take `everywhere`.
+then carries as its advantage (credit_rows, at the end). None divides by a length: that is reduce.py's
+business. Where a method credits each token by itself (credit_tokens), read "token" for "row". Where rows
+lie on several ranks, groups are whole on each, and functions that look beyond groups take `everywhere`.
 
 A baseline that contains its own row shrinks the gradient: with the group mean, E[Σ A_i ∇log π_i]
 = (K - 1)/K · K∇J, exactly. leave_one_out is unbiased. Dividing by the group's deviation
 is not a baseline at all; it weighs tasks by 1/σ (docs/errata.md; tests/study/truth).
 """
 
-from collections.abc import Iterator
-from math import comb
-from typing import Annotated
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
-from posttrain.math.choice import AtLeast, choice
+from posttrain.math.choice import choice, function_of, takes
 from posttrain.math.everywhere import HERE, Everywhere
-from posttrain.math.masked import group_mean, group_size
+from posttrain.math.masked import Mask, PerRow, PerToken, fill, group_mean, group_size
 
-PerRow = Float[torch.Tensor, "B"]
+Credit = Callable[..., PerRow]
 Group = Int[torch.Tensor, "B"]
-Count = Annotated[int, AtLeast(1)]
 
 
 def raw(returns: PerRow, group: Group) -> PerRow:
@@ -188,71 +186,51 @@ def over_mean(returns: PerRow, group: Group, eps: float = 1e-6) -> PerRow:
     return torch.where(mean <= 0, torch.zeros_like(returns), centred(returns, group) / (mean + eps))
 
 
-@choice(compares="group", group=lambda numbers: numbers["k"] + 1)
-def pass_at_k(returns: PerRow, group: Group, k: Count = 2) -> PerRow:
-    """k (E[max R of k rows with this one] - E[max R of k rows without it]), over subsets of the group.
+# ---------------------------------------------------------------------- from returns to tokens
 
-    Unbiased for the gradient of E[max of k fresh returns], which for returns in {0, 1} is pass@k: the
-    second term is a baseline that the row has no part in. k = 1 is leave_one_out.
 
-    Raises ValueError for a group with fewer than k + 1 rows.
+def credit_rows(
+    credit: Credit,
+    returns: PerToken,
+    mask: Mask,
+    group: Group,
+    episode: Int[torch.Tensor, "B"] | None = None,
+    everywhere: Everywhere = HERE,
+) -> PerToken:
+    """credit(R) on each trained token of its row, R the return at the row's first; 0 elsewhere.
 
-    Source: the aim is that of PKPO, arXiv:2505.15201, and of "Pass@k training", arXiv:2508.10751, whose
-    baselines differ; pass_at_k_normalised is the credit of the second.
+    A row without a trained token (its verifier failed) has no return and takes no part: a 0 would be a wrong
+    answer in the baseline of its group. Rows of one `episode` share its return, which counts once.
 
-    >>> pass_at_k(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long), k=2)
-    tensor([ 2.0000, -0.6667, -0.6667, -0.6667])
+    >>> R, mask = torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([[True, True], [True, False]])
+    >>> credit_rows(centred, R, mask, torch.tensor([0, 0]))
+    tensor([[ 0.5000,  0.5000],
+            [-0.5000,  0.0000]])
     """
-    advantage = torch.zeros_like(returns)
-    for above in _above_the_least(returns, group, k):
-        for i, own in above.items():
-            others = sorted(value for j, value in above.items() if j != i)
-            advantage[i] = k * (_mean_of_max(others, k - 1, own) - _mean_of_max(others, k, -torch.inf))
-    return advantage
+    rows, first = mask.any(-1).nonzero().flatten(), mask.to(torch.uint8).argmax(-1)
+    once, each = rows, torch.arange(len(rows))
+    if episode is not None:
+        numbers, each = torch.unique(episode[rows], return_inverse=True)
+        once = rows.new_zeros(len(numbers)).scatter_reduce(0, each, rows, "amin", include_self=False)
+    advantage = torch.zeros_like(returns[:, 0])
+    advantage[rows] = _called(credit, returns[once, first[once]], group[once], everywhere)[each]
+    return fill(advantage[:, None].expand_as(returns), mask)
 
 
-@choice(compares="group", group=lambda numbers: numbers["k"] + 1)
-def pass_at_k_normalised(returns: PerRow, group: Group, k: Count = 2, eps: float = 1e-6) -> PerRow:
-    """(E[max R of k rows with this one] - E[max R of k rows]) / (σ + eps), over subsets of the group.
+def credit_tokens(
+    credit: Credit, x: PerToken, mask: Mask, group: Group, everywhere: Everywhere = HERE
+) -> PerToken:
+    """credit() of each trained token by itself, the group of its row being its own; 0 elsewhere.
 
-    σ is the deviation of the max over these subsets: `normalised`, of groups of k answers, and for k = 1 of
-    answers. With returns in {0, 1} and N_- of N wrong, σ² = p (1 - p), p = 1 - C(N_-, k)/C(N, k) the share of
-    subsets that hold a right one.
-
-    Raises ValueError for a group with fewer than k + 1 rows.
-
-    Source: Pass@k training, arXiv:2508.10751, section 2.4, there for returns of 0 and 1. Its own runs clip
-    and average over tokens as DAPO does.
-
-    >>> pass_at_k_normalised(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.long), k=2)
-    tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
+    >>> credit_tokens(raw, torch.tensor([[1.0, 2.0]]), torch.tensor([[True, False]]), torch.tensor([0]))
+    tensor([[1., 0.]])
     """
-    advantage = torch.zeros_like(returns)
-    for above in _above_the_least(returns, group, k):
-        ordered = sorted(above.values())
-        mean = _mean_of_max(ordered, k, -torch.inf)
-        variance = _mean_of_max([(value - mean) ** 2 for value in ordered], k, -torch.inf)
-        for i, own in above.items() if variance else ():
-            others = sorted(value for j, value in above.items() if j != i)
-            advantage[i] = (_mean_of_max(others, k - 1, own) - mean) / (variance**0.5 + eps)
-    return advantage
+    out = torch.zeros_like(x)
+    out[mask] = _called(credit, x[mask], group[:, None].expand(x.shape)[mask], everywhere)
+    return out
 
 
-def _above_the_least(returns: PerRow, group: Group, k: int) -> Iterator[dict[int, float]]:
-    """Of each group, row -> its return less the least one; ValueError where there are not k others.
-
-    A constant changes no advantage, and less the least of them equal returns are 0 without rounding.
-    """
-    for number in torch.unique(group):
-        rows = (group == number).nonzero().flatten().tolist()
-        if len(rows) < k + 1:
-            raise ValueError(f"pass_at_k with k = {k} needs at least {k + 1} samples in every group")
-        yield {i: float(returns[i] - returns[rows].min()) for i in rows}
-
-
-def _mean_of_max(values: list[float], size: int, floor: float) -> float:
-    """E[max(floor, subset)] over the subsets of this size of values, which are in order, least first."""
-    if size == 0:
-        return floor
-    shares = (comb(place, size - 1) / comb(len(values), size) for place in range(len(values)))
-    return sum(share * max(floor, value) for share, value in zip(shares, values, strict=True))
+def _called(credit: Credit, returns: PerRow, group: Group, everywhere: Everywhere) -> PerRow:
+    if takes(function_of(credit), "everywhere"):
+        credit = partial(credit, everywhere=everywhere)
+    return credit(returns, group)

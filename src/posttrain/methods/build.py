@@ -19,6 +19,7 @@ from posttrain.math import (
     control,
     corrections,
     kl,
+    pass_at_k,
     preference,
     ratios,
     reduce,
@@ -54,7 +55,7 @@ def _named(module: ModuleType, names: str) -> Functions:
 CHOICES: Mapping[str, Functions] = {
     "returns": _named(returns, "total total_by_token to_go"),
     "estimator": _named(returns, "monte_carlo td n_step gae vtrace"),
-    "credit": _public(advantages),
+    "credit": {**_public(advantages, ("credit_rows", "credit_tokens")), **_public(pass_at_k)},
     "ratio": _public(ratios),
     "surrogate": _public(surrogate),
     "correction": _public(corrections),

@@ -14,18 +14,16 @@ A choice is a function of math/; functools.partial fixes a number of it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
 
-from posttrain.math import control, corrections, diagnose, kl, masked, ratios, returns, shaping
-from posttrain.math.choice import Between, Signed, function_of, takes
+from posttrain.math import advantages, control, corrections, diagnose, kl, masked, ratios, returns, shaping
+from posttrain.math.choice import Between, Signed
 from posttrain.math.returns import Path
-from posttrain.types import Batch, Mask, Method, Outputs, PerRow, PerToken
+from posttrain.types import Batch, Mask, Method, Outputs, PerToken
 
 Returns = Callable[..., PerToken]
-Credit = Callable[..., PerRow]
 Ratio = Callable[..., PerToken]
 Surrogate = Callable[..., PerToken]
 Correction = Callable[..., PerToken]
@@ -45,7 +43,7 @@ class PolicyGradient(Method):
     row carries credit(R) of the row; with any other `returns` each token is credited by itself.
     """
 
-    credit: Credit
+    credit: advantages.Credit
     ratio: Ratio
     surrogate: Surrogate
     reduction: Reduction
@@ -217,24 +215,16 @@ class PolicyGradient(Method):
         return batch.state["beta"] if self.kl_target else fixed
 
     def _advantages(self, x: PerToken, batch: Batch, *, whole: bool) -> PerToken:
-        """credit() over rows, or over tokens. Rows that train nothing take no part.
+        """credit() over rows, or over tokens, as math/advantages.py says.
 
-        A row without a trained token (its verifier failed) has no return: a 0 would be a wrong answer
-        in the baseline of its group. What is credited is first rounded to the type of the losses, where
-        returns that are equal but for how they were added up are equal (math/returns.py: worth).
+        What is credited is first rounded to the type of the losses, where returns that are equal but for how
+        they were added up are equal (math/returns.py: worth).
         """
-        x, credit = x.to(batch.logp_gen), self.credit
-        if takes(function_of(credit), "everywhere"):
-            credit = partial(credit, everywhere=batch.everywhere)
+        x = x.to(batch.logp_gen)
         if whole:
-            rows, first = batch.mask.any(-1), batch.mask.to(torch.uint8).argmax(-1, keepdim=True)
-            advantage = torch.zeros_like(x[:, 0])
-            once, each = _episodes(batch, rows)
-            advantage[rows] = credit(x.gather(1, first)[once, 0], batch.group[once])[each]
-            return masked.fill(advantage[:, None].expand_as(x), batch.mask)
-        out = torch.zeros_like(x)
-        out[batch.mask] = credit(x[batch.mask], batch.group[:, None].expand(x.shape)[batch.mask])
-        return out
+            rows = batch.mask, batch.group, batch.episode
+            return advantages.credit_rows(self.credit, x, *rows, batch.everywhere)
+        return advantages.credit_tokens(self.credit, x, batch.mask, batch.group, batch.everywhere)
 
     def _old(self, out: Outputs, batch: Batch) -> PerToken:
         # In a first and only pass π_old is π itself: no second forward pass is spent on it.
@@ -275,16 +265,3 @@ def _with(state: Mapping[str, float], name: str, value: float, keep: float) -> d
 def _mean_of(state: Mapping[str, float], name: str) -> float:
     """A running average, over the sum of its weights: the first updates are not pulled towards 0."""
     return state[name] / state[f"{name}_weight"]
-
-
-def _episodes(batch: Batch, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(one of these rows for each episode, which of those each row is of): an episode counts once.
-
-    Rows of one episode share its return, and so its advantage.
-    """
-    index = rows.nonzero().flatten()
-    if batch.episode is None:
-        return index, torch.arange(len(index))
-    numbers, each = torch.unique(batch.episode[index], return_inverse=True)
-    once = index.new_zeros(len(numbers)).scatter_reduce(0, each, index, "amin", include_self=False)
-    return once, each

@@ -16,6 +16,7 @@ from posttrain.math import (
     control,
     corrections,
     kl,
+    pass_at_k,
     preference,
     ratios,
     reduce,
@@ -67,8 +68,8 @@ GMPO = replace(GRPO, ratio=ratios.by_bounded_sequence, surrogate=surrogate.uncli
 CISPO = replace(DAPO, surrogate=surrogate.truncated)
 SAPO = replace(GRPO, surrogate=surrogate.soft_gated)
 MAX_RL = replace(GRPO, credit=advantages.over_mean)
-PASS_AT_K = replace(RLOO, credit=advantages.pass_at_k)
-PASS_AT_K_TRAINING = replace(GRPO, credit=advantages.pass_at_k_normalised)
+PASS_AT_K = replace(RLOO, credit=pass_at_k.pass_at_k)
+PASS_AT_K_TRAINING = replace(GRPO, credit=pass_at_k.pass_at_k_normalised)
 
 LEARNED = ActorCritic(
     advantages.raw, ratios.by_token, surrogate.score, reduce.per_row, estimator=returns.monte_carlo

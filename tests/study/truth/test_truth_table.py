@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from posttrain.math import advantages
+from posttrain.math import pass_at_k
 from posttrain.methods.build import CHOICES, build
 from posttrain.methods.table import METHODS, REINFORCE
 from posttrain.study import truth
@@ -230,4 +230,4 @@ def test_pass_at_k_needs_no_more_than_the_groups_of_the_table() -> None:
     four = torch.zeros(4, dtype=torch.long)
     assert method.credit(torch.ones(4), four).shape == (4,)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="needs at least"):
-        partial(advantages.pass_at_k, k=4)(torch.ones(4), four)
+        partial(pass_at_k.pass_at_k, k=4)(torch.ones(4), four)

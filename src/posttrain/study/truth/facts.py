@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from posttrain.math import advantages, corrections, kl, reduce
+from posttrain.math import advantages, corrections, kl, pass_at_k, reduce
 from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import REINFORCE, RLOO
 from posttrain.study.truth import baselines, exact, imitation, preferences, rewards, soft, trust, values
@@ -106,7 +106,7 @@ def best(world: World) -> Iterator[Row]:
     for name, method, why in (
         (
             "pass_at_k, k = 2",
-            replace(RLOO, credit=partial(advantages.pass_at_k, k=2)),
+            replace(RLOO, credit=partial(pass_at_k.pass_at_k, k=2)),
             "it follows this J, which is pass@2 for rewards of 0 and 1",
         ),
         ("leave one out", RLOO, "the mean's gradient points elsewhere"),
