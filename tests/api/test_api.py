@@ -791,9 +791,17 @@ def test_what_is_no_reward_and_no_group_is_refused_in_words(model):
         groups = s.sample()
         for wrong, error, says in (
             ([1.0] * 12, TypeError, "takes a function of an episode"),
-            (lambda episode: None, TypeError, "a reward is a number, and the function gave None"),
-            (lambda episode: "1", TypeError, "a reward is a number, and the function gave '1'"),
-            (lambda episode: float("nan"), ValueError, "a reward is finite"),
+            (
+                lambda episode: None,
+                TypeError,
+                "of at most 1e.15, and the function gave None",
+            ),
+            (
+                lambda episode: "1",
+                TypeError,
+                "of at most 1e.15, and the function gave '1'",
+            ),
+            (lambda episode: float("nan"), ValueError, "the function gave nan"),
         ):
             with pytest.raises(error, match=says):
                 groups.reward(wrong)

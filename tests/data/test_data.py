@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +22,8 @@ from posttrain.data import (
     read_records,
     records,
 )
+from posttrain.data.fields import Fields
+from posttrain.data.records import Record
 from posttrain.types import UserError
 
 GSM8K = {"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
@@ -279,7 +282,6 @@ BAD_RECORDS = [
     ({"prompt": {"text": "a"}}, "prompt is an object, not text"),
     ({"prompt": []}, "prompt is empty"),
     ({"prompt": "a?", "answer": ["b"]}, "answer is a list, not text or a number"),
-    ({"prompt": "a?", "answer": True}, "answer is a boolean, not text or a number"),
     ({"prompt": "a?", "id": True}, "id is a boolean"),
     ({"prompt": "a?", "id": ""}, "id is empty"),
     ({"question": "", "answer": "1"}, "question is empty"),
@@ -679,12 +681,28 @@ def test_values_separated_by_commas_or_tabs_are_records(tmp_path):
     assert [r.fields for r in read_records(str(tmp_path / "a.tsv.gz"))] == [{"prompt": "1+1=", "answer": 2}]
     tasks = load_tasks(Data(path=str(file)))
     assert [task.answer for task in tasks] == ["3", "-4"]
-    (tmp_path / "prices.csv").write_text("prompt,answer\na,12.50\nb,\nc,3\n")
-    assert [task.answer for task in load_tasks(Data(path=str(tmp_path / "prices.csv")))] == [
-        "12.50",
-        None,
-        "3",
+
+
+def test_an_answer_is_the_text_of_its_cell_and_its_column_still_one_of_numbers(tmp_path):
+    file = tmp_path / "prices.csv"
+    file.write_text("prompt,answer,yes\na,12.50,True\nb,,\nc,3,false\nd,4.0,false\n")
+    assert [task.answer for task in load_tasks(Data(path=str(file)))] == ["12.50", None, "3", "4.0"]
+    said = load_tasks(Data(path=str(file), columns={"answer": "yes"}))
+    assert [task.answer for task in said] == ["true", None, "false", "false"]
+    records = list(read_records(str(file)))
+    assert [Fields(record, {}).number("answer") for record in records if record.fields["answer"]] == [
+        12.5,
+        3,
+        4,
     ]
+    assert json.dumps(records[0].fields["answer"]) == "12.5"
+    again = pickle.loads(pickle.dumps(records[0].fields["answer"]))
+    assert (again, str(again)) == (12.5, "12.50")
+
+
+@pytest.mark.parametrize(("given", "text"), [(42.0, "42"), (-0.5, "-0.5"), (1e300, "1e+300"), (True, "true")])
+def test_an_answer_that_is_no_text_becomes_one(given, text):
+    assert Fields(Record({"answer": given}, "d.jsonl:1"), {}).answer("answer") == text
 
 
 @pytest.mark.parametrize(

@@ -185,13 +185,20 @@ class Fields:
         return value
 
     def answer(self, name: str) -> str | None:
-        """A field that may be missing, null, text, or a number, which becomes text."""
+        """A field that may be missing, null, text, or a number or boolean, which becomes text as JSON has it.
+
+        42.0 becomes 42: so pandas holds whole numbers of a column in which one is missing.
+        """
         if not self.has(name):
             return None
         value = self.raw(name)
         if value is None or isinstance(value, str):
             return value
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, bool):
+            return str(value).lower()
+        if type(value) is float and value.is_integer() and abs(value) < 2**53:
+            return str(int(value))
+        if isinstance(value, (int, float)):
             return str(value)
         raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number")
 

@@ -1,11 +1,12 @@
 """What a program looks at: the groups of an update and the lines of a run, as lists that know more."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any, SupportsIndex, overload
 
 from posttrain.base.nearest import did_you_mean
+from posttrain.base.verdict import LARGEST, number
 from posttrain.types import Episode, Trajectory, Verdict
 
 
@@ -111,11 +112,11 @@ def check_groups(given: object) -> None:
 
 
 def _number(worth: Any) -> float:
-    if isinstance(worth, str) or not hasattr(type(worth), "__float__"):
-        raise TypeError(f"a reward is a number, and the function gave {worth!r:.60}")
-    if not math.isfinite(worth):
-        raise ValueError(f"a reward is finite, and the function gave {worth}")
-    return float(worth)
+    found = number(worth)
+    if found is None:
+        what = f"a reward is a number of at most {LARGEST:g}, and the function gave {worth!r:.60}"
+        raise ValueError(what) if isinstance(worth, Real) else TypeError(what)
+    return found
 
 
 def _row(each: Episode | Trajectory) -> Trajectory:
