@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,3 +221,25 @@ def test_a_prompt_without_room_for_its_answer_is_refused_before_anything_is_draw
     assert "with 3 new ones that is more than the model's context of 512" in said.err
     assert not list(tmp_path.glob("steps.jsonl*"))
     assert run_cli(*words, "--limit", "1").code == 0, "the long prompt is not asked"
+
+
+def test_an_interrupt_keeps_the_answers_that_are_labelled(
+    run_cli: Callable[..., Any],
+    online: dict[str, Any],
+    write: Callable[..., Path],
+    able: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken_off(*given: Any, **named: Any) -> Iterator[dict[str, Any]]:
+        yield next(step_labels(*given, **named))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("posttrain.commands.steps.step_labels", broken_off)
+    out, recipe = tmp_path / "steps.jsonl", write(online, {"model": {"path": str(able)}})
+    said = run_cli("steps", recipe, "--out", out, "--rollouts", "2", "--separator", "1")
+    assert (said.code, said.err.count("\n")) == (130, 1), said.err
+    assert said.err.startswith("error: interrupted; 1 answers with ")
+    assert said.err.endswith(f"are kept: {out}\n")
+    assert len(load_steps(Data(path=str(out)))) == 1
+    assert [path.name for path in tmp_path.glob("steps.jsonl*")] == ["steps.jsonl"]

@@ -91,13 +91,19 @@ def _between(separator: str) -> str:
 
 
 def _write_records(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, int]:
-    """How many records were written, and the steps in them; the file is there when it is whole."""
+    """How many records were written, and the steps in them; it is there when all are, or at an interrupt."""
     out.parent.mkdir(parents=True, exist_ok=True)
     begun, answers, labelled = out.with_name(out.name + ".tmp"), 0, 0
-    with begun.open("w", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            answers, labelled = answers + 1, labelled + len(record["steps"])
+    try:
+        with begun.open("w", encoding="utf-8") as file:
+            for record in records:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                answers, labelled = answers + 1, labelled + len(record["steps"])
+    except KeyboardInterrupt:
+        if not answers:
+            raise
+        begun.replace(out)
+        raise KeyboardInterrupt(f"{answers} answers with {labelled} steps are kept: {out}") from None
     begun.replace(out)
     return answers, labelled
 
