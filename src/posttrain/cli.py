@@ -12,74 +12,41 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from posttrain import __main__
+from posttrain import __main__, __version__
 from posttrain.errors import RunError, UserError
 
 PATHS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
 """What the system refuses of a path that somebody named."""
-COMMANDS = {
-    "new": ("api.new:new", "Makes a small Llama with random weights, and a tokenizer learnt from text."),
-    "pipeline": (
-        "pipeline.command:pipeline",
-        "Runs stages that each name a recipe and take what earlier ones made; leaves one pipeline.html.",
-    ),
-    "verify": ("commands.verify:verify", "Judges responses as a training run would, without a model."),
-    "revise": (
-        "commands.feedback:revise",
-        "Has a model answer prompts, criticise its answers by the constitution, and revise them.",
-    ),
-    "prefer": (
-        "commands.feedback:prefer",
-        "Has a model say which of two answers is better, in both orders, and writes its preferences.",
-    ),
-    "steps": (
-        "commands.steps:steps",
-        "Labels each step of a policy's answers by how often the policy, going on from there, ends right.",
-    ),
-    "search": (
-        "commands.prove:search",
-        "Searches tasks with a policy, and prints answers or proofs with their trees.",
-    ),
-    "score": (
-        "commands.score:score",
-        "Scores answers by a policy's implicit reward β log π/π_ref, and compares it with a reward model's.",
-    ),
-    "inspect": (
-        "commands.inspection:inspect",
-        "Measures what training did to each matrix: how far it moved, and in how many directions.",
-    ),
-    "merge": (
-        "api.merge:merge",
-        "Merges the adapter of a run into its model, which other recipes and transformers can load.",
-    ),
-    "replay": (
-        "commands.replay:replay",
-        "Makes an asynchronous run again, in one thread, and compares weights and samples bit for bit.",
-    ),
-    "methods": (
-        "commands.listing:methods",
-        "Prints the table of methods: what each chooses, and where it comes from.",
-    ),
-    "doctor": (
-        "commands.listing:doctor",
-        "Says what this machine has, what is missing for which feature, and how to get it.",
-    ),
+COMMANDS: dict[str, tuple[str, str]] = {
     "train": (
         "commands.train:train",
         "Runs a recipe to its end, and leaves report.html in the run directory.",
+    ),
+    "validate": (
+        "commands.train:validate",
+        "Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.",
     ),
     "profile": (
         "commands.profile:profile",
         "Plays a few updates of a recipe, and prints where their time goes, against this machine's best.",
     ),
-    "validate": (
-        "commands.train:validate",
-        "Checks everything that can be checked before weights are read, of a recipe or of a pipeline's.",
+    "pipeline": (
+        "pipeline.command:pipeline",
+        "Runs stages that each name a recipe and take what earlier ones made; leaves one pipeline.html.",
+    ),
+    "replay": (
+        "commands.replay:replay",
+        "Makes an asynchronous run again, in one thread, and compares weights and samples bit for bit.",
+    ),
+    "sample": ("commands.train:sample", "Draws answers to one prompt."),
+    "serve": (
+        "commands.serve:serve",
+        "Serves a model's answers over the OpenAI chat API on this machine, until Ctrl-C.",
     ),
     "eval": (
         "commands.evaluate:evaluate",
@@ -93,26 +60,60 @@ COMMANDS = {
         "commands.contamination:contamination",
         "Lists the problems of a suite that share a run of words with training data.",
     ),
-    "sample": ("commands.train:sample", "Draws answers to one prompt."),
-    "serve": (
-        "commands.serve:serve",
-        "Serves a model's answers over the OpenAI chat API on this machine, until Ctrl-C.",
+    "verify": ("commands.verify:verify", "Judges responses as a training run would, without a model."),
+    "search": (
+        "commands.prove:search",
+        "Searches tasks with a policy, and prints answers or proofs with their trees.",
     ),
     "report": (
         "commands.train:report",
         "Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.",
     ),
-    "runs": (
-        "commands.runs:runs",
-        "Lists runs and pipelines: method, updates, state, best evaluation, when, and size on the disk.",
-    ),
     "watch": (
         "commands.runs:watch",
         "Serves the report of a run on this machine, which follows the run while it goes on, until Ctrl-C.",
     ),
-    "clean": (
-        "commands.clean:clean",
-        "Removes what runs can do without, after it has said what, and asked.",
+    "runs": (
+        "commands.runs:runs",
+        "Lists runs and pipelines: method, updates, state, best evaluation, when, and size on the disk.",
+    ),
+    "clean": ("commands.clean:clean", "Removes what runs can do without, after it has said what, and asked."),
+    "inspect": (
+        "commands.inspection:inspect",
+        "Measures what training did to each matrix: how far it moved, and in how many directions.",
+    ),
+    "new": ("api.new:new", "Makes a small Llama with random weights, and a tokenizer learnt from text."),
+    "pull": (
+        "commands.train:pull",
+        "Fetches a model, converts it once if it must be, and prints the directory that holds it.",
+    ),
+    "merge": (
+        "api.merge:merge",
+        "Merges the adapter of a run into its model, which other recipes and transformers can load.",
+    ),
+    "prefer": (
+        "commands.feedback:prefer",
+        "Has a model say which of two answers is better, in both orders, and writes its preferences.",
+    ),
+    "revise": (
+        "commands.feedback:revise",
+        "Has a model answer prompts, criticise its answers by the constitution, and revise them.",
+    ),
+    "score": (
+        "commands.score:score",
+        "Scores answers by a policy's implicit reward β log π/π_ref, and compares it with a reward model's.",
+    ),
+    "steps": (
+        "commands.steps:steps",
+        "Labels each step of a policy's answers by how often the policy, going on from there, ends right.",
+    ),
+    "methods": (
+        "commands.listing:methods",
+        "Prints the table of methods: what each chooses, and where it comes from.",
+    ),
+    "doctor": (
+        "commands.listing:doctor",
+        "Says what this machine has, what is missing for which feature, and how to get it.",
     ),
     "truth": (
         "commands.train:truth",
@@ -122,12 +123,17 @@ COMMANDS = {
         "commands.train:classic",
         "Runs a small example of classical reinforcement learning, and compares it with the exact optimum.",
     ),
-    "pull": (
-        "commands.train:pull",
-        "Fetches a model, converts it once if it must be, and prints the directory that holds it.",
-    ),
 }
 """Where each command's function is, and the first sentence of its help."""
+PANELS = {
+    "Train": "train validate profile pipeline replay",
+    "Try and evaluate": "sample serve eval compare contamination verify score search",
+    "Look at runs": "report watch runs clean inspect",
+    "Models": "new pull merge",
+    "Make data": "prefer revise steps",
+    "Learn, and find out": "methods doctor truth classic",
+}
+"""Under what a command stands in the help: each once, in the order in which it is shown."""
 
 
 class Command(TyperCommand):
@@ -154,7 +160,11 @@ class Commands(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = {name: Command(name, help=line) for name, (_, line) in COMMANDS.items()}
+        self.commands = {
+            name: Command(name, help=COMMANDS[name][1], rich_help_panel=panel)
+            for panel, names in PANELS.items()
+            for name in names.split()
+        }
 
 
 app = typer.Typer(
@@ -166,7 +176,21 @@ app = typer.Typer(
     help="Reinforcement-learning post-training of language models.",
     epilog="Start with `posttrain train recipes/arithmetic_grpo.toml`, or read `posttrain methods`.",
 )
-app.callback()(lambda: None)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"posttrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit."),
+    ] = False,
+) -> None: ...
 
 
 def run(words: Sequence[str]) -> int:

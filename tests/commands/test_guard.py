@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,13 @@ def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
     loaded = cli.Command(name, help="").load()
     assert loaded.name == name
     assert (loaded.help or "").splitlines()[0] == COMMANDS[name][1]
+
+
+def test_the_help_has_each_command_once_and_the_version_is_the_packages(run_cli) -> None:
+    shown = [name for names in cli.PANELS.values() for name in names.split()]
+    assert sorted(shown) == sorted(COMMANDS)
+    said = run_cli("--version")
+    assert (said.code, said.out) == (0, f"posttrain {version('posttrain')}\n")
 
 
 def test_the_list_of_commands_and_a_wrong_name_import_nothing_heavy() -> None:
