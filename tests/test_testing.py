@@ -83,7 +83,6 @@ BROKEN: dict[str, tuple[Method, str]] = {
     "a credit that compares and does not say so": (replace(REINFORCE, credit=undeclared), "the least group"),
     "a credit of the row before": (replace(REINFORCE, credit=of_the_row_before), "the order of rows"),
     "weights by the place in the step": (replace(REINFORCE, reduction=forgetful), "the order of rows"),
-    "code that raises": (replace(GRPO, credit=raising), "finite: it raises RuntimeError: no wages"),
     "a penalty of pairs upside down": (
         replace(DPO, pair_loss=lambda margin, beta: beta * margin),
         "right answers become likelier",
@@ -101,6 +100,14 @@ def test_a_broken_promise_is_named(case: str, seed: int) -> None:
     report = check_method(method, seed=seed, raises=False)
     assert report.broken
     assert "broken: " in str(report)
+
+
+def test_what_raises_is_said_by_its_choices() -> None:
+    with pytest.raises(
+        AssertionError, match=r"^grpo with credit = raising raises RuntimeError: no wages \(seed 0"
+    ):
+        check_method(posttrain.method("grpo", credit=raising))
+    assert check_method(posttrain.method("grpo")).method == "grpo"
 
 
 def test_what_compares_and_says_so_keeps_the_promise() -> None:

@@ -19,13 +19,14 @@ import torch
 from posttrain.base.usercode import cause
 from posttrain.math import reduce
 from posttrain.math.choice import takes
-from posttrain.methods.build import build
-from posttrain.methods.table import Line, Named, label, line
+from posttrain.methods.build import build, described
+from posttrain.methods.table import METHODS, Line, Named, label, like, line
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken
 
 HORIZON = 16
 _OF_THE_MACHINE = re.compile("(time|speed|ranks|samplers)/|seconds|.*memory")
 """Metrics that a clock or a meter gives."""
+_RAISES = "raises"
 
 
 def repeatable(metrics: Path) -> list[dict[str, Any]]:
@@ -166,17 +167,29 @@ def check_method(
         checks["the gradient that is given"] = lambda line, made, seed: _given(gradient, made, seed)
     seen = {promise: _seen(check, found, made, seed) for promise, check in checks.items()}
     broken = tuple((promise, what) for promise, what in seen.items() if what)
+    name = _name(method)
     if broken and raises:
         promise, what = broken[0]
-        raise AssertionError(f"{label(method)} breaks a promise: {promise}: {what} (seed {seed})")
-    return Report(label(method), tuple(promise for promise, what in seen.items() if not what), broken)
+        fails = what if what.startswith(_RAISES) else f"breaks a promise: {promise}: {what}"
+        raise AssertionError(f"{name} {fails} (seed {seed})")
+    return Report(name, tuple(promise for promise, what in seen.items() if not what), broken)
+
+
+def _name(method: Named) -> str:
+    """What it is called, as in "grpo with credit = quantile" for a line of the table with another choice."""
+    found = line(method)
+    if isinstance(method, str) or (usual := METHODS[like(found)]).title != found.title:
+        return label(method)
+    before = described(usual.method)
+    other = [f"{k} = {v}" for k, v in described(found.method).items() if before.get(k) != v]
+    return f"{like(found)}{' with ' * bool(other)}{', '.join(other)}"
 
 
 def _seen(check: Callable[[Line, Method, int], str], found: Line, made: Method, seed: int) -> str:
     try:
         return check(found, made, seed)
     except Exception as error:
-        return f"it raises {cause(error)}"
+        return f"{_RAISES} {cause(error)}"
 
 
 def _finite(found: Line, method: Method, seed: int) -> str:
