@@ -10,6 +10,7 @@ from posttrain.evaluation.suites.suite import Shots, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.types import Sampling, UserError
 from posttrain.verifiers.answers import Number
+from posttrain.verifiers.sandbox import host
 from posttrain.verifiers.workers.pool import Pool
 
 from ..conftest import TEMPLATE, tiny_tokenizer
@@ -35,8 +36,12 @@ PLUS = {
     "prompt": "Write a function that doubles a number.",
     "test_list": SENTENCE["test_list"],
     "test_imports": ["import math"],
-    "test": "def same(out, exp):\n    assert out == exp\nfor x in (0, 1, 5):\n    same(double(x), 2 * x)\n",
+    "test": "from math import inf\n\ndef is_floats(x):\n    return isinstance(x, np.ndarray)\n\n"
+    "def same(out, exp):\n    assert out == exp or is_floats(exp)\nfor x in (0, 1, 5):\n"
+    "    same(double(x), 2 * x)\n",
 }
+if host.packages("numpy"):  # as EvalPlus has it; elsewhere boxes have another Python
+    PLUS["test"] = f"import numpy as np\n{PLUS['test']}"
 CASES = json.dumps([{"input": "2\n", "output": "4\n", "testtype": "stdin"}])
 MMLU = {"question": " Which? ", "subject": "us_history", "choices": ["a", "b", "c", "d"], "answer": 2}
 

@@ -17,7 +17,7 @@ from posttrain.verifiers.code.problem import asserts, problem, sources
 from posttrain.verifiers.code.verifier import Code
 from posttrain.verifiers.code.wire import dump
 from posttrain.verifiers.fences import program
-from posttrain.verifiers.sandbox import LEVELS, available
+from posttrain.verifiers.sandbox import LEVELS, available, host
 from posttrain.verifiers.workers.pool import Pool
 
 BENCHMARK = runpy.run_path(
@@ -181,6 +181,23 @@ def test_a_test_that_cannot_run_is_not_the_programs_fault() -> None:
     assert CODE(odd, "def f(x): return x").score is None
 
 
+def test_a_test_may_name_modules_that_programs_import_and_use_numpy() -> None:
+    odd = task(prompt="", entry_point="f", test="assert math.isclose(f(9), 3)")
+    assert CODE(odd, "from math import sqrt\ndef f(x): return sqrt(x)").label == "PASS"
+    assert CODE(odd, "def f(x): return x").label == "WRONG"
+    lost = CODE(
+        task(prompt="", entry_point="f", test="import torch_\nassert f(1) == 1"), "def f(x): return x"
+    )
+    assert "No module named 'torch_'" in lost.reason
+    if not host.packages("numpy"):
+        pytest.skip("boxes have another Python than this one, or may not read its packages: no numpy in them")
+    near = task(
+        prompt="", entry_point="f", test="import numpy as np\nassert np.allclose(f([1, 2]), [1, 2.0])"
+    )
+    assert CODE(near, "def f(x): return x").label == "PASS"
+    assert CODE(near, "def f(x): return x[::-1]").label == "WRONG"
+
+
 def test_tasks_with_many_limits_do_not_leave_many_interpreters_waiting() -> None:
     for n in range(10):
         cases = [{"args": [1], "expected": 1}]
@@ -323,6 +340,9 @@ def test_tolerances_are_exact() -> None:
         ("0.30000001", "0.3", "float:1e-6", True), ("0.31", "0.3", "float:1e-6", False),
         ("x 1", "x 1.0", "float:1e-6", True), ("1_0", "10", "float:1e-6", False),
         ("1", "1 1", "float:1", False),
+        ("2" + "0" * 400, "1" + "0" * 400, "float:1e-6", False), ("1" + "0" * 400, "1e400", "float:1", False),
+        ("1e999", "inf", "float:1", False), ("-inf", "-Infinity", "float:1", True),
+        ("３.５", "3.5", "float:1", False),
         ("nan", "0", "float:1e-6", False), ("nan", "NaN", "float:1e-6", True), ("-0", "0", "float:0", True),
     ],
 )  # fmt: skip

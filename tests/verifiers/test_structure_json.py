@@ -294,6 +294,28 @@ def test_a_million_characters_take_linear_time(unit: str) -> None:
         assert time.thread_time() - begin < 4
 
 
+@pytest.mark.parametrize(
+    ("schema", "response", "label"),
+    [
+        ({"multipleOf": 0.01}, "19.99", "right"),
+        ({"multipleOf": 0.1}, "0.3", "right"),
+        ({"multipleOf": 0.01}, "19.995", "wrong"),
+        ({"multipleOf": 3}, "1e2", "wrong"),
+        ({"multipleOf": 3}, '"x"', "right"),
+        ({"pattern": "^[0-9]+$"}, '"12\\n"', "wrong"),
+        ({"pattern": r"^\d+$"}, '"١٢"', "wrong"),
+        ({"pattern": r"^\w+$"}, '"é"', "wrong"),
+        ({"pattern": r"^\w+$"}, '"e_1"', "right"),
+        ({"pattern": r"[$]\$$"}, '"$$"', "right"),
+        ({"pattern": "a"}, "7", "right"),
+    ],
+)
+def test_decimals_are_what_was_written_and_patterns_are_ecmas(
+    schema: dict[str, Any], response: str, label: str
+) -> None:
+    assert Json(schema=schema)(task(), response).label == label
+
+
 def test_a_large_array_is_checked_in_linear_time() -> None:
     """The library compares items that cannot be sorted each with each."""
     items = ",".join(f'{{"a": {i}}}' for i in range(4_000))

@@ -90,7 +90,11 @@ class Recipe:
                 raise UserError(f"unknown keyword {name!r}", where=name, mend=near)
         # What is no table of a recipe is for the reader to refuse: it knows what the key is called here.
         own = {
-            key_of(name): table_of(name, table) if key_of(name) in TABLES else {}
+            key_of(name): table_of(name, table)
+            if key_of(name) in TABLES
+            else dict(table)
+            if isinstance(table, Mapping)
+            else {}
             for name, table in tables.items()
         }
         named, line = method_table(method)

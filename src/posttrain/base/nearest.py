@@ -167,6 +167,9 @@ NOWHERE = {
     "padding_free": "leave it out: rows are always packed",
     "assistant_only_loss": "leave it out: only answers are learnt from, always",
     "completion_only_loss": "leave it out: only answers are learnt from, always",
+    "mask_truncated_completions": "take method.overlong_buffer, which makes answers that are cut off cost",
+    "top_entropy_quantile": "leave it out: every token that was sampled is trained",
+    "repetition_penalty": "leave it out: answers are the policy's own; [verifier.repetition] judges them",
     "lora_dropout": "leave it out: adapters have no dropout",
     "bias": "leave it out: biases are not trained beside an adapter",
 }

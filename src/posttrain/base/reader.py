@@ -141,10 +141,16 @@ def _in_lists(tables: Any, cls: type) -> Any:
 
 
 def _as_written(tables: Any, loc: Sequence[str]) -> list[str]:
-    """The place of a key without the numbers of tables that were given alone."""
+    """The place of a key without the numbers of tables that were given alone, and the types it may have."""
     written, here = [], tables
     for name in loc:
-        if isinstance(here, Mapping) and name.isdigit() and name not in here:
+        if here is not None and not isinstance(here, Mapping | list):
+            break
+        if (
+            isinstance(here, Mapping | list)
+            and name.isdigit() == isinstance(here, Mapping)
+            and name not in here
+        ):
             continue
         written.append(name)
         if isinstance(here, list):
@@ -271,8 +277,10 @@ def _unknown(
 def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:
     """The first mistake but for unknown keys, as one line."""
     # What is there and should not be tells more than what is missing because of it.
-    mistake, *others = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
-    loc = _as_written(tables, [str(part) for part in mistake["loc"]])
+    found = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
+    places = [_as_written(tables, [str(part) for part in each["loc"]]) for each in found]
+    mistake, loc = found[0], places[0]
+    others = {tuple(place) for place in places} - {tuple(loc)}
     more = f" (and {len(others)} more)" if others else ""
     kind, said = mistake["type"], mistake["msg"]
     if _URGENCY.get(kind) == 2:

@@ -11,7 +11,7 @@ from posttrain.evaluation.suites import results
 from posttrain.evaluation.suites.numbers import grouped, holm, paired_difference, ratio_of, sign_test
 from posttrain.evaluation.suites.suite import Metric
 from posttrain.evaluation.suites.table import suite_of
-from posttrain.report.terminal import out
+from posttrain.report.terminal import out, print_whole
 from posttrain.types import UserError
 
 LEVEL = 0.05
@@ -43,7 +43,7 @@ def compare(
         shown += [f"{100 * row['difference']:+.1f} ± {100 * row['error']:.1f}"]
         shown += [f"{100 * row['low']:+.1f} – {100 * row['high']:+.1f}", f"{row['better']} : {row['worse']}"]
         table.add_row(row["suite"], row["metric"], *shown, f"{row['p']:.3g}", f"{row['p_holm']:.3g}")
-    out.print(table)
+    print_whole(table)
     for row in rows:
         ahead = second if row["difference"] > 0 else first
         said = f"{ahead} is ahead" if row["clear"] else "no difference is shown"

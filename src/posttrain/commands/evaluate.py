@@ -26,7 +26,7 @@ from posttrain.models import pretrained
 from posttrain.recipe.config import read_verifier
 from posttrain.recipe.recipe import EngineChoice
 from posttrain.recipe.target import target_of
-from posttrain.report.terminal import err, out
+from posttrain.report.terminal import err, out, print_whole
 from posttrain.runtime.model_info import Say
 from posttrain.runtime.record.rundir import claim
 from posttrain.types import UserError
@@ -92,7 +92,8 @@ def evaluate(
         }
         for option, value in given.items():
             if value is not None:
-                raise UserError("is for suites", where=option, mend="name them with --suite")
+                mend = "name them with --suite" + " (or --set eval.limit=N)" * (option == "--limit")
+                raise UserError("is for suites", where=option, mend=mend)
         _held_out(target, sets or (), model, as_json, told)
         return
     draws = EngineChoice(name=engine_named(engine or "native"))
@@ -133,7 +134,7 @@ def _answer(
     if as_json:
         typer.echo(json.dumps(found))
         return
-    out.print(_table(found, list(prints)))
+    print_whole(_table(found, list(prints)))
     out.print(f"every answer: {where}", soft_wrap=True)
 
 

@@ -84,11 +84,13 @@ def train(
         last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown, ranks=ranks)
     if ranks.rank:
         return
-    result = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
+    silent = ("eval/scored", "eval/errors")  # where they are none
+    result = [f"{k} {v:.4g}" for k, v in last.items() if v or k not in silent]
     if not as_json:
         _, newest = list(numbered(path / "checkpoints"))[-1]
         kind = next(name for name in ("model", "adapter") if (newest / name).is_dir())
-        out.print(f"done: {result}  {kind} {newest / kind}  report {path / 'report.html'}", soft_wrap=True)
+        told = [*result, f"{kind} {newest / kind}", f"report {path / 'report.html'}"]
+        out.print(f"done: {'  '.join(told)}", soft_wrap=True)
 
 
 def validate(

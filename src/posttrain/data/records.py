@@ -7,6 +7,7 @@ pair) is an error with its line, because it would otherwise surface hours later 
 import gzip
 import io
 import json
+import logging
 import math
 import os
 import re
@@ -72,6 +73,7 @@ def read_hub(
     """The records of a split of a data set, at a revision of it, that the `datasets` library can load."""
     import datasets  # takes a second, and only the Hub needs it
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each of its retries is a line
     try:
         rows = datasets.load_dataset(name, subset, split=split, revision=revision)
     except Exception as error:  # the library raises nearly everything: network, names, splits, scripts

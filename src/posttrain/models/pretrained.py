@@ -454,11 +454,6 @@ def tokenizer_notes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     notes = []
     if tokenizer.pad_token_id is None:
         notes.append("the tokenizer has no pad token; none is needed, rows are packed")
-    elif tokenizer.pad_token_id == tokenizer.eos_token_id:
-        notes.append(
-            f"the tokenizer pads with its eos token {tokenizer.eos_token}; "
-            "harmless, the loss mask comes from the sampler"
-        )
     if tokenizer("x").input_ids[:1] == [tokenizer.bos_token_id]:
         notes.append(
             f"the tokenizer puts {tokenizer.bos_token} before all text; "

@@ -49,7 +49,8 @@ def _late_beyond(
         points = evidence.metrics.points(name)
         if not points or not worse(_late(points), limit):
             return None
-        return Finding(f"{name} is {show(_late(points))} over the last {WINDOW} updates", points[-1][0], name)
+        over = f"the last {min(len(points), WINDOW)} updates" if len(points) > 1 else "the one update"
+        return Finding(f"{name} is {show(_late(points))} over {over}", points[-1][0], name)
 
     return check
 
@@ -100,10 +101,11 @@ def _equal_groups(evidence: Evidence) -> Finding | None:
 
 
 def _no_spread(evidence: Evidence) -> Finding | None:
-    flat = [u for u, y in evidence.metrics.points("reward/group_std") if y < 1e-9]
+    points = evidence.metrics.points("reward/group_std")
+    flat = [u for u, y in points if y < 1e-9]
     if not flat:
         return None
-    found = f"all groups had equal rewards in {len(flat)} of the updates, last in {flat[-1]}"
+    found = f"all groups had equal rewards in {len(flat)} of {len(points)} updates, last in update {flat[-1]}"
     return Finding(found, flat[-1], "reward/group_std")
 
 

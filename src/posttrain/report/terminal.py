@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any
 
+import rich.table
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -233,7 +235,7 @@ def line(numbers: Mapping[str, float]) -> str:
         ("kl/ref", "kl {:.4f}"),
         ("entropy", "entropy {:.2f}"),
         ("length/mean", "length {:.0f}"),
-        ("grad_norm", "grad {:.2f}"),
+        ("grad_norm", "grad {:.2g}"),
         ("lag/mean", "lag {:.1f}"),
         ("samplers/busy", "samplers busy {:.0%}"),
         ("eval/accuracy", "held-out accuracy {:.1%}"),
@@ -245,6 +247,14 @@ def line(numbers: Mapping[str, float]) -> str:
     there = [(key, text) for key, text in wanted if numbers.get(key) is not None and key not in hidden]
     shown = [text.format(numbers[key]) for key, text in there]
     return f"update {int(numbers['update']):4d}  " + "  ".join(shown)
+
+
+def print_whole(table: rich.table.Table) -> None:
+    """Prints a table as wide as it is: a terminal folds its lines, and a file has them whole."""
+    for column in table.columns:
+        column.no_wrap = True
+    wide = out.options.update(max_width=10_000)
+    out.print(table, width=Measurement.get(out, wide, table).maximum, crop=False, soft_wrap=True)
 
 
 def sparkline(values: list[float], width: int = 24) -> str:

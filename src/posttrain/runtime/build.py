@@ -296,7 +296,8 @@ def _sources(resolved: Resolved, state: Mapping[str, Any]) -> tuple[Supply | Non
     if not resolved.online:
         return None, replay
     tasks = supply(recipe.curriculum, resolved.train, seed=recipe.run.seed)
-    tasks.restore(state.get("curriculum", {}))
+    if state.get("curriculum"):
+        tasks.restore(state["curriculum"])
     return tasks, replay
 
 

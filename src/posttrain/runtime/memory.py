@@ -253,8 +253,11 @@ def gib(size: float) -> str:
 
     >>> gib(1536 << 20), gib(10 << 20)
     ('1.5 GiB', '10 MiB')
+    >>> gib(300_000), gib(0)
+    ('0.3 MiB', '0 MiB')
     """
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.0f} MiB"
+    mib = size / (1 << 20)
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{mib:.1f} MiB" if 0 < mib < 2 else f"{mib:.0f} MiB"
 
 
 def samplers_on(device: torch.device, ahead: Asynchrony) -> int:

@@ -5,9 +5,9 @@ from fractions import Fraction
 from typing import ClassVar, Literal
 
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.numerals import last_number, numbers, whole_number
+from posttrain.verifiers.numerals import last_number, part_numbers, whole_number
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
-from posttrain.verifiers.regions import Where, placed, region
+from posttrain.verifiers.regions import Where, placed, region, spoken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Number(Verifier):
         """Right where |number - answer| <= tolerance."""
         gold = self._gold(task)
         if self.where == "last":
-            found, value = last_number(response)
+            found, value = last_number(spoken(response))
             missing = "the response has no number"
         else:
             found, value, missing = self._only(response)
@@ -157,7 +157,7 @@ class Number(Verifier):
         if part is None:
             return False, None, _missing(self.where, self.marker, self.tag)
         seen: list[Fraction | None] = []
-        for value in numbers(part):
+        for value in part_numbers(part):
             if value not in seen:
                 seen.append(value)
             if len(seen) > 1:

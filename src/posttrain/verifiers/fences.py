@@ -7,6 +7,8 @@ that is not closed is none. Time is linear in the length of the response.
 
 import re
 
+from posttrain.verifiers.regions import spoken
+
 # Possessive, because spaces could otherwise be matched in quadratically many ways.
 _OPEN = re.compile(r" {0,3}(?:(`{3,}+)[ \t]*+([^`]*)|(~{3,}+)[ \t]*+(.*))", re.DOTALL)
 _CLOSE = re.compile(r" {0,3}(`{3,}+|~{3,}+)[ \t]*+")
@@ -51,12 +53,13 @@ def last_fenced(response: str, language: str = "") -> str | None:
 
 
 def program(response: str) -> str:
-    """The last complete block of the response; the whole response where there is none.
+    """The last complete block of what a response says behind its thought; all of that where there is none.
 
     >>> program("So:\\n```python\\nprint(1)\\n```\\nor\\n```\\nprint(2)\\n```\\nand ```x")
     'print(2)\\n'
     >>> program("    return 1")
     '    return 1'
     """
-    found = fenced(response)
-    return response if found is None else response[slice(*found)]
+    said = spoken(response)
+    found = fenced(said)
+    return said if found is None else said[slice(*found)]

@@ -4,12 +4,12 @@ What counts as a number:
 
 - ASCII digits with an optional decimal point: 7, 0.5, .5; a trailing full stop is punctuation.
 - Thousands in groups of three: 1,234,567.5. Any other comma separates numbers: "3,4" is two.
-- A sign directly in front (+, -, −, － or ﹣), unless a digit, a letter, or a closing bracket stands
+- A sign directly in front (+, -, −, –, － or ﹣), unless a digit, a letter, or a closing bracket stands
   before it: "-5" and "x = -5" are -5, but "8-5" and "8 - 5" end in 5.
 - A currency sign ($, £, €, ¥), before or after the sign of the number, and a % behind it are units and
   change nothing: "$5" is 5, and "50%" is 50, never 0.5.
 - Powers of ten, 1.5e-3, and fractions of whole numbers, 3/4, read as exact fractions.
-- LaTeX's spacing is ignored: 1{,}234, 1\\,234 and \\$5.
+- LaTeX's spacing is ignored: 1{,}234, 1\\,234 and \\$5; \\frac{3}{4} is 3/4.
 
 What does not: digits behind an ASCII letter or underscore (x2), dates and versions (3/4/2024, 1.2.3), a
 fraction over 0, and anything longer than 1000 characters or with a power of ten over 1000. These
@@ -29,10 +29,16 @@ _TOKEN = re.compile(
 )
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _PLAIN = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE]([+-]?[0-9]+))?")
-_SIGNED = re.compile(r"(?<![0-9A-Za-z)\]}%])[-+−－﹣]$")
-_MINUS = "-−－﹣"
+_SIGNED = re.compile(r"(?<![0-9A-Za-z)\]}%])[-+−–－﹣]$")
+_MINUS = "-−–－﹣"
 _CURRENCY = "$£€¥"
-_ALONE = re.compile(r"\s*[-+−－﹣]?[$£€¥]?[-+−－﹣]?([0-9.,eE/+-]+?)\s?%?\.?\s*")
+_FRAC = re.compile(r"(?<![0-9])\\[dt]?frac\s?(?:\{([0-9]{1,99})\}\{([0-9]{1,99})\}|([0-9])([0-9]))")
+_WRAPPED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{([^{}]*)\}")
+_MATHEMATICS = re.compile(
+    r"\\(?:[dt]?frac|sqrt|d?binom|log|ln|sin|cos|tan|exp|pi|cdot|times)\b|[\^_]\s?\{?\s?-?[0-9]|[0-9]\s?!|[0-9]\}?\s?\^\s?\{?[0-9]"
+)
+_FAR_MINUS = re.compile(rf"^(\s*\$?\s*)[{_MINUS}]\s*[{{(]?\s*(?=[0-9.$])")
+_ALONE = re.compile(r"\s*[-+−–－﹣]?[$£€¥]?[-+−–－﹣]?([0-9.,eE/+-]+?)\s?%?\.?\s*")
 
 
 def numbers(text: str) -> Iterator[Fraction | None]:
@@ -59,6 +65,16 @@ def last_number(text: str) -> tuple[bool, Fraction | None]:
     return True, _values(token[0], text)[-1]
 
 
+def part_numbers(text: str) -> Iterator[Fraction | None]:
+    r"""The numbers of a part that is an answer: - 7 and -{7} are -7; within other mathematics none is read.
+
+    >>> [*part_numbers(r"- \text{7}")], [*part_numbers(r"\sqrt{7}")], [*part_numbers("x^{7}")]
+    ([Fraction(-7, 1)], [None], [None])
+    """
+    clean = _WRAPPED.sub(r"\1", _without_latex_spacing(text))
+    return iter([None]) if _MATHEMATICS.search(clean) else numbers(_FAR_MINUS.sub(r"\1-", clean))
+
+
 def whole_number(text: str) -> Fraction | None:
     """The number that a text consists of; None if it is anything else.
 
@@ -77,6 +93,7 @@ def _without_latex_spacing(text: str) -> str:
         for spacing in ("{,}", "\\,", "\\!", "\\;"):
             text = text.replace(spacing, "," if spacing == "{,}" else "")
         text = text.replace("\\$", "$").replace("\\%", "%")
+        text = _FRAC.sub(lambda found: "/".join(part for part in found.groups() if part), text)
     return text
 
 

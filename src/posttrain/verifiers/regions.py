@@ -1,7 +1,7 @@
 """Where in a response the answer stands: after a marker, in the last box, or between tags.
 
 Each function returns the text of that place, or None if there is no such place, in time
-linear in the length of the response.
+linear in the length of the response. What stands in a thought is no answer.
 """
 
 import re
@@ -14,6 +14,7 @@ _BRACES = re.compile(r"\\boxed\s{0,9}\{|\\[{}]|[{}]")
 
 def region(response: str, where: Where, marker: str, tag: str) -> str | None:
     """The part of the response in which the answer is looked for."""
+    response = spoken(response)
     if where == "after":
         return after(response, marker)
     if where == "boxed":
@@ -21,6 +22,15 @@ def region(response: str, where: Where, marker: str, tag: str) -> str | None:
     if where == "tag":
         return tagged(response, tag)
     return response
+
+
+def spoken(response: str) -> str:
+    """What stands behind the last </think>, and before a <think> that is not closed.
+
+    >>> spoken("<think>6? no</think>7"), spoken("so 6</think>7"), spoken("<think>maybe 6"), spoken("7")
+    ('7', '7', '', '7')
+    """
+    return response.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def placed(answer: str, where: Where, marker: str, tag: str) -> str:

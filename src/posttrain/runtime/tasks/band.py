@@ -94,8 +94,6 @@ class Band:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts back what state() gave; UserError if it is of other tasks."""
-        if not state:
-            return
         check_same("tasks", len(state.get("rate", ())), len(self.tasks))
         self._times, self._last = list(state["times"]), list(state["last"])
         self._rate, self._under_way = list(state["rate"]), set(state["under_way"])

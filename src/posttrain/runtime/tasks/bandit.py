@@ -85,8 +85,6 @@ class Bandit:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts back what state() gave; UserError if it is of other buckets."""
-        if not state:
-            return
         check_same("buckets", len(state.get("weights", ())), len(self._weights))
         self._weights, self._drawn = list(state["weights"]), dict(state["drawn"])
         for stream, taken in zip(self._streams, state["taken"], strict=True):

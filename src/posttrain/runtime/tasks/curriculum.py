@@ -41,7 +41,7 @@ class Supply(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Puts back what state() gave; the state of a run that has just begun is empty."""
+        """Puts back what state() gave, if that was anything."""
         ...
 
 

@@ -62,12 +62,22 @@ def equal_value(got: Any, expected: Any, compare: Compare) -> bool:
 
 
 def _alike(got: str, wanted: str, tolerance: float) -> bool:
-    if got == wanted:
-        return True
+    if got == wanted or not got.isascii() or "_" in got:
+        return got == wanted
     try:
-        return close(float(got), float(wanted), tolerance) and "_" not in got
+        return close(_number(got), _number(wanted), tolerance)
     except ValueError:
         return False
+
+
+def _number(text: str) -> float:
+    """The number that a text is; ValueError if it is none, or one beyond a float that is not whole."""
+    with suppress(ValueError):
+        return int(text)
+    found = float(text)
+    if math.isinf(found) and "inf" not in text.lower():
+        raise ValueError(text)
+    return found
 
 
 def _lines(text: str) -> list[str]:

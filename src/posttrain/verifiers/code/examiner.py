@@ -144,6 +144,8 @@ def main() -> None:
     send('["here"]')
     job = marshal.loads(receive(channel))
     Count.every = job["every"]
+    sys.path += job["path"]
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would take memory for each processor
     try:
         examine(job)
     except StopTest:

@@ -4,6 +4,7 @@ graded   waits for   the boxes; each step has the problem's time limit, not coun
                      which others had the processor
 """
 
+import re
 import secrets
 import signal
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from posttrain.verifiers.code.compare import Compare, equal_text, equal_value
 from posttrain.verifiers.code.problem import Problem, asserts, preamble, sources
 from posttrain.verifiers.code.runners import PYTHON, RUNNERS
 from posttrain.verifiers.code.talk import START_S, Ended, receive, send, start
-from posttrain.verifiers.sandbox import Box, Level, Limits
+from posttrain.verifiers.sandbox import Box, Level, Limits, host
 from posttrain.verifiers.sandbox.live import Clock, attend
 
 _BUILD_S = 10.0
@@ -26,6 +27,8 @@ TEST_LIMITS = 10
 FRESH = 32
 """Calls of one test that are made in boxes of their own; a test may make thousands."""
 _EXAMINER = Limits(wall_s=10.0, memory_mb=1024, output_bytes=1 << 24)
+_NUMPY = re.compile(r"^\s*(?:import|from)\s+numpy\b", re.MULTILINE)
+"""In a task's own test, as those of EvalPlus have it; what the program is given is its own box's."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
     if fatal and len(calls) == 0:
         raise RunError(f"the task's test cannot be used: {fatal}")
     if not calls:
-        raise RunError("the task's test never calls the program")
+        raise RunError(f"the task's test never calls the program{first and ': '}{first}")
     if stopped is None and not fatal and passed == total:
         written = asserts(found)
         if total or not written:
@@ -241,8 +244,9 @@ def _run_test(
 ) -> list[Any]:
     """How the test went, as the examiner tells it; each call of the program is added to `calls`."""
     job = {"preamble": preamble(found), "test": found.test, "entry_point": found.entry_point}
-    with start(Box(level=level, limits=_EXAMINER), "examiner.py") as examiner:
-        send(examiner, {**job, "every": every})
+    path = host.packages("numpy") if _NUMPY.search(f"{job['preamble']}\n{found.test}") else ()
+    with start(Box(level=level, limits=_EXAMINER, readable=path), "examiner.py") as examiner:
+        send(examiner, {**job, "every": every, "path": path})
         while True:
             clock = Clock(examiner, _EXAMINER.wall_s)
             said = plain.message(receive(examiner, _EXAMINER.output_bytes, clock))

@@ -13,6 +13,18 @@ from posttrain.types import Task, UserError
 from posttrain.verifiers.code.compare import Compare
 
 Kind = Literal["stdio", "call", "assert"]
+_MODULES = {
+    "bisect",
+    "cmath",
+    "collections",
+    "copy",
+    "datetime",
+    "decimal",
+    "fractions",
+    "functools",
+    "heapq",
+} | {"itertools", "math", "operator", "random", "re", "statistics", "string", "sys"}
+"""That programs import, and that tests use which were run behind them."""
 _LEAST_MB = 16
 """With less, Python does not start."""
 _Wrong = Callable[..., UserError]
@@ -106,8 +118,15 @@ def sources(found: Problem, code: str) -> list[str]:
 
 
 def preamble(found: Problem) -> str:
-    """What the test may use of the prompt: all of it if it stands alone, otherwise its imports."""
-    return found.prompt if _parses(found.prompt) else _imports(found.prompt)
+    """What the test may use of the prompt: all of it if it stands alone, otherwise its imports.
+
+    And the modules that it names without importing them, as tests do that once ran behind the program.
+    """
+    own = found.prompt if _parses(found.prompt) else _imports(found.prompt)
+    tree = ast.parse(f"{own}\n{found.test}")
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    missing = named & _MODULES - _defined(own) - _defined(found.test)
+    return "\n".join([own, *(f"import {name}" for name in sorted(missing))])
 
 
 def asserts(found: Problem) -> int:

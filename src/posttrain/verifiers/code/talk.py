@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.types import RunError
-from posttrain.verifiers.sandbox import Box, Level, Limits, Live
+from posttrain.verifiers.sandbox import Box, Live
 from posttrain.verifiers.sandbox.live import Clock
 
 _HERE = Path(__file__).parent
@@ -23,7 +23,7 @@ _KINDS = 6
 START_S = 5.0
 """Seconds to compile a program, beside its own time."""
 _UP_S = 60.0
-_Kind = tuple[Level, Limits, str]
+_Kind = tuple[Box, str]
 _warm: dict[_Kind, deque[Live]] = {}
 
 
@@ -47,7 +47,7 @@ def start(box: Box, name: str) -> Live:
 
     RunError if it does not come up.
     """
-    kind = (box.level, box.limits, name)
+    kind = (box, name)
     waiting = _warm[kind] = _warm.pop(kind, deque())
     while len(_warm) > _KINDS:
         _end(_warm.pop(next(iter(_warm))))

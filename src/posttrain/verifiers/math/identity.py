@@ -53,8 +53,9 @@ def compare(left: Expr, right: Expr, tolerance: Fraction = Fraction(0), *, relat
     except UndefinedError as error:
         return Finding(False, str(error))
     if a is not None and b is not None:
-        reach = tolerance * abs(b) if relative else tolerance
-        return Finding(abs(a - b) <= reach, "exactly" if a == b or not tolerance else "within the tolerance")
+        near = abs(a - b) <= (tolerance * abs(b) if relative else tolerance)
+        how = "exactly" if a == b or not tolerance else f"{'within' if near else 'beyond'} the tolerance"
+        return Finding(near, how)
     if not symbols(left) | symbols(right):
         return _constants(left, right, tolerance, relative=relative)
     return _functions(left, right)

@@ -9,7 +9,7 @@ from posttrain.verifiers.math.reading.lexer import CLOSERS, JOINING, OPENERS, To
 from posttrain.verifiers.math.reading.tree import UnreadableError, word_set
 from posttrain.verifiers.math.reading.units import unit_named
 from posttrain.verifiers.math.scalars import LARGE
-from posttrain.verifiers.regions import after, boxed, tagged
+from posttrain.verifiers.regions import after, boxed, spoken, tagged
 
 Where = Literal["auto", "boxed", "after", "tag", "last"]
 
@@ -26,6 +26,8 @@ PROSE = word_set(
 _NEGATIONS = word_set("never than without except nor")
 _CHANGING = word_set("dozen squared cubed factorial or minus plus")
 """Behind an expression these make another value of it."""
+_CHANGING_BEFORE = word_set("half twice double triple root logarithm reciprocal opposite negative minus")
+"""Before an expression, or before its "of" or "of the"."""
 _ARTICLES = frozenset({"a", "A", "I"})
 _LEAD = re.compile(
     r"\b(?:answer|answers|result|solution|solutions)\s*(?:is|are|:|=)+[\s:*]*(?=\S)", re.IGNORECASE
@@ -37,17 +39,23 @@ def part_of(response: str, where: Where, marker: str, tag: str) -> tuple[str | N
     r"""The text in which the answer stands, None if there is none, and whether that is a line of prose.
 
     Where "auto" that is the last balanced \boxed{}, else what follows the last marker, else the
-    last line with a letter or digit.
+    last line with a letter or digit. A box that ends what another place holds is the answer there.
     """
+    response = spoken(response)
     if where in ("auto", "boxed"):
         found = _last_box(response)
         if found is not None or where == "boxed":
             return found, False
     if where == "after" or (where == "auto" and marker in response):
-        return after(response, marker), False
-    if where == "tag":
-        return tagged(response, tag), False
-    return last_line(response), True
+        part, prose = after(response, marker), False
+    elif where == "tag":
+        part, prose = tagged(response, tag), False
+    else:
+        part, prose = last_line(response), True
+    box = None if part is None else boxed(part)
+    if part is None or box is None or re.search(r"\w", part[part.rfind(box) + len(box) :]):
+        return part, prose
+    return box, False
 
 
 def last_line(text: str) -> str | None:
@@ -122,12 +130,36 @@ def last_expression(tokens: list[Token], *, equation: bool = False) -> list[Toke
             if any(token.text == "." for token in between):
                 break
             start, number = earlier_start, number - 1
-        behind = [token.text.lower() for token in tokens[end : end + 2]]
-        if (behind[:1] == ["not"] and len(behind) == 1) or (behind[:1] and behind[0] in _CHANGING):
-            raise UnreadableError(f"{behind[0]!r} stands behind it")
+        _refuse_changed(tokens, start, end)
         found = _joined(tokens, start, end)
         return found if equation else _last_side(found)
     return []
+
+
+def _refuse_changed(tokens: list[Token], start: int, end: int) -> None:
+    """UnreadableError where words around an expression make another value of it, or deny it."""
+    behind = [token.text.lower() for token in tokens[end : end + 2]]
+    denied = behind[:1] == ["not"] and len(tokens) == end + 1
+    denied |= behind[:1] in (["is"], ["are"]) and behind[1:] in (["wrong"], ["incorrect"], ["false"], ["not"])
+    if denied or (behind[:1] and behind[0] in _CHANGING) or behind == ["and", "a"]:
+        raise UnreadableError(f"{behind[0]!r} stands behind it")
+    before = [token.text.lower() for token in reversed(tokens[max(0, start - 3) : start])]
+    before = before[2:] if before[:2] == ["the", "of"] else before[1:] if before[:1] == ["of"] else before
+    if before[:1] and (before[0] in _CHANGING_BEFORE or before[:2] in (["least", "at"], ["most", "at"])):
+        raise UnreadableError(f"{before[0]!r} stands before it")
+
+
+def signed(tokens: list[Token]) -> list[Token]:
+    """The tokens with negative 3 and minus 3 as -3, not behind another value."""
+    return [
+        Token("sign", "-", token.spaced)
+        if token.text.lower() in ("negative", "minus")
+        and tokens[i + 1 : i + 2]
+        and tokens[i + 1].kind in ("number", "command")
+        and not (i and _ends_value(tokens[i - 1]))
+        else token
+        for i, token in enumerate(tokens)
+    ]
 
 
 def ratios(tokens: list[Token]) -> list[Token]:
@@ -280,5 +312,10 @@ def _is_negated(tokens: list[Token], start: int) -> bool:
         if token.kind not in ("word", "text") and token.text != "'":
             break
         words.append(token.text.lower())
-    near = (words[:1] and words[0] in _NEGATIONS) or words[:2] == ["of", "instead"]
-    return bool(near) or "not" in words or any(words[i : i + 2] == ["t", "'"] for i in range(len(words) - 1))
+    near = (words[:1] and words[0] in _NEGATIONS) or words[:2] in (["of", "instead"], ["but", "anything"])
+    return (
+        bool(near)
+        or "not" in words
+        or "cannot" in words
+        or any(words[i : i + 2] == ["t", "'"] for i in range(len(words) - 1))
+    )

@@ -35,7 +35,7 @@ def same_quantity(given: Scalar, gold: Scalar, rules: Rules) -> Finding:
         return Finding(False, "the percent sign is missing")
     ours, theirs = given.expr, gold.expr
     if given.unit is not None and gold.unit is not None:
-        ours, theirs = _in_basic_units(given), _in_basic_units(gold)
+        ours = _in_units(given, given.unit.factor / gold.unit.factor)
     found = _compared(ours, theirs, rules)
     if found.same and not _is_worked_out(given, gold, rules):
         return Finding(False, "the value is right, but it is not worked out")
@@ -60,8 +60,8 @@ def _stem(word: str) -> str:
     return word.rstrip("s") or word
 
 
-def _in_basic_units(value: Scalar) -> Expr:
-    factor = value.unit.factor if value.unit is not None else Fraction(1)
+def _in_units(value: Scalar, factor: Fraction) -> Expr:
+    """The number of it in units that it is so many of: a tolerance is in those of the gold."""
     return value.expr if factor == 1 else mul(value.expr, Number(factor))
 
 

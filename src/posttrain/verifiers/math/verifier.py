@@ -18,6 +18,7 @@ from posttrain.verifiers.math.places import (
     last_line,
     part_of,
     ratios,
+    signed,
 )
 from posttrain.verifiers.math.quantities import Rules
 from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS
@@ -29,9 +30,11 @@ from posttrain.verifiers.math.reading.tree import (
     Choice,
     Many,
     Relation,
+    Scalar,
     TooHardError,
     UnreadableError,
     Words,
+    contains,
 )
 from posttrain.verifiers.math.reading.words import choice, is_option, is_text, phrase, words
 from posttrain.verifiers.math.variants import near_misses, placed
@@ -41,6 +44,7 @@ AnswerType = Literal[
     "auto", "number", "expression", "set", "tuple", "interval", "equation", "choice", "text", "matrix", "unit"
 ]
 SECONDS = 1.0
+_FACTORIAL = frozenset({"factorial"})
 _KILLED_AFTER_S = 8.0
 
 
@@ -211,7 +215,7 @@ def _parse_answer(text: str, kind: str) -> Answer:
 
 def _tokens(text: str, kind: str, gold: Answer | None) -> list[Token]:
     """The tokens of a text; 3 to 4, which may be a range as well, is a ratio where the gold is one."""
-    found = tokens(text, thousands=kind not in ("set", "tuple", "interval", "matrix"))
+    found = signed(tokens(text, thousands=kind not in ("set", "tuple", "interval", "matrix")))
     return ratios(found) if isinstance(gold, Many) and gold.brackets == ":" else found
 
 
@@ -233,6 +237,8 @@ def _given(part: str, kind: str, gold: Answer, *, prose: bool) -> Answer | None:
             raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
         part = end
     line = behind_lead(unbold(part)) if prose else part
+    if prose and line != part and not (isinstance(gold, Scalar) and contains(gold.expr, _FACTORIAL)):
+        line = line.rstrip().removesuffix("!")  # of the sentence
     if kind == "text":
         return words(line)
     if kind == "choice":

@@ -9,6 +9,7 @@ rlimits    resource limits, under another uid where we are root
 
 import ctypes
 import functools
+import importlib.util
 import itertools
 import os
 import secrets
@@ -145,6 +146,22 @@ def python_prefix() -> Path:
     """Where the interpreter of boxes has its library."""
     found = interpreter()
     return Path(found or sys.executable).resolve().parent.parent
+
+
+@functools.cache
+def packages(name: str) -> tuple[str, ...]:
+    """The directory of our packages that holds this one, for a box's Python; none if its version is another.
+
+    >>> packages("no such package")
+    ()
+    """
+    found, python = importlib.util.find_spec(name), interpreter()
+    if found is None or found.origin is None or python is None:
+        return ()
+    program = f"import sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
+    same = subprocess.run([python, "-I", "-c", program], capture_output=True, check=False).returncode == 0
+    where = Path(found.origin).parent.parent
+    return (str(where),) if same and reachable(where) else ()
 
 
 @functools.cache

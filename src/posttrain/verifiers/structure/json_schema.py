@@ -1,8 +1,10 @@
 """A verifier of JSON: that it is JSON, that it fits a schema, and that it is the answer."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,6 +16,8 @@ from posttrain.verifiers.fences import last_fenced
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 from posttrain.verifiers.structure.strict_json import NotJsonError, identity, read
 
+_ESCAPED = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
+"""What a pattern has escaped, its classes, and its ends."""
 TIME_LIMIT_S = 5.0
 """Seconds of the processor for checking one value against a schema, whose patterns can be slow."""
 
@@ -178,7 +182,8 @@ def _validator(schema: str) -> Any:
         draft = validators.validator_for(contents, default=unknown) if isinstance(named, str) else unknown
         if draft is unknown:
             raise ValueError(f"its draft {named!r} is unknown")
-    checker: Any = validators.extend(draft, {"uniqueItems": _unique_items})  # type: ignore[no-untyped-call]
+    rules = {"uniqueItems": _unique_items, "multipleOf": _multiple_of, "pattern": _pattern}
+    checker: Any = validators.extend(draft, rules)  # type: ignore[no-untyped-call]
     return checker(contents, registry=Registry())
 
 
@@ -188,6 +193,24 @@ def _unique_items(validator: Any, wanted: Any, value: Any, schema: Any) -> Itera
 
     if wanted and isinstance(value, list) and len({identity(item) for item in value}) < len(value):
         yield ValidationError("two items are the same")
+
+
+def _multiple_of(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Exception]:
+    """The library's own rule, in the decimals that were written: 19.99 is a multiple of 0.01."""
+    from jsonschema import ValidationError
+
+    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(wanted)):
+        yield ValidationError(f"{value} is not a multiple of {wanted}")
+
+
+def _pattern(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Exception]:
+    """The library's own rule, as ECMA-262 reads patterns: digits are 0 to 9, and $ is the very end."""
+    from jsonschema import ValidationError
+
+    if isinstance(value, str):
+        ended = _ESCAPED.sub(lambda found: r"\Z" if found.group() == "$" else found.group(), wanted)
+        if not re.search(ended, value, re.ASCII):
+            yield ValidationError(f"{value!r} does not match {wanted!r}")
 
 
 def _check_schema(schema: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ _WRAPPED = re.compile(
     r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|emph|textsc|operatorname)\s{0,9}\{([^{}]*)\}"
 )
 _ALL_TEXT = re.compile(r"\\text(?:bf|it|rm)?\s?\{\s*[A-Za-z]{2}[^{}]*\}[.]?")
-_LAYOUT = re.compile(r"\\[,;:!>\s]|[$~{}]|\\(?:left|right|quad|qquad)\b")
+_LAYOUT = re.compile(r"\\[,;:!>\s{}]|[$~{}]|\\(?:left|right|quad|qquad)\b")
 _OPTION = re.compile(r"(?<![A-Za-z\\'’])(\(?)([A-Z])([).:\]]?)(?![A-Za-z0-9'’])")
 _WHOLE_OPTION = re.compile(
     r"\W*(?:(?:option|choice|answer)s?\W+)?\(?([A-Za-z])(?:[).:\]](?:\s.*)?|\W*)", re.IGNORECASE | re.DOTALL
@@ -16,10 +16,17 @@ _WHOLE_OPTION = re.compile(
 _NEXT_OPTION = re.compile(r"(?<![A-Za-z])\(?[A-J][).:](?:\s|$)")
 _LISTED = re.compile(r"\W*[A-Z](?:\W+(?:and\W+)?[A-Z])*\W*")
 _INTRODUCED = re.compile(
-    r"(?:\b(?:is|be|option|choice|answer|choose|pick|select|letter|not|and|or|than)|[:=,])\W*$", re.IGNORECASE
+    r"(?:\b(?:is|be|option|choice|answer|choose|pick|select|letter|not|and|or|nor|both|than)|[:=,])\W*$",
+    re.IGNORECASE,
 )
-_NEGATED = re.compile(r"(?:\bnot|n't|n’t|\bthan|instead of)\s+(?:(?:option|choice)\s+)?$", re.IGNORECASE)
-_MORE_WORDS = re.compile(r"\s+(?!and\b|or\b|is\b)[a-z]")
+_NEGATED = re.compile(
+    r"(?:\b(?:not|cannot|than|except|neither|nor|(?:any|every)thing but)|n't|n’t|instead of)\s+"
+    r"(?:be\s+)?(?:(?:option|choice)\s+)?$",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(r"\W*\s(?:is|are)(?:n't|n’t|\s+(?:not|wrong|incorrect|false))\b", re.IGNORECASE)
+_AFFIRMED = re.compile(r"\s+is\s+(?:right|correct|the\b)", re.IGNORECASE)
+_MORE_WORDS = re.compile(r"\s+(?!and\b|or\b|is\b|because\b|since\b)[a-z]")
 _AROUND = " .,;:!?()`'\"\\“”‘’"
 _PHRASES = dict.fromkeys(
     ("no solution", "no solutions", "no real solution", "no real solutions", "none", "empty set"),
@@ -79,7 +86,8 @@ def choice(text: str) -> Choice:
             not re.search(r"\w", text[found.end() :]),
         )
         marked = bracket or closing or last or not before.strip() or _INTRODUCED.search(before)
-        if marked and not _NEGATED.search(before):
+        marked = marked or _AFFIRMED.match(text, found.end())
+        if marked and not _NEGATED.search(before) and not _DENIED.match(text, found.end()):
             letters.add(letter)
     if not letters:
         raise UnreadableError("it names no option")
@@ -96,12 +104,14 @@ def is_option(text: str) -> bool:
 
 
 def is_text(text: str) -> bool:
-    r"""Whether a gold is words: at least two letters in a row, and no digits or signs.
+    r"""Whether a gold is words: at least two letters in a row, and no digits or signs but behind a name.
 
-    >>> is_text(r"\text{no solution}"), is_text("2x"), is_text("x")
-    (True, False, False)
+    >>> is_text(r"\text{no solution}"), is_text("June 20"), is_text("2x"), is_text("x")
+    (True, True, False, False)
     """
     bare = unwrapped(text)
     if _ALL_TEXT.fullmatch(text.strip()):
+        return True
+    if re.fullmatch(r"[A-Z][a-z]{2,}(?: [A-Za-z0-9]+,?)+", bare) and not any(c in text for c in "\\^_"):
         return True
     return re.fullmatch(r"[^\W\d_]{2,}(?:[\s'’-]+[^\W\d_]+)*[.]?", bare) is not None
