@@ -76,6 +76,9 @@ HARD: dict[str, Callable[[], str]] = {
     "a long decimal": lambda: "0." + "3" * 900 + "+x",
     "units": lambda: "5 " + "m " * 500,
     "powers of units": lambda: "5 cm" + "^9" * 300,
+    "upright units": lambda: "5" + r"\mathrm{m}" * 390 + "x",
+    "overs": lambda: "{" + r"\over{a}" * 490,
+    "alignments": lambda: r"\begin{aligned}" * 260,
     "names": lambda: "sin" * 1000,
     "surrogates": lambda: "\ud800",
     "zeros": lambda: "7\x00",
@@ -123,7 +126,8 @@ SOUP = re.findall(
     \le \ge \ne \approx , ; : ! % ^\circ \sin \cos \ln \log \log_2 \exp \tanh \infty \cup \in \pm \binom
     \begin{pmatrix} \end{pmatrix} & \\ \text{cm} \text{or} cm km/h eggs and or not is the answer
     $ \$ \boxed{ #### . \left \right \lfloor \rfloor 10^{100} 0.\overline{3} 9^9 \emptyset \mathbb{R}
-    \setminus A (C) apples \, ² ½ √ ° − ≤ ∞ U""",
+    \setminus A (C) apples \, ² ½ √ ° − ≤ ∞ U \over \choose \cr \\[2pt] \mathrm{m} \mathrm{s^{2}} f(3) f^{-1}
+    \textcolor{red} \bm \Large \begin{aligned} \end{aligned} \in million""",
 )
 
 

@@ -14,7 +14,10 @@ from posttrain.verifiers.math.reading.forms import (
     gold_form,
     is_name,
     is_symbolic,
+    leading_names,
     named,
+    stem,
+    with_name,
 )
 from posttrain.verifiers.math.reading.reader import interval
 from posttrain.verifiers.math.reading.spans import merged
@@ -33,6 +36,7 @@ from posttrain.verifiers.math.reading.tree import (
     neg,
     symbols,
 )
+from posttrain.verifiers.math.scalars import as_product
 
 _NEAR = Fraction(1, 20)
 _MIRRORED = {">": "<", "≥": "≤"}
@@ -43,6 +47,12 @@ def same(given: Answer, gold: Answer, rules: Rules) -> Finding:
 
     The gold has been brought into its form by `gold_form`.
     """
+    if isinstance(gold, Scalar) and isinstance(given, Relation):
+        given = with_name(given, gold)
+    return _same(given, gold, rules)
+
+
+def _same(given: Answer, gold: Answer, rules: Rules) -> Finding:
     if isinstance(gold, Scalar):
         return _same_value(given, gold, rules)
     if isinstance(gold, Region):
@@ -71,9 +81,11 @@ def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Finding:
     if isinstance(given, Scalar):
         given = both_signs(given)
     if isinstance(given, Scalar):
-        return same_quantity(given, gold, rules)
+        found = same_quantity(given, gold, rules)
+        product = as_product(given, symbols(gold.expr)) if not found.same and gold.unit is None else None
+        return found if product is None else same_quantity(product, gold, rules)
     if isinstance(given, Many) and given.brackets in ("", "{}") and given.items:
-        found = _every([same(item, gold, rules) for item in given.items])
+        found = _every([_same(item, gold, rules) for item in given.items])
         return found if found.same else replace(found, how="it gives several answers")
     return Finding(False, "it is no single value")
 
@@ -83,9 +95,9 @@ def _same_as_side(given: Relation, gold: Scalar, rules: Rules) -> Finding:
     if not set(given.signs) <= {"=", "≈"}:
         return Finding(False, "it is an inequality")
     sides = list(given.sides)
-    if is_name(sides[0]):
-        sides = sides[1:]
-        signs = list(given.signs[1:])
+    if named_by := leading_names(sides, gold):
+        sides = sides[named_by:]
+        signs = list(given.signs[named_by:])
     elif len(sides) == 2 and is_name(sides[1]):
         sides, signs = sides[:1], []
     else:
@@ -98,7 +110,7 @@ def _same_as_side(given: Relation, gold: Scalar, rules: Rules) -> Finding:
         sides = sides[: at + 1]
     answer = sides[-1]
     others = [compare(side.expr, answer.expr) for side in sides[:-1]]
-    found = _every([same(answer, gold, rules), *others])
+    found = _every([_same(answer, gold, rules), *others])
     return found if found.same is not False or not others else Finding(False, "not every side is the answer")
 
 
@@ -109,7 +121,7 @@ def _same_assignment(given: Answer, gold: Relation, value: Scalar, rules: Rules)
     others = {item.sides[0].expr for item in items if isinstance(item, Relation)} - names
     if any(isinstance(other, Symbol) for other in others):
         return Finding(False, "it is the value of something else")
-    return same(given, both_signs(value), rules)
+    return _same(given, both_signs(value), rules)
 
 
 def _every(findings: Sequence[Finding]) -> Finding:
@@ -137,8 +149,8 @@ def _same_set(given: Answer, gold: Many, rules: Rules) -> Finding:
     if gold_names is not None:
         if names is None or set(names) != set(gold_names):
             return Finding(False, "it does not give every variable")
-        return _every([same(names[name], value, rules) for name, value in gold_names.items()])
-    if names is not None:
+        return _every([_same(names[name], value, rules) for name, value in gold_names.items()])
+    if names is not None and len({stem(name) for name in names}) > 1:
         return Finding(False, "it names different variables")
     ours, theirs = elements(given.items), [gold_form(item, "auto") for item in elements(gold.items)]
     if not ours or not theirs:
@@ -147,7 +159,7 @@ def _same_set(given: Answer, gold: Many, rules: Rules) -> Finding:
 
     def pair(i: int, j: int) -> Finding:
         if (i, j) not in known:
-            known[i, j] = same(ours[i], theirs[j], rules)
+            known[i, j] = _same(ours[i], theirs[j], rules)
         return known[i, j]
 
     rows = [_any(pair(i, j) for j in _from(i, len(theirs))) for i in range(len(ours))]
@@ -175,6 +187,8 @@ def _any(findings: Iterator[Finding]) -> Finding:
 def _same_order(given: Answer, gold: Many, rules: Rules) -> Finding:
     if isinstance(given, Matrix) and gold.brackets != ":" and 1 in (len(given.rows), len(given.rows[0])):
         given = Many(tuple(Scalar(cell) for row in given.rows for cell in row), "()")
+    if isinstance(given, Many) and given.brackets == "{}" and len(given.items) == 1:  # {(2, 3)}
+        given = given.items[0]
     try:
         given = as_tuple(given)
     except UnreadableError:
@@ -188,7 +202,7 @@ def _same_order(given: Answer, gold: Many, rules: Rules) -> Finding:
     if len(items) != len(gold.items):
         return Finding(False, f"it has {len(items)} entries, not {len(gold.items)}")
     pairs = zip(items, gold.items, strict=True)
-    return _every([same(one, gold_form(other, "auto"), rules) for one, other in pairs])
+    return _every([_same(one, gold_form(other, "auto"), rules) for one, other in pairs])
 
 
 # ---------------------------------------------------------------------- regions, matrices, relations

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from posttrain.verifiers.math.exact import UndefinedError, exact
-from posttrain.verifiers.math.reading.lexer import CURRENCIES, Token
+from posttrain.verifiers.math.reading.lexer import CURRENCIES, Token, tokens
 from posttrain.verifiers.math.reading.parser import Parser
 from posttrain.verifiers.math.reading.tree import (
     Call,
@@ -26,6 +27,8 @@ MOST_LABEL_WORDS = 6
 MOST_UNIT_TOKENS = 16
 LARGE = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Powers of ten that stand as words behind a number."""
+_AREA = re.compile(r"units? \^ (?:\{ )?([23])(?: \})?", re.IGNORECASE)
+_POWERS = {"2": "square", "3": "cubic"}
 _TEN = Number(Fraction(10))
 _NOT_LABELS = word_set(
     "not no nor isn less more than minus plus times divided over half double twice squared cubed if when mod "
@@ -51,7 +54,7 @@ def scalar(tokens: Sequence[Token], *, units: bool = True) -> Scalar:
     second = next((i for i in after_words if behind[i].kind == "number"), 0)
     if second and units:
         return _compound(expr, behind[:second], scalar(behind[second:]))
-    if behind and behind[0].kind == "word" and behind[0].text.lower() in LARGE:
+    if behind and behind[0].kind in ("word", "text") and behind[0].text.lower() in LARGE:
         expr = mul(expr, Call("pow", (_TEN, Number(Fraction(LARGE[behind[0].text.lower()])))))
         behind = behind[1:]
     words = [token.text for token in behind]
@@ -125,6 +128,17 @@ def as_quantity(value: Scalar) -> Scalar | None:
     return None
 
 
+def as_product(value: Scalar, variables: frozenset[str]) -> Scalar | None:
+    """2hr, which was read as two hours, as 2 times h times r; None if these are not all variables."""
+    name = value.unit.name if value.unit is not None else ""
+    letters = set(re.findall("[A-Za-z]", name))
+    if not letters or not letters <= variables:
+        return None
+    parser = Parser(tokens(name), units=False)
+    product = parser.expression()
+    return None if parser.rest else Scalar(mul(value.expr, product))
+
+
 def _unit_phrase(expr: Expr) -> str:
     if isinstance(expr, Symbol):
         return expr.name
@@ -159,13 +173,17 @@ def _behind(expr: Expr, behind: list[Token]) -> tuple[Expr, Unit | None, tuple[s
             return expr.args[0], unit_named(scale), ()
     if not words:
         return expr, None, ()
+    area = _AREA.fullmatch(" ".join(words))
+    if area:
+        return expr, None, (_POWERS[area[1]],)
     if not isinstance(expr, Call) or expr.name != "degree":
         preposition = words[0] == "in" and len(words) > 1 and words[1] != "^"
         for end in range(0 if preposition else min(len(words), MOST_UNIT_TOKENS), 0, -1):
-            unit = read_unit(" ".join(words[:end]))
+            name = " ".join(words[:end])
+            unit = read_unit(name)
             if unit is not None:
                 _check_label(words[end:])
-                return expr, unit, ()
+                return expr, replace(unit, name=name), ()
     _check_label(words)
     return expr, None, tuple(word.lower() for word in words)
 

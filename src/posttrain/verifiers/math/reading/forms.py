@@ -2,32 +2,38 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from posttrain.verifiers.math.reading.reader import interval
 from posttrain.verifiers.math.reading.spans import merged
 from posttrain.verifiers.math.reading.tree import (
     Answer,
     Call,
+    Expr,
     Many,
     Matrix,
+    Number,
     Region,
     Relation,
     Scalar,
     Symbol,
     UnreadableError,
     branches,
+    neg,
     symbols,
 )
 
 _FUNCTION_NAMES = frozenset("fghFGPQpqTAVSCNR")
+_SIZE_AND_TRIG = frozenset({"abs", "sin", "cos", "tan", "cot", "sec", "csc"})
+_MINUS_ONE = neg(Number(Fraction(1)))
 
 
 def gold_form(gold: Answer, kind: str) -> Answer:
     """The gold in the form in which its kind is compared; UnreadableError if it is not of that kind."""
     if isinstance(gold, Scalar) and kind != "expression":
         gold = both_signs(gold)
-    if kind == "auto" and isinstance(gold, Many) and gold.brackets == "[]" and len(gold.items) == 2:
-        gold = interval(gold)
+    if kind == "auto" and isinstance(gold, Many) and len(gold.items) == 2:
+        gold = interval(gold) if gold.within or gold.brackets == "[]" else gold
     if kind == "set":
         gold = as_set(gold)
     elif kind == "tuple":
@@ -73,6 +79,74 @@ def is_name(side: Scalar) -> bool:
             isinstance(function, Symbol) and function.name in _FUNCTION_NAMES and isinstance(argument, Symbol)
         )
     return isinstance(expr, Symbol)
+
+
+def leading_names(sides: Sequence[Scalar], gold: Scalar) -> int:
+    """How many sides at the front only name the value: one, or x_1 = x_2 where the gold is a number."""
+    if not is_name(sides[0]):
+        return 0
+    stems = [stem(side.expr.name) if isinstance(side.expr, Symbol) else "" for side in sides]
+    others = (i for i in range(1, len(sides)) if not stems[i] or stems[i] != stems[0])
+    return 1 if symbols(gold.expr) else min(next(others, len(sides)), len(sides) - 1)
+
+
+def stem(name: str) -> str:
+    """A name without its subscript.
+
+    >>> stem("x_1")
+    'x'
+    """
+    return name.partition("_")[0]
+
+
+def with_name(relation: Relation, gold: Scalar) -> Relation:
+    """f(3) = 20, or where the gold is a number m + n = 20, |S| = 20 and sin A = 20, as x = 20."""
+    at = next((i for i in (0, -1) if _is_label(relation.sides[i].expr, symbols(gold.expr))), None)
+    if at is None or (at and len(relation.sides) > 2):
+        return relation
+    sides = list(relation.sides)
+    sides[at] = Scalar(Symbol("label"))
+    return replace(relation, sides=tuple(sides))
+
+
+def _is_label(expr: Expr, variables: frozenset[str]) -> bool:
+    """Whether it cannot be computed and so only says what these variables, or a number, are."""
+    if not isinstance(expr, Call):
+        return False
+    if _is_called(expr):
+        function, argument = expr.args
+        plain = isinstance(argument, Symbol) or _is_called(argument) or not symbols(argument)
+        return symbols(function).isdisjoint(variables) and (plain or not variables)
+    if expr.name == "div" and all(_letters(arg)[:1] == ["d"] for arg in expr.args):  # dy/dx
+        return "d" not in variables
+    letters = _letters(expr.args[0] if expr.name in _SIZE_AND_TRIG else expr)
+    return not variables and len(set(letters)) == len(letters) > 0
+
+
+def _is_called(expr: Expr) -> bool:
+    r"""Whether it is f(3), f^{-1}(3) or f(g(3)), and no product such as p(p + 1)."""
+    if not isinstance(expr, Call) or expr.name != "mul" or len(expr.args) != 2:
+        return False
+    function, argument = expr.args
+    if isinstance(function, Call) and function.name == "pow" and function.args[1] == _MINUS_ONE:
+        function = function.args[0]
+    if not isinstance(function, Symbol) or function.name not in _FUNCTION_NAMES:
+        return False
+    if isinstance(argument, Call) and argument.name == "pow":
+        return False
+    return function.name not in symbols(argument) or _is_called(argument)
+
+
+def _letters(expr: Expr) -> list[str]:
+    """The letters of which nothing but sums, products and quotients is made; none if there is more."""
+    if isinstance(expr, Symbol):
+        return [expr.name]
+    if not isinstance(expr, Call) or expr.name not in ("add", "mul", "div"):
+        return []
+    first, *others = expr.args
+    taken = [arg.args[0] if isinstance(arg, Call) and arg.name == "neg" else arg for arg in others]
+    parts = [_letters(arg) for arg in (first, *taken)]
+    return [letter for part in parts for letter in part] if all(parts) else []
 
 
 def both_signs(value: Scalar) -> Answer:

@@ -5,11 +5,13 @@ the length of the text, of which no more than MOST_CHARACTERS may be given.
 """
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
+from posttrain.verifiers.math.reading.latex import simpler
+from posttrain.verifiers.math.reading.signs import with_latex_signs
 from posttrain.verifiers.math.reading.tree import UnreadableError, word_set
+from posttrain.verifiers.math.reading.units import unit_named
 
 MOST_CHARACTERS = 4000
 MOST_DIGITS = 1000
@@ -29,39 +31,12 @@ _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen
 BASES = {name: str(base) for base, name in enumerate(_NUMERALS.split(), 2)}
 """Bases that are written as words."""
 
-_SIGNS = (
-    dict.fromkeys("×⋅·∙∗•⨯", "*")
-    | dict.fromkeys("÷∕⁄", "/")
-    | dict.fromkeys("−–—‒﹣－", "-")
-    | dict.fromkeys("≤⩽", r"\le ")
-    | dict.fromkeys("≥⩾", r"\ge ")
-    | dict.fromkeys("\u00a0\u2009\u202f", r"\, ")
-    | dict.fromkeys("°º", r"\degree ")
-    | dict.fromkeys("’′", "'")
-    | dict.fromkeys("∶：", ":")
-    | {
-        "≠": r"\ne ",
-        "≈": r"\approx ",
-        "π": r"\pi ",
-        "∞": r"\infty ",
-        "√": r"\surd ",
-        "∛": r"\cbrt ",
-        "±": r"\pm ",
-    }
-    | {"∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\Reals ", "∖": r"\setminus ", "∓": r"\mp "}
-    | {"⟨": r"\langle ", "⟩": r"\rangle ", "，": ", ", "∧": " and ", "∨": " or "}
-    | {"⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil "}
-)
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ₀₁₂₃₄₅₆₇₈₉", "0123456789+-nx0123456789")
-_RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿˣ]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
-
-_WITHIN_NUMBER = re.compile(r"(?<=\d)(?:\{,\}|,?\\!\s*|\\,\s?|\{\\,\})(?=\d{3}(?!\d))")
+_WITHIN_NUMBER = re.compile(r"(?<=\d)(?:\{,\}|,?\\!\s*|\\[,;:]\s?|\{\\,\})(?=\d{3}(?!\d))")
 _MATH_DOLLARS = re.compile(r"\$\$|(?<!\\)\$(?=\S)([^$]*)(?<=[^\s\\$])\$(?!\d)")
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*)\*\*")
 _SPACED_SIGN = re.compile(r"(?:\\math(?:bin|rel|punct)\s{0,9}|(?<![A-Za-z]))\{\s{0,9}(:|\\colon)\s{0,9}\}")
 _SET_NAMES = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?")
-_OVERLINED = re.compile("((?:\\d\u0305)+)")
 
 _DROPPED = word_set(
     "left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr displaystyle textstyle limits quad "
@@ -83,7 +58,8 @@ _TOKEN = re.compile(
     r"""(?P<space>\s+|\\[,;:!>\s]|~(?!=))
     |(?P<number>(?:\d+(?:\.\d+)?|\.\d+))
     |(?P<environment>\\(?:begin|end)\s{0,9}\{[A-Za-z]{1,20}\*?\})
-    |(?P<text>\\(?:text(?:bf|it|rm|normal)?|[mh]box|math(?:rm|bf|it|sf)|operatorname|rm)\s{0,9}\{[^{}]*\})
+    |(?P<text>\\(?:text(?:bf|it|rm|tt|normal)?|[mh]box|math(?:rm|bf|it|sf)|operatorname|rm)\s{0,9}
+        \{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})
     |(?P<row>\\\\)
     |(?P<escaped>\\[{}|%$&\#_])
     |(?P<command>\\[A-Za-z]+)
@@ -92,6 +68,10 @@ _TOKEN = re.compile(
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
+_MEASURES = re.compile(
+    r"""(?:\\mathrm\s{0,9}\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\^(?:\d|\{-?\d\})|[/\s~]|\\cdot|\\[,;:])+(?:[.,=)\]]|$)""",
+)
+"""Units in \\mathrm up to the end of a value."""
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d{1,3}(?:,\d{3})+(?=,\D|,$)")
 _REPEATING = re.compile(
     r"""(?P<whole>\d*)\.(?P<fixed>\d*)(?:
@@ -128,12 +108,7 @@ def plain(text: str) -> str:
     >>> plain("$x²$ is **½**"), plain("from $5 to $7")
     ('x^{2} is \\frac{1}{2}', 'from $5 to $7')
     """
-    text = _OVERLINED.sub(lambda m: "\\overline{" + m.group(1).replace("\u0305", "") + "}", text)
-    if not text.isascii():
-        text = _RAISED.sub(lambda m: "^{" + m.group().translate(_SUPERSCRIPTS) + "}", text)
-        text = _LOWERED.sub(lambda m: "_{" + m.group().translate(_SUPERSCRIPTS) + "}", text)
-        text = "".join(_ascii(character) for character in text)
-    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
+    text = simpler(with_latex_signs(text))
     text = _MATH_BRACKETS.sub(" ", text)
     text = _SPACED_SIGN.sub(r"\1", text)
     text = _SET_NAMES.sub(r"\\Reals ", text)
@@ -145,26 +120,6 @@ def plain(text: str) -> str:
 def unbold(text: str) -> str:
     """The text without the stars of **bold**."""
     return _BOLD.sub(r"\1", text)
-
-
-def _ascii(character: str) -> str:
-    if character.isascii():
-        return character
-    if character in _SIGNS:
-        return _SIGNS[character]
-    if unicodedata.category(character) == "Nd":
-        return str(unicodedata.decimal(character))
-    if unicodedata.category(character) == "Cf":
-        return ""
-    name = unicodedata.name(character, "")
-    greek = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", name)
-    if greek:
-        letter = greek.group(2).lower().replace("lamda", "lambda")
-        return f"\\{letter if greek.group(1) == 'SMALL' else letter.capitalize()} "
-    if name.startswith("VULGAR FRACTION"):
-        above, _, below = unicodedata.normalize("NFKC", character).partition("⁄")
-        return f"\\frac{{{above}}}{{{below}}}"
-    return unicodedata.normalize("NFKC", character)
 
 
 def tokens(text: str, *, thousands: bool = True) -> list[Token]:
@@ -190,7 +145,8 @@ def tokens(text: str, *, thousands: bool = True) -> list[Token]:
             found.append(token)
             at, spaced = at + len(token.text), False
             continue
-        added = _spelt(kind, piece, spaced)
+        measured = kind == "text" and _follows_value(found, spaced) and bool(_MEASURES.match(text, at))
+        added = _spelt(kind, piece, spaced, measured=measured)
         depth += sum((t.text in OPENERS) - (t.text in CLOSERS) for t in added if t.kind == "sign")
         found += added
         at, spaced = match.end(), False if added else spaced
@@ -217,11 +173,11 @@ def _based(found: list[Token]) -> list[Token]:
     return read
 
 
-def _spelt(kind: str, piece: str, spaced: bool) -> list[Token]:
+def _spelt(kind: str, piece: str, spaced: bool, *, measured: bool) -> list[Token]:
     """The tokens of one match that is neither space nor number; none for what is only layout."""
     if kind == "text":
         command, _, content = piece[:-1].partition("{")
-        return _textual(content, spaced, upright=not command.startswith(r"\math"))
+        return _textual(content, spaced, upright=not command.startswith(r"\math"), measured=measured)
     if kind == "environment":
         return [Token("begin" if piece.startswith(r"\begin") else "end", piece, spaced)]
     if kind == "command":
@@ -239,12 +195,22 @@ def _spelt(kind: str, piece: str, spaced: bool) -> list[Token]:
     return [Token(kind, piece, spaced)]
 
 
-def _textual(content: str, spaced: bool, *, upright: bool) -> list[Token]:
-    r"""What stands in \text{...}: its words are text, but and, or; a letter of \mathrm is a variable."""
+def _follows_value(before: list[Token], spaced: bool) -> bool:
+    """Whether a numeral or unit (before a space also a group or pi), perhaps with / or ·, stands there."""
+    last = before[-2:] if before and before[-1].text in ("/", "*") else before[-1:]
+    return bool(last) and (last[0].kind in ("number", "text") or (spaced and last[0].text in ("}", "pi")))
+
+
+def _textual(content: str, spaced: bool, *, upright: bool, measured: bool) -> list[Token]:
+    r"""What stands in \text{...}: its words are text, but and, or.
+
+    A letter of \mathrm is a variable, unless it is a unit behind a value.
+    """
     found = []
     for token in tokens(content):
         kind = token.kind
-        if kind == "word" and token.text not in JOINING and (upright or len(token.text) > 1):
+        unit = len(token.text) > 1 or (measured and unit_named(token.text) is not None)
+        if kind == "word" and token.text not in JOINING and (upright or unit):
             kind = "text"
         found.append(Token(kind, token.text, token.spaced or spaced, token.value))
         spaced = False

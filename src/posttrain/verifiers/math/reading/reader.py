@@ -9,6 +9,7 @@ part       side = side, side < side   a relation; x < 3 with a lone variable is 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from posttrain.verifiers.math.reading.lexer import CLOSERS, JOINING, OPENERS, Token
 from posttrain.verifiers.math.reading.spans import both, comparison, without
@@ -48,7 +49,9 @@ def read(tokens: Tokens, *, units: bool = True, depth: int = 0) -> Answer:
     if depth > MOST_NESTING:
         raise TooHardError(f"brackets nested deeper than {MOST_NESTING}")
     if len(tokens) > 2 and tokens[1].text == "in" and tokens[1].kind == "command":  # x \in [1, 2]
-        tokens = tokens[2:]
+        found = read(tokens[2:], units=units, depth=depth + 1)
+        return replace(found, within=True) if isinstance(found, Many) and found.brackets == "()" else found
+    tokens = _without_names(tokens)
     unions = _split(tokens, lambda token: _is_union(token, tokens))
     if len(unions) > 1:
         return Region(
@@ -63,6 +66,17 @@ def read(tokens: Tokens, *, units: bool = True, depth: int = 0) -> Answer:
     if len(parts) > 1:
         return _list(tokens, parts, units=units, depth=depth)
     return _part(tokens, units=units, depth=depth)
+
+
+def _without_names(tokens: list[Token]) -> list[Token]:
+    """What stands behind (x, y) =, where the letters stand in their order."""
+    end = next((i for i, token in enumerate(tokens) if token.text == "="), 0)
+    names, commas = tokens[1 : max(1, end - 1) : 2], tokens[2 : max(2, end - 1) : 2]
+    letters = all(len(t.text) == 1 if t.kind == "word" else t.kind == "command" for t in names)
+    ordered = [t.text for t in names] == sorted(t.text for t in names)
+    if not letters or not ordered or not commas or any(t.text != "," for t in commas):
+        return tokens
+    return tokens[end + 1 :] if (tokens[0].text, tokens[end - 1].text) == ("(", ")") else tokens
 
 
 def _joins(token: Token) -> bool:
@@ -185,6 +199,8 @@ def _bracketed(tokens: list[Token], *, units: bool, depth: int) -> Answer | None
     if opening == "{{" and closing == "}}" and not inner:
         return Many((), "{}")
     parts = _split(inner, lambda token: token.kind == "sign" and token.text in (",", ";"))
+    if len(parts) == 1 and opening == "{" and closing == "}":
+        return read(inner, units=units, depth=depth)
     if len(parts) == 1 and opening != "{{":
         return None
     if len(parts) > MOST_ITEMS:

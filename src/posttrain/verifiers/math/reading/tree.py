@@ -3,7 +3,7 @@
 Everything is frozen and plain. Nothing here computes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 
@@ -53,6 +53,8 @@ class Unit:
 
     factor: Fraction
     dimension: tuple[tuple[str, int], ...]
+    name: str = field(default="", compare=False)
+    """As it stands behind a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Many:
 
     items: "tuple[Answer, ...]"
     brackets: str
+    within: bool = False
+    """Behind x ∈, where a pair is an interval."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ _FEWEST_LETTERS_FOLDED = 4
 _MOST_EXPONENT = 6
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_BEHIND = {"squared": 2, "cubed": 3}
-_PIECE = re.compile(r"\s*([A-Za-z]+|[$€£¥₹¢]|\^\s*\{?\s*\(?\s*-?\d\s*\)?\s*\}?|[*/])")
+_PIECE = re.compile(r"\s*([A-Za-z]+|[$€£¥₹¢]|\^\s*\{?\s*\(?\s*-?\s*\d\s*\)?\s*\}?|[*/])")
 
 
 def _dimension(text: str) -> dict[str, int]:
