@@ -28,14 +28,15 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
-    "learner/learner.py": 575,  # an update, and the halves of a step
+    "api/recipe.py": 305,  # what a program gives, each kind in its words
+    "learner/learner.py": 580,  # an update, and the halves of a step
     "models/pretrained.py": 600,  # one check after the other, each with its message
     "runtime/build.py": 388,  # the one place that knows every component
     "runtime/online.py": 390,
-    "runtime/session.py": 380,  # each verb with what must have come before it
+    "runtime/session.py": 385,  # each verb with what must have come before it
     "samplers/ray.py": 330,  # actor, channel and store
     "samplers/remote.py": 350,
-    "samplers/rollouts.py": 410,  # episodes of one turn, of many, and of several seats
+    "samplers/rollouts.py": 415,  # episodes of one turn, of many, and of several seats
     "runtime/record/track.py": 400,  # five services of a page each
     "types.py": 575,  # mostly docstrings
     "base/usercode.py": 315,  # finding it, loading it, asking it, and what it raises

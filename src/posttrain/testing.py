@@ -26,7 +26,6 @@ from posttrain.types import PROBE, Batch, Method, Outputs, PerToken
 HORIZON = 16
 _OF_THE_MACHINE = re.compile("(time|speed|ranks|samplers)/|seconds|.*memory")
 """Metrics that a clock or a meter gives."""
-_RAISES = "raises"
 
 
 def repeatable(metrics: Path) -> list[dict[str, Any]]:
@@ -170,7 +169,7 @@ def check_method(
     name = _name(method)
     if broken and raises:
         promise, what = broken[0]
-        fails = what if what.startswith(_RAISES) else f"breaks a promise: {promise}: {what}"
+        fails = what if what.startswith("raises ") else f"breaks a promise: {promise}: {what}"
         raise AssertionError(f"{name} {fails} (seed {seed})")
     return Report(name, tuple(promise for promise, what in seen.items() if not what), broken)
 
@@ -180,16 +179,15 @@ def _name(method: Named) -> str:
     found = line(method)
     if isinstance(method, str) or (usual := METHODS[like(found)]).title != found.title:
         return label(method)
-    before = described(usual.method)
-    other = [f"{k} = {v}" for k, v in described(found.method).items() if before.get(k) != v]
-    return f"{like(found)}{' with ' * bool(other)}{', '.join(other)}"
+    other = sorted(described(found.method).items() - described(usual.method).items())
+    return f"{like(found)}{' with ' * bool(other)}{', '.join(f'{k} = {v}' for k, v in other)}"
 
 
 def _seen(check: Callable[[Line, Method, int], str], found: Line, made: Method, seed: int) -> str:
     try:
         return check(found, made, seed)
     except Exception as error:
-        return f"{_RAISES} {cause(error)}"
+        return f"raises {cause(error)}"
 
 
 def _finite(found: Line, method: Method, seed: int) -> str:

@@ -1,5 +1,6 @@
 """What people give posttrain from Python that is nearly right: taken as it is meant, or refused in a line."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+import torch
 
 import posttrain
 from posttrain import Callback, Sampling, Task, UserError
@@ -206,3 +208,108 @@ def test_a_run_is_not_gone_on_with_with_other_data_nor_silently_with_another_rew
     Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*SUMS, SUMS[0]]))
     with pytest.raises(UserError, match=r"task\.data.*not those that the run began with"):
         posttrain.train(model, updates=4, resume=True, **asked)
+
+
+# ---------------------------------------------------------------------- what a program does with a session
+
+
+WEIGHED = {"name": "grpo", "correction": "token_truncated"}
+
+
+def digit(response):
+    return float(any(c.isdigit() for c in response))
+
+
+@pytest.mark.filterwarnings("ignore:not saved")
+def test_two_updates_without_publishing_do_not_wait_for_weights_that_nobody_sent(model):
+    asked = {"data": SUMS, "reward": digit, "updates": 4, "async_": {"max_lag": 1, "place": "thread"}}
+    with posttrain.Session(model, method=WEIGHED, **asked, **SMALL) as s:
+        groups = s.sample()
+        s.update(groups)
+        s.update(groups)
+        s.publish()
+        assert s.sample()
+
+
+def spread(response):
+    return float(len(set(response)))
+
+
+@pytest.mark.filterwarnings("ignore:not saved")
+def test_weights_that_a_failed_update_has_moved_are_others(model, monkeypatch):
+    steps = {"minibatches": 3}
+    with posttrain.Session(model, data=SUMS, reward=spread, updates=3, steps=steps, **SMALL) as s:
+        groups, steps = s.sample(), []
+        whole = s.learner._move
+
+        def fails_second(*given):
+            steps.append(given)
+            if len(steps) == 2:
+                raise posttrain.RunError("the gradient is not finite")
+            return whole(*given)
+
+        monkeypatch.setattr(s.learner, "_move", fails_second)
+        with pytest.raises(posttrain.RunError, match="not finite"):
+            s.update(groups)
+        assert s.learner.update_count == 1
+        with pytest.raises(posttrain.RunError, match=r"publish\(\)"):
+            s.sample()
+        s.publish()
+        found = s.sample()
+        rows = [e.trajectory for g in found for e in g]
+        assert {v for t in rows for v, sampled in zip(t.version, t.sampled, strict=True) if sampled} == {1}
+
+
+@pytest.mark.filterwarnings("ignore:not saved")
+def test_own_rows_after_an_update_leave_the_line_of_groups_as_it_is(model):
+    asked = {"data": SUMS, "reward": digit, "updates": 6, "async_": {"max_lag": 1, "place": "thread"}}
+    with posttrain.Session(model, method=WEIGHED, **asked, **SMALL) as s:
+        batch = s.batch(groups := s.sample())
+        s.update(groups)
+        s.publish()
+        bad = dataclasses.replace(batch, reward=batch.reward * math.nan)
+        with pytest.raises((posttrain.RunError, ValueError)):
+            s.update(bad)
+        assert s.sample()
+
+
+def test_rows_beyond_those_that_were_scored_get_their_reference_too(model):
+    pairs = [{"prompt": f"{a}+1=", "chosen": str(a + 1), "rejected": str(a)} for a in range(9)] * 2
+    with posttrain.Session(model, method="dpo", data=pairs, updates=2, batch={"batch_size": 2}) as s:
+        for _ in range(4):
+            rows = s.sample()
+        batch = s.batch(rows)
+        at = batch.mask
+        torch.testing.assert_close(batch.logp_ref[at], s.learner.score(batch).logp[at])
+        s.update(rows)
+
+
+def test_an_episode_without_a_score_stays_one_whatever_is_paid_by_hand(model):
+    def breaks(response):
+        if sum(map(ord, response)) % 3 == 1:
+            raise RuntimeError("no wages")
+        return 1.0
+
+    rollout = SMALL["rollout"] | {"max_error_rate": 1.0}
+    with posttrain.Session(model, data=SUMS, reward=breaks, updates=2, **SMALL | {"rollout": rollout}) as s:
+        groups = s.sample()
+        failed = [e.verdict.failed for g in groups for e in g]
+        assert any(failed)
+        paid = groups.reward(lambda episode: 2.0)
+        assert [e.verdict.failed for g in paid for e in g] == failed
+        assert {e.reward for g in paid for e in g if not e.verdict.failed} == {2.0}
+
+
+def test_held_out_records_are_read_as_the_others_are(model):
+    rows = [{"text": row["prompt"], "gold": row["answer"]} for row in SUMS]
+    read = {"columns": {"prompt": "text", "answer": "gold"}, "system": "Add."}
+    asked = {"reward": "number", "task": {"data": read}, **SMALL}
+    found = posttrain.evaluate(model, data=rows, reward="number", task={"data": read})
+    assert "eval/accuracy" in found
+    run = posttrain.train(model, data=rows, updates=1, show="none", **asked)
+    assert run.recipe.with_held_out(rows).settings.task.held_out.system == "Add."
+    assert run.evaluate(data=rows[:3]).keys() == found.keys()
+    assert run.evaluate(data=SUMS[:3]).keys() == found.keys(), "of other columns, by their usual names"
+    again = posttrain.load(run.path).recipe
+    tooled = again.replace(**{"task.tools": {"builtin": ["calculator"]}})
+    assert tooled.with_held_out(rows).settings.task.tools.builtin == ("calculator",)

@@ -201,6 +201,12 @@ def test_an_episode_has_so_many_calls(workers):
     assert turn.verdict.parts == {"tools/calls": 5.0, "tools/too_many": 2.0}
 
 
+def test_calls_that_were_never_made_take_none_of_an_episodes(workers):
+    env, call = use(max_calls=1, episode_calls=3), "<call calculator>7</call>"
+    said, _ = played(workers, env, 3 * call, "<call oracle>7</call>", call, call, "7")
+    assert [text.count("calculator: 7") for [text] in said[:4]] == [1, 0, 1, 1]
+
+
 def test_a_function_says_what_each_call_earns(workers):
     env = use(call_reward=f"{FILE}:careful")
     state = env.start(TASK).state

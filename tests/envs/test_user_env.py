@@ -78,6 +78,17 @@ def test_a_users_environment_is_made_with_its_options(file):
     last = guarded_reply(env, first.state, "2")
     assert (first.done, last.done, last.reward, last.verdict.label) == (False, True, 1.0, "right")
     assert pickle.loads(pickle.dumps(env)) == env
+    assert not hasattr(env, "max_turns")
+
+
+def test_how_long_a_users_environment_goes_on_is_known(tmp_path):
+    (tmp_path / "slow_env.py").write_text(
+        "class E:\n    max_turns, reply_s = 3, 2.5\n"
+        "    def start(self, task): return None\n    def reply(self, state, said): return None\n"
+    )
+    env = load_env(f"{tmp_path / 'slow_env.py'}:E")
+    assert (env.max_turns, env.reply_s, hasattr(env, "suited")) == (3, 2.5, False)
+    assert pickle.loads(pickle.dumps(env)) == env
 
 
 def test_it_runs_in_a_worker_with_a_deadline(file):

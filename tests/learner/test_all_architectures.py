@@ -19,7 +19,9 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
+from posttrain.learner import recompute
 from posttrain.learner.forward import Net, forward
+from posttrain.models import compiled
 from posttrain.models.attention import use_layouts
 from posttrain.models.loading import quiet
 from posttrain.types import Batch, Request, Sampling
@@ -193,3 +195,31 @@ def test_the_page_of_models_names_those_that_are_proven() -> None:
     listed = page.partition("## Equal to transformers")[2].partition("Among them")[0]
     assert set(re.findall(r"`([\w-]+)`", listed)) - {"model_type"} == PROVEN.keys()
     assert f"{len(PROVEN)} of them" in listed
+
+
+PARTLY_TURNED = {"phi3, three quarters": ("phi3", {"pad_token_id": 0, "partial_rotary_factor": 0.75})}
+
+
+@pytest.mark.parametrize("case", CASES | PARTLY_TURNED)
+@pytest.mark.skipif(compiled.compiler() is None, reason="kernels need g++")
+def test_kernels_of_training_change_no_model(case: str, rows_of: Callable[..., Batch]) -> None:
+    """In bfloat16: as near to float32 as transformers' own layers are, gradients too."""
+    name, over = (CASES | PARTLY_TURNED)[case]
+    heads = {} if name in LATENT.split() else {"hidden_size": 128, "head_dim": 32}
+    plain = build(name, over | heads).bfloat16()
+    batch = rows_of(seed=2, turns=3, system=9)
+    found = {}
+    for kind in ("float32", "plain", "kernels"):
+        model = copy.deepcopy(plain).to(torch.float32 if kind == "float32" else torch.bfloat16)
+        if kind == "kernels":
+            recompute.prepare(model, [], None, "none", lora=False, twice=False)
+        else:
+            use_layouts(model)
+        out = forward(Net(model), batch, 1.0)
+        (out.logp.sum() + 0.3 * out.entropy.sum()).backward()  # type: ignore[no-untyped-call]
+        grads = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+        found[kind] = out.logp.detach().float(), torch.cat(grads)
+    for which in (0, 1):
+        exact = found["float32"][which]
+        off = {kind: float((found[kind][which] - exact).norm() / exact.norm()) for kind in found}
+        assert off["kernels"] <= 3 * off["plain"] + 0.01, off

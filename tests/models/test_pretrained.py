@@ -1,5 +1,6 @@
 """What may be loaded, what is refused and in which words, and that conversions happen once."""
 
+import copy
 import json
 import multiprocessing
 import os
@@ -47,6 +48,7 @@ from posttrain.models.pretrained import (
     stop_ids,
     tokenizer_notes,
 )
+from posttrain.models.rope_scaling import LLAMA3
 from posttrain.types import RunError, UserError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -450,7 +452,15 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
 # GGUF
 
 
-def write_gguf(source: PreTrainedModel, file: Path, *, pre: str = "gpt-2", begins: bool = False) -> Path:
+def write_gguf(
+    source: PreTrainedModel,
+    file: Path,
+    *,
+    pre: str = "gpt-2",
+    begins: bool = False,
+    divisors: np.ndarray | None = None,
+    scaling: gguf.RopeScalingType | None = None,
+) -> Path:
     """The model as llama.cpp's converter lays it out: query and key rows interleaved for its rotation."""
     c, w = source.config, {k: v.numpy() for k, v in source.state_dict().items()}
     out = gguf.GGUFWriter(file, "llama")
@@ -460,7 +470,7 @@ def write_gguf(source: PreTrainedModel, file: Path, *, pre: str = "gpt-2", begin
     out.add_feed_forward_length(c.intermediate_size)
     out.add_head_count(c.num_attention_heads)
     out.add_head_count_kv(c.num_key_value_heads)
-    out.add_rope_freq_base(10000.0)
+    out.add_rope_freq_base(c.rope_parameters["rope_theta"])
     out.add_rope_dimension_count(c.head_dim)
     out.add_layer_norm_rms_eps(c.rms_norm_eps)
     out.add_vocab_size(c.vocab_size)
@@ -475,6 +485,11 @@ def write_gguf(source: PreTrainedModel, file: Path, *, pre: str = "gpt-2", begin
     out.add_pad_token_id(2)
     out.add_chat_template(TEMPLATE)
     out.add_add_bos_token(begins)
+    if scaling is not None:
+        out.add_rope_scaling_type(scaling)
+        out.add_rope_scaling_factor(4.0)
+    if divisors is not None:
+        out.add_tensor("rope_freqs.weight", divisors)
 
     def interleaved(x: np.ndarray, heads: int) -> np.ndarray:
         return x.reshape(heads, 2, x.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(x.shape)
@@ -505,6 +520,33 @@ def write_gguf(source: PreTrainedModel, file: Path, *, pre: str = "gpt-2", begin
     out.write_tensors_to_file()
     out.close()
     return file
+
+
+def test_the_scaled_positions_of_a_gguf_are_kept_or_refused(tmp_path: Path) -> None:
+    """Llama 3's, which such a file holds as divisors of the frequencies; transformers passes over them."""
+    plain = model()
+    plain.config.rope_parameters["rope_theta"] = 500_000.0
+    before, plain = copy.deepcopy(plain), type(plain)(plain.config).eval()
+    before.config.rope_parameters |= LLAMA3 | {"rope_type": "llama3", "factor": 32.0}
+    before = type(before)(before.config).eval()
+    before.load_state_dict(plain.state_dict())
+    divisors = (plain.model.rotary_emb.inv_freq / before.model.rotary_emb.inv_freq).numpy()
+    assert divisors.max() > 1
+    file = write_gguf(before, tmp_path / "llama3.gguf", divisors=divisors)
+    after = load_model(resolve(str(file), tmp_path / "cache"), dtype=torch.float32)
+    ids = torch.arange(200)[None] % 50
+    assert torch.equal(before(ids).logits, after(ids).logits)
+    assert not torch.equal(before(ids).logits, plain(ids).logits)
+    ones = write_gguf(plain, tmp_path / "ones.gguf", divisors=np.ones_like(divisors))
+    assert torch.equal(
+        load_model(resolve(str(ones), tmp_path / "cache"), dtype=torch.float32)(ids).logits, plain(ids).logits
+    )
+    strange = write_gguf(
+        plain, tmp_path / "strange.gguf", divisors=np.linspace(1, 3, len(divisors), dtype="f4")
+    )
+    assert "scaled (by rope_freqs)" in refusal(resolve, str(strange), tmp_path / "cache")
+    yarn = write_gguf(plain, tmp_path / "yarn.gguf", scaling=gguf.RopeScalingType.YARN)
+    assert "scaled (yarn)" in refusal(resolve, str(yarn), tmp_path / "cache")
 
 
 def test_a_gguf_becomes_the_same_model_and_tokenizer_once(

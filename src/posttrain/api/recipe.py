@@ -36,6 +36,8 @@ from posttrain.types import Method, UserError
 from posttrain.verifiers.function import InProcessFunction
 
 DATA = ("task.data", "task.held_out")
+PLAYED, ALIKE = ("repair", "tools", "agent", "env"), ("columns", "system", "template", "bad")
+"""What tasks are played with, whatever they are; and how records are read."""
 KEYWORDS = ("data", "held_out", "reward", "env", "updates", "seed", "lr", "dir", "resume", "callbacks")
 TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
 HOW_TO_SAVE = {
@@ -91,9 +93,7 @@ class Recipe:
         # What is no table of a recipe is for the reader to refuse: it knows what the key is called here.
         own = {
             key_of(name): table_of(name, table)
-            if key_of(name) in TABLES
-            else dict(table)
-            if isinstance(table, Mapping)
+            if key_of(name) in TABLES or isinstance(table, Mapping)
             else {}
             for name, table in tables.items()
         }
@@ -157,10 +157,15 @@ class Recipe:
         data = list(data) if isinstance(data, Iterator) else data
         made = Recipe._of(copy.deepcopy(self.tables), self.held)
         gone = names_memory(made.tables, "task.data") and "task.data" not in made.held
+        task = made.tables["task"]
+        read = {key: value for key, value in (task.get("data") or {}).items() if key in ALIKE}
         if made.settings.task.data is None or gone:  # held-out records stand beside others
-            made.tables["task"] = {}
-            made._put("task.data", made._data("task.data", data))
-        made._put("task.held_out", made._data("task.held_out", data))
+            task = made.tables["task"] = {key: task[key] for key in PLAYED if key in task}
+            made._put("task.data", read | made._data("task.data", data))
+        first = next(iter(data), None) if isinstance(data, Sequence) else None
+        if isinstance(first, Mapping) and not {*read.get("columns", {}).values()} <= first.keys():
+            del read["columns"]
+        made._put("task.held_out", read | made._data("task.held_out", data))
         made._read()
         return made
 

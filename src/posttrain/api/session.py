@@ -237,7 +237,7 @@ def evaluate(
         raise UserError(what, where="sampling.temperature", mend="eval={'temperature': ...}")
     data = list(data) if isinstance(data, Iterator) else data
     with python_words():
-        recipe = Recipe(model, data=data, held_out=data, reward=reward, env=env, **tables)
+        recipe = Recipe(model, data=data, reward=reward, env=env, **tables).with_held_out(data)
         if "model.path" in recipe.held:
             raise UserError(
                 "a loaded model is copied into a run", where="model", mend="save it, and give its path"

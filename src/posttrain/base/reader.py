@@ -146,11 +146,8 @@ def _as_written(tables: Any, loc: Sequence[str]) -> list[str]:
     for name in loc:
         if here is not None and not isinstance(here, Mapping | list):
             break
-        if (
-            isinstance(here, Mapping | list)
-            and name.isdigit() == isinstance(here, Mapping)
-            and name not in here
-        ):
+        table = isinstance(here, Mapping)
+        if (table or isinstance(here, list)) and name.isdigit() == table and name not in (here or ()):
             continue
         written.append(name)
         if isinstance(here, list):

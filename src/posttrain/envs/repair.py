@@ -74,6 +74,10 @@ class Repairing:
         """Attempts at a task."""
         return self.settings.turns
 
+    def budget_s(self, task: Task) -> float | None:
+        """How long a reply may take, where its verifier needs longer than others."""
+        return self.judge.budget_s(task)
+
     def start(self, task: Task) -> Start:
         """The task's question; UserError if it has none."""
         if not task.messages:

@@ -24,11 +24,19 @@ class NamedEnv:
     factory: str
     options: str
     """The factory's keyword arguments as JSON."""
+    numbers: tuple[tuple[str, float], ...] = ()
+    """Its max_turns and reply_s, where it has them."""
     trusted: ClassVar[bool] = False
 
-    def __reduce__(self) -> tuple[Callable[[str, str], "NamedEnv"], tuple[str, str]]:
+    def __getattr__(self, name: str) -> Any:
+        for known, number in vars(self).get("numbers", ()):
+            if name == known:
+                return number
+        raise AttributeError(name)
+
+    def __reduce__(self) -> tuple[Callable[..., "NamedEnv"], tuple[Any, ...]]:
         # Being unpickled makes the environment, so that states of its classes can be unpickled after it.
-        return _named, (self.factory, self.options)
+        return _named, (self.factory, self.options, self.numbers)
 
     def start(self, task: Task) -> Start:
         """As the user's environment starts; the state is pickled, as only workers know its classes."""
@@ -81,17 +89,19 @@ def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv
         text = json.dumps(dict(options or {}), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"its options are not plain data: {error}", where=factory) from None
-    asked(_check, factory, text, name=factory)
-    return NamedEnv(factory, text)
+    numbers = asked(_numbers, factory, text, name=factory)
+    return NamedEnv(factory, text, tuple((name, number) for name, number in numbers))
 
 
-def _check(factory: str, options: str) -> None:
+def _numbers(factory: str, options: str) -> list[tuple[str, float]]:
+    env = _make(factory, options)
+    found = {name: getattr(env, name, None) for name in ("max_turns", "reply_s")}
+    return [(name, value) for name, value in found.items() if isinstance(value, int | float)]
+
+
+def _named(factory: str, options: str, numbers: tuple[tuple[str, float], ...]) -> NamedEnv:
     _make(factory, options)
-
-
-def _named(factory: str, options: str) -> NamedEnv:
-    _make(factory, options)
-    return NamedEnv(factory, options)
+    return NamedEnv(factory, options, numbers)
 
 
 def _sealed(given: Any) -> Any:

@@ -209,7 +209,9 @@ def rotating(kind: Any) -> Any:
     def turn(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **how: Any
     ) -> Any:
-        if more or how or not suits(q) or not q.dtype == k.dtype == cos.dtype == sin.dtype:
+        alike = q.dtype == k.dtype == cos.dtype == sin.dtype
+        # Where fewer numbers of a head are turned than it has, transformers' function parts them.
+        if more or how or not suits(q) or not alike or not q.shape[-1] == k.shape[-1] == cos.shape[-1]:
             return plain(q, k, cos, sin, *more, **how)
         return rotate(q, k, cos, sin)
 

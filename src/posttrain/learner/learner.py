@@ -223,12 +223,13 @@ class Learner:
     def update(self, batch: Batch) -> Update:
         """Trains on these rows: epochs × minibatches optimiser steps.
 
-        An `advantage` that the batch brings takes the place of the method's. Raises RunError when a loss or
-        gradient is not finite (nothing has moved in that step), and ValueError when no token is trained, on
-        any rank, or an advantage is not finite.
+        An `advantage` or `logp_old` that the batch brings stays. Raises RunError when a loss or gradient is
+        not finite (nothing has moved in that step), and ValueError when no token is trained, on any rank, or
+        an advantage is not finite.
         """
         batch = replace(batch, everywhere=self.ranks)
         several, steps = self.steps.epochs * self.steps.minibatches > 1, list(self._minibatches(batch))
+        skips_first = self._skips_first(batch)
         batch = self._prepare(self._fill_columns(batch, steps[0][1]))
         seen = Outputs(logp=torch.zeros_like(batch.logp_gen), entropy=torch.zeros_like(batch.logp_gen))
         computed = torch.zeros(len(batch), dtype=torch.bool)
@@ -237,7 +238,7 @@ class Learner:
             if self.steps.target_kl and logs and logs[-1].get("kl/old", 0.0) > self.steps.target_kl:
                 break
             part = batch.rows(rows)
-            if unscored := not logs and self._skips_first(batch):
+            if unscored := not logs and skips_first:
                 part = replace(part, logp_old=None)
             out, done, metrics = self.step(part)
             logs.append(metrics)
@@ -287,11 +288,9 @@ class Learner:
             raise ValueError("a step within a trust region has no halves: call update")
         if not (loss is None or callable(loss)):
             raise TypeError(f"a loss is a function (batch, outputs) -> one number a token, not {loss!r:.60}")
-        given = batch.logp_old
+        skips_first = self._skips_first(batch)
         batch = self._fill_columns(replace(batch, everywhere=self.ranks), torch.arange(len(batch)))
-        if given is not None or self._skips_first(batch):
-            batch = replace(batch, logp_old=given)
-        batch = self._prepare(batch)
+        batch = self._prepare(replace(batch, logp_old=None) if skips_first else batch)
         weigh = self.method.weight
         if loss is not None:  # it need not be 0 where the method's own would be
             weigh = getattr(self.method, "weight_of_any_loss", weigh)
@@ -345,7 +344,7 @@ class Learner:
             if self.ranks.sum(batch.mask[others].sum()):
                 old[others] = self.score(batch.rows(others.nonzero().flatten())).logp.to(old)
             batch = replace(batch, logp_old=old)
-        elif self._anchors or "logp_old" in needs:
+        elif batch.logp_old is None and (self._anchors or "logp_old" in needs):
             scored = self.score(batch)
             batch = replace(batch, logp_old=scored.logp, value=scored.value)
         elif "value" in needs and self.critic is not None:
@@ -361,7 +360,7 @@ class Learner:
 
     def _skips_first(self, batch: Batch) -> bool:
         """Whether the rows of an update's first step go without being scored before it."""
-        return self._anchors and not self.method.needs & {"logp_old", "value"}
+        return self._anchors and batch.logp_old is None and not self.method.needs & {"logp_old", "value"}
 
     def step(self, batch: Batch) -> tuple[Outputs, Bool[torch.Tensor, "B"], dict[str, float]]:
         """One optimiser step on these rows: (what the model said before it, of which rows, metrics).
@@ -379,7 +378,10 @@ class Learner:
         """The method's loss and metrics on rows that it does not learn from, as one step's would be."""
         batch = replace(batch, everywhere=self.ranks)
         if "logp_old" in self.method.needs and batch.logp_old is None:
-            batch = replace(batch, logp_old=self.score(batch).logp)
+            scored = self.score(batch)
+            batch = replace(batch, logp_old=scored.logp, value=scored.value)
+        elif "value" in self.method.needs and self.critic is not None:
+            batch = replace(batch, value=self.read(batch))
         if "logp_ref" in self.method.needs and batch.logp_ref is None:
             batch = replace(batch, logp_ref=self.score_reference(batch).logp)
         batch = self.method.prepare(replace(batch, state=self.method_state))

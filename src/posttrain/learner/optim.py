@@ -30,7 +30,7 @@ class Optim:
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this 2-norm when it is longer; 0 never scales."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: stay, or fall to min_lr_ratio · lr at the last step."""
+    """After the warm-up: stay, or fall towards min_lr_ratio · lr, reached one step behind the last."""
     warmup_steps: int = 0
     """Optimiser steps in which the rate rises linearly from lr/(warmup_steps + 1)."""
     min_lr_ratio: float = 0.0

@@ -196,7 +196,8 @@ def recomputing() -> saved_tensors_hooks:
 
     def pack(kept: torch.Tensor) -> Any:
         what, again = _again.get(kept.data_ptr(), (None, None))
-        return (again, kept.shape) if what == _what(kept) else kept
+        # A view in another order, such as a transposed one, holds the same numbers in other places.
+        return (again, kept.shape) if what == _what(kept) and kept.is_contiguous() else kept
 
     def unpack(kept: Any) -> torch.Tensor:
         if isinstance(kept, torch.Tensor):

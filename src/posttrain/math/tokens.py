@@ -47,6 +47,7 @@ class _Pick(torch.autograd.Function):
         picked = z.gather(-1, targets[:, None]).squeeze(-1)
         highest = z.amax(-1, keepdim=True)
         z -= highest
+        z.clamp_(min=torch.finfo(z.dtype).min)  # p is 0 there, and 0 · -inf would be no number
         p = z.exp()
         total = p.sum(-1, keepdim=True)
         p /= total

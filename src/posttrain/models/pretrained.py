@@ -48,10 +48,11 @@ from posttrain.models.fingerprint import finite
 from posttrain.models.heads import is_reward_model
 from posttrain.models.loading import quiet
 from posttrain.models.packages import gguf_of
+from posttrain.models.rope_scaling import restore_scaling
 from posttrain.types import RunError, UserError
 
 KEY = "model.path"
-CONVERSION = 2
+CONVERSION = 3
 """Part of every cache key: raise it when what a conversion writes changes."""
 LOCK_SECONDS = 1800.0
 """How long to wait for another process that converts the same model."""
@@ -255,7 +256,8 @@ def convert(gguf: Path, out: Path) -> None:
     """
     source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     try:
-        fields = GGUFReader(gguf).fields
+        found = GGUFReader(gguf)
+        fields = found.fields
         # The bar of its dequantiser does not obey transformers' own switch.
         with quiet(), redirect_stderr(io.StringIO()):
             model = AutoModelForCausalLM.from_pretrained(
@@ -270,6 +272,7 @@ def convert(gguf: Path, out: Path) -> None:
             where=str(gguf),
             mend="is it whole, and a decoder-only LM?",
         ) from error
+    restore_scaling(found, model.config, str(gguf))
     pre = fields.get("tokenizer.ggml.pre")
     if pre is not None and pre.contents() in DIGIT_BY_DIGIT:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

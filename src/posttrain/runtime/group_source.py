@@ -98,10 +98,12 @@ class GroupSource:
         admitted in them, more updates than max_lag could be made before the last of the line is reached.
         """
         self.admission.hold(self._of_update, version)
+        self._of_update = []
 
     def drop(self) -> None:
         """Nothing of what was collected last is trained on."""
         self.admission.drop(self._of_update)
+        self._of_update = []
 
     def _select_groups(
         self, keep: Keep, taken: Sequence[FinishedGroup]

@@ -57,17 +57,25 @@ class Scored:
         raw = digests.numpy().tobytes()
         self._place = {raw[i * DIGEST : (i + 1) * DIGEST]: i for i in range(len(lengths))}
         self._end = lengths.cumsum(0)
+        self.score: Callable[[Batch], PerToken] | None = None
+        """Of rows that were not scored before, such as a program's own."""
 
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._place
 
     def column(self, batch: Batch) -> PerToken:
-        """The batch's logp_ref; KeyError for a row that was not scored."""
-        out = torch.zeros_like(batch.logp_gen)
+        """The batch's logp_ref; KeyError for a row that was not scored, where nobody can."""
+        out, lacking = torch.zeros_like(batch.logp_gen), list[int]()
         for i, length in enumerate(batch.length.tolist()):
-            row = self._place[_digest(batch.tokens[i, :length].numpy(), batch.mask[i, :length].numpy())]
+            digest = _digest(batch.tokens[i, :length].numpy(), batch.mask[i, :length].numpy())
+            if digest not in self._place and self.score:
+                lacking.append(i)
+                continue
+            row = self._place[digest]
             end = int(self._end[row])
             out[i, batch.mask[i]] = self.logp[end - int(self.lengths[row]) : end].to(out)
+        if lacking and self.score:
+            out[lacking] = self.score(batch.rows(torch.tensor(lacking))).to(out)
         return out
 
 
@@ -251,10 +259,12 @@ def build_reference_scores(
         return out
 
     with journal.timed("reference"):
-        return load_or_score(
+        found = load_or_score(
             file,
             wanted,
             shared,
             lambda done, total: journal.show("reference", {"done": done, "total": total}),
             writes=ranks.rank == 0,
         )
+    found.score = score
+    return found

@@ -140,7 +140,8 @@ class Session:
         batch = given if isinstance(given, Batch) else self._batch_of(given)
         self._flush_own()
         with self._whole("update()"):
-            loop.feed()
+            if not self._unpublished:
+                loop.feed()
             with loop.journal.timed("train"):
                 update = loop.learner.update(batch)
             loop.count(update)
@@ -320,7 +321,8 @@ class Session:
     @contextmanager
     def _whole(self, what: str) -> Iterator[None]:
         """Remembers if what is inside was cut off, as by Ctrl-C: nothing could be relied on after it."""
-        self._cut, steps = what, self._open.learner.step_count
+        learner = self._open.learner
+        self._cut, steps, version = what, learner.step_count, learner.update_count
         try:
             yield
         except Exception as error:
@@ -328,8 +330,10 @@ class Session:
                 if self._gradients:
                     error.add_note("the gradients that were added are given up")
                 self._cut, self._gradients = "", False
-                self._before = self._before if self._open.learner.step_count == steps else None
-                self._open.learner.forget_gradients()
+                if learner.step_count != steps:  # some of its steps were made: these are other weights
+                    learner.update_count = version + 1
+                    self._before, self._unpublished = None, self._open.publishes
+                learner.forget_gradients()
             raise
         self._cut = ""
 

@@ -37,6 +37,8 @@ _POLL_S = 0.02
 class AgentRunner(EpisodeRunner):
     """Plays groups by agents, each in a worker process; a verifier judges what nobody else has scored."""
 
+    puts_aside = False  # a program's deadline goes on
+
     def __init__(
         self,
         engine: Engine,

@@ -19,6 +19,8 @@ class EpisodeRunner(ABC):
     """Of the engine, so far."""
     judged_s: float = 0.0
     """Seconds that verifiers, environments and provers have taken, as far as a step waited for them."""
+    puts_aside: bool = True
+    """Whether a group that is going on can wait while others are played."""
 
     @property
     @abstractmethod

@@ -67,9 +67,9 @@ class Rollouts(EpisodeRunner):
         self.limits = Limits(context, episode_tokens, episode_s)
         self._began: dict[tuple[int, int], float] = {}
         self.pool = Pool(workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
-        longer = deadline_s + getattr(env, "reply_s", 0.0)
+        self.reply_s = deadline_s + getattr(env, "reply_s", 0.0)
         guarded = env is not None and not env.trusted
-        self.workers = Workers(workers, deadline_s=longer, memory_mb=memory_mb) if guarded else None
+        self.workers = Workers(workers, deadline_s=self.reply_s, memory_mb=memory_mb) if guarded else None
         self._groups: dict[int, dict[int, Episode | None]] = {}
         """The episodes of each group by sample, None of one that goes on."""
         self._states: dict[int, TrainerState] = {}
@@ -287,7 +287,9 @@ class Rollouts(EpisodeRunner):
         elif self.workers is None:
             self._turn(group, live, guarded_reply(self.env, live.state, live.said[-1]))
         else:
-            ticket = self.workers.submit(guarded_reply, self.env, live.state, live.said[-1])
+            asked = getattr(self.env, "budget_s", lambda task: None)(live.task)
+            most = None if asked is None else max(asked, self.reply_s)
+            ticket = self.workers.submit(guarded_reply, self.env, live.state, live.said[-1], deadline_s=most)
             self._replying[ticket], self._due[ticket] = (
                 (group, live),
                 self.steps + (REPLY_STEPS if due is None else due),

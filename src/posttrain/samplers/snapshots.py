@@ -214,7 +214,7 @@ class SharedMemoryStore:
 
     def __init__(self) -> None:
         self._free: list[str] = []
-        self._used: dict[int, str] = {}
+        self._used: dict[int, list[str]] = {}
         self._index: Index = ()
         self._size = 0
         self._open: list[int] = []
@@ -229,7 +229,7 @@ class SharedMemoryStore:
         path = self._memory(self._size)
         whole = torch.from_file(path, shared=True, size=self._size, dtype=torch.uint8)
         found = write(weights(), whole, self._index)
-        self._used[version] = path
+        self._used.setdefault(version, []).append(path)
         self.bytes += self._size
         return SharedMemoryWeights(path, self._size, self._index, found)
 
@@ -250,7 +250,7 @@ class SharedMemoryStore:
     def retain(self, versions: set[int]) -> None:
         """Lets the memory of all other versions be written again."""
         for version in self._used.keys() - versions:
-            self._free.append(self._used.pop(version))
+            self._free += self._used.pop(version)
 
     def close(self) -> None:
         """Gives the memory back."""

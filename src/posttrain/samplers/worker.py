@@ -126,13 +126,15 @@ class RolloutWorker:
 
     def _turned(self, swaps: bool) -> list[FinishedGroup]:
         between = self.swap == "between"
+        # What cannot be put aside is played to its end before an evaluation, and nothing is begun meanwhile.
+        ends = bool(self._asked) and not self.rollouts.puts_aside
         if not self._examined and not (between and self._playing):
             if swaps and self._takes_weights():
                 return []
-            if self._asked and self.offered < 0:
+            if self._asked and self.offered < 0 and not (ends and self._playing):
                 self.examine(self._asked)
                 self._asked = []
-        if not self._examined and (starting := self._starting()):
+        if not self._examined and not (ends and self._playing) and (starting := self._starting()):
             self.open(starting)
         return self.step()
 

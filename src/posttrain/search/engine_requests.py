@@ -84,7 +84,7 @@ def prompt_of(chat: Chat, state: State, sketch: bool = False) -> list[int]:
     """The tokens behind which a policy says its next move, or a sketch. UserError if it cannot be shown."""
     if sketch:
         return chat.render(below(state, SKETCH))
-    return [*chat.render(state.shown), *(chat.spell(state.said) if state.said else [])]
+    return [*chat.render(state.shown, state.tools), *(chat.spell(state.said) if state.said else [])]
 
 
 def move_of(answer: Completion, question: Question) -> Move:

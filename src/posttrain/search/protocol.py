@@ -9,7 +9,7 @@ the same tree, whatever runs beside it. What a state proposes hangs on it and on
 answers are the same too, and a search that was cut short is made again by beginning it anew.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ class State:
     moves: tuple[str, ...] = ()
     shown: tuple[Message, ...] = ()
     """What the policy reads: the last message asks for the next move."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """The schemas of functions that it is told of."""
     said: str = ""
     """What it has said of its answer, behind which it goes on."""
     key: str = ""

@@ -102,7 +102,10 @@ class ToolUse:
         said: list[tuple[str, str]] = []
         most = self.settings.max_calls
         if self.settings.episode_calls:
-            most = min(most, max(0, self.settings.episode_calls - state.counts.get("calls", 0)))
+            made = sum(
+                n if name == "calls" else -n for name, n in state.counts.items() if name not in OUTCOMES
+            )
+            most = min(most, max(0, self.settings.episode_calls - made))
         for call in calls[:most]:
             result = self._result(call, kept, state.task.id)
             if result.label in OUTCOMES:

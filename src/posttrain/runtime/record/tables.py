@@ -124,6 +124,8 @@ def _row(each: Episode | Trajectory) -> Trajectory:
 
 
 def _paid(episode: Episode, score: float) -> Episode:
+    if episode.verdict.failed:  # it may have been broken off in the middle
+        return episode
     first, *others = (_paid_row(t, score) for t in episode.trajectories)
     verdict = Verdict(score=score, label="scored")
     return replace(episode, trajectory=first, branches=tuple(others), verdict=verdict)

@@ -90,7 +90,8 @@ class Band:
     def state(self) -> dict[str, Any]:
         """Of each task, in their order: how often and when it was taken, its rate; and those under way."""
         under_way = sorted(self._under_way)
-        return {"times": self._times, "last": self._last, "rate": self._rate, "under_way": under_way}
+        kept = {"times": list(self._times), "last": list(self._last), "rate": list(self._rate)}
+        return {**kept, "under_way": under_way}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts back what state() gave; UserError if it is of other tasks."""

@@ -81,7 +81,7 @@ class Bandit:
     def state(self) -> dict[str, Any]:
         """The weights, how many tasks each bucket has given, and the chances of those that are under way."""
         taken = [stream.taken for stream in self._streams]
-        return {"weights": list(self._weights), "taken": taken, "drawn": self._drawn}
+        return {"weights": list(self._weights), "taken": taken, "drawn": dict(self._drawn)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts back what state() gave; UserError if it is of other buckets."""

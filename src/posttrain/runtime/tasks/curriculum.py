@@ -10,6 +10,7 @@ What is taken depends on the seed, the number taken before and what came of thos
 `state` is all that a checkpoint must hold besides `taken`.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -106,7 +107,7 @@ class Own:
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold, as JSON."""
         found: dict[str, Any] = self._asked("state") or {}
-        return found
+        return copy.deepcopy(found)  # it may be what goes on to change
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts it back."""

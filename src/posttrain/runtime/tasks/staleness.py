@@ -103,7 +103,7 @@ class Admission(Generic[Group]):
     def drop(self, numbers: Iterable[int]) -> None:
         """Gives back the slots of groups that nothing is trained on."""
         for number in numbers:
-            del self.held[number]
+            self.held.pop(number, None)
 
     def hold(self, numbers: Iterable[int], version: int) -> None:
         """Keeps the slots of groups that were trained on until this version, or a newer one, is live."""

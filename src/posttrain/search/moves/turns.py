@@ -12,7 +12,7 @@ verdict.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, unfit
@@ -73,7 +73,8 @@ class EnvTransitions(Transitions):
         if start.seats > 1:
             return Refused("seats", f"a search plays alone, and the game has {start.seats} seats")
         key = _key(task, start.state, start.messages)
-        return State(task=task, shown=tuple(start.messages), key=key, held=start.state)
+        tools = tuple(start.tools)
+        return State(task=task, shown=tuple(start.messages), tools=tools, key=key, held=start.state)
 
     def _led(self, state: State, move: str, turn: Turn | Failed) -> State | Refused:
         if isinstance(turn, Failed):
@@ -84,7 +85,7 @@ class EnvTransitions(Transitions):
         if not turn.verdicts:
             shown = (*state.shown, said, *turn.messages)
             key = _key(state.task, turn.state, shown)
-            return State(task=state.task, moves=moves, shown=shown, key=key, held=turn.state)
+            return replace(state, moves=moves, shown=shown, key=key, held=turn.state)
         [verdict] = turn.verdicts
         if not self.right(verdict):
             return Refused(verdict.label, verdict.reason)

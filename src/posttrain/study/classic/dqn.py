@@ -175,7 +175,7 @@ def train(env: gymnasium.Env[Any, Any], settings: Settings, *, seed: int) -> Tra
         action = int(rng.integers(actions))
         if rng.random() >= settings.epsilon(t):
             with torch.no_grad():
-                action = int(online(torch.as_tensor(state)).argmax())
+                action = int(online(torch.as_tensor(state, dtype=torch.float32)).argmax())
         after, reward, terminated, truncated, _ = env.step(action)
         replay.add(state, action, float(reward), after, terminated)
         total += float(reward)

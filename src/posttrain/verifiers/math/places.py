@@ -4,9 +4,10 @@ import re
 from collections import deque
 from typing import Literal
 
+from posttrain.verifiers.math.denials import ends_value, is_negated, refuse_changed
 from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS, pieces
 from posttrain.verifiers.math.reading.lexer import CLOSERS, JOINING, OPENERS, Token
-from posttrain.verifiers.math.reading.tree import UnreadableError, word_set
+from posttrain.verifiers.math.reading.tree import word_set
 from posttrain.verifiers.math.reading.units import unit_named
 from posttrain.verifiers.math.scalars import LARGE
 from posttrain.verifiers.regions import after, boxed, spoken, tagged
@@ -23,11 +24,6 @@ PROSE = word_set(
     "only just both each get gets got let mr mrs ms dr st"
 )
 """Words of up to four letters that are never a product of variables."""
-_NEGATIONS = word_set("never than without except nor")
-_CHANGING = word_set("dozen squared cubed factorial or minus plus")
-"""Behind an expression these make another value of it."""
-_CHANGING_BEFORE = word_set("half twice double triple root logarithm reciprocal opposite negative minus")
-"""Before an expression, or before its "of" or "of the"."""
 _ARTICLES = frozenset({"a", "A", "I"})
 _LEAD = re.compile(
     r"\b(?:answer|answers|result|solution|solutions)\s*(?:is|are|:|=)+[\s:*]*(?=\S)", re.IGNORECASE
@@ -118,48 +114,22 @@ def last_expression(tokens: list[Token], *, equation: bool = False) -> list[Toke
     chunks = _chunks(tokens)
     for number in range(len(chunks) - 1, -1, -1):
         start, end = chunks[number]
-        if _is_negated(tokens, start):
+        if is_negated(tokens, start):
             continue
         while number > 0:
             earlier_start, earlier_end = chunks[number - 1]
             between = tokens[earlier_end:start]
             ors = any(token.text == "or" for token in between)
             direct = all(token.text in ("and", "or", ",", ";") for token in between)
-            if len(between) > MOST_LABEL_TOKENS or not (ors or direct) or _is_negated(tokens, earlier_start):
+            if len(between) > MOST_LABEL_TOKENS or not (ors or direct) or is_negated(tokens, earlier_start):
                 break
             if any(token.text == "." for token in between):
                 break
             start, number = earlier_start, number - 1
-        _refuse_changed(tokens, start, end)
+        refuse_changed(tokens, start, end)
         found = _joined(tokens, start, end)
         return found if equation else _last_side(found)
     return []
-
-
-def _refuse_changed(tokens: list[Token], start: int, end: int) -> None:
-    """UnreadableError where words around an expression make another value of it, or deny it."""
-    behind = [token.text.lower() for token in tokens[end : end + 2]]
-    denied = behind[:1] == ["not"] and len(tokens) == end + 1
-    denied |= behind[:1] in (["is"], ["are"]) and behind[1:] in (["wrong"], ["incorrect"], ["false"], ["not"])
-    if denied or (behind[:1] and behind[0] in _CHANGING) or behind == ["and", "a"]:
-        raise UnreadableError(f"{behind[0]!r} stands behind it")
-    before = [token.text.lower() for token in reversed(tokens[max(0, start - 3) : start])]
-    before = before[2:] if before[:2] == ["the", "of"] else before[1:] if before[:1] == ["of"] else before
-    if before[:1] and (before[0] in _CHANGING_BEFORE or before[:2] in (["least", "at"], ["most", "at"])):
-        raise UnreadableError(f"{before[0]!r} stands before it")
-
-
-def signed(tokens: list[Token]) -> list[Token]:
-    """The tokens with negative 3 and minus 3 as -3, not behind another value."""
-    return [
-        Token("sign", "-", token.spaced)
-        if token.text.lower() in ("negative", "minus")
-        and tokens[i + 1 : i + 2]
-        and tokens[i + 1].kind in ("number", "command")
-        and not (i and _ends_value(tokens[i - 1]))
-        else token
-        for i, token in enumerate(tokens)
-    ]
 
 
 def ratios(tokens: list[Token]) -> list[Token]:
@@ -175,7 +145,7 @@ def ratios(tokens: list[Token]) -> list[Token]:
     for i in list(colons):
         before = [tokens[j].text.lower() for j in words if j < i and _is_long_word(tokens[j])][-1:]
         behind = [j for j in words if j > i][:1]
-        counted = any(_ends_value(tokens[j - 1]) and not _is_prose(tokens[j]) for j in behind)
+        counted = any(ends_value(tokens[j - 1]) and not _is_prose(tokens[j]) for j in behind)
         if before in (["from"], ["between"]) or counted:
             colons.remove(i)
     return [Token("sign", ":", t.spaced) if i in colons else t for i, t in enumerate(tokens)]
@@ -187,11 +157,7 @@ def _parts_values(tokens: list[Token], i: int) -> bool:
         return False
     behind = tokens[i + 1]
     begins = behind.kind in ("number", "command") or (behind.kind == "sign" and behind.text in ("(", "{"))
-    return begins and _ends_value(tokens[i - 1])
-
-
-def _ends_value(token: Token) -> bool:
-    return token.kind == "number" or (token.kind == "sign" and token.text in (")", "}"))
+    return begins and ends_value(tokens[i - 1])
 
 
 def _is_long_word(token: Token) -> bool:
@@ -303,19 +269,3 @@ def _is_dash(tokens: list[Token], i: int) -> bool:
     if tokens[i].text != "-" or i == 0 or i + 1 == len(tokens):
         return False
     return tokens[i].spaced == tokens[i + 1].spaced and not _is_math(tokens, i - 1)
-
-
-def _is_negated(tokens: list[Token], start: int) -> bool:
-    """Whether a word right before a place denies it, or a not among the three before it in the sentence."""
-    words = []
-    for token in reversed(tokens[max(0, start - 4) : start]):
-        if token.kind not in ("word", "text") and token.text != "'":
-            break
-        words.append(token.text.lower())
-    near = (words[:1] and words[0] in _NEGATIONS) or words[:2] in (["of", "instead"], ["but", "anything"])
-    return (
-        bool(near)
-        or "not" in words
-        or "cannot" in words
-        or any(words[i : i + 2] == ["t", "'"] for i in range(len(words) - 1))
-    )

@@ -8,6 +8,7 @@ from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.cpu_limit import OverTimeError, within
 from posttrain.verifiers.math import algebra
 from posttrain.verifiers.math.answers import same
+from posttrain.verifiers.math.denials import signed
 from posttrain.verifiers.math.exact import UndefinedError
 from posttrain.verifiers.math.identity import Finding
 from posttrain.verifiers.math.places import (
@@ -18,7 +19,6 @@ from posttrain.verifiers.math.places import (
     last_line,
     part_of,
     ratios,
-    signed,
 )
 from posttrain.verifiers.math.quantities import Rules
 from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS

@@ -1,0 +1,57 @@
+"""Words that deny an expression of a line of prose, or make another value of it."""
+
+from posttrain.verifiers.math.reading.lexer import Token
+from posttrain.verifiers.math.reading.tree import UnreadableError, word_set
+
+_NEGATIONS = word_set("never than without except nor")
+_CHANGING = word_set("dozen squared cubed factorial or minus plus")
+"""Behind an expression these make another value of it."""
+_CHANGING_BEFORE = word_set("half twice double triple root logarithm reciprocal opposite negative minus")
+"""Before an expression, or before its "of" or "of the"."""
+
+
+def refuse_changed(tokens: list[Token], start: int, end: int) -> None:
+    """UnreadableError where words around an expression make another value of it, or deny it."""
+    behind = [token.text.lower() for token in tokens[end : end + 2]]
+    denied = behind[:1] == ["not"] and len(tokens) == end + 1
+    denied |= behind[:1] in (["is"], ["are"]) and behind[1:] in (["wrong"], ["incorrect"], ["false"], ["not"])
+    if denied or (behind[:1] and behind[0] in _CHANGING) or behind == ["and", "a"]:
+        raise UnreadableError(f"{behind[0]!r} stands behind it")
+    before = [token.text.lower() for token in reversed(tokens[max(0, start - 3) : start])]
+    before = before[2:] if before[:2] == ["the", "of"] else before[1:] if before[:1] == ["of"] else before
+    if before[:1] and (before[0] in _CHANGING_BEFORE or before[:2] in (["least", "at"], ["most", "at"])):
+        raise UnreadableError(f"{before[0]!r} stands before it")
+
+
+def signed(tokens: list[Token]) -> list[Token]:
+    """The tokens with negative 3 and minus 3 as -3, not behind another value."""
+    return [
+        Token("sign", "-", token.spaced)
+        if token.text.lower() in ("negative", "minus")
+        and tokens[i + 1 : i + 2]
+        and tokens[i + 1].kind in ("number", "command")
+        and not (i and ends_value(tokens[i - 1]))
+        else token
+        for i, token in enumerate(tokens)
+    ]
+
+
+def ends_value(token: Token) -> bool:
+    """Whether a value may end with this token."""
+    return token.kind == "number" or (token.kind == "sign" and token.text in (")", "}"))
+
+
+def is_negated(tokens: list[Token], start: int) -> bool:
+    """Whether a word right before a place denies it, or a not among the three before it in the sentence."""
+    words = []
+    for token in reversed(tokens[max(0, start - 4) : start]):
+        if token.kind not in ("word", "text") and token.text != "'":
+            break
+        words.append(token.text.lower())
+    near = (words[:1] and words[0] in _NEGATIONS) or words[:2] in (["of", "instead"], ["but", "anything"])
+    return (
+        bool(near)
+        or "not" in words
+        or "cannot" in words
+        or any(words[i : i + 2] == ["t", "'"] for i in range(len(words) - 1))
+    )
