@@ -38,6 +38,23 @@ def test_verdicts_come_in_the_order_of_the_responses_as_json_lines(run_cli, file
     ]
 
 
+def test_an_answer_is_the_text_that_training_makes_of_it(run_cli, files):
+    tasks = [{"id": "a", "answer": 5.0}, {"id": "b", "answer": True}, {"id": "c", "answer": 0.5}]
+    said = [{"id": "a", "response": "5"}, {"id": "b", "response": "true"}, {"id": "c", "response": "0.5"}]
+    done = run_cli("verify", "exact", *files(tasks, said), "--json")
+    assert done.code == 0, done.err
+    assert [json.loads(line)["class"] for line in done.out.splitlines()] == ["right"] * 3
+
+
+def test_a_table_is_judged_as_it_is_spelt(run_cli, tmp_path):
+    tasks, said = tmp_path / "tasks.csv", tmp_path / "said.csv"
+    tasks.write_text("id,answer\n1,4.50\n2,3\n")
+    said.write_text("id,response\n1,4.50\n2,3\n")
+    done = run_cli("verify", "exact", tasks, said, "--json")
+    assert done.code == 0, done.err
+    assert [json.loads(line)["class"] for line in done.out.splitlines()] == ["right"] * 2
+
+
 def test_options_and_summary(run_cli, files):
     said = run_cli("verify", "number", *files(TASKS, SAID), "--set", "tolerance=2")
     assert said.code == 0, said.err

@@ -22,6 +22,7 @@ from posttrain.data import (
     read_records,
     records,
 )
+from posttrain.data.documents import text_of
 from posttrain.data.fields import Fields
 from posttrain.data.records import Record
 from posttrain.types import UserError
@@ -698,6 +699,45 @@ def test_an_answer_is_the_text_of_its_cell_and_its_column_still_one_of_numbers(t
     assert json.dumps(records[0].fields["answer"]) == "12.5"
     again = pickle.loads(pickle.dumps(records[0].fields["answer"]))
     assert (again, str(again)) == (12.5, "12.50")
+
+
+def table(folder, text, name="d.csv"):
+    (folder / name).write_text(text)
+    return Data(path=str(folder / name))
+
+
+def test_where_a_text_is_wanted_a_number_of_a_table_is_the_text_of_its_cell(tmp_path):
+    pair = load_rankings(table(tmp_path, "prompt,chosen,rejected\n2+3?,5,6.0\n1,2,03\n"))
+    assert [each.answers for each in pair] == [("5", "6.0"), ("2", "03")]
+    pair = load_rankings(table(tmp_path, "prompt,chosen,rejected\n2+3?,5,6.50\n"))
+    assert pair[0].answers == ("5", "6.50")
+    label = load_labelled(table(tmp_path, "question,completion,label\n12,3.10,true\n7,4,false\n"))
+    assert [(r.messages[0]["content"], r.answers, r.scores) for r in label] == [
+        ("12", ("3.10",), (1.0,)),
+        ("7", ("4",), (0.0,)),
+    ]
+    learnt = load_conversations(table(tmp_path, "prompt,completion\nIs it?,True\nWas it?,False\n"))
+    assert [each.messages[1]["content"] for each in learnt] == ["True", "False"]
+    asked = load_tasks(table(tmp_path, "instruction,input,output\nDouble:,007,14\nHalve:,7,3.50\n"))
+    assert [(t.messages[0]["content"], t.answer) for t in asked] == [
+        ("Double:\n\n007", "14"),
+        ("Halve:\n\n7", "3.50"),
+    ]
+    asked = load_tasks(table(tmp_path, "instruction,input\nDouble:,7\nHalve:,8\n"))
+    assert [task.messages[0]["content"] for task in asked] == ["Double:\n\n7", "Halve:\n\n8"]
+    assert text_of(read_records(table(tmp_path, "text\n4.50\n").path)[0]) == "4.50"
+    (tmp_path / "d.jsonl").write_text('{"prompt": "2+3?", "chosen": 5, "rejected": 6}\n')
+    with pytest.raises(UserError, match="both must be texts"):
+        load_rankings(Data(path=str(tmp_path / "d.jsonl")))
+
+
+def test_a_cell_may_be_long_and_the_name_in_capitals(tmp_path):
+    long = "a, " * 100_000
+    for name, separator in (("d.CSV", ","), ("d.Tsv", "\t")):
+        [task] = load_tasks(table(tmp_path, f'prompt{separator}answer\n"{long}"{separator}2\n', name))
+        assert (task.messages[0]["content"], task.answer) == (long, "2")
+    (tmp_path / "d.CSV.GZ").write_bytes(gzip.compress(b"prompt,answer\n1+1=,2\n"))
+    assert [r.fields for r in read_records(str(tmp_path / "d.CSV.GZ"))] == [{"prompt": "1+1=", "answer": 2}]
 
 
 @pytest.mark.parametrize(("given", "text"), [(42.0, "42"), (-0.5, "-0.5"), (1e300, "1e+300"), (True, "true")])

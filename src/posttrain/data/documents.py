@@ -166,7 +166,7 @@ def text_of(record: Record) -> str:
     if "text" not in record.fields:
         hint = did_you_mean("text", record.fields) or f"it has {', '.join(record.fields) or 'none'}"
         raise UserError("there is no field 'text'", where=record.source, mend=hint)
-    text = record.fields["text"]
+    text = record.cells.get("text", record.fields["text"])
     if not isinstance(text, str):
         kind = "null" if text is None else f"{text!r:.40}, not text"
         raise UserError(f"text is {kind}", where=record.source)

@@ -147,9 +147,14 @@ class Fields:
         self.used.add(name)
         return self.record.fields[self.column(name)]
 
+    def spelt(self, name: str) -> Any:
+        """A field as it stands; a number or boolean of a CSV file as the text of its cell."""
+        value = self.raw(name)
+        return self.record.cells.get(self.column(name), value)
+
     def text(self, name: str) -> str:
         """A field that must be text and not blank."""
-        return self.checked_text(self.raw(name), self.column(name))
+        return self.checked_text(self.spelt(name), self.column(name))
 
     def checked_text(self, value: Any, what: str) -> str:
         """The value, which must be text and not blank."""
@@ -185,22 +190,14 @@ class Fields:
         return value
 
     def answer(self, name: str) -> str | None:
-        """A field that may be missing, null, text, or a number or boolean, which becomes text as JSON has it.
-
-        42.0 becomes 42: so pandas holds whole numbers of a column in which one is missing.
-        """
+        """A field that may be missing, null, text, or a number or boolean, as `answer_text` has it."""
         if not self.has(name):
             return None
         value = self.raw(name)
-        if value is None or isinstance(value, str):
-            return value
-        if isinstance(value, bool):
-            return str(value).lower()
-        if type(value) is float and value.is_integer() and abs(value) < 2**53:
-            return str(int(value))
-        if isinstance(value, (int, float)):
-            return str(value)
-        raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number")
+        text = answer_text(value)
+        if text is None and value is not None:
+            raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number")
+        return text
 
     def id(self) -> str:
         """The record's own id, or else its place."""
@@ -210,6 +207,21 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
             raise self.fault(f"id is {kind(value)}, not text or a whole number")
         return str(value)
+
+
+def answer_text(value: Any) -> str | None:
+    """An answer as the text that is compared: a number or boolean as JSON has it; None for anything else.
+
+    42.0 becomes 42: so pandas holds whole numbers of a column in which one is missing.
+
+    >>> answer_text("a"), answer_text(42.0), answer_text(True), answer_text([1])
+    ('a', '42', 'true', None)
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if type(value) is float and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return str(value) if isinstance(value, (str, int, float)) else None
 
 
 def kind(value: Any) -> str:

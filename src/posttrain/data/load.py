@@ -8,6 +8,7 @@ from posttrain.base.nearest import did_you_mean
 from posttrain.data.calls import tools_of
 from posttrain.data.fields import WORKED, Fields
 from posttrain.data.gather import Data, Form, InMemoryData, Say, gather, silent
+from posttrain.data.records import Record
 from posttrain.data.shapes import shaped
 from posttrain.types import Message, Task, UserError
 
@@ -37,6 +38,12 @@ def load_tasks(data: Data, *, say: Say = silent) -> list[Task]:
     if isinstance(data, InMemoryData) and data.tasks:
         return _given(data)
     return gather(data, _task, say)
+
+
+def task_of(record: Record) -> Task:
+    """The task of one record; UserError at its place if it is none."""
+    [task] = _task(Fields(record, {}))[1]
+    return task
 
 
 def _given(data: InMemoryData) -> list[Task]:

@@ -39,7 +39,7 @@ def paired(fields: Fields) -> Pair:
     for name, other in (PAIR, PAIR[::-1]):
         if not fields.has(name):
             raise fields.missing(f"there is {fields.column(other)} and no {fields.column(name)}", name)
-    chosen, rejected = (fields.raw(name) for name in PAIR)
+    chosen, rejected = (fields.spelt(name) for name in PAIR)
     if isinstance(chosen, str) and isinstance(rejected, str):
         pair = _texts(fields)
     elif isinstance(chosen, (list, dict)) and isinstance(rejected, (list, dict)):

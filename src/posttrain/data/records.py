@@ -13,8 +13,8 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ class Record:
 
     fields: dict[str, Any]
     source: str
+    cells: Mapping[str, str] = field(default_factory=dict)
+    """How a CSV file spells its numbers and booleans, for where a text is wanted."""
 
 
 def read_records(
@@ -126,13 +128,14 @@ def check_regular(file: Path, where: str) -> None:
 
 def _is_hub_name(path: str, file: Path) -> bool:
     """Whether a path that does not exist looks like owner/name rather than like a missing file."""
-    return bool(_HUB_NAME.fullmatch(path)) and not path.endswith(_SUFFIXES) and not os.path.isdir(file.parent)
+    named = bool(_HUB_NAME.fullmatch(path)) and not path.lower().endswith(_SUFFIXES)
+    return named and not os.path.isdir(file.parent)
 
 
 def _contents(file: Path, path: str) -> bytes:
     """The bytes of a file, unpacked if they are gzipped."""
     if os.path.isdir(file):
-        inside = sorted(p.name for p in file.iterdir() if p.name.endswith(_SUFFIXES))[:3]
+        inside = sorted(p.name for p in file.iterdir() if p.name.lower().endswith(_SUFFIXES))[:3]
         hint = f"name a file in it: {', '.join(inside)}" if inside else "name a file"
         raise UserError("it is a directory", where=path, mend=hint)
     check_regular(file, path)
@@ -153,7 +156,7 @@ def _from_bytes(data: bytes, name: str, whole: bool) -> Iterator[Record]:
     if data[:4] == b"PAR1":
         return _parquet(data, name)
     start = data.removeprefix(b"\xef\xbb\xbf")  # the byte order mark that some editors write
-    suffix = next((s for s in Path(name.removesuffix(".gz")).suffixes[-1:] if s in _SEPARATED), "")
+    suffix = next((s for s in Path(name.lower().removesuffix(".gz")).suffixes[-1:] if s in _SEPARATED), "")
     if suffix:
         text = _decoded(start, name, 1)
         return (Record(*row) for row in separated(text, name, _SEPARATED[suffix]))

@@ -15,16 +15,21 @@ from posttrain.types import UserError
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?")
 """Such as JSON writes them, so that 007 stays a text."""
 _BOOLEAN = re.compile(r"true|false|True|False")
+_MOST_CELL = 1 << 27
+"""Characters of a cell, as of a line of JSON; Python's own limit is a page of a book."""
+Row = tuple[dict[str, Any], str, dict[str, str]]
+"""Fields, "file:line", and the cells of those fields that are numbers or booleans."""
 
 
-def separated(text: str, name: str, separator: str) -> Iterator[tuple[dict[str, Any], str]]:
-    r"""(fields, "file:line") of each row below the first, which names the columns.
+def separated(text: str, name: str, separator: str) -> Iterator[Row]:
+    r"""Each row below the first, which names the columns.
 
     Raises UserError for a row of another length, a name that is missing or given twice, and bad quotes.
 
     >>> list(separated('prompt,answer\n"1, 2?",3\n', "a.csv", ","))
-    [({'prompt': '1, 2?', 'answer': 3}, 'a.csv:2')]
+    [({'prompt': '1, 2?', 'answer': 3}, 'a.csv:2', {'answer': '3'})]
     """
+    csv.field_size_limit(_MOST_CELL)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[tuple[int, list[str]]] = []
     begin = 1
@@ -41,9 +46,11 @@ def separated(text: str, name: str, separator: str) -> Iterator[tuple[dict[str, 
         if len(row) != len(head):
             raise UserError(f"{len(row)} columns, and {len(head)} have names", where=f"{name}:{line}")
     columns = [_typed([row[n] for _, row in rows]) for n in range(len(head))]
-    for n, (line, _) in enumerate(rows):
+    for n, (line, row) in enumerate(rows):
         fields = {key: column[n] for key, column in zip(head, columns, strict=True)}
-        yield fields, f"{name}:{line}"
+        cells = zip(head, row, strict=True)
+        spelt = {key: cell for key, cell in cells if not isinstance(fields[key], str | None)}
+        yield fields, f"{name}:{line}", spelt
 
 
 class _Cell(float):

@@ -62,8 +62,11 @@ def shaped(fields: Fields) -> Shaped:
     answer, worked = fields.answer("answer"), _worked(fields)
     completion: str | tuple[Message, ...] | None = None
     if worked is not None:
-        spoken = isinstance(fields.record.fields[fields.column(worked)], (list, dict))
-        completion = _spoken(fields, worked) if spoken else fields.answer(worked)
+        value = fields.spelt(worked)
+        if isinstance(value, (list, dict)):
+            completion = _spoken(fields, worked)
+        else:
+            completion = value if isinstance(value, str) else fields.answer(worked)
     # A verifier compares with what is called an answer; of what else is there it knows under its own name.
     own = worked is not None and worked == _COMPARED.get(shape or "")
     if answer is None and own and isinstance(completion, str):
@@ -88,7 +91,8 @@ def _worked(fields: Fields) -> str | None:
 
 
 def _is_worked(fields: Fields, name: str) -> bool:
-    value = fields.record.fields.get(fields.column(name))
+    column, record = fields.column(name), fields.record
+    value = record.cells.get(column, record.fields.get(column))
     if isinstance(value, (list, dict)):
         turns = [value] if isinstance(value, dict) else value
         return bool(turns) and all(isinstance(turn, dict) and "role" in turn for turn in turns)

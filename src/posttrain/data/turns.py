@@ -49,7 +49,7 @@ def conversation(fields: Fields, name: str) -> tuple[Message, ...]:
     if is_transcript(text) and _OPEN_END.search(text):
         return transcript(fields, _OPEN_END.sub("", text), column)
     if name == "instruction" and fields.has("input"):
-        extra = fields.raw("input")
+        extra = fields.spelt("input")
         if extra is not None and not isinstance(extra, str):
             raise fields.fault(f"input is {kind(extra)}, not text")
         text = f"{text}\n\n{extra}" if extra and extra.strip() else text

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
-from posttrain.data.fields import kind
+from posttrain.data.fields import answer_text, kind
 from posttrain.data.records import Record, read_records
 from posttrain.types import Message, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Group, Verifier
@@ -38,7 +38,7 @@ def read_tasks(path: Path) -> dict[str, Task]:
             raise UserError(f"a second task is called {name!r}", where=record.source)
         answer = record.fields.get("answer")
         fields = {k: v for k, v in record.fields.items() if k not in ("id", "answer")}
-        prompt = fields.get("prompt")
+        prompt = record.cells.get("prompt", fields.get("prompt"))
         tasks[name] = Task(
             id=name,
             messages=_messages(prompt),
@@ -64,7 +64,7 @@ def read_responses(path: Path, tasks: dict[str, Task]) -> list[Response]:
         if "response" not in record.fields:
             mend = did_you_mean("response", record.fields)
             raise UserError("there is no response", where=record.source, mend=mend)
-        text = record.fields["response"]
+        text = record.cells.get("response", record.fields["response"])
         fault = _unreadable(text)
         responses.append(Response(tasks[name], "" if fault else text, fault))
     return responses
@@ -162,10 +162,8 @@ def _id(record: Record) -> str:
 
 
 def _text(answer: Any, record: Record) -> str | None:
-    if answer is None or isinstance(answer, str):
-        return answer
-    if isinstance(answer, (int, float)) and not isinstance(answer, bool):
-        return str(answer)
-    raise UserError(
-        "the answer is not text or a number", where=record.source, mend="write it as the text it is"
-    )
+    text = answer_text(answer)
+    if text is None and answer is not None:
+        what = "the answer is not text or a number"
+        raise UserError(what, where=record.source, mend="write it as the text it is")
+    return text
