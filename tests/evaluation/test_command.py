@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import unicodedata
 
 import pytest
 
@@ -23,10 +24,10 @@ SCHOOL = [{"question": f"What is {n} plus {n}?", "answer": f"Add.\n#### {2 * n}"
 def evaluated(run_cli, able, sums, tmp_path):
     """evaluated(name, *options) -> the directory of an evaluation on the nine sums, and what it printed."""
 
-    def run(name, *options, model=able):
+    def run(name, *options, model=None):
         words = (
             "eval",
-            model,
+            model or able,
             *OWN,
             "--data",
             sums,
@@ -92,6 +93,56 @@ def test_a_directory_is_gone_on_with_by_the_same_evaluation_only(evaluated, opti
     _, said = evaluated("one", *options)
     assert said.code == 2
     assert message in said.err
+
+
+def rewritten(where, change):
+    """results.json as another version, or another evaluation, would have left it."""
+    found = json.loads((where / "results.json").read_text())
+    (where / "results.json").write_text(json.dumps(change(found)))
+
+
+def test_answers_of_other_weights_are_not_gone_on_with(evaluated, able, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(able, copy)
+    where, said = evaluated("one", model=copy)
+    assert said.code == 0, said.err
+    assert evaluated("one", model=copy)[1].json == said.json
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    _, said = evaluated("one", model=copy)
+    assert said.code == 2
+    assert said.err.rstrip().endswith(
+        f"{where}: the model's weights have changed since it was begun; name another --out"
+    )
+
+
+def test_answers_of_which_nothing_says_whose_they_are_are_refused(evaluated, tiny):
+    where, _ = evaluated("one")
+    rewritten(where, lambda found: found | {"suites": {}})
+    _, unnamed = evaluated("one")
+    (where / "results.json").unlink()
+    _, alone = evaluated("one", model=tiny)
+    for said in (unnamed, alone):
+        assert said.code == 2
+        assert "own.jsonl is there, and no results.json says whose answers to own these are" in said.err
+
+
+def test_another_engine_does_not_go_on(evaluated):
+    where, _ = evaluated("one")
+    rewritten(where, lambda found: found | {"engine": "vllm"})
+    _, said = evaluated("one")
+    assert (said.code, "it holds answers with another engine: vllm, not native" in said.err) == (2, True)
+
+
+def test_results_of_earlier_versions_are_compared_and_not_gone_on_with(evaluated, run_cli):
+    where, _ = evaluated("one")
+    new = ("engine", "weights")
+    rewritten(where, lambda found: {key: value for key, value in found.items() if key not in new})
+    [same] = run_cli("compare", where, where, "--json").json
+    assert same["problems"] == 9
+    _, said = evaluated("one")
+    assert said.code == 2
+    assert "an earlier version of posttrain began it, which did not note the model's weights" in said.err
 
 
 def test_a_function_of_one_s_own_judges_and_its_text_is_in_the_fingerprint(run_cli, able, sums, tmp_path):
@@ -226,8 +277,20 @@ def test_problems_that_were_trained_on_are_named(run_cli, records, write, online
     assert [hit["problem"] for hit in found["hits"]] == ["3", "9"]
     recipe = write(online, {"task": {"arithmetic": None, "data": {"path": str(train)}}})
     assert run_cli("contamination", recipe, *words[2:], "--words", 5).json == found
+    split = records({"prompt": "Well, what is 3", "note": "plus 3?"}, name="split")
+    found = run_cli("contamination", split, *words[2:], "--words", 5).json
+    assert (found["hits"], found["texts"]) == ([], 1), "no run goes from one field into the next"
     said = run_cli("contamination", write(online, name="sums"), *words[2:])
     assert (said.code, "its tasks are made up" in said.err) == (2, True)
+
+
+def test_a_text_is_found_however_its_characters_are_composed(run_cli, records):
+    asked = "Où est né l'élève à la fenêtre\N{LATIN SMALL LIGATURE FI}xe?"
+    problems = records({"id": "a", "prompt": asked, "answer": "1"}, name="asked")
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        train = records({"prompt": unicodedata.normalize(form, asked.upper())}, name=form)
+        words = ("--suite", "own", "--data", problems, "--words", 5, "--json")
+        assert [hit["problem"] for hit in run_cli("contamination", train, *words).json["hits"]] == ["a"]
 
 
 def test_without_a_name_each_evaluation_has_a_directory_of_its_own(

@@ -2,13 +2,15 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 from transformers import AutoTokenizer
 
 from posttrain.envs.tasks.arithmetic import Arithmetic
-from posttrain.evaluation.compare import Compare, compared
-from posttrain.evaluation.standings import standings
+from posttrain.evaluation.compare import Answer, Compare, compared
+from posttrain.evaluation.standings import standings, wilson, wins
 from posttrain.models.pretrained import silent
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling
@@ -45,3 +47,37 @@ def test_a_kl_is_of_answers_to_the_same_tokens(
     told = standings(compare, "number", found)
     assert bool(told["notes"]) is not measured
     assert all(policy["score"] for policy in told["policies"]), "answers are compared in either case"
+
+
+NOTHING: dict[str, Any] = {"prompt": "", "text": "", "tokens": (), "first": 0, "stop": "eos"}
+NOTHING |= {"label": "", "reason": "", "logp": 0.0}
+
+
+def judged(scores: list[list[float | None]]) -> list[tuple[Answer, float | None]]:
+    """Answers to prompts, several to each, with these scores."""
+    return [
+        (Answer(task=str(task), sample=sample, score=score, **NOTHING), None)
+        for task, group in enumerate(scores)
+        for sample, score in enumerate(group)
+    ]
+
+
+def test_wins_are_averaged_by_prompt_and_prompts_are_what_is_counted() -> None:
+    found = wins(judged([[1, 1, 1], [1, 0.5, 0], [1, None, 0]]), judged([[0] * 3, [0.5] * 3, [0.5] * 3]))
+    assert [found[key] for key in ("won", "tied", "lost", "left_out")] == [5, 1, 2, 1]
+    assert found["rate"] == pytest.approx((1 + 1 / 2 + 1 / 2) / 3)
+    assert (found["low"], found["high"]) == pytest.approx(wilson(2, 3))
+    alone = wins(judged([[1], [1], [0]]), judged([[0], [0], [0.5]]))
+    assert (alone["rate"], alone["low"], alone["high"]) == (2 / 3, *wilson(2, 3))
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_interval_of_wins_covers_also_where_answers_to_a_prompt_are_alike(alike: bool) -> None:
+    seed, prompts, samples, rate, runs = 7, 16, 16, 0.6, 300
+    print(f"seed {seed}")
+    draws, other, covered = numpy.random.default_rng(seed), judged([[0.5] * samples] * prompts), 0
+    for _ in range(runs):
+        won = draws.random((prompts, 1 if alike else samples)) < rate
+        found = wins(judged(numpy.broadcast_to(won, (prompts, samples)).astype(float).tolist()), other)
+        covered += found["low"] <= rate <= found["high"]
+    assert covered / runs >= 0.92

@@ -5,7 +5,7 @@ from itertools import combinations, product
 import numpy
 import pytest
 
-from posttrain.evaluation.standings import wilson
+from posttrain.evaluation.standings import Z, wilson
 from posttrain.evaluation.suites.numbers import (
     Ratio,
     estimate,
@@ -15,6 +15,7 @@ from posttrain.evaluation.suites.numbers import (
     ratios,
     sign_test,
     summary,
+    tango,
 )
 from posttrain.evaluation.suites.suite import Metric
 from posttrain.evaluation.suites.table import SUITES
@@ -72,6 +73,49 @@ def test_where_nothing_varies_the_interval_is_not_empty(ratio: Ratio) -> None:
     found = estimate(ratio)
     assert (found.low, found.high) == wilson(10, 10)
     assert found.low < 0.8
+
+
+def variance_under(delta: float, better: int, worse: int, n: int) -> float:
+    """n² times that of the difference at the likeliest share q of the worse, found by trying shares."""
+    q = numpy.linspace(max(0.0, -delta), (1 - delta) / 2, 200_001)[1:-1]
+    same = numpy.log(numpy.maximum(1 - 2 * q - delta, 1e-300)) * (n - better - worse)
+    q = q[numpy.argmax(better * numpy.log(q + delta) + worse * numpy.log(q) + same)]
+    return float(n * (2 * q + delta - delta**2))
+
+
+@pytest.mark.parametrize(("better", "worse", "n"), [(9, 3, 50), (1, 0, 100), (12, 2, 20), (3, 5, 8)])
+def test_tango_s_bounds_are_where_the_score_test_rejects(better: int, worse: int, n: int) -> None:
+    low, high = tango(better, worse, n)
+    assert low < (better - worse) / n < high
+    for bound in (low, high):
+        score = (better - worse - n * bound) / variance_under(bound, better, worse, n) ** 0.5
+        assert abs(score) == pytest.approx(Z, rel=1e-3)
+    assert tango(worse, better, n) == pytest.approx((-high, -low))
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0.01, 0.0), (0.02, 0.01), (0.15, 0.1)])
+def test_the_interval_of_a_difference_covers_it_also_where_few_problems_change(
+    better: float, worse: float
+) -> None:
+    seed, n, runs = 11, 100, 2000
+    print(f"seed {seed}")
+    draws, covered = numpy.random.default_rng(seed), 0
+    for up, down, _ in draws.multinomial(n, [better, worse, 1 - better - worse], size=runs):
+        low, high = tango(int(up), int(down), n)
+        covered += low <= better - worse <= high
+    assert covered / runs >= 0.935
+
+
+def test_a_difference_of_right_or_wrong_is_tango_s_and_never_without_width() -> None:
+    ones = [1.0] * 100
+    first, second = Ratio([1.0] * 50 + [0.0] * 50, ones), Ratio([1.0] * 51 + [0.0] * 49, ones)
+    for found, wanted in (
+        (paired_difference(first, second), tango(1, 0, 100)),
+        (paired_difference(first, first), tango(0, 0, 100)),
+        (paired_difference(Ratio([0.5] * 100, ones), Ratio([0.5] * 100, ones)), tango(0, 0, 100)),
+    ):
+        assert (found.low, found.high) == wanted
+        assert found.low < found.value < found.high
 
 
 @pytest.mark.parametrize(("better", "worse"), [(0, 0), (3, 0), (5, 2), (4, 4), (1, 6)])

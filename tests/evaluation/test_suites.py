@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from posttrain.base.chat import Chat
+from posttrain.evaluation.suites.numbers import ratios
+from posttrain.evaluation.suites.run import Asking, _line
 from posttrain.evaluation.suites.suite import Shots, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
-from posttrain.types import Sampling, UserError
+from posttrain.types import Completion, Sampling, UserError, Verdict
 from posttrain.verifiers.answers import Number
 from posttrain.verifiers.sandbox import host
 from posttrain.verifiers.workers.pool import Pool
@@ -106,6 +108,59 @@ def test_choices_are_whole_answers(records):
     found = problem(records, "hellaswag", scene | {"endings": ["[step] eats.", "sleeps  [x]."], "label": "0"})
     assert said(found) == "Baking: A cook. stirs. Then he"
     assert found.choices == ("  eats.", " sleeps .")
+
+
+SCENE = {"activity_label": "Baking", "ctx_a": "A cook", "ctx_b": "eats", "label": "0"}
+ARC = {"question": "Why?", "answerKey": "A"}
+
+
+@pytest.mark.parametrize(
+    ("suite", "row", "message"),
+    [
+        ("mmlu", MMLU | {"choices": list("abcde")}, "'choices' must be 4, one a letter, and there are 5"),
+        ("hellaswag", SCENE | {"endings": ["x", "[title]"]}, "choice number 1 is empty"),
+        ("arc_easy", ARC | {"choices": {"text": ["", "y"], "label": ["A", "B"]}}, "choice number 0 is empty"),
+        ("arc_easy", ARC | {"choices": {"text": ["x", "y"], "label": None}}, "two lists as long"),
+        ("arc_easy", ARC | {"choices": {"text": None, "label": ["A", "B"]}}, "two lists as long"),
+        ("arc_easy", ARC | {"choices": {"text": ["x"], "label": ["A", "B"]}}, "two lists as long"),
+        ("mbpp", SENTENCE | {"test_imports": "import math"}, "'test_imports' must be a list of lines"),
+        ("mbpp", SENTENCE | {"test_imports": 7}, "'test_imports' must be a list of lines"),
+    ],
+)
+def test_a_record_that_cannot_be_asked_is_named_with_its_line(records, suite, row, message):
+    with pytest.raises(UserError, match=rf"asked\.jsonl:1: .*{message}"):
+        problem(records, suite, row)
+
+
+def test_one_s_own_problems_are_called_by_their_id_alone(records):
+    rows = [
+        {"prompt": "?", "answer": "1", "question_id": 7, "key": "k"},
+        {"id": "b", "prompt": "!", "key": "k"},
+    ]
+    found = read(suite_of("own"), str(records(*rows, name="asked")), None, None)
+    assert [each.task.id for each in found] == ["0", "b"]
+    assert found[0].task.fields == {"question_id": 7, "key": "k"}
+
+
+def test_a_table_of_one_s_own_is_read_as_training_reads_it(tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text("id,question,answer\n1,12,12.50\n2,7,4\n")
+    found = read(suite_of("own"), str(file), None, None)
+    assert [(said(each), each.task.answer) for each in found] == [("12", "12.50"), ("7", "4")]
+
+
+def test_an_answer_without_a_verdict_counts_with_all_its_instructions(records):
+    row = {"prompt": "?", "instruction_id_list": ["a:b", "c:d", "e:f"], "kwargs": [{}, {}, {}]}
+    found = problem(records, "ifeval", row)
+    asking = Asking(suite_of("ifeval"), Chat(tiny_tokenizer()), Sampling(), 1, 0, 100)
+    answer = Completion(tokens=[], logp_gen=[], logp_policy=[], version=[], text="", stop="eos")
+    none = Verdict(score=None, label="died")
+    some = Verdict(score=1.0, label="right", parts={"instructions": 1, "strict": 1, "loose": 1})
+    lines = [
+        _line(asking, found, 0, [], answer, "", none),
+        _line(asking, replace(found, task=replace(found.task, id="b"), counts={}), 0, [], answer, "", some),
+    ]
+    assert ratios(suite_of("ifeval"), lines)["instruction_strict"].value == 1 / 4
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,12 +73,12 @@ class Overlap(NamedTuple):
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, without case, signs and blanks.
+    """The words of a text, without case, signs and blanks, and however its characters are composed.
 
     >>> words("How many? 3,000 -- I think.")
     ['how', 'many', '3', '000', 'i', 'think']
     """
-    return re.findall(r"\w+", text.casefold())
+    return re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold())
 
 
 def runs(text: str, n: int) -> Iterator[str]:
@@ -100,9 +101,9 @@ def overlap(problems: Sequence[Problem], texts: Texts, n: int) -> Overlap:
         for run in mine:
             asked.setdefault(run, []).append(problem.task.id)
     found: dict[str, Hit] = {}
-    count = 0
+    count, before = 0, ""
     for place, text in texts:
-        count += 1
+        count, before = count + (place != before), place  # the strings of a record are one text
         for run in runs(text, n):
             for name in asked.get(run, ()):
                 found.setdefault(name, Hit(name, place, run))
@@ -111,7 +112,7 @@ def overlap(problems: Sequence[Problem], texts: Texts, n: int) -> Overlap:
 
 
 def training_texts(source: str) -> Iterator[tuple[str, str]]:
-    """Every text that a recipe trains on, or that stands in the records of a file; all strings of a record.
+    """Every text that a recipe trains on, or that stands in the records of a file; each string of a record.
 
     UserError for what cannot be read, and for a recipe whose tasks are made up.
     """
@@ -130,7 +131,8 @@ def training_texts(source: str) -> Iterator[tuple[str, str]]:
 
 def _strings(records: Iterable[Any]) -> Iterator[tuple[str, str]]:
     for record in records:
-        yield record.source, "\n".join(_within(record.fields))
+        # Each by itself: no run of words goes from one field into the next.
+        yield from ((record.source, text) for text in _within(record.fields))
 
 
 def _within(value: Any) -> Iterator[str]:

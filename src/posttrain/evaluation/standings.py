@@ -87,19 +87,24 @@ def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
 def wins(of: Judged, over: Judged) -> dict[str, Any]:
     """How often one policy's answer scores above the other's to the same prompt, a tie being half a win.
 
-    The interval is Wilson's at 95 %, of the number of pairs. Pairs with an answer that could not be judged
-    are left out.
+    The rate is the mean over prompts of Σ wins / pairs, as pairs of one prompt are not independent. Its
+    interval is Wilson's at 95 % with the number of prompts as n: a mean p of n independent values from 0 to 1
+    has a variance of at most p (1 - p) / n. Pairs with an answer that could not be judged are left out.
     """
     theirs = {(a.task, a.sample): a.score for a, _ in over}
-    pairs = [(a.score, theirs.get((a.task, a.sample))) for a, _ in of]
-    known = [(x, y) for x, y in pairs if x is not None and y is not None]
-    won, lost = sum(x > y for x, y in known), sum(x < y for x, y in known)
+    pairs = [(a.task, a.score, theirs.get((a.task, a.sample))) for a, _ in of]
+    known = [(task, x, y) for task, x, y in pairs if x is not None and y is not None]
+    won, lost = sum(x > y for _, x, y in known), sum(x < y for _, x, y in known)
     ties = len(known) - won - lost
     out: dict[str, Any] = {"won": won, "tied": ties, "lost": lost, "left_out": len(pairs) - len(known)}
     if not known:
         return out | {"rate": None, "low": None, "high": None}
-    low, high = wilson(won + ties / 2, len(known))
-    return out | {"rate": (won + ties / 2) / len(known), "low": low, "high": high}
+    by_prompt: dict[str, list[float]] = {}
+    for task, x, y in known:
+        by_prompt.setdefault(task, []).append((x > y) + (x == y) / 2)
+    rate = statistics.fmean(statistics.fmean(each) for each in by_prompt.values())
+    low, high = wilson(rate * len(by_prompt), len(by_prompt))
+    return out | {"rate": rate, "low": low, "high": high}
 
 
 def wilson(won: float, n: int) -> tuple[float, float]:

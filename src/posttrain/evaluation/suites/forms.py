@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from posttrain.data import InMemoryData, load_tasks
+from posttrain.data.load import task_of
 from posttrain.data.records import Record
 from posttrain.evaluation.suites.suite import Problem
 from posttrain.types import Task, UserError
@@ -17,7 +18,7 @@ LETTERS = "ABCD"
 def _text(record: Record, *names: str) -> str:
     """The first of these fields, which must be there and text; a number becomes text."""
     for name in names:
-        value = record.fields.get(name)
+        value = record.cells.get(name, record.fields.get(name))
         if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
             return str(value)
     has = ", ".join(record.fields) or "no fields"
@@ -49,6 +50,8 @@ def _choosing(
 ) -> Problem:
     if not 0 <= gold < len(choices):
         raise UserError(f"the right choice is number {gold} of {len(choices)}", where=record.source)
+    if blank := [number for number, choice in enumerate(choices) if not str(choice).strip()]:
+        raise UserError(f"choice number {blank[0]} is empty", where=record.source)
     task = _asked(record, name, prompt, question).task
     return Problem(task=task, question=question, choices=tuple(f" {c}" for c in choices), gold=gold)
 
@@ -118,6 +121,8 @@ def mbpp(record: Record, name: str, shots: Sequence[Record]) -> Problem:
         "Answer with one block of Python code."
     )
     imports = record.fields.get("test_imports") or []
+    if not isinstance(imports, list):
+        raise UserError("'test_imports' must be a list of lines", where=record.source)
     setup = record.fields.get("test_setup_code") or "\n".join(map(str, imports))
     test = record.fields.get("test") or shown
     tested = {"test": test, "test_setup_code": setup, "entry_point": called(shown)}
@@ -157,17 +162,19 @@ def ifeval(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     """A request with instructions that a program can check."""
     prompt = _text(record, "prompt")
     names, numbers = _list(record, "instruction_id_list"), _list(record, "kwargs")
-    return _asked(record, name, prompt, prompt, instruction_id_list=names, kwargs=numbers)
+    found = _asked(record, name, prompt, prompt, instruction_id_list=names, kwargs=numbers)
+    return replace(found, counts={"instructions": len(names)})
 
 
 def arc(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     """A question of school science, whose choices are whole answers."""
     question, choices = _text(record, "question"), record.fields.get("choices")
-    if not isinstance(choices, dict) or not {"text", "label"} <= set(choices):
-        raise UserError("'choices' must have text and label", where=record.source)
-    labels, right = list(choices["label"]), _text(record, "answerKey")
+    texts, labels = (choices.get(key) if isinstance(choices, dict) else None for key in ("text", "label"))
+    if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
+        raise UserError("'choices' must have text and label, two lists as long", where=record.source)
+    right = _text(record, "answerKey")
     gold = labels.index(right) if right in labels else -1
-    return _choosing(record, name, f"Question: {question}\nAnswer:", question, choices["text"], gold)
+    return _choosing(record, name, f"Question: {question}\nAnswer:", question, texts, gold)
 
 
 def hellaswag(record: Record, name: str, shots: Sequence[Record]) -> Problem:
@@ -196,6 +203,9 @@ def mmlu(record: Record, name: str, shots: Sequence[Record]) -> Problem:
 
 def _lettered(record: Record) -> str:
     choices = _list(record, "choices", len(LETTERS))
+    if len(choices) > len(LETTERS):
+        what = f"'choices' must be {len(LETTERS)}, one a letter, and there are {len(choices)}"
+        raise UserError(what, where=record.source)
     lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
     return "\n".join([_text(record, "question").strip(), *lines, "Answer:"])
 
@@ -209,10 +219,6 @@ def _right(record: Record) -> int:
 
 def own(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     """A record of yours, in any form that training reads."""
-    try:
-        [task] = load_tasks(InMemoryData.of([record.fields]))
-    except UserError as error:
-        raise UserError(error.what, where=record.source, mend=error.mend) from None
+    task = task_of(record)
     question = "\n".join(message["content"] for message in task.messages)
-    task = Task(id=name, messages=task.messages, answer=task.answer, fields=task.fields, source=record.source)
-    return Problem(task=task, question=question)
+    return Problem(task=replace(task, id=name), question=question)

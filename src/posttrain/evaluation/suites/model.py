@@ -10,7 +10,7 @@ from posttrain.base import plain
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
 from posttrain.evaluation.suites.run import Asking, chat_of
-from posttrain.evaluation.suites.suite import Suite
+from posttrain.evaluation.suites.suite import Suite, digest
 from posttrain.models import pretrained
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.recipe.target import is_run, target_of
@@ -53,9 +53,24 @@ class Evaluated:
     @property
     def name(self) -> dict[str, Any]:
         """What a directory of results says of the model."""
-        path = str(self.adapter or self.recipe.model.path)
-        other = {} if self.recipe.engine.name == "native" else {"engine": self.recipe.engine.name}
-        return {"model": path, "dtype": self.recipe.model.dtype, "seed": self.seed} | other
+        model, engine = self.recipe.model, self.recipe.engine.name
+        path = str(self.adapter or model.path)
+        return {
+            "model": path,
+            "dtype": model.dtype,
+            "seed": self.seed,
+            "engine": engine,
+            "weights": self._weights,
+        }
+
+    @property
+    def _weights(self) -> str:
+        """A digest of the names, sizes and times of the files of weights; of drawn ones also of the seed."""
+        model = self.recipe.model
+        folders = pretrained.resolve(model.path, say=self.told), self.adapter
+        files = [f for folder in folders if folder for f in sorted(folder.glob("*.safetensors"))]
+        stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+        return digest([stats, model.random_init and self.recipe.run.seed])
 
     @cached_property
     def has_template(self) -> bool:

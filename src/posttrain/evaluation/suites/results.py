@@ -40,15 +40,20 @@ def answers(folder: Path, suite: str) -> list[Line]:
 def begun(folder: Path, who: Mapping[str, Any], prints: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The results in this directory, of this model and of these suites' fingerprints; new ones if it is new.
 
-    UserError where it holds answers of another model, or that were asked for or judged otherwise.
+    UserError where it holds answers of another model, or that were asked for or judged otherwise, or of which
+    nothing says whose they are.
     """
     mend = "name another --out"
-    found: dict[str, Any] = load(folder) if (folder / NAME).exists() else {**who, "suites": {}}
-    for key, value in who.items():
-        if found.get(key) != value:
-            what = f"it holds answers with another {key}: {found.get(key)}, not {value}"
-            raise UserError(what, where=str(folder), mend=mend)
+    found: dict[str, Any] = {**who, "suites": {}}
+    if (folder / NAME).exists():
+        found = {"engine": "native"} | load(folder)  # earlier versions did not write that one
+    for key in {**who, **found}:
+        if key != "suites" and found.get(key) != who.get(key):
+            raise UserError(_other(key, found.get(key), who.get(key)), where=str(folder), mend=mend)
     for suite, print_ in prints.items():
+        if suite not in found["suites"] and (folder / f"{suite}.jsonl").exists():
+            what = f"{suite}.jsonl is there, and no {NAME} says whose answers to {suite} these are"
+            raise UserError(what, where=str(folder), mend=mend)
         before = found["suites"].setdefault(suite, {"fingerprint": print_})["fingerprint"]
         if differing := differences(before, print_):
             what = f"its answers to {suite} have other {differing}"
@@ -56,6 +61,15 @@ def begun(folder: Path, who: Mapping[str, Any], prints: Mapping[str, Mapping[str
     folder.mkdir(parents=True, exist_ok=True)
     save(folder, found)
     return found
+
+
+def _other(key: str, before: Any, now: Any) -> str:
+    """How the answers of a directory are another model's."""
+    if key != "weights":
+        return f"it holds answers with another {key}: {before}, not {now}"
+    if before is None:
+        return "an earlier version of posttrain began it, which did not note the model's weights"
+    return "the model's weights have changed since it was begun"
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -147,7 +147,7 @@ def _line(
         "score": verdict.score,
         "label": verdict.label,
         "reason": verdict.reason,
-        "parts": dict(verdict.parts),
+        "parts": {**problem.counts, **verdict.parts},
         **key,
     }
 

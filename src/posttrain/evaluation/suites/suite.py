@@ -5,7 +5,7 @@ import inspect
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -44,6 +44,8 @@ class Problem:
     """Continuations of the prompt, one of them right; empty where an answer is drawn."""
     gold: int = 0
     """Which choice is right."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """Parts that a metric divides by, known before any verdict: an answer without one counts with these."""
 
 
 Form = Callable[[Record, str, Sequence[Record]], Problem]
@@ -152,7 +154,9 @@ def read(suite: Suite, file: str | None, shots: str | None, limit: int | None) -
     draws = random.Random(suite.shots.seed if suite.shots else 0)
     out: list[Problem] = []
     for number, record in enumerate(records[:limit]):
-        out.append(suite.form(record, _id(record, number), _examples(suite.shots, examples, record, draws)))
+        out.append(
+            suite.form(record, _id(suite, record, number), _examples(suite.shots, examples, record, draws))
+        )
     ids = [problem.task.id for problem in out]
     if len(set(ids)) < len(ids):
         twice = next(each for each in ids if ids.count(each) > 1)
@@ -175,7 +179,8 @@ def _examples(
     return found
 
 
-def _id(record: Record, number: int) -> str:
+def _id(suite: Suite, record: Record, number: int) -> str:
     """The record's own id, or its number in the suite, which a file's name does not change."""
-    names = ("id", "task_id", "question_id", "unique_id", "key")
+    # Of one's own records other fields may be anything: a question_id that several share.
+    names = ("id",) if suite.name == "own" else ("id", "task_id", "question_id", "unique_id", "key")
     return str(next((record.fields[name] for name in names if record.fields.get(name) is not None), number))
