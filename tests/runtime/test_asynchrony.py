@@ -18,9 +18,13 @@ from safetensors.torch import load_file
 
 from posttrain.learner.learner import Learner
 from posttrain.runtime.record import saving
+from posttrain.samplers.episode_runner import UNKNOWN, EpisodeRunner
 from posttrain.samplers.live_episode import PartialEpisode, RunningEpisode
 from posttrain.samplers.local import LocalSampler
+from posttrain.samplers.protocol import GroupRequest
 from posttrain.samplers.rollouts import Rollouts
+from posttrain.samplers.worker import RolloutWorker
+from posttrain.types import Sampling, Task
 
 STEPS = {"max_lag": 2, "pace": "steps", "swap": "within", "steps_per_update": 4}
 
@@ -348,3 +352,61 @@ def test_what_earlier_versions_left_under_way_is_read(name: str) -> None:
     """Checkpoints hold unfinished episodes by the names that their classes had."""
     found = pickle.loads(f"cposttrain.samplers.live_episode\n{name}\n.".encode())
     assert found in (RunningEpisode, PartialEpisode)
+
+
+# ---------------------------------------------------------------------- what cannot be put aside
+
+
+class Patient(EpisodeRunner):
+    """Groups that take three steps each; no engine, and no answers."""
+
+    def __init__(self, *, puts_aside: bool) -> None:
+        self.puts_aside, self.steps, self.left, self.only = puts_aside, 0, dict[int, int](), None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.left)
+
+    def open(self, task, size, sampling, *, epoch=0, state=UNKNOWN, begun=()) -> int:
+        number = len(self.left) + 10 * self.steps
+        self.left[number] = 3
+        return number
+
+    def step(self):
+        self.steps += 1
+        for number in self.left if self.only is None else self.only & self.left.keys():
+            self.left[number] -= 1
+        done = [number for number, left in self.left.items() if not left]
+        return [(number, []) for number in done if not self.left.pop(number)]
+
+    def receive(self, answers) -> None: ...
+    def pause(self) -> None: ...
+    def unpause(self) -> None: ...
+    def close(self) -> None: ...
+    def parts(self):
+        return {}
+
+    def run_only(self, groups) -> None:
+        self.only = groups
+
+    def run_all(self) -> None:
+        self.only = None
+
+
+@pytest.mark.parametrize("puts_aside", [True, False])
+def test_an_evaluation_waits_for_programs_whose_clock_goes_on(puts_aside):
+    worker = RolloutWorker(Patient(puts_aside=puts_aside), swap="within", in_order=False)
+
+    def asked(number: int) -> GroupRequest:
+        task = Task(id=str(number), messages=({"role": "user", "content": "1?"},))
+        return GroupRequest(number=number, task=task, size=1, sampling=Sampling(), epoch=0)
+
+    worker.admit([asked(0)])
+    worker.turn()
+    worker.evaluate([asked(100)])
+    worker.admit([asked(1)])
+    order = []
+    while not worker.idle:
+        order += [group.number for group in worker.turn()]
+        order += worker.pop_evaluated()
+    assert order == ([100, 0, 1] if puts_aside else [0, 100, 1])

@@ -148,6 +148,8 @@ def plan(
     groups: Sequence[Group] = []
     held_out: Sequence[Group] = []
     if resolved.online:
+        if len(resolved.train) > 50_000:  # minutes, of some hundred thousand
+            say(f"looking at {len(resolved.train):,} prompts")
         longest = check_prompts(resolved, policy, checked)
         check_replies(resolved, policy)
         check_server(recipe, policy)
