@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from posttrain.runtime.model_info import NO_TASK
 from posttrain.serving import server as serving
 from posttrain.serving.answers import Growing
 from posttrain.serving.server import ModelDesk, Server
-from posttrain.serving.wire import RefusedError, question
-from posttrain.types import Request, Sampling
+from posttrain.serving.stepper import PendingAnswers, stream
+from posttrain.serving.wire import RefusedError, canonical, question
+from posttrain.types import Completion, Request, Sampling
 
 ASKED = [{"role": "user", "content": "2+3"}]
 
@@ -102,7 +103,22 @@ def test_a_stream_says_what_is_said_at_once(served, stop) -> None:
         assert "".join(c["delta"].get("content", "") for c in mine) == choice["message"]["content"]
         assert [c["finish_reason"] for c in mine if c["finish_reason"]] == [choice["finish_reason"]]
         assert mine[-1]["logprobs"] == choice["logprobs"]
+        assert ["role" in c["delta"] for c in mine] == [True] + [False] * (len(mine) - 1)
+        ends = [stop] if isinstance(stop, str) else stop or []
+        assert not any(end in choice["message"]["content"] for end in ends)
     assert len(chunks) > 3 * 4, "it comes in pieces"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_and_is_none_of_it(served, stream) -> None:
+    whole = drawn(served, max_new_tokens=40).text
+    ends = [whole[5:8], whole[6:9]]
+    body = {"messages": ASKED, "max_tokens": 40, "seed": 7, "stop": ends}
+    if stream:
+        said = "".join(c["choices"][0]["delta"].get("content", "") for c in streamed(served, body))
+    else:
+        said = post(served, body)[1]["choices"][0]["message"]["content"]
+    assert said == whole[: min(whole.index(end) for end in ends)]
 
 
 def test_equal_seeds_give_equal_answers_whatever_is_asked_beside(served) -> None:
@@ -171,11 +187,90 @@ def test_fields_that_ask_for_nothing_are_no_fault() -> None:
 
 def test_a_page_of_another_site_a_foreign_path_and_a_flood_of_bytes_are_refused(served, monkeypatch) -> None:
     assert post(served, {"messages": ASKED}, Host="evil.example")[0] == 403
+    with closing(http.client.HTTPConnection("127.0.0.1", served.server_address[1])) as wire:
+        wire.request("GET", "/v1/models", headers={"Host": "evil.example"})
+        assert wire.getresponse().status == 403
     assert post(served, {"messages": ASKED}, "/v1/completions")[0] == 404
     monkeypatch.setattr(serving, "MOST_BYTES", 100)
     assert post(served, {"messages": ASKED, "user": "x" * 200})[0] == 413
     monkeypatch.setattr(serving, "MOST_WAITING", 3)
     assert post(served, {"messages": ASKED, "n": 4})[0] == 503
+
+
+def test_the_body_of_what_is_refused_is_no_request(served) -> None:
+    inner = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: evil.example\r\nContent-Length: {len(inner)}\r\n\r\n"
+    with socket.create_connection(served.server_address) as wire, wire.makefile("rb") as answers:
+        wire.sendall(head.encode() + inner)
+        answers.readline()
+        said = b""
+        with suppress(ConnectionResetError):  # by a server that has not read all
+            while more := answers.readline():
+                said += more
+    assert b"HTTP/1.1" not in said
+
+
+def test_an_answer_does_not_wait_for_the_client_to_have_seen_its_beginning(served, monkeypatch) -> None:
+    found = []
+
+    def look(self: Any) -> None:
+        found.append(self.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        self._tell(200, {})
+
+    monkeypatch.setattr(serving._Client, "do_POST", look)
+    assert post(served, {})[0] == 200
+    assert found[0]
+
+
+def test_a_model_is_found_by_its_name_however_it_is_spelled(served, monkeypatch) -> None:
+    monkeypatch.setattr(served.desk, "name", "a run/é")
+    for name in ("a%20run/%C3%A9", "a%20run%2F%C3%A9"):
+        with closing(http.client.HTTPConnection("127.0.0.1", served.server_address[1])) as wire:
+            wire.request("GET", f"/v1/models/{name}")
+            assert json.loads(wire.getresponse().read())["id"] == "a run/é"
+
+
+def test_who_goes_away_is_missed_though_news_keep_coming(monkeypatch) -> None:
+    """As of a stream with tools, of which nothing is told before its end."""
+    asked = question(json.dumps({"messages": ASKED, "stream": True}).encode())
+    waits = PendingAnswers(asked, [Request(prompt=(1,), sampling=Sampling(), seed=7)])
+    for n in range(10):
+        waits.news.put((0, [n]))
+    client = serving._Client.__new__(serving._Client)
+    monkeypatch.setattr(client, "_is_gone", lambda: waits.news.qsize() < 5, raising=False)
+    monkeypatch.setattr(serving, "LOOK_S", 0.0)
+    with pytest.raises(ConnectionAbortedError):
+        list(client._news(waits))
+    assert waits.gone
+    assert waits.news.qsize() == 4
+
+
+def test_each_token_of_a_stream_is_news_once() -> None:
+    asked = question(json.dumps({"messages": ASKED, "stream": True}).encode())
+    request = Request(prompt=(1,), sampling=Sampling(), seed=7)
+    waits, late, tokens = PendingAnswers(asked, [request]), PendingAnswers(asked, [request]), list(range(20))
+
+    class Drawing:
+        drawn = 0
+
+        def unanswered(self) -> list[tuple[int, Request]]:
+            zeros = [0.0] * self.drawn
+            columns = {"logp_gen": zeros, "logp_policy": zeros, "version": [0] * self.drawn}
+            begun = Completion(tokens=tokens[: self.drawn], text="", stop="", **columns)
+            return [(5, replace(request, begun=begun))]
+
+    engine = Drawing()
+    for engine.drawn in (1, 2, 2, 5, 20):
+        stream(engine, {5: [(waits, 0)] + [(late, 0)] * (engine.drawn > 2)})
+    for one, pieces in ((waits, [1, 1, 3, 15]), (late, [5, 15])):
+        told = [one.news.get()[1] for _ in range(one.news.qsize())]
+        assert [len(each) for each in told] == pieces
+        assert [token for each in told for token in each] == tokens
+
+
+@pytest.mark.parametrize("given", ['{"x":NaN}', '{"x":1e999}', '{"x":-Infinity}', {"x": float("inf")}])
+def test_arguments_that_are_no_json_stay_as_they_stand(given) -> None:
+    assert canonical(given) == str(given)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -218,7 +313,7 @@ def test_a_growing_text_holds_back_what_may_yet_change() -> None:
 
     growing = Growing(decode, ["</s>"])
     tokens = [0, 1, 2, 3, 4, 6, 0, 0, 4, 5]
-    said = [growing.more(tokens[: n + 1]) for n in range(len(tokens))]
+    said = [growing.more([token]) for token in tokens]
     assert "".join(said) == "a☃<baa"
     assert all("\ufffd" not in each for each in said)
     assert growing.rest("a☃<baa") == ""

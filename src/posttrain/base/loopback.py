@@ -39,6 +39,8 @@ class LoopbackRequest(BaseHTTPRequestHandler):
     """Says nothing of itself and, for each request, nothing in the terminal."""
 
     server_version, sys_version = "posttrain", ""
+    disable_nagle_algorithm = True
+    """An answer is sent in two parts, and the second would wait until the client has owned to the first."""
 
     @property
     def is_own_name(self) -> bool:

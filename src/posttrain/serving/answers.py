@@ -55,13 +55,18 @@ class Spoken:
     def chunk(
         self,
         index: int,
-        text: str,
+        text: str = "",
         ending: str | None = None,
         logprobs: Any = None,
         said: ChatMessage | None = None,
+        *,
+        first: bool = False,
     ) -> dict[str, Any]:
-        """A piece of one answer, or its end; or the calls that it makes."""
-        delta: dict[str, Any] = {"role": "assistant", "content": text} if text or ending is None else {}
+        """A piece of one answer, or its end; or the calls that it makes. The first alone says whose it is:
+        clients add up what the pieces say."""
+        delta: dict[str, Any] = {"role": "assistant"} if first else {}
+        if first or text:
+            delta["content"] = text
         if said:
             delta["tool_calls"] = [{"index": n} | each for n, each in enumerate(self.calls(said, index))]
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": ending}
@@ -101,6 +106,15 @@ def logprobs(pieces: Sequence[str], logp: Sequence[float]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """A text up to the first of these strings, which ended it.
+
+    >>> before_stop("6X +2", ["+2", "X +"]), before_stop("6X", ["+2"])
+    ('6', '6X')
+    """
+    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
+
+
 class Growing:
     """The text of an answer while its tokens come, never more of it than is sure.
 
@@ -110,16 +124,20 @@ class Growing:
 
     def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str]) -> None:
         self._decode, self._back = decode, max((len(stop) - 1 for stop in stops), default=0)
-        self._read = self._from = 0
+        self._tokens: list[int] = []
+        """Those of the last two pieces of text, of which the older ones were `_known`."""
+        self._known = 0
         self._sure = self._said = ""
 
     def more(self, tokens: Sequence[int]) -> str:
-        """What these tokens, which begin with those given before, add."""
-        fresh = self._decode(list(tokens[self._from :]))
-        if len(tokens) > self._read and not fresh.endswith("\ufffd"):
-            known = self._decode(list(tokens[self._from : self._read]))
+        """What these tokens, which follow those given before, add."""
+        self._tokens += tokens
+        fresh = self._decode(self._tokens)
+        if len(self._tokens) > self._known and not fresh.endswith("\ufffd"):
+            known = self._decode(self._tokens[: self._known])
             self._sure += fresh[len(known) :]
-            self._from, self._read = self._read, len(tokens)
+            del self._tokens[: self._known]
+            self._known = len(self._tokens)
         return self._say(self._sure[: max(len(self._sure) - self._back, len(self._said))])
 
     def rest(self, text: str) -> str:

@@ -5,18 +5,19 @@ import queue
 import select
 import socket
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from posttrain.base.chat import Chat
 from posttrain.base.loopback import LoopbackRequest, LoopbackServer
 from posttrain.engines.protocol import Engine
 from posttrain.errors import UserError
-from posttrain.serving.answers import Growing, Spoken, events, logprobs, reason
+from posttrain.serving.answers import Growing, Spoken, before_stop, events, logprobs, reason
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import LOOK_S, PendingAnswers, Stepper
 from posttrain.serving.wire import ChatMessage, Question, RefusedError, question, room_behind
@@ -30,6 +31,9 @@ CHAT = "/chat/completions"
 
 class Desk(ABC):
     """Where requests are taken that came over the wire, each in a thread of its own."""
+
+    shows_stops = True
+    """Whether an answer is told with the stop string that ended it, as it was drawn."""
 
     def __init__(self, speech: Speech, name: str) -> None:
         self.speech, self.name = speech, name
@@ -55,6 +59,8 @@ class Desk(ABC):
 
 class ModelDesk(Desk):
     """Asks an engine that steps in a thread of its own; each request is a conversation by itself."""
+
+    shows_stops = False
 
     def __init__(self, engine: Engine, chat: Chat, *, name: str, context: int, seed: int = 0) -> None:
         super().__init__(Speech.of(chat), name)
@@ -114,8 +120,10 @@ class _Client(LoopbackRequest):
 
     def do_GET(self) -> None:  # noqa: N802 - as http.server calls it
         """The models, or whether it lives."""
-        path = urlsplit(self.path).path
-        if path == "/health":
+        path = unquote(urlsplit(self.path).path)
+        if not self.is_own_name:
+            self._refuse(self._foreign())
+        elif path == "/health":
             self._tell(200, {"status": "ok"})
         elif path.endswith(("/models", f"/models/{self.desk.name}")):
             model = {"id": self.desk.name, "object": "model", "created": 0, "owned_by": "posttrain"}
@@ -137,9 +145,14 @@ class _Client(LoopbackRequest):
         except RefusedError as error:
             self._refuse(error)
 
+    def _foreign(self) -> RefusedError:
+        """Whoever asks under another name is refused, and what follows is not read: it may be a body."""
+        self.close_connection = True
+        return RefusedError("this server is for this machine alone", status=403)
+
     def _body(self) -> bytes:
         if not self.is_own_name:
-            raise RefusedError("this server is for this machine alone", status=403)
+            raise self._foreign()
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
             self.close_connection = True
@@ -151,14 +164,17 @@ class _Client(LoopbackRequest):
 
     def _news(self, waits: PendingAnswers) -> Iterator[tuple[int, Sequence[int] | Completion]]:
         """What comes of the answers, until all have ended or the client has gone."""
-        left = len(waits.requests)
+        left, looked = len(waits.requests), time.monotonic()
         try:
             while left:
+                # Not in silence alone: of a stream with tools, news come at each step and nothing is told.
+                if time.monotonic() - looked >= LOOK_S:
+                    if self._is_gone():
+                        raise ConnectionAbortedError
+                    looked = time.monotonic()
                 try:
                     n, said = waits.news.get(timeout=LOOK_S)
                 except queue.Empty:
-                    if self._is_gone():
-                        raise ConnectionAbortedError from None
                     continue
                 if isinstance(said, RefusedError):
                     raise said
@@ -182,9 +198,11 @@ class _Client(LoopbackRequest):
         self._tell(200, spoken.whole(answers, prompt, lambda answer: self._read(answer, waits), tokens))
 
     def _read(self, answer: Completion, waits: PendingAnswers) -> ChatMessage:
+        stops = () if self.desk.shows_stops else waits.requests[0].sampling.stop
+        text = before_stop(answer.text, stops)
         if waits.question.tools:
-            return self.desk.speech.read(answer.text, waits.question.tools)
-        return ChatMessage("assistant", answer.text)
+            return self.desk.speech.read(text, waits.question.tools)
+        return ChatMessage("assistant", text)
 
     def _logprobs(self, answer: Completion) -> dict[str, Any]:
         return logprobs(self.desk.speech.chat.pieces(answer.tokens), answer.logp_policy)
@@ -214,7 +232,7 @@ class _Client(LoopbackRequest):
         growing = [Growing(decode, waits.requests[0].sampling.stop) for _ in waits.requests]
         ended: list[Completion] = []
         for n in range(len(growing)):
-            yield spoken.chunk(n, "")
+            yield spoken.chunk(n, first=True)
         for n, told in news:
             if not isinstance(told, Completion):
                 # What calls a tool is no text, and only its end shows what it is.
@@ -228,7 +246,7 @@ class _Client(LoopbackRequest):
             if text := growing[n].rest(said.content):
                 yield spoken.chunk(n, text)
             if said.calls:
-                yield spoken.chunk(n, "", said=said)
+                yield spoken.chunk(n, said=said)
             yield spoken.chunk(n, "", reason(told, said), logp)
         if asked.usage:
             yield spoken.cost(len(waits.requests[0].prompt), ended)

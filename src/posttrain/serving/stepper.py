@@ -10,6 +10,7 @@ seed and the place of its token alone.
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,9 +31,17 @@ class PendingAnswers:
     news: "queue.SimpleQueue[tuple[int, Sequence[int] | Completion | RefusedError]]" = field(
         default_factory=queue.SimpleQueue
     )
-    """(which, its tokens so far, or the answer, or why there is none)."""
+    """(which, the tokens that are new of it, or the answer, or why there is none)."""
+    told: Counter[int] = field(default_factory=Counter)
+    """How many tokens of each were news."""
     gone: bool = False
     """Whether nobody waits for them any more."""
+
+    def tell(self, n: int, tokens: Sequence[int]) -> None:
+        """Makes news of what is new of these tokens: all over again, a long answer would fill the queue."""
+        if fresh := list(tokens[self.told[n] :]):
+            self.told[n] += len(fresh)
+            self.news.put((n, fresh))
 
 
 class Stepper:
@@ -118,4 +127,4 @@ def stream(engine: Engine, waiting: Mapping[int, Sequence[tuple[PendingAnswers, 
     for ticket, request in engine.unanswered():
         for asked, n in waiting[ticket]:
             if asked.question.stream and request.begun is not None:
-                asked.news.put((n, list(request.begun.tokens)))
+                asked.tell(n, request.begun.tokens)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from posttrain.envs.tools.call import Tool
+from posttrain.envs.tools.call import Tool, from_json
 from posttrain.types import Sampling
 
 MOST_ANSWERS = 128
@@ -243,15 +243,14 @@ def _call(given: Any, where: str) -> ToolCall:
 def canonical(arguments: Any) -> str:
     """Arguments as JSON that is equal where they are; a text that is no JSON as it stands.
 
-    >>> canonical('{"b": 1, "a": 2}'), canonical({"a": 2, "b": 1})
-    ('{"a": 2, "b": 1}', '{"a": 2, "b": 1}')
+    >>> canonical('{"b": 1, "a": 2}'), canonical({"a": 2, "b": 1}), canonical('{"x":NaN}')
+    ('{"a": 2, "b": 1}', '{"a": 2, "b": 1}', '{"x":NaN}')
     """
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return str(arguments)
-    return json.dumps(arguments, ensure_ascii=False, sort_keys=True)
+    try:
+        given = from_json(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(given, ensure_ascii=False, sort_keys=True, allow_nan=False)
+    except (ValueError, RecursionError):
+        return str(arguments)
 
 
 def _tools(given: Any) -> tuple[Tool, ...]:
