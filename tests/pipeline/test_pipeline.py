@@ -454,14 +454,58 @@ def test_lora_is_merged_for_the_stages_that_take_it(pipe, tmp_path, run_cli):
     said = run_cli("pipeline", pipe, "--dir", root, "--quiet", *over)
     assert said.code == 0, said.err
     adapter = root / "01-sft" / "checkpoints" / "step_000002" / "adapter"
-    merged = load_file(root / "01-sft" / "merged" / "model.safetensors")
+    merged = load_file(root / "01-sft" / "merged-step_000002" / "model.safetensors")
     start = load_file(Path(tables(root / "01-sft" / "config.toml")["model"]["path"]) / "model.safetensors")
     factors = saved_factors(adapter)
     assert factors
     for name, tensor in merged.items():
         wanted = factors[name].adapted(start[name].float()) if name in factors else start[name].float()
         torch.testing.assert_close(tensor, wanted, rtol=0, atol=0)
-    assert tables(root / "02-reward" / "config.toml")["model"]["path"] == str(root / "01-sft" / "merged")
+    taken = tables(root / "02-reward" / "config.toml")["model"]["path"]
+    assert taken == str(root / "01-sft" / "merged-step_000002")
+
+
+ALONE = (
+    PIPELINE.partition('\n[[stage]]\nname = "reward"')[0]
+    + """
+[compare]
+base = "{base}"
+stages = ["sft"]
+limit = 3
+arithmetic = {{ low = 2, high = 4, held_out = 3, template = "{{a}}+{{b}}=" }}
+verifier = {{ number = {{}} }}
+sampling = {{ max_new_tokens = 4 }}
+"""
+)
+
+
+def test_an_adapter_that_is_trained_longer_is_merged_and_compared_anew(able, placed, tmp_path, run_cli):
+    root, path = tmp_path / "run", placed(able, 'keep = "all"\n' + ALONE.format(base=able))
+    said = run_cli("pipeline", path, "--dir", root, "--quiet", "--set", "sft.lora.rank=2")
+    assert said.code == 0, said.err
+    before = json.loads((root / "compare.json").read_text())
+    (root / "01-sft" / ".merged-step_000001.tmp").mkdir()  # as a kill may leave it
+    longer = ["--set", "sft.lora.rank=2", "--set", "sft.run.updates=4"]
+    said = run_cli("pipeline", path, "--dir", root, "--quiet", "--resume", *longer)
+    assert said.code == 0, said.err
+    assert [p.name for p in (root / "01-sft").glob("*merged*")] == ["merged-step_000004"]
+    assert "merged-step_000004" in (root / "compare" / "asked.toml").read_text()
+    assert json.loads((root / "compare.json").read_text()) != before
+
+
+def test_models_that_adapters_are_merged_into_count_on_the_disk(able, placed, monkeypatch, tmp_path, run_cli):
+    found: list[int] = []
+
+    def tell(need: int, *others: Any) -> None:
+        found.append(need)
+        raise UserError("as far as that")
+
+    monkeypatch.setattr("posttrain.pipeline.stages.tell", tell)
+    path = placed(able, ALONE.format(base=able))
+    adapted = ["--set", "sft.lora.rank=2", "--set", 'sft.lora.targets=["q_proj"]']
+    assert run_cli("pipeline", path, "--dir", tmp_path / "run", "--quiet", *adapted).code == 2
+    model = sum(f.stat().st_size for f in able.glob("*.safetensors"))
+    assert found[0] > model
 
 
 # ---------------------------------------------------------------------- going on
@@ -536,12 +580,13 @@ def test_an_adapter_is_merged_after_its_directory_was_moved(from_nothing, tmp_pa
     here, there = tmp_path / "here", tmp_path / "there"
     adapted = ["--quiet", "--set", "sft.lora.rank=2"]
     assert run_cli("pipeline", from_nothing, "--dir", here, *adapted).code == 0
-    assert not (here / "03-sft" / "merged").exists()
+    assert not list((here / "03-sft").glob("merged*"))
     here.rename(there)
     from_nothing.write_text(from_nothing.read_text() + TAKES_IT)
     said = run_cli("pipeline", from_nothing, "--dir", there, "--resume", *adapted)
     assert said.code == 0, said.err
-    assert tables(there / "04-more" / "config.toml")["model"]["path"] == str(there / "03-sft" / "merged")
+    taken = tables(there / "04-more" / "config.toml")["model"]["path"]
+    assert taken == str(there / "03-sft" / "merged-step_000002")
 
 
 @pytest.mark.parametrize("more", [(), ("--set", "sft.lora.rank=2")], ids=["whole", "lora"])

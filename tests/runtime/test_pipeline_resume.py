@@ -86,7 +86,11 @@ def pipe(able: Path, tmp_path: Path) -> Path:
 def made(root: Path) -> dict[str, bytes]:
     """All that a pipeline leaves and that no clock or path is in."""
     files = [*root.glob("0*/checkpoints/step_000003/**/*.safetensors"), *root.glob("01-data/*")]
-    files += [*root.glob("02-sft/merged/*.safetensors"), *root.glob("compare/*.jsonl"), root / "compare.json"]
+    files += [
+        *root.glob("02-sft/merged*/*.safetensors"),
+        *root.glob("compare/*.jsonl"),
+        root / "compare.json",
+    ]
     return {str(f.relative_to(root)): f.read_bytes() for f in files}
 
 

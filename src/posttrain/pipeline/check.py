@@ -80,8 +80,9 @@ def check(
         _check_compare(pipeline, models, made, say)
     stays, most = 0, 0
     for disk in disks:
-        most = max(most, stays + disk.peak)
-        stays += disk.finished if pipeline.keep == "weights" else disk.peak
+        peak = disk.peak + disk.merged  # an adapter is merged before its checkpoints are thinned
+        most = max(most, stays + peak)
+        stays += disk.finished if pipeline.keep == "weights" else peak
     return most
 
 

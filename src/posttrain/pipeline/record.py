@@ -8,6 +8,7 @@ pipeline.html, pipeline.json    the report                       compare.json   
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -178,7 +179,9 @@ def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[s
         return {}
     model = found / "model"
     if not model.is_dir():
-        model = directory / "merged"
+        model = directory / f"merged-{found.name}"  # a stage that was made longer has another one
+        for old in {*directory.glob("merged*"), *directory.glob(".merged*")} - {model}:
+            shutil.rmtree(old)
         if not model.is_dir() and wanted(pipeline, name):
             write_merged(read_recorded(place, made), found / "adapter", model)
     return {name: str(model), f"{name}.run": str(directory)}
