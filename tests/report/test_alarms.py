@@ -1,17 +1,21 @@
 """Each alarm at its threshold: just inside it is silent, just outside it speaks."""
 
+import io
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from posttrain.report.alarms import RULES, findings
-from posttrain.report.evidence import Evidence
+from posttrain.report import watch as watching
+from posttrain.report.alarms import RULES, Rule, findings
+from posttrain.report.evidence import Evidence, Finding
 from posttrain.report.headline import headline
 from posttrain.report.record import Metrics, Record, metrics, read
 from posttrain.report.rollouts import Step
+from posttrain.report.terminal import Terminal
 from posttrain.report.watch import Watch
 
 
@@ -167,7 +171,7 @@ def test_a_hacked_run_has_one(name: str, seed: int) -> None:
 
 def test_hacking_is_told_while_it_happens_and_once() -> None:
     rule, tell = HACKED["for length"]
-    watch = Watch()
+    watch = Watch(now=float)
     told = [(line["update"], rule.name, found) for line in story(tell) for rule, found in watch.see(line)]
     [(update, name, found)] = told
     assert (name, found.update) == (rule, update), "the alarm of the report is that of the terminal"
@@ -185,6 +189,49 @@ def test_a_watch_forgets_the_updates_that_a_resume_makes_again() -> None:
     watch = Watch([{"update": u, "kl/ref": 0.1 if u < 5 else 0.9} for u in range(1, 9)])
     assert watch.see({"update": 5, "kl/ref": 0.2}) == []
     assert [found.update for _, found in watch.see({"update": 6, "kl/ref": 0.7})] == [6]
+
+
+def test_a_long_run_is_looked_at_for_a_hundredth_of_the_time_and_at_its_end(monkeypatch) -> None:
+    clock, looks = [0.0], []
+
+    def look(evidence: Evidence) -> None:
+        looks.append(len(evidence.metrics.updates))
+        clock[0] += 0.5
+
+    rules = (Rule("Slow", "It takes half a second.", look), *RULES)
+    monkeypatch.setattr(watching, "RULES", rules)
+    watch = Watch(now=lambda: clock[0])
+    for update in range(1, 302):
+        clock[0] += 1.0
+        watch.see({"update": update, "kl/ref": 0.1 if update < 300 else 0.9}, last=update == 301)
+    assert looks == [*range(1, 101), 150, 200, 250, 300, 301]
+
+
+def test_the_terminal_says_which_update_is_the_last() -> None:
+    seen = []
+
+    class Seen(Watch):
+        def see(self, line: Any, *, last: bool = False) -> list[Any]:
+            seen.append(last)
+            return []
+
+    with Terminal(Console(file=io.StringIO()), 2, Seen()) as show:
+        for update in (1, 2):
+            show("update", {"update": update, "seconds": 1.0})
+    assert seen == [False, True]
+
+
+def test_a_rule_that_has_told_is_not_checked_again(monkeypatch) -> None:
+    looks = []
+
+    def look(evidence: Evidence) -> Finding:
+        looks.append(evidence)
+        return Finding("it is so", 1, "loss")
+
+    monkeypatch.setattr(watching, "RULES", (Rule("Always", "It is so.", look),))
+    watch = Watch()
+    assert [len(watch.see({"update": update})) for update in (1, 2, 3)] == [1, 0, 0]
+    assert len(looks) == 1
 
 
 def test_a_part_that_is_paid_may_fall() -> None:

@@ -165,6 +165,13 @@ def test_the_page_draws_a_line_a_series_a_band_for_several_and_folds_what_never_
     assert found["n"].startswith("n = 2")
 
 
+def test_a_page_without_notes_says_nothing_in_their_place(tmp_path: Path, answer: Callable[..., Any]) -> None:
+    runs = [made(tmp_path, "a", 0, [0.0, 0.2]), made(tmp_path, "b", 0, [0.1, 0.3], clip_high="0.3")]
+    page = overlay.write(runs, tmp_path / "page.html")
+    found = answer(page, "return {last: one('#top').lastChild.className, note: all('#top .note').length};")
+    assert found == {"last": "series", "note": 0}
+
+
 def test_the_page_loads_nothing(another: Callable[[Path, int], Path], tmp_path: Path) -> None:
     page = overlay.write(
         [another(tmp_path / str(n), n) for n in range(2)], tmp_path / "page.html"

@@ -239,6 +239,14 @@ def test_the_page_draws_itself_and_shows_the_numbers(shown):
     assert "<img" not in dom.split('id="pipeline"')[0]
 
 
+def test_no_card_is_drawn_of_win_rates_that_are_not_there(compared, shown):
+    two = {"policies": COMPARE["policies"][:2], "wins": COMPARE["wins"][:1]}
+    (compared / "compare.json").write_text(json.dumps(COMPARE | two))
+    [pair] = re.findall(r'<h2>Win rates</h2><div class="pair">(.*?)</div><p', shown(), re.DOTALL)
+    assert "Each over the one before" in pair
+    assert pair.endswith("</div>")
+
+
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_the_page_is_a_picture_in_light_and_dark(compared, picture, tmp_path, scheme):
     pixels = picture(write(compared).as_uri(), tmp_path / "shot.png", 1280, 1500, scheme)

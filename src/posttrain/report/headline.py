@@ -149,17 +149,17 @@ def percent(x: float) -> str:
 def figure(x: float) -> str:
     """Three significant digits, without an exponent where that is readable.
 
-    >>> figure(0.12345), figure(-1234.5), figure(0.0000123)
-    ('0.123', '-1234', '1.23e-05')
+    >>> figure(0.12345), figure(-1234.5), figure(0.0000123), figure(999.7)
+    ('0.123', '-1234', '1.23e-05', '1000')
     """
-    return f"{x:.0f}" if 1000 <= abs(x) < 1e7 else f"{x:.3g}"
+    return f"{x:.0f}" if 999.5 <= abs(x) < 1e7 else f"{x:.3g}"
 
 
 def count(x: float) -> str:
     """Three significant digits with k, M, G, T or P.
 
-    >>> count(950), count(12_345), count(7_800_000)
-    ('950', '12.3k', '7.8M')
+    >>> count(950), count(12_345), count(7_800_000), count(999_700)
+    ('950', '12.3k', '7.8M', '1M')
     """
     return amount(x) or "0"
 

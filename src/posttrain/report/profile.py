@@ -92,9 +92,10 @@ def amount(x: float) -> str:
     >>> amount(0), amount(12.0), amount(2.5e12), amount(1234)
     ('', '12', '2.5T', '1.23k')
     """
+    shown = float(f"{x:.3g}")  # what is rounded up to a unit is one of it
     for size, letter in SIZES:
-        if x >= size:
-            return f"{x / size:.3g}{letter}"
+        if shown >= size:
+            return f"{shown / size:.3g}{letter}"
     return f"{x:.3g}" if x else ""
 
 

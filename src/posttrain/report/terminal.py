@@ -52,7 +52,7 @@ class Terminal:
 
     def __init__(self, console: Console, updates: int, watch: Watch | None = None) -> None:
         self.rewards: list[float] = []
-        self.watch = watch or Watch()
+        self.updates, self.watch = updates, watch or Watch()
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -94,7 +94,7 @@ class Terminal:
         evaluated = any(key.startswith("eval/") for key in numbers)
         style = "bold" if evaluated else None
         self.progress.console.print(line(numbers), style=style, soft_wrap=True)
-        for rule, found in self.watch.see(numbers):
+        for rule, found in self.watch.see(numbers, last=numbers["update"] >= self.updates):
             self.progress.console.print("alarm", style="bold red", end=" ")
             self.progress.console.print(f"{rule.name}: {found.text}", soft_wrap=True)
 

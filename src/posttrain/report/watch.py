@@ -1,10 +1,17 @@
 """The rules of the report while a run goes on: each is told when it is first broken."""
 
-from collections.abc import Iterable, Mapping
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
 
-from posttrain.report.alarms import Rule, findings
+from posttrain.report.alarms import RULES, Rule
 from posttrain.report.evidence import Evidence, Finding
 from posttrain.report.record import Metrics, number, whole
+
+EACH = 100
+"""Updates of a run after each of which the rules are checked; they look at all of them."""
+SHARE = 0.01
+"""Of the time that passes, what checking may take from then on."""
 
 
 class Watch:
@@ -17,20 +24,32 @@ class Watch:
     []
     """
 
-    def __init__(self, earlier: Iterable[Mapping[str, object]] = ()) -> None:
+    def __init__(
+        self, earlier: Iterable[Mapping[str, object]] = (), now: Callable[[], float] = time.monotonic
+    ) -> None:
         """`earlier`: lines of before a resume; what they break is told with the first new line."""
+        self._now, self._next = now, -math.inf
         self._updates: list[int] = []
         self._series: dict[str, dict[int, float | None]] = {}
         self._told: set[str] = set()
         for line in earlier:
             self._take(line)
 
-    def see(self, line: Mapping[str, object]) -> list[tuple[Rule, Finding]]:
-        """The rules that are broken with this line of metrics.jsonl and were not before."""
+    def see(self, line: Mapping[str, object], *, last: bool = False) -> list[tuple[Rule, Finding]]:
+        """The rules that are broken with this line of metrics.jsonl and were not before.
+
+        A long run is not looked at after each line, but surely with its `last`.
+        """
         self._take(line)
-        found = findings(Evidence(Metrics(tuple(self._updates), self._series), []))
-        new = [(rule, finding) for rule, finding in found if rule.name not in self._told]
+        begun = self._now()
+        if len(self._updates) > EACH and begun < self._next and not last:
+            return []
+        evidence = Evidence(Metrics(tuple(self._updates), self._series), [])
+        untold = [rule for rule in RULES if rule.name not in self._told]
+        new = [(rule, found) for rule in untold if (found := rule.check(evidence)) is not None]
         self._told.update(rule.name for rule, _ in new)
+        ended = self._now()
+        self._next = ended + (ended - begun) / SHARE
         return new
 
     def _take(self, line: Mapping[str, object]) -> None:

@@ -300,7 +300,7 @@ function heading({ notes }, page) {
     h('p', { class: 'eyebrow' }, `posttrain  ·  ${count} runs`),
     h('h1', { dir: 'auto' }, visible(page.all.map((one) => one.label).join(', '))),
     h('div', { class: 'series', role: 'group', 'aria-label': 'Series' }, ...buttons),
-    notes.length && h('ul', { class: 'note' }, ...notes.map((text) => h('li', {}, visible(text)))),
+    ...(notes.length ? [h('ul', { class: 'note' }, ...notes.map((text) => h('li', {}, visible(text))))] : []),
   );
 }
 

@@ -166,7 +166,7 @@ function wins(section, compare) {
   ];
   const columns = ['', 'win rate', '95 % interval', '', 'won / tied / lost'];
   const card = (title, chosen) =>
-    chosen.length && h('div', { class: 'card' }, h('h4', {}, title), table(columns, chosen.map(row)));
+    chosen.length > 0 && h('div', { class: 'card' }, h('h4', {}, title), table(columns, chosen.map(row)));
   section.append(
     h('h2', {}, 'Win rates'),
     h(
