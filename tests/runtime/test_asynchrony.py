@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from posttrain.learner.learner import Learner
 from posttrain.runtime.record import saving
+from posttrain.runtime.record.schedule import Recorder
 from posttrain.samplers.episode_runner import UNKNOWN, EpisodeRunner
 from posttrain.samplers.live_episode import PartialEpisode, RunningEpisode
 from posttrain.samplers.local import LocalSampler
@@ -235,6 +236,19 @@ def test_a_run_by_the_clock_is_its_replay(ahead, trained, run_cli, tmp_path, how
     said = run_cli("replay", run, "--run-dir", tmp_path / "restarted", "--quiet")
     assert said.code == 2
     assert "a sampler was started again" in said.err
+
+
+@pytest.mark.parametrize("name", ["loop", "0"])
+def test_a_run_that_was_killed_in_a_line_and_resumed_cannot_be_replayed(ahead, trained, run_cli, name):
+    _, run = trained(ahead, max_lag=2, place="thread")
+    with (run / "schedule" / f"{name}.jsonl").open("a") as file:
+        file.write('["admit", 2, ')
+    Recorder(run)
+    if name == "0":
+        (run / "schedule" / "loop.jsonl").write_text("")
+    said = run_cli("replay", run)
+    assert said.code == 2
+    assert "it was resumed, and what was lost is in no record" in said.err
 
 
 def test_a_run_without_a_schedule_cannot_be_replayed(ahead, trained, run_cli):

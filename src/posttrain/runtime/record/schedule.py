@@ -64,5 +64,8 @@ class RecordedSchedule:
 
 
 def _lines(path: Path) -> Iterator[Any]:
-    if path.exists():
-        yield from map(json.loads, path.read_text().splitlines())
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            yield json.loads(line)
+        except ValueError:  # a kill cut it, and what came after a resume stands behind
+            yield ("resumed",)
