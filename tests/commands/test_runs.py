@@ -65,6 +65,21 @@ def test_a_run_is_told_with_what_it_came_to(run: Path, run_cli) -> None:
         assert words in shown
 
 
+def test_a_run_that_removes_a_file_meanwhile_is_not_broken(run: Path, run_cli, monkeypatch) -> None:
+    lstat, gone = Path.lstat, run / "checkpoints" / "step_000001.tmp-1" / "state.json"
+    gone.parent.mkdir()
+    gone.touch()
+
+    def vanish(self: Path) -> os.stat_result:
+        if self == gone and gone.parent.exists():
+            shutil.rmtree(gone.parent)
+        return lstat(self)
+
+    monkeypatch.setattr(Path, "lstat", vanish)
+    told = listing(run_cli, run.parent)["grpo-001"]
+    assert (told["state"], told["size"]) == ("done", sum(tree(run).values()))
+
+
 def test_each_state_is_told(run: Path, run_cli) -> None:
     folder = run.parent
     for name in ("failed", "stopped", "held"):

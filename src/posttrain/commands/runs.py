@@ -1,6 +1,7 @@
 """`posttrain runs` and `posttrain watch`: how far runs are and what they came to, as a list and as a page."""
 
 import json
+import os
 import sys
 import time
 import tomllib
@@ -151,7 +152,7 @@ def listed(path: Path) -> Listed:
     """What a directory says of its run or its pipeline; broken where it says nothing that can be read."""
     told: dict[str, Any] = {"path": str(path), "changed": 0.0, "size": 0}
     try:
-        files = [f.lstat() for f in path.rglob("*") if not f.is_dir()]
+        files = list(_files(path))
         told |= {
             "size": sum(f.st_size for f in files),
             "changed": max((f.st_mtime for f in files), default=0),
@@ -162,6 +163,14 @@ def listed(path: Path) -> Listed:
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = error.what if isinstance(error, UserError) else f"it cannot be read: {error}"
         return Listed(**told, kind="unknown", state="broken", note=what)
+
+
+def _files(path: Path) -> Iterator[os.stat_result]:
+    """The files below; what a run that goes on removes meanwhile is passed over."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield (Path(folder) / name).lstat()
 
 
 def _run(path: Path, told: dict[str, Any]) -> Listed:
