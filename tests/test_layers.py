@@ -28,7 +28,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
-    "api/recipe.py": 305,  # what a program gives, each kind in its words
+    "api/recipe.py": 310,  # what a program gives, each kind in its words
     "learner/learner.py": 580,  # an update, and the halves of a step
     "models/pretrained.py": 600,  # one check after the other, each with its message
     "runtime/build.py": 392,  # the one place that knows every component

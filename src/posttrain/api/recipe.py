@@ -159,13 +159,16 @@ class Recipe:
         gone = names_memory(made.tables, "task.data") and "task.data" not in made.held
         task = made.tables["task"]
         read = {key: value for key, value in (task.get("data") or {}).items() if key in ALIKE}
+        task.pop("held_out", None)
+        made.held.pop("task.held_out", None)
+        table = made._data("task.held_out", data)
+        if (held := made.held.get("task.held_out")) is not None:
+            fits = {*read.get("columns", {}).values()} <= held.records[0].keys()
+            read = {k: v for k, v in read.items() if not held.tasks and (fits or k != "columns")}
         if made.settings.task.data is None or gone:  # held-out records stand beside others
-            task = made.tables["task"] = {key: task[key] for key in PLAYED if key in task}
+            made.tables["task"] = {key: task[key] for key in PLAYED if key in task}
             made._put("task.data", read | made._data("task.data", data))
-        first = next(iter(data), None) if isinstance(data, Sequence) else None
-        if isinstance(first, Mapping) and not {*read.get("columns", {}).values()} <= first.keys():
-            del read["columns"]
-        made._put("task.held_out", read | made._data("task.held_out", data))
+        made._put("task.held_out", read | table)
         made._read()
         return made
 

@@ -190,10 +190,10 @@ class Fields:
         return value
 
     def answer(self, name: str) -> str | None:
-        """A field that may be missing, null, text, or a number or boolean, as `answer_text` has it."""
+        """A field that may be missing, null, text, number or boolean: answer_text, or of CSV its cell."""
         if not self.has(name):
             return None
-        value = self.raw(name)
+        value = self.spelt(name)
         text = answer_text(value)
         if text is None and value is not None:
             raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number")
@@ -203,7 +203,7 @@ class Fields:
         """The record's own id, or else its place."""
         if self.given("id") is None:
             return self.source
-        value = self.raw("id")
+        value = self.spelt("id")
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
             raise self.fault(f"id is {kind(value)}, not text or a whole number")
         return str(value)

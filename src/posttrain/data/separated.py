@@ -6,6 +6,7 @@ one, and what is true or false in every row; 007 stays a text, and an empty cell
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -53,31 +54,9 @@ def separated(text: str, name: str, separator: str) -> Iterator[Row]:
         yield fields, f"{name}:{line}", spelt
 
 
-class _Cell(float):
-    """A number that is shown as its cell is, 12.50 as 12.50: an answer is compared letter by letter."""
-
-    def __new__(cls, text: str) -> "_Cell":
-        found = super().__new__(cls, text)
-        found.text = text
-        return found
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Cell, (self.text,)
-
-
-def _number(cell: str) -> int | float:
-    whole = "." not in cell and cell != "-0"
-    return int(cell) if whole else _Cell(cell)
-
-
 def _typed(cells: list[str]) -> list[Any]:
     """The cells of a column: numbers or booleans where all are such as JSON writes them, None where empty."""
-    for pattern, read in ((_NUMBER, _number), (_BOOLEAN, lambda cell: cell.lower() == "true")):
+    for pattern, read in ((_NUMBER, json.loads), (_BOOLEAN, lambda cell: cell.lower() == "true")):
         if all(cell == "" or pattern.fullmatch(cell) for cell in cells):
             return [None if cell == "" else read(cell) for cell in cells]
     return [None if cell == "" else cell for cell in cells]

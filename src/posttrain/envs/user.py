@@ -99,7 +99,7 @@ def _numbers(factory: str, options: str) -> list[tuple[str, float]]:
     return [(name, value) for name, value in found.items() if isinstance(value, int | float)]
 
 
-def _named(factory: str, options: str, numbers: tuple[tuple[str, float], ...]) -> NamedEnv:
+def _named(factory: str, options: str, numbers: tuple[tuple[str, float], ...] = ()) -> NamedEnv:
     _make(factory, options)
     return NamedEnv(factory, options, numbers)
 

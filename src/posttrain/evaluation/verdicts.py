@@ -36,7 +36,7 @@ def read_tasks(path: Path) -> dict[str, Task]:
         name = _id(record)
         if name in tasks:
             raise UserError(f"a second task is called {name!r}", where=record.source)
-        answer = record.fields.get("answer")
+        answer = record.cells.get("answer", record.fields.get("answer"))
         fields = {k: v for k, v in record.fields.items() if k not in ("id", "answer")}
         prompt = record.cells.get("prompt", fields.get("prompt"))
         tasks[name] = Task(
@@ -155,7 +155,7 @@ def _fault(verifier: Verifier, task: Task) -> str:
 
 def _id(record: Record) -> str:
     for name in _IDS:
-        value = record.fields.get(name)
+        value = record.cells.get(name, record.fields.get(name))
         if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
             return str(value)
     raise UserError("there is no id", where=record.source, mend=did_you_mean("id", record.fields))

@@ -180,9 +180,9 @@ def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[s
     model = found / "model"
     if not model.is_dir():
         model = directory / f"merged-{found.name}"  # a stage that was made longer has another one
-        for old in {*directory.glob("merged*"), *directory.glob(".merged*")} - {model}:
-            shutil.rmtree(old)
         if not model.is_dir() and wanted(pipeline, name):
+            for old in (*directory.glob("merged-*"), *directory.glob(".merged*")):
+                shutil.rmtree(old)
             write_merged(read_recorded(place, made), found / "adapter", model)
     return {name: str(model), f"{name}.run": str(directory)}
 

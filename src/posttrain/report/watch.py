@@ -1,4 +1,4 @@
-"""The rules of the report while a run goes on: each is told when it is first broken."""
+"""The rules of the report while a run goes on: each is told once, when it is seen to be broken."""
 
 import math
 import time

@@ -266,5 +266,13 @@ def build_reference_scores(
             lambda done, total: journal.show("reference", {"done": done, "total": total}),
             writes=ranks.rank == 0,
         )
-    found.score = score
+    fresh = None
+
+    def later(batch: Batch) -> PerToken:
+        """Of rows that nobody foresaw; the model is not held in between."""
+        nonlocal fresh
+        out, fresh = score(batch), None
+        return out
+
+    found.score = later if ranks.size == 1 else None  # the others would have to score too
     return found

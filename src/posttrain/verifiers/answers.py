@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import ClassVar, Literal
 
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.numerals import last_number, part_numbers, whole_number
+from posttrain.verifiers.numerals import last_number, numbers, part_numbers, whole_number
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 from posttrain.verifiers.regions import Where, placed, region, spoken
 
@@ -157,7 +157,8 @@ class Number(Verifier):
         if part is None:
             return False, None, _missing(self.where, self.marker, self.tag)
         seen: list[Fraction | None] = []
-        for value in part_numbers(part):
+        # Behind a marker stands a line of prose, whose end may be an exclamation, and its beginning a bullet.
+        for value in numbers(part) if self.where == "after" else part_numbers(part):
             if value not in seen:
                 seen.append(value)
             if len(seen) > 1:

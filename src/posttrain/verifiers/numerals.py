@@ -32,10 +32,10 @@ _PLAIN = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE]([+-]?[0-9]+))?")
 _SIGNED = re.compile(r"(?<![0-9A-Za-z)\]}%])[-+−–－﹣]$")
 _MINUS = "-−–－﹣"
 _CURRENCY = "$£€¥"
-_FRAC = re.compile(r"(?<![0-9])\\[dt]?frac\s?(?:\{([0-9]{1,99})\}\{([0-9]{1,99})\}|([0-9])([0-9]))")
+_FRAC = re.compile(r"(?<![0-9])\\[dt]?frac\s?(?:\{([0-9]{1,99})\}\{([0-9]{1,99})\}|([0-9])([0-9])(?![0-9]))")
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|boldsymbol)\s?\{([^{}]*)\}")
 _MATHEMATICS = re.compile(
-    r"\\(?:[dt]?frac|sqrt|d?binom|log|ln|sin|cos|tan|exp|pi|cdot|times)\b|[\^_]\s?\{?\s?-?[0-9]|[0-9]\s?!|[0-9]\}?\s?\^\s?\{?[0-9]"
+    r"\\(?:[dt]?frac|sqrt|d?binom|log|ln|sin|cos|tan|exp|pi|cdot|times)\b|\^\s?\{?\s?-?[0-9]|[0-9]\s?!|[0-9]\}?\s?\^\s?\{?[0-9]"
 )
 _FAR_MINUS = re.compile(rf"^(\s*\$?\s*)[{_MINUS}]\s*[{{(]?\s*(?=[0-9.$])")
 _ALONE = re.compile(r"\s*[-+−–－﹣]?[$£€¥]?[-+−–－﹣]?([0-9.,eE/+-]+?)\s?%?\.?\s*")

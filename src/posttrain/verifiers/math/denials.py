@@ -1,13 +1,17 @@
 """Words that deny an expression of a line of prose, or make another value of it."""
 
+from dataclasses import replace
+
 from posttrain.verifiers.math.reading.lexer import Token
 from posttrain.verifiers.math.reading.tree import UnreadableError, word_set
 
 _NEGATIONS = word_set("never than without except nor")
 _CHANGING = word_set("dozen squared cubed factorial or minus plus")
 """Behind an expression these make another value of it."""
-_CHANGING_BEFORE = word_set("half twice double triple root logarithm reciprocal opposite negative minus")
-"""Before an expression, or before its "of" or "of the"."""
+_TIMES = word_set("half twice double triple")
+"""Right before a number; elsewhere they may be of its name, as in the ordered triple (1, 2, 3)."""
+_OF = _TIMES | word_set("root logarithm reciprocal opposite negative")
+"""Before an "of" or "of the" of an expression."""
 
 
 def refuse_changed(tokens: list[Token], start: int, end: int) -> None:
@@ -18,22 +22,24 @@ def refuse_changed(tokens: list[Token], start: int, end: int) -> None:
     if denied or (behind[:1] and behind[0] in _CHANGING) or behind == ["and", "a"]:
         raise UnreadableError(f"{behind[0]!r} stands behind it")
     before = [token.text.lower() for token in reversed(tokens[max(0, start - 3) : start])]
-    before = before[2:] if before[:2] == ["the", "of"] else before[1:] if before[:1] == ["of"] else before
-    if before[:1] and (before[0] in _CHANGING_BEFORE or before[:2] in (["least", "at"], ["most", "at"])):
+    changing = _TIMES if tokens[start].kind == "number" else frozenset[str]()
+    if before[:1] == ["of"] or before[:2] == ["the", "of"]:
+        before, changing = before[before.index("of") + 1 :], _OF
+    if before[:1] and (
+        before[0] in {*changing, "minus", "negative"} or before[:2] in (["least", "at"], ["most", "at"])
+    ):
         raise UnreadableError(f"{before[0]!r} stands before it")
 
 
 def signed(tokens: list[Token]) -> list[Token]:
     """The tokens with negative 3 and minus 3 as -3, not behind another value."""
-    return [
-        Token("sign", "-", token.spaced)
-        if token.text.lower() in ("negative", "minus")
-        and tokens[i + 1 : i + 2]
-        and tokens[i + 1].kind in ("number", "command")
-        and not (i and ends_value(tokens[i - 1]))
-        else token
-        for i, token in enumerate(tokens)
-    ]
+    found = list(tokens)
+    for i, token in enumerate(tokens[:-1]):
+        begins = tokens[i + 1].kind in ("number", "command") and not (i and ends_value(tokens[i - 1]))
+        if begins and token.text.lower() in ("negative", "minus"):
+            # Right in front of its number a minus is no dash.
+            found[i : i + 2] = Token("sign", "-", token.spaced), replace(tokens[i + 1], spaced=False)
+    return found
 
 
 def ends_value(token: Token) -> bool:

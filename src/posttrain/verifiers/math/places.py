@@ -49,9 +49,12 @@ def part_of(response: str, where: Where, marker: str, tag: str) -> tuple[str | N
     else:
         part, prose = last_line(response), True
     box = None if part is None else boxed(part)
-    if part is None or box is None or re.search(r"\w", part[part.rfind(box) + len(box) :]):
+    if part is None or box is None:
         return part, prose
-    return box, False
+    before, _, behind = part.rpartition(box)
+    # Not where the box is a piece of what is said, as in -\boxed{7}, or denied.
+    piece = re.search(r"[-+*/^<>]\s*\$?\s*\\boxed\s*\{$|\\boxed.*\\boxed|\bnot\b|n't", before, re.DOTALL)
+    return (part, prose) if piece or re.search(r"\w", behind) else (box, False)
 
 
 def last_line(text: str) -> str | None:

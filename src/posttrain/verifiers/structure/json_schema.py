@@ -16,7 +16,7 @@ from posttrain.verifiers.fences import last_fenced
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 from posttrain.verifiers.structure.strict_json import NotJsonError, identity, read
 
-_ESCAPED = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
+_ESCAPED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
 """What a pattern has escaped, its classes, and its ends."""
 TIME_LIMIT_S = 5.0
 """Seconds of the processor for checking one value against a schema, whose patterns can be slow."""

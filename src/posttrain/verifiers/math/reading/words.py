@@ -24,14 +24,20 @@ _NEGATED = re.compile(
     r"(?:be\s+)?(?:(?:option|choice)\s+)?$",
     re.IGNORECASE,
 )
-_DENIED = re.compile(r"\W*\s(?:is|are)(?:n't|n’t|\s+(?:not|wrong|incorrect|false))\b", re.IGNORECASE)
-_AFFIRMED = re.compile(r"\s+is\s+(?:right|correct|the\b)", re.IGNORECASE)
+_DENIED = re.compile(r"\W*\s(?:is|are)(?:n't|n’t|\s+(not|wrong|incorrect|false))\b", re.IGNORECASE)
+_AFFIRMED = re.compile(
+    r"\s+is\s+(?:right|correct|the\s+(?:(?:right|correct|best)\s+)?(?:answer|option|choice))\b", re.IGNORECASE
+)
 _MORE_WORDS = re.compile(r"\s+(?!and\b|or\b|is\b|because\b|since\b)[a-z]")
 _AROUND = " .,;:!?()`'\"\\“”‘’"
 _PHRASES = dict.fromkeys(
     ("no solution", "no solutions", "no real solution", "no real solutions", "none", "empty set"),
     r"\emptyset",
 ) | dict.fromkeys(("all real numbers", "all reals", "any real number"), r"\Reals")
+
+
+_MONTHS = "January February March April May June July August September October November December"
+_DATE = re.compile(rf"(?:{'|'.join(_MONTHS.split())}) \d{{1,2}}(?:st|nd|rd|th)?(?:,? \d{{4}})?")
 
 
 def unwrapped(text: str) -> str:
@@ -87,7 +93,10 @@ def choice(text: str) -> Choice:
         )
         marked = bracket or closing or last or not before.strip() or _INTRODUCED.search(before)
         marked = marked or _AFFIRMED.match(text, found.end())
-        if marked and not _NEGATED.search(before) and not _DENIED.match(text, found.end()):
+        said = _DENIED.match(text, found.end())
+        # What is asked may be which one is wrong: only beside others does that deny a letter.
+        denied = said and (said[1] in (None, "not") or len({each[1] for each in _OPTION.findall(text)}) > 1)
+        if marked and not _NEGATED.search(before) and not denied:
             letters.add(letter)
     if not letters:
         raise UnreadableError("it names no option")
@@ -104,7 +113,7 @@ def is_option(text: str) -> bool:
 
 
 def is_text(text: str) -> bool:
-    r"""Whether a gold is words: at least two letters in a row, and no digits or signs but behind a name.
+    r"""Whether a gold is words: at least two letters in a row, and no digits or signs but of a date.
 
     >>> is_text(r"\text{no solution}"), is_text("June 20"), is_text("2x"), is_text("x")
     (True, True, False, False)
@@ -112,6 +121,6 @@ def is_text(text: str) -> bool:
     bare = unwrapped(text)
     if _ALL_TEXT.fullmatch(text.strip()):
         return True
-    if re.fullmatch(r"[A-Z][a-z]{2,}(?: [A-Za-z0-9]+,?)+", bare) and not any(c in text for c in "\\^_"):
+    if _DATE.fullmatch(bare) and not any(c in text for c in "\\^_"):
         return True
     return re.fullmatch(r"[^\W\d_]{2,}(?:[\s'’-]+[^\W\d_]+)*[.]?", bare) is not None
