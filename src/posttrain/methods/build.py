@@ -109,8 +109,7 @@ def method(named: Named = "grpo", /, **options: Any) -> Line:
         several = len(foreign) > 1
         hints = "; ".join(f"{k!r}: {hint}" if several else hint for k, hint in foreign.items() if hint)
         # What a choice needs may be near in name and of no use, so all that it could be is there too.
-        sure = all(map(elsewhere, foreign))
-        mend = hints if sure else f"{hints}; {reads}" if hints else reads
+        mend = f"{hints}; {reads}" if hints else reads
         what = f"{label(named)} does not read {', '.join(map(repr, foreign))}"
         raise UserError(what, where=f"method.{next(iter(foreign))}", mend=mend)
     flat: dict[str, dict[str, Any]] = {}

@@ -266,13 +266,6 @@ def build_reference_scores(
             lambda done, total: journal.show("reference", {"done": done, "total": total}),
             writes=ranks.rank == 0,
         )
-    fresh = None
-
-    def later(batch: Batch) -> PerToken:
-        """Of rows that nobody foresaw; the model is not held in between."""
-        nonlocal fresh
-        out, fresh = score(batch), None
-        return out
-
-    found.score = later if ranks.size == 1 else None  # the others would have to score too
+    fresh = None  # until a program brings rows that nobody foresaw
+    found.score = score if ranks.size == 1 else None  # of several ranks all would have to score
     return found

@@ -332,7 +332,7 @@ class Session:
                 self._cut, self._gradients = "", False
                 if learner.step_count != steps:  # some of its steps were made: these are other weights
                     learner.update_count = version + 1
-                    self._before, self._sampled, self._unpublished = None, False, self._open.publishes
+                    self._before, self._unpublished = None, self._open.publishes
                 learner.forget_gradients()
             raise
         self._cut = ""

@@ -99,7 +99,7 @@ def tango(better: int, worse: int, n: int) -> tuple[float, float]:
     Source: Tango 1998, Statistics in Medicine 17, p. 891.
 
     >>> [round(x, 4) for x in tango(0, 0, 100)], [round(x, 4) for x in tango(9, 3, 50)]
-    ([-0.037, 0.037], [-0.0162, 0.2588])
+    ([-0.037, 0.037], [-0.0178, 0.2627])
     """
 
     def beyond(delta: float) -> bool:

@@ -69,7 +69,7 @@ def _other(key: str, before: Any, now: Any) -> str:
         return f"it holds answers with another {key}: {before}, not {now}"
     if before is None:
         return "an earlier version of posttrain began it, which did not note the model's weights"
-    return "the model's weights, or the times of their files, have changed since it was begun"
+    return "the model's weights have changed since it was begun"
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
