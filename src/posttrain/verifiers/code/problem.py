@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, cast, get_args
 
 from posttrain.base.nearest import did_you_mean
@@ -122,10 +123,14 @@ def preamble(found: Problem) -> str:
 
     And the modules that it names without importing them, as tests do that once ran behind the program.
     """
-    own = found.prompt if _parses(found.prompt) else _imports(found.prompt)
-    tree = ast.parse(f"{own}\n{found.test}")
-    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    missing = named & _MODULES - _defined(own) - _defined(found.test)
+    return _preamble(found.prompt, found.test)
+
+
+@lru_cache(maxsize=64)  # a test may have a megabyte, and all answers to its task are judged by it
+def _preamble(prompt: str, test: str) -> str:
+    own = prompt if _parses(prompt) else _imports(prompt)
+    named = {node.id for node in ast.walk(ast.parse(f"{own}\n{test}")) if isinstance(node, ast.Name)}
+    missing = named & _MODULES - _defined(own) - _defined(test)
     return "\n".join([own, *(f"import {name}" for name in sorted(missing))])
 
 
