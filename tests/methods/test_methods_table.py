@@ -200,6 +200,14 @@ PUBLISHED: dict[str, dict[str, str | None]] = {
     "grpo_trajectory": {"ratio": "by_trajectory", "reduction": "per_sequence"},
     "gspo_token": {"ratio": "by_sequence_token", "surrogate": "clipped(clip_low=0.0003, clip_high=0.0004)"},
     "sapo": {"surrogate": "soft_gated(tau_up=1, tau_down=1.05)", "reduction": "per_sequence"},
+    "distill": {
+        "returns": "to_go(gamma=0)",
+        "credit": "raw",
+        "surrogate": "score",
+        "reduction": "per_token",
+        "kl_in_reward": "1",
+        "reward_weight": "0",
+    },
     "max_rl": {"credit": "over_mean(eps=1e-06)"},
     "pass_at_k": {"credit": "pass_at_k(k=2)", "surrogate": "score", "reduction": "per_row"},
     "expert_iteration": {

@@ -37,7 +37,7 @@ CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     ("Tampering", curve("hacking/forbidden", [0, 0.01]), curve("hacking/forbidden", [0, 1 / 64])),
     ("No signal", curve("reward/group_std", [0.1, 0.2]), curve("reward/group_std", [0.1, 0.0])),
     ("Entropy collapse", curve("entropy", [1.0] * 5 + [0.11] * 5), curve("entropy", [1.0] * 5 + [0.09] * 5)),
-    ("KL blow-up", curve("kl/ref", [0.5, 0.1]), curve("kl/ref", [0.51, 0.1])),
+    ("KL blow-up", curve("kl/ref", [2.0, 0.1, 4.0]), curve("kl/ref", [0.1, 0.51, 0.1])),
     ("Sampler and trainer disagree", curve("kl/mismatch", [0.05]), curve("kl/mismatch", [0.06])),
     (
         "Cut by the limit",

@@ -336,7 +336,7 @@ def test_metrics_of_an_update():
     }
     assert out["reward/mean"] == pytest.approx(4 / 3)
     assert out["reward/std"] == pytest.approx(torch.tensor([1.0, 0.0, 3.0]).std(correction=0).item())
-    assert out["reward/group_std"] == pytest.approx((0.5 + 0.0) / 2), "over groups with a verdict"
+    assert out["reward/group_std"] == 0.5, "over groups with several verdicts"
     assert out["accuracy"] == pytest.approx(2 / 3)
     assert (out["length/mean"], out["length/max"], out["length/clipped"]) == (pytest.approx(8 / 3), 4, 1 / 3)
     assert (out["lag/mean"], out["lag/max"]) == (2, 2)
@@ -345,6 +345,11 @@ def test_metrics_of_an_update():
 def test_groups_of_one_task_are_two_groups():
     groups = [[episode(0.0), episode(0.0)], [episode(1.0), episode(1.0)]]
     assert rollout_metrics(groups, 3, 1.0)["reward/group_std"] == 0.0
+
+
+def test_a_single_answer_has_no_spread():
+    """Or every run with groups of one would be told that it has no signal."""
+    assert "reward/group_std" not in rollout_metrics([[episode(0.0)], [episode(1.0)]], 3, 1.0)
 
 
 def test_nothing_judged_has_no_mean():

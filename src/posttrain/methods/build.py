@@ -279,6 +279,8 @@ def described(method: Method) -> dict[str, str]:
             out[c] = name_of(vars(method)[c]) + (f"({fixed})" if fixed else "")
     usual = {f.name: f.default for f in fields(method)}  # type: ignore[arg-type]
     told = {key: number for key, number in numbers(method).items() if number or usual[key]}
+    if told.get("reward_weight") == 1:
+        del told["reward_weight"]  # a weight that does nothing, of every policy gradient
     return out | {key: f"{number:g}" for key, number in told.items()}
 
 

@@ -39,8 +39,9 @@ Decay = Annotated[float, Between(0, 0.9999)]
 class PolicyGradient(Method):
     """Σ weight · (correction · surrogate(log-ratio, advantage) + β kl + β_old KL(π_old ‖ π) - α entropy).
 
-    A token earns r_t = reward_t - β_reward (log π_old - log π_ref)_t. With returns.total every token of a
-    row carries credit(R) of the row; with any other `returns` each token is credited by itself.
+    A token earns r_t = w · reward_t - β_reward (log π_old - log π_ref)_t, w being 1 unless set. With
+    returns.total every token of a row carries credit(R) of the row; with any other `returns` each token is
+    credited by itself.
     """
 
     credit: advantages.Credit
@@ -57,6 +58,8 @@ class PolicyGradient(Method):
     """β of the reference's penalty in the loss; 0 leaves it out."""
     kl_in_reward: float = 0.0
     """β of the reference's penalty in the reward, with k1, token by token; 0 leaves it out."""
+    reward_weight: float = 1.0
+    """What a reward counts beside that penalty; 0 learns from the reference alone: a teacher."""
     kl_from_old: float = 0.0
     """β of a penalty on KL(π_old ‖ π), with k3, in the loss; 0 leaves it out."""
     kl_target: float = 0.0
@@ -122,6 +125,8 @@ class PolicyGradient(Method):
             last = (batch.mask.cumsum(-1) == length[:, None]) & batch.mask
             fine = shaping.overlong(length, self.horizon, self.overlong_buffer).to(reward)
             reward = reward + masked.fill(fine[:, None].expand_as(reward), last)
+        if self.reward_weight != 1:
+            reward = self.reward_weight * reward
         if self.kl_in_reward:
             assert batch.logp_old is not None
             assert batch.logp_ref is not None

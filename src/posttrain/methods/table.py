@@ -55,6 +55,13 @@ REINFORCE_PP_BASELINE = replace(
     kl_in_loss=0.01,
     kl_in_reward=0.0,
 )
+DISTILL = replace(
+    TO_GO,
+    returns=partial(returns.to_go, gamma=0.0),
+    reduction=reduce.per_token,
+    kl_in_reward=1.0,
+    reward_weight=0.0,
+)
 GRPO_TRAJECTORY = replace(GRPO, ratio=ratios.by_trajectory)
 DR_GRPO = replace(GRPO, credit=advantages.centred, reduction=reduce.per_horizon)
 DAPO = replace(GRPO, surrogate=partial(surrogate.clipped, clip_high=0.28), reduction=reduce.per_token)
@@ -179,6 +186,7 @@ METHODS: Mapping[str, Line] = {
     "expert_iteration": Line(
         EXPERT, "imitation of the policy's own answers that were accepted", "arXiv:2308.08998"
     ),
+    "distill": Line(DISTILL, "on-policy distillation: a teacher judges each token", "arXiv:2306.13649"),
     "klq": Line(KLQ, "KL-regularised Q-learning on tokens", "arXiv:2508.17000"),
     "klq_offline": Line(
         KLQ_OFFLINE, "the same from answers that have a reward", "arXiv:1702.08892", "offline"

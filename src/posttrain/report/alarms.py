@@ -68,6 +68,12 @@ def _any_above(name: str, limit: float) -> Callable[[Evidence], Finding | None]:
     return check
 
 
+def _kl_blow_up(evidence: Evidence) -> Finding | None:
+    # A student begins far from its teacher.
+    first = max((y for _, y in evidence.metrics.points("kl/ref")[:1]), default=0.0)
+    return _any_above("kl/ref", max(0.5, 2 * first))(evidence)
+
+
 def _not_a_number(evidence: Evidence) -> Finding | None:
     for name in ("loss", "grad_norm", "reward/mean"):
         for update, value in evidence.metrics.series.get(name, {}).items():
@@ -184,7 +190,7 @@ RULES = (
         f"Entropy of the last {WINDOW} updates is below a tenth of that of the first {WINDOW}.",
         _entropy_collapse,
     ),
-    Rule("KL blow-up", "kl/ref above 0.5 nats a token at any update.", _any_above("kl/ref", 0.5)),
+    Rule("KL blow-up", "kl/ref above 0.5 nats a token, and above twice what it began with.", _kl_blow_up),
     Rule(
         "Sampler and trainer disagree",
         "kl/mismatch above 0.05 nats a token at any update.",

@@ -138,7 +138,8 @@ def _beside(named: str, key: str, policy: ModelInfo, say: Say, *, scores: bool) 
         where, mend = (text.replace("model.path", key) for text in (error.where, error.mend))
         raise UserError(error.what, where=where, mend=mend) from None
     mend = "take a model with the same tokenizer"
-    if config.get_text_config().vocab_size != policy.config.get_text_config().vocab_size:
+    # Models of one family differ in how far their rows of the vocabulary are padded.
+    if config.get_text_config().vocab_size < policy.config.get_text_config().vocab_size:
         raise UserError(f"{who} has another vocabulary than the policy's", where=key, mend=mend)
     theirs = pretrained.load_tokenizer(path).get_vocab()
     other = [token for token, at in policy.tokenizer.get_vocab().items() if theirs.get(token) != at]

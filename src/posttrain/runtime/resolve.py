@@ -14,7 +14,7 @@ from posttrain.recipe.tasks import tasks
 from posttrain.runtime.tasks.curriculum import supply
 from posttrain.runtime.tasks.select import selection
 from posttrain.types import Method, Task, UserError
-from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.protocol import Unjudged, Verifier
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.workers.pool import Pool
 
@@ -55,6 +55,9 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
     # What a game pays is discounted as it is: there a reward is no advance on the score.
     alone = online and not env and not task.agent
     method = build(recipe.method["name"], options, horizon=horizon, potentials=alone)
+    taught = getattr(method, "reward_weight", 1.0) == 0
+    if taught and not (verifier or env or task.agent or task.tools or task.repair):
+        verifier = Unjudged()  # only what measures is lacking
     _check_parts(recipe, found, method)
     if online and task.text is not None:
         raise UserError(f"{name} answers tasks, and plain text asks nothing", where="task.text")
@@ -154,6 +157,10 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
         # Given at all, were it with the very defaults: a table of one's own is another object.
         if not reads and getattr(recipe, table) is not getattr(Recipe, table):
             raise UserError(f"[{table}] is never read by {name}", where=table, mend="leave the table out")
+    if getattr(method, "reward_weight", 1.0) == 0 and not recipe.reference.path:
+        what = f"{name} learns from a teacher alone, and no model is named"
+        mend = "set it to the teacher, or give method.reward_weight a number above 0"
+        raise UserError(what, where="reference.path", mend=mend)
     if "head" not in method.needs and recipe.critic.heads > 1:
         raise UserError("only reward models have several", where="critic.heads", mend="leave it out")
     if "head" in method.needs and recipe.critic.kind == "own":

@@ -113,6 +113,22 @@ class Verifier(Protocol):
         return
 
 
+UNJUDGED = "unjudged"
+"""Label of what nobody judges, where the method learns from no reward."""
+
+
+@dataclass(frozen=True)
+class Unjudged(Verifier):
+    """Nobody: a method that learns from a teacher alone needs no verifier. Each response has a score of 0."""
+
+    name: str = UNJUDGED
+    trusted: bool = True
+
+    def __call__(self, task: Task, response: str) -> Verdict:
+        """The verdict that says nothing."""
+        return Verdict(score=0.0, label=UNJUDGED)
+
+
 def gold_answer(task: Task) -> str:
     """The task's answer, which must be there and not blank; otherwise UserError at its line of the data."""
     if task.answer is None:

@@ -1,13 +1,14 @@
 """KL and entropy terms against exact sums over the vocabulary at every state."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from posttrain.math import kl
-from posttrain.methods.table import REINFORCE, RLOO
+from posttrain.math import kl, reduce, returns
+from posttrain.methods.table import DISTILL, REINFORCE, RLOO
 from posttrain.study.truth import exact
 from posttrain.study.truth.row import error
 from posttrain.study.truth.world import World
@@ -72,3 +73,17 @@ def test_the_entropy_bonus_is_the_gradient_of_the_entropy_at_each_state(either: 
     entropy = -(ours.exp() * ours).sum(-1)
     truth = either.policy.gradient((exact.visits(either) * entropy).sum())
     assert error(-penalty_gradient(either, entropy_bonus=1.0), truth) < EXACT
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_distillation_follows_each_tokens_divergence_and_with_gamma_1_that_of_whole_answers(
+    gamma: float, either: World
+) -> None:
+    """Whatever the rewards: they are left out, and are not 0 here."""
+    method = replace(DISTILL, returns=partial(returns.to_go, gamma=gamma), reduction=reduce.per_row)
+    found = either.estimate(method, 1).mean
+    ours, theirs = either.step_log_probs(either.policy), either.step_log_probs(either.reference).detach()
+    here = either.policy.gradient((exact.visits(either) * kl.exact(ours, theirs)).sum())
+    whole = either.policy.gradient(exact.divergence(either))
+    assert error(-found, whole if gamma else here) < EXACT
+    assert error(-found, here if gamma else whole) > 0.05

@@ -9,6 +9,7 @@ from posttrain.envs.tools.call import COUNTED
 from posttrain.math.selection import coverage
 from posttrain.runtime.record.hacking_metrics import part_means
 from posttrain.types import AnyEpisode, worth
+from posttrain.verifiers.protocol import UNJUDGED
 
 
 def rollout_metrics(groups: Sequence[Sequence[AnyEpisode]], version: int, right: float) -> dict[str, float]:
@@ -18,20 +19,15 @@ def rollout_metrics(groups: Sequence[Sequence[AnyEpisode]], version: int, right:
     out = verdict_shares(episodes) | search_metrics(episodes, right) | tool_metrics(episodes)
     if not judged:
         return out
-    rewards = [e.reward for e in judged]
     lengths = [e.length for e in judged]
     lags = Counter[int]()
     for e in judged:
         lags.update({version - drew: tokens for drew, tokens in e.versions.items()})
     by_group = [kept for group in groups if (kept := [e for e in group if not e.verdict.failed])]
-    spreads = [statistics.pstdev(e.reward for e in group) for group in by_group]
     return (
         out
+        | ({} if _unjudged(judged) else _reward_metrics(judged, by_group, right))
         | {
-            "reward/mean": statistics.fmean(rewards),
-            "reward/std": statistics.pstdev(rewards),
-            "reward/group_std": statistics.fmean(spreads),
-            "accuracy": statistics.fmean(is_right(e, right) for e in judged),
             "distinct": statistics.fmean(
                 len({e.response_hash for e in group}) / len(group) for group in by_group
             ),
@@ -40,8 +36,27 @@ def rollout_metrics(groups: Sequence[Sequence[AnyEpisode]], version: int, right:
             "length/clipped": sum(e.stop in ("length", "context") for e in judged) / len(judged),
             "length/total": float(sum(lengths)),
         }
-        | seat_rewards(judged)
         | lag_metrics(lags)
+    )
+
+
+def _unjudged(episodes: Sequence[AnyEpisode]) -> bool:
+    return all(e.verdict.label == UNJUDGED for e in episodes)
+
+
+def _reward_metrics(
+    judged: Sequence[AnyEpisode], by_group: Sequence[Sequence[AnyEpisode]], right: float
+) -> dict[str, float]:
+    rewards = [e.reward for e in judged]
+    spreads = [statistics.pstdev(e.reward for e in group) for group in by_group if len(group) > 1]
+    return (
+        {
+            "reward/mean": statistics.fmean(rewards),
+            "reward/std": statistics.pstdev(rewards),
+            "accuracy": statistics.fmean(is_right(e, right) for e in judged),
+        }
+        | ({"reward/group_std": statistics.fmean(spreads)} if spreads else {})
+        | seat_rewards(judged)
         | pass_at_powers(by_group, right)
     )
 
@@ -71,14 +86,15 @@ def evaluation_metrics(
 ) -> dict[str, float]:
     """Accuracy, reward, its parts and length on held-out tasks; NaN where nothing could be judged."""
     judged = [e for e in episodes if not e.verdict.failed]
-    rewards = [e.reward for e in judged]
-    lengths = [float(e.length) for e in judged]
     mean = statistics.fmean if judged else lambda values: math.nan
-    return {
+    scores = {
         "eval/accuracy": mean([float(is_right(e, right)) for e in judged]),
-        "eval/reward": mean(rewards),
-        "eval/length": mean(lengths),
+        "eval/reward": mean([e.reward for e in judged]),
         "eval/scored": mean([float(e.verdict.label == "scored") for e in judged]),
+    }
+    return {
+        **({} if judged and _unjudged(judged) else scores),
+        "eval/length": mean([float(e.length) for e in judged]),
         "eval/errors": (len(episodes) - len(judged)) / max(len(episodes), 1),
         **{f"eval/{k}": v for k, v in search_metrics(episodes, right).items() if k.startswith("search/")},
         **{f"eval/{k}": v for k, v in tool_metrics(episodes).items()},

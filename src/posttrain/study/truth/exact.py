@@ -44,9 +44,11 @@ def entropy(world: World) -> torch.Tensor:
     return (visits(world) * -(step.exp() * step).sum(-1)).sum()
 
 
-def regularised_gradient(world: World, beta: float = 0.0, bonus: float = 0.0) -> Gradient:
-    """∇(J - β KL(π ‖ π_ref) + α entropy)."""
-    value = objective(world)
+def regularised_gradient(
+    world: World, beta: float = 0.0, bonus: float = 0.0, weight: float = 1.0
+) -> Gradient:
+    """∇(w J - β KL(π ‖ π_ref) + α entropy)."""
+    value = weight * objective(world)
     if beta:
         value = value - beta * divergence(world)
     return world.policy.gradient(value + bonus * entropy(world) if bonus else value)

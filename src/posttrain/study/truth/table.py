@@ -47,6 +47,7 @@ REASONS: Mapping[str, str] = {
     "by_sequence_token": "the mean over an answer's tokens divides by its length",
     "by_bounded_sequence": "the mean over an answer's tokens divides by its length",
     "by_trajectory": "the answer's ratio on each of its tokens counts the answer once a token",
+    "to_go": "with γ below 1 a token does not answer for all that comes after it",
     "total_by_token": "answers are compared token by token, so long ones weigh more in the baseline",
 }
 """Why a choice bends the gradient, by the name of its function."""
@@ -92,7 +93,8 @@ def target(world: World, method: Method) -> Gradient:
     if isinstance(method, SoftQ | Preference):
         return exact.regularised_gradient(world, method.beta)
     beta = sum(getattr(method, key, 0.0) for key in ("kl_in_reward", "kl_in_loss"))
-    return exact.regularised_gradient(world, beta, getattr(method, "entropy_bonus", 0.0))
+    bonus, weight = getattr(method, "entropy_bonus", 0.0), getattr(method, "reward_weight", 1.0)
+    return exact.regularised_gradient(world, beta, bonus, weight)
 
 
 def critic(world: World, method: Method) -> Float[torch.Tensor, "N L"] | None:
