@@ -140,21 +140,10 @@ def both(regions: Sequence[Region]) -> Region:
 
 
 def _common(left: Span, right: Span) -> Span | None:
-    low, low_closed = left.low, left.closed[0]
-    order = compared(right.low, low)
-    if order > 0:
-        low, low_closed = right.low, right.closed[0]
-    elif order == 0:
-        low_closed = low_closed and right.closed[0]
-    high, high_closed = left.high, left.closed[1]
-    order = compared(right.high, high)
-    if order < 0:
-        high, high_closed = right.high, right.closed[1]
-    elif order == 0:
-        high_closed = high_closed and right.closed[1]
-    order = compared(low, high)
-    empty = order > 0 or (order == 0 and not (low_closed and high_closed))
-    return None if empty else Span(low, high, (low_closed, high_closed))
+    begin, end = max(left, right, key=cmp_to_key(_begins)), min(left, right, key=cmp_to_key(_ends))
+    closed = begin.closed[0], end.closed[1]
+    order = compared(begin.low, end.high)
+    return None if order > 0 or (order == 0 and not all(closed)) else Span(begin.low, end.high, closed)
 
 
 def merged(region: Region) -> tuple[Span, ...]:
@@ -167,22 +156,24 @@ def merged(region: Region) -> tuple[Span, ...]:
         if order < 0 or all(span.closed):
             spans.append(span)
     found = list[Span]()
-    for span in sorted(spans, key=cmp_to_key(_order)):
+    for span in sorted(spans, key=cmp_to_key(_begins)):
         if found and _touch(found[-1], span):
             last = found.pop()
-            order = compared(span.high, last.high)
-            high, closed = (span.high, span.closed[1]) if order > 0 else (last.high, last.closed[1])
-            if order == 0:
-                closed = span.closed[1] or last.closed[1]
-            found.append(Span(last.low, high, (last.closed[0], closed)))
+            end = max(last, span, key=cmp_to_key(_ends))
+            found.append(Span(last.low, end.high, (last.closed[0], end.closed[1])))
         else:
             found.append(span)
     return tuple(found)
 
 
-def _order(left: Span, right: Span) -> int:
+def _begins(left: Span, right: Span) -> int:
     """By where they begin, the closed one first of two at the same place."""
     return compared(left.low, right.low) or right.closed[0] - left.closed[0]
+
+
+def _ends(left: Span, right: Span) -> int:
+    """By where they end, the closed one last of two at the same place."""
+    return compared(left.high, right.high) or left.closed[1] - right.closed[1]
 
 
 def _touch(left: Span, right: Span) -> bool:
