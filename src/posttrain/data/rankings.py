@@ -13,14 +13,14 @@ score, rating or rank. Of several names the first that is there counts. The prom
 question, problem, instruction, conversations or messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data.fields import BESIDE, LABELLED, RANKED, RANKS, SCORES, WORTH, Fields, kind
+from posttrain.data.fields import LABELLED, RANKED, RANKS, SCORES, WORTH, Fields, kind
 from posttrain.data.gather import Data, Form, Say, gather, silent
 from posttrain.data.pairs import is_pair, paired, preference
-from posttrain.data.turns import answerable, asked, said, with_system
+from posttrain.data.turns import answerable, asked, asked_beside, said, with_system
 from posttrain.types import Message
 
 _TEXT_OF = ("response", "completion", "answer", "text", "content")
@@ -86,14 +86,7 @@ def load_labelled(data: Data, *, say: Say = silent) -> list[Ranking]:
 def _pair(fields: Fields) -> tuple[Form, Ranking]:
     pair = paired(fields)
     scores, scored = preference(fields)
-    ranking = Ranking(
-        id=fields.id(),
-        messages=pair.messages,
-        answers=pair.answers,
-        scores=scores,
-        scored=scored,
-        source=fields.source,
-    )
+    ranking = _ranking(fields, pair.messages, pair.answers, scores, scored=scored)
     return Form("pair", f"{fields.form} ({pair.form})"), ranking
 
 
@@ -126,14 +119,7 @@ def _several(fields: Fields) -> tuple[Form, Ranking]:
     if len(numbers) > 1 and len(set(numbers)) == 1:
         raise fields.fault(f"all {'ranks' if ranked else 'scores'} are equal, so no answer is preferred")
     scores = [max(numbers) - number for number in numbers] if ranked else numbers
-    ranking = Ranking(
-        id=fields.id(),
-        messages=prompt,
-        answers=tuple(answers),
-        scores=tuple(scores),
-        scored=not ranked,
-        source=fields.source,
-    )
+    ranking = _ranking(fields, prompt, answers, scores, scored=not ranked)
     return Form("ranking", fields.form + inside), ranking
 
 
@@ -168,17 +154,14 @@ def _distinct(fields: Fields, answers: list[str], places: list[str]) -> None:
 
 def _prompt(fields: Fields) -> tuple[Message, ...]:
     """The prompt of answers that stand beside it."""
-    prompt = asked(fields, *BESIDE)
-    if prompt is None:
-        raise fields.missing("there is no prompt", *BESIDE)
-    return with_system(fields, answerable(fields, prompt))
+    return with_system(fields, answerable(fields, asked_beside(fields)))
 
 
 def _labelled(fields: Fields) -> tuple[Form, list[Ranking]]:
     if is_pair(fields):
         pair = paired(fields)
         sides = zip(("chosen", "rejected"), pair.answers, (1.0, 0.0), strict=True)
-        found = [_single(fields, pair.messages, text, score, end=f"/{side}") for side, text, score in sides]
+        found = [_ranking(fields, pair.messages, [a], [score], end=f"/{side}") for side, a, score in sides]
         return Form("pair", f"{fields.form} ({pair.form})"), found
     if fields.first(*LABELLED) is None and fields.first(*RANKED) is not None:
         form, ranking = _several(fields)
@@ -186,7 +169,7 @@ def _labelled(fields: Fields) -> tuple[Form, list[Ranking]]:
             raise fields.fault("ranks compare answers and label none", "load them as rankings")
         answers = enumerate(zip(ranking.answers, ranking.scores, strict=True), start=1)
         return form, [
-            _single(fields, ranking.messages, text, score, scored=True, end=f"/{number}")
+            _ranking(fields, ranking.messages, [text], [score], scored=True, end=f"/{number}")
             for number, (text, score) in answers
         ]
     messages, answer = _judged(fields)
@@ -194,7 +177,7 @@ def _labelled(fields: Fields) -> tuple[Form, list[Ranking]]:
     if worth is None:
         raise fields.missing(f"there is none of {', '.join(WORTH)}", *WORTH)
     score = _label(fields) if worth == "label" else fields.number(worth)
-    found = [_single(fields, messages, answer, score, scored=worth != "label")]
+    found = [_ranking(fields, messages, [answer], [score], scored=worth != "label")]
     return Form("labelled answer", fields.form), found
 
 
@@ -223,11 +206,11 @@ def _label(fields: Fields) -> float:
     return float(value)
 
 
-def _single(
+def _ranking(
     fields: Fields,
     messages: tuple[Message, ...],
-    answer: str,
-    score: float,
+    answers: Sequence[str],
+    scores: Sequence[float],
     *,
     scored: bool = False,
     end: str = "",
@@ -235,8 +218,8 @@ def _single(
     return Ranking(
         id=fields.id() + end,
         messages=messages,
-        answers=(answer,),
-        scores=(score,),
+        answers=tuple(answers),
+        scores=tuple(scores),
         scored=scored,
         source=fields.source,
     )

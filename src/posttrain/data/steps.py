@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posttrain.data.fields import BESIDE, Fields, kind
+from posttrain.data.fields import Fields, kind
 from posttrain.data.gather import Data, Form, Say, gather, silent
-from posttrain.data.turns import answerable, asked, with_system
+from posttrain.data.turns import answerable, asked_beside, with_system
 from posttrain.types import Message
 
 _MARK = re.compile(r"ки(?: *\?)?")
@@ -92,9 +92,7 @@ def _lists(fields: Fields) -> Parts:
         raise fields.missing("there are no steps", "steps", "completions", "input", "label")
     if not fields.has("labels"):
         raise fields.missing(f"there are no labels for {fields.column(name)}", "labels")
-    messages = asked(fields, *BESIDE)
-    if messages is None:
-        raise fields.missing("there is no prompt", *BESIDE)
+    messages = asked_beside(fields)
     steps = [fields.checked_text(s, f"step {n}") for n, s in enumerate(fields.items(name), start=1)]
     labels = [_label(fields, v, f"label {n}") for n, v in enumerate(fields.items("labels"), start=1)]
     if len(steps) != len(labels):

@@ -5,7 +5,7 @@ from typing import Any
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.data.calls import NOTHING, Calls
-from posttrain.data.fields import SYSTEM, Fields, kind
+from posttrain.data.fields import BESIDE, SYSTEM, Fields, kind
 from posttrain.data.template import filled
 from posttrain.types import Message
 
@@ -34,6 +34,13 @@ def asked(fields: Fields, *names: str) -> tuple[Message, ...] | None:
         return ({"role": "user", "content": filled(fields.template, fields.record)},)
     name = fields.given(*names) or fields.first(*names)
     return None if name is None else conversation(fields, name)
+
+
+def asked_beside(fields: Fields) -> tuple[Message, ...]:
+    """The prompt of answers that stand beside it; UserError if there is none."""
+    if (found := asked(fields, *BESIDE)) is None:
+        raise fields.missing("there is no prompt", *BESIDE)
+    return found
 
 
 def conversation(fields: Fields, name: str) -> tuple[Message, ...]:
