@@ -5,8 +5,9 @@ Only rng.random() is used of a generator, which gives the same numbers on every 
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count, islice
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from posttrain.types import UserError
 
@@ -17,6 +18,41 @@ _SHARE = 8
 """One form in so many is held out."""
 _TRIES = 2000
 """Draws in a row that find nothing new, after which there is taken to be nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theorems:
+    """How many theorems of a kind there are, of which sizes, and how they are asked."""
+
+    low: int
+    high: int
+    template: str = "{theorem}"
+    """{theorem} is the goal as Coq shows it: a line for each hypothesis, a line of =, what is to prove."""
+    train: int = 2000
+    """How many theorems to train on."""
+    held_out: int = 200
+    """How many theorems to evaluate on."""
+    seed: int = 0
+    """Of the theorems that are drawn, not of which ones are held out."""
+    least: ClassVar[int] = 1
+    """Of `low`."""
+
+    def __post_init__(self) -> None:
+        if not self.least <= self.low <= self.high:
+            raise ValueError(f"{self.least} <= low <= high must hold, not low {self.low}, high {self.high}")
+        if "{theorem}" not in self.template:
+            raise ValueError("the template must use {theorem}")
+        if self.train < 1 or self.held_out < 0:
+            raise ValueError("train must be 1 or more and held_out 0 or more")
+
+    @property
+    def sizes(self) -> int:
+        """How many sizes there are."""
+        return self.high - self.low + 1
+
+    def size(self, index: int) -> int:
+        """Of the theorem of that index: each in turn."""
+        return self.low + index % self.sizes
 
 
 def held_out(digest: str) -> bool:
@@ -71,19 +107,19 @@ def distinct(
 
 def of_split(
     split: Split,
-    given: int,
+    spec: Theorems,
     limit: int | None,
-    shares: int,
     at: Callable[[int], tuple[_T, str] | None],
     *,
     kind: str,
     what: str,
 ) -> list[tuple[int, _T]]:
-    """Index and theorem of the `given` theorems of a split, or of the first `limit` of them (see distinct).
+    """Index and theorem of the theorems of a split, or of the first `limit` of them (see distinct).
 
     Raises UserError, which says their `kind`, if the split is empty or holds fewer than `limit`.
     """
-    made = distinct(given if limit is None else min(given, limit), shares, at, what)
+    given = spec.held_out if split == "held_out" else spec.train
+    made = distinct(given if limit is None else min(given, limit), spec.sizes, at, what)
     if not made or (limit is not None and len(made) < limit):
         raise UserError(
             f"there are {len(made)} {kind} theorems in {split!r}, not {limit or 'any'}",

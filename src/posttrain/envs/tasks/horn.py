@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from posttrain.envs.tasks.chaining import Clause, Theorem, form, height, script
-from posttrain.envs.tasks.drawn import Split, in_split, of_split, picked, shuffled
+from posttrain.envs.tasks.drawn import Split, Theorems, in_split, of_split, picked, shuffled
 from posttrain.types import Task
 
 OPENING = "intros."
@@ -28,7 +28,7 @@ OPENING = "intros."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Horn:
+class Horn(Theorems):
     """How large the theorems are, and how many.
 
     >>> Horn(variables=3)
@@ -51,30 +51,18 @@ class Horn:
     """Share of implications with a second premise, of those that can have one."""
     loops: float = 0.3
     """Share of loops among the hypotheses that do not help; the others are dead ends."""
-    template: str = "{theorem}"
-    """{theorem} is the goal as Coq shows it: a hypothesis a line, a line of =, the variable to prove."""
     train: int = 4000
-    """How many theorems to train on."""
-    held_out: int = 200
-    """How many theorems to evaluate on."""
-    seed: int = 0
-    """Of the theorems that are drawn, not of which ones are held out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.variables <= 26:
             raise ValueError(f"variables must be 1 to 26, not {self.variables}")
-        if not 1 <= self.low <= self.high:
-            raise ValueError(f"1 <= low <= high must hold, not low {self.low}, high {self.high}")
         if self.facts < 1:
             raise ValueError(f"facts must be 1 or more, not {self.facts}")
         if not 0 <= self.second <= 1:
             raise ValueError(f"second must lie in [0, 1], not {self.second}")
         if not 0 <= self.loops < 1:
             raise ValueError(f"loops must lie in [0, 1), not {self.loops}")
-        if "{theorem}" not in self.template:
-            raise ValueError("the template must use {theorem}")
-        if self.train < 1 or self.held_out < 0:
-            raise ValueError("train must be 1 or more and held_out 0 or more")
         for depth in range(self.low, self.high + 1):
             others = self.hypotheses - self.facts - depth
             dead = self.variables - self.facts - depth
@@ -107,11 +95,8 @@ def horn(split: Split, spec: Horn, *, limit: int | None = None) -> list[Task]:
     >>> task.fields["gold"], task.fields["shortest"]
     ('intros.\\napply h2.\\nexact h1.', 2)
     """
-    given = spec.held_out if split == "held_out" else spec.train
     what = f"Horn theorems of depth {spec.low} to {spec.high} for {split!r}, of {spec.hypotheses} hypotheses"
-    shares = spec.high - spec.low + 1
-    at = partial(theorem, split, spec)
-    made = of_split(split, given, limit, shares, at, kind="Horn", what=what)
+    made = of_split(split, spec, limit, partial(theorem, split, spec), kind="Horn", what=what)
     return [_task(each, spec, f"{split}-{index}") for index, each in made]
 
 
@@ -121,10 +106,9 @@ def theorem(split: Split, spec: Horn, index: int) -> tuple[Theorem, str] | None:
     Drawn until the form belongs to the split; None if no draw does, as may be where theorems are tiny. It
     takes some 200 µs, whatever the index.
     """
-    depth = spec.low + index % (spec.high - spec.low + 1)
 
     def draw(rng: random.Random) -> tuple[Theorem, str]:
-        made = _drawn(spec, depth, rng)
+        made = _drawn(spec, spec.size(index), rng)
         return made, form(made)
 
     return in_split(split, random.Random(f"{spec.seed}/{split}/{index}"), draw)

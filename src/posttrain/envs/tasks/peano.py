@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 
-from posttrain.envs.tasks.drawn import Split, in_split, of_split, picked, shuffled
+from posttrain.envs.tasks.drawn import Split, Theorems, in_split, of_split, picked, shuffled
 from posttrain.types import Task
 
 Term = str | tuple["Term", ...]
@@ -25,7 +25,7 @@ _ZERO = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peano:
+class Peano(Theorems):
     """How large the equations are, and how many."""
 
     variables: int = 3
@@ -38,26 +38,13 @@ class Peano:
     """The most successors of a side."""
     computed: bool = True
     """Whether there are equations that computation alone proves."""
-    template: str = "{theorem}"
-    """{theorem} is the goal as Coq shows it: a line of =, and the equation to prove."""
-    train: int = 2000
-    """How many theorems to train on."""
-    held_out: int = 200
-    """How many theorems to evaluate on."""
-    seed: int = 0
-    """Of the equations that are drawn, not of which ones are held out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.variables <= 5:
             raise ValueError(f"variables must be 1 to 5, not {self.variables}")
-        if not 1 <= self.low <= self.high:
-            raise ValueError(f"1 <= low <= high must hold, not low {self.low}, high {self.high}")
         if self.successors < 0:
             raise ValueError(f"successors must be 0 or more, not {self.successors}")
-        if "{theorem}" not in self.template:
-            raise ValueError("the template must use {theorem}")
-        if self.train < 1 or self.held_out < 0:
-            raise ValueError("train must be 1 or more and held_out 0 or more")
 
 
 def peano(split: Split, spec: Peano, *, limit: int | None = None) -> list[Task]:
@@ -72,16 +59,14 @@ def peano(split: Split, spec: Peano, *, limit: int | None = None) -> list[Task]:
     ======
     forall b c : nat, S c + S b = b + 2 + c
     """
-    given = spec.held_out if split == "held_out" else spec.train
     what = f"equations of {spec.low} to {spec.high} operations for {split!r}"
-    shares = spec.high - spec.low + 1
-    made = of_split(split, given, limit, shares, partial(_equation, split, spec), kind="Peano", what=what)
+    made = of_split(split, spec, limit, partial(_equation, split, spec), kind="Peano", what=what)
     return [_task(left, right, spec, f"{split}-{index}") for index, (left, right) in made]
 
 
 def _equation(split: Split, spec: Peano, index: int) -> tuple[tuple[Term, Term], str] | None:
     """The equation of that index, with low + index mod (high - low + 1) operations, and its form."""
-    size = spec.low + index % (spec.high - spec.low + 1)
+    size = spec.size(index)
 
     def draw(rng: random.Random) -> tuple[tuple[Term, Term], str] | None:
         steps = int(rng.random() * (min(spec.successors, size) + 1))

@@ -11,8 +11,9 @@ import string
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
+from typing import ClassVar
 
-from posttrain.envs.tasks.drawn import Split, in_split, of_split, picked
+from posttrain.envs.tasks.drawn import Split, Theorems, in_split, of_split, picked
 from posttrain.envs.tasks.formula import FALSE, Formula
 from posttrain.envs.tasks.intuitionistic import Found, Prover, by_introductions, script
 from posttrain.types import Task
@@ -24,7 +25,7 @@ _FALSE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Propositional:
+class Propositional(Theorems):
     """How large the formulas are, and how many."""
 
     atoms: int = 4
@@ -35,26 +36,14 @@ class Propositional:
     """The most connectives; each number from low to high has an equal share of the theorems."""
     refuted: float = 0.0
     """Share of theorems that are the negation of a formula, which itself is drawn to be refutable."""
-    template: str = "{theorem}"
-    """{theorem} is the goal as Coq shows it: a line of =, and the formula to prove."""
-    train: int = 2000
-    """How many theorems to train on."""
-    held_out: int = 200
-    """How many theorems to evaluate on."""
-    seed: int = 0
-    """Of the formulas that are drawn, not of which ones are held out."""
+    least: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.atoms <= 5:
             raise ValueError(f"atoms must be 1 to 5, not {self.atoms}")
-        if not 2 <= self.low <= self.high:
-            raise ValueError(f"2 <= low <= high must hold, not low {self.low}, high {self.high}")
         if not 0 <= self.refuted <= 1:
             raise ValueError(f"refuted must lie in [0, 1], not {self.refuted}")
-        if "{theorem}" not in self.template:
-            raise ValueError("the template must use {theorem}")
-        if self.train < 1 or self.held_out < 0:
-            raise ValueError("train must be 1 or more and held_out 0 or more")
 
 
 def propositional(split: Split, spec: Propositional, *, limit: int | None = None) -> list[Task]:
@@ -73,11 +62,8 @@ def propositional(split: Split, spec: Propositional, *, limit: int | None = None
     >>> task.fields["statement"], task.fields["choices"]
     ('forall B D : Prop, B -> ~ ~ (D \\/ B)', 0)
     """
-    given = spec.held_out if split == "held_out" else spec.train
     what = f"propositional theorems of {spec.low} to {spec.high} connectives for {split!r}"
-    shares = spec.high - spec.low + 1
-    at = partial(theorem, split, spec)
-    made = of_split(split, given, limit, shares, at, kind="propositional", what=what)
+    made = of_split(split, spec, limit, partial(theorem, split, spec), kind="propositional", what=what)
     return [_task(each, spec, f"{split}-{index}") for index, each in made]
 
 
@@ -90,7 +76,7 @@ def theorem(split: Split, spec: Propositional, index: int) -> tuple[Proved, str]
 
     None if there is none for the split. It takes about a millisecond, whatever the index.
     """
-    size = spec.low + index % (spec.high - spec.low + 1)
+    size = spec.size(index)
     rng = random.Random(f"{spec.seed}/{split}/{index}")
     negated = rng.random() < spec.refuted
 
