@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
+from posttrain.data.template import placeholders
 from posttrain.types import Task, UserError
 
 Split = Literal["train", "held_out"]
@@ -58,7 +59,7 @@ class Arithmetic:
         if self.held_out < 0:
             raise ValueError(f"held_out must be 0 or more, not {self.held_out}")
         letters = set(string.ascii_lowercase[: self.operands])
-        used = _placeholders(self.template)
+        used = set(placeholders(self.template))
         if not used <= letters | {"expression"}:
             raise ValueError(f"the template may use {{expression}} and {{a}}, {{b}}, ..., not {sorted(used)}")
         if "expression" not in used and used != letters:
@@ -191,10 +192,3 @@ def value(problem: Problem) -> int:
         else:
             terms.append(number if operator == "+" else -number)
     return sum(terms)
-
-
-def _placeholders(template: str) -> set[str]:
-    try:
-        return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-    except ValueError as error:
-        raise ValueError(f"the template {template!r} cannot be filled in: {error}") from None
