@@ -128,7 +128,7 @@ def preamble(found: Problem) -> str:
 
 @lru_cache(maxsize=64)  # a test may have a megabyte, and all answers to its task are judged by it
 def _preamble(prompt: str, test: str) -> str:
-    own = prompt if _parses(prompt) else _imports(prompt)
+    own = prompt if _tree(prompt) else _imports(prompt)
     named = {node.id for node in ast.walk(ast.parse(f"{own}\n{test}")) if isinstance(node, ast.Name)}
     missing = named & _MODULES - _defined(own) - _defined(test)
     return "\n".join([own, *(f"import {name}" for name in sorted(missing))])
@@ -143,12 +143,12 @@ def _imports(prompt: str) -> str:
     return "\n".join(line for line in prompt.splitlines() if line.startswith(("import ", "from ")))
 
 
-def _parses(source: str) -> bool:
+def _tree(source: str) -> ast.Module | None:
+    """The program that a text is; None if it is none, or too large a one."""
     try:
-        ast.parse(source)
+        return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+        return None
 
 
 def _defined(source: str) -> set[str]:
@@ -177,10 +177,8 @@ def _test(fields: Mapping[str, Any], wrong: _Wrong) -> str:
     if not isinstance(test, str) or not test.strip():
         raise wrong("test must hold asserts", did_you_mean("test", fields))
     test = f"{setup}\n{test}" if isinstance(setup, str) and setup.strip() else test
-    try:
-        tree = ast.parse(test)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise wrong("its test is not Python") from None
+    if (tree := _tree(test)) is None:
+        raise wrong("its test is not Python")
     if not any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(tree)):
         raise wrong("its test asserts nothing")
     return test
@@ -188,17 +186,11 @@ def _test(fields: Mapping[str, Any], wrong: _Wrong) -> str:
 
 def called(test: str) -> str:
     """The function that a list of asserts is about: the first name called that is not a builtin's."""
-    try:
-        tree = ast.parse(test)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    if (tree := _tree(test)) is None:
         return ""
-    defined = _defined(test)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            name = node.func.id
-            if not hasattr(builtins, name) and name not in defined:
-                return name
-    return ""
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    known = {*vars(builtins), *_defined(test)}
+    return next((f.id for f in calls if isinstance(f, ast.Name) and f.id not in known), "")
 
 
 def _cases(cases: object, kind: Kind, wrong: _Wrong) -> tuple[dict[str, Any], ...]:
