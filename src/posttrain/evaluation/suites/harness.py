@@ -13,8 +13,8 @@ from posttrain.base.chat import Chat
 from posttrain.errors import RunError, UserError
 from posttrain.evaluation.suites.likelihood import Pair, drawn, log_likelihoods
 from posttrain.evaluation.suites.model import Evaluated, model_of
-from posttrain.evaluation.suites.run import until
 from posttrain.models.pretrained import silent
+from posttrain.serving.answers import before_stop
 from posttrain.types import Request, Sampling
 
 MOST_TOKENS = 256
@@ -123,7 +123,7 @@ class Adapter:
             prompt = tuple(self.tok_encode(context)[-room:])
             asked.append(Request(prompt=prompt, sampling=sampling, task=str(number)))
         answers = drawn(self.engine, asked)
-        return [until(a.text, r.sampling.stop) for a, r in zip(answers, asked, strict=True)]
+        return [before_stop(a.text, r.sampling.stop) for a, r in zip(answers, asked, strict=True)]
 
 
 def _sampling(options: Mapping[str, Any]) -> Sampling:

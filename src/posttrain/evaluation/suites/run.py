@@ -12,6 +12,7 @@ from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
 from posttrain.evaluation.suites.suite import Problem, Suite
 from posttrain.runtime.model_info import ModelInfo
+from posttrain.serving.answers import before_stop
 from posttrain.types import Completion, Request, Sampling, UserError, Verdict
 from posttrain.verifiers.numerals import last_number
 from posttrain.verifiers.regions import boxed
@@ -116,7 +117,7 @@ def _sample(
         while asked or judging:
             for ticket, answer in engine.poll() if engine.busy else ():
                 problem, sample, prompt = asked.pop(ticket)
-                text = until(answer.text, asking.sampling.stop)
+                text = before_stop(answer.text, asking.sampling.stop)
                 judged = pool.submit(suite.verifier, problem.task, text)
                 judging[judged] = (problem, sample, prompt, answer, text)
             for ticket, verdict in pool.poll(0.0 if engine.busy else 0.05):
@@ -150,15 +151,6 @@ def _line(
         "parts": {**problem.counts, **verdict.parts},
         **key,
     }
-
-
-def until(text: str, stops: Sequence[str]) -> str:
-    """The text up to where the first stop string begins.
-
-    >>> until("7 Question: 8", ("Question:", "</s>"))
-    '7 '
-    """
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def voted(kind: str, text: str) -> str | None:
