@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.base.nearest import ELSEWHERE
+from posttrain.base.nearest import other_trainers
 from posttrain.base.toml import dump
 from posttrain.methods.build import choices, readable
 from posttrain.methods.table import METHODS
@@ -213,7 +213,7 @@ def test_what_other_trainers_call_things_is_a_key_of_a_recipe():
         hint = hints[field.name]
         cls = next((c for c in (hint, *typing.get_args(hint)) if is_dataclass(c)), None)
         known |= {f"{field.name}.{f.name}" for f in fields(cls)} if cls else set()
-    for name, here in ELSEWHERE.items():
+    for name, here in other_trainers()["here"].items():
         if here.startswith("the option "):
             continue
         named = set(re.findall(r"\b([a-z_]+\.[a-z_]+)", here)) or {here}
