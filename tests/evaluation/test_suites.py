@@ -163,6 +163,12 @@ def test_an_answer_without_a_verdict_counts_with_all_its_instructions(records):
     assert ratios(suite_of("ifeval"), lines)["instruction_strict"].value == 1 / 4
 
 
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(workers=1, deadline_s=60.0) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize(
     ("suite", "row", "answer"),
     [
@@ -174,14 +180,12 @@ def test_an_answer_without_a_verdict_counts_with_all_its_instructions(records):
         ("stdio", {"question": "?", "cases": [{"stdin": "2", "stdout": "4"}]}, "print(2 * int(input()))"),
     ],
 )  # fmt: skip
-def test_a_program_is_judged_by_what_it_does(records, suite, row, answer):
+def test_a_program_is_judged_by_what_it_does(pool, records, suite, row, answer):
     found = problem(records, suite, row)
     verifier = SUITES[suite].verifier
     verifier.check(found.task)
-    with Pool(workers=1, deadline_s=60.0) as pool:
-        right, wrong = pool.judge(
-            verifier, [(found.task, answer), (found.task, answer.replace("sum", "max").replace("2 *", "3 *"))]
-        )
+    other = answer.replace("sum", "max").replace("2 *", "3 *")
+    right, wrong = pool.judge(verifier, [(found.task, answer), (found.task, other)])
     assert right.label == "PASS", right.reason
     assert wrong.label != "PASS"
 

@@ -61,15 +61,22 @@ class Stepwise(Verifier):
 '''
 
 
-@pytest.fixture
-def made(tmp_path, monkeypatch):
-    (tmp_path / "made_verifiers.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    sys.modules.pop("made_verifiers", None)
-    import made_verifiers
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "made_verifiers.py").write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        import made_verifiers
 
-    yield made_verifiers
-    sys.modules.pop("made_verifiers", None)
+        yield made_verifiers
+        del sys.modules["made_verifiers"]
+
+
+@pytest.fixture(scope="module")
+def pool(made):
+    with Pool(workers=2, deadline_s=30.0) as pool:
+        yield pool
 
 
 def counted(tmp_path: Path, body: str) -> Function:
@@ -84,37 +91,33 @@ def calls(tmp_path: Path) -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
-def test_the_same_response_to_the_same_task_is_judged_once(tmp_path):
+def test_the_same_response_to_the_same_task_is_judged_once(pool, tmp_path):
     verifier = counted(tmp_path, "return len(response)")
-    with Pool(workers=2, deadline_s=30.0) as pool:
-        first = pool.judge(verifier, [(TASK, "abc")] * 6 + [(TASK, "de")])
-        again = pool.judge(verifier, [(TASK, "de"), (TASK, "abc")])
+    first = pool.judge(verifier, [(TASK, "abc")] * 6 + [(TASK, "de")])
+    again = pool.judge(verifier, [(TASK, "de"), (TASK, "abc")])
     assert [v.score for v in first] == [3.0] * 6 + [2.0]
     assert [v.score for v in again] == [2.0, 3.0]
     assert calls(tmp_path) == 2
 
 
-def test_another_field_of_the_task_is_another_content(tmp_path):
+def test_another_field_of_the_task_is_another_content(pool, tmp_path):
     verifier = counted(tmp_path, "return len(response)")
     tasks = [Task(id="q", messages=(), answer="7", fields={"x": x}) for x in (1, 2, 1)]
-    with Pool(workers=1, deadline_s=30.0) as pool:
-        pool.judge(verifier, [(task, "abc") for task in tasks])
+    pool.judge(verifier, [(task, "abc") for task in tasks])
     assert calls(tmp_path) == 2
 
 
-def test_failed_verdicts_are_not_remembered(tmp_path):
+def test_failed_verdicts_are_not_remembered(pool, tmp_path):
     verifier = counted(tmp_path, "raise ValueError('no')")
-    with Pool(workers=1, deadline_s=30.0) as pool:
-        assert pool.judge(verifier, [(TASK, "abc")])[0].label == "raised"
-        assert pool.judge(verifier, [(TASK, "abc")])[0].label == "raised"
+    assert pool.judge(verifier, [(TASK, "abc")])[0].label == "raised"
+    assert pool.judge(verifier, [(TASK, "abc")])[0].label == "raised"
     assert calls(tmp_path) == 2
 
 
-def test_batches_are_at_most_as_large_as_the_verifier_says_and_verdicts_stay_in_order(made, tmp_path):
+def test_batches_are_at_most_as_large_as_the_verifier_says_and_verdicts_stay_in_order(pool, made, tmp_path):
     verifier = made.Batched(log=str(tmp_path / "log"))
     responses = ["x" * n for n in range(1, 12)]
-    with Pool(workers=2, deadline_s=30.0) as pool:
-        verdicts = pool.judge(verifier, [(TASK, r) for r in responses])
+    verdicts = pool.judge(verifier, [(TASK, r) for r in responses])
     assert [v.score for v in verdicts] == [float(len(r)) for r in responses]
     sizes = [int(line) for line in (tmp_path / "log").read_text().split()]
     assert max(sizes) == 4
@@ -128,15 +131,15 @@ def test_a_batch_with_too_few_verdicts_fails_as_a_whole(made, tmp_path):
     assert "0 verdicts were returned for 2 responses" in verdicts[0].reason
 
 
-@pytest.mark.parametrize(("budget", "label"), [(30.0, "right"), (0.1, "timeout")])
-def test_a_verifiers_own_budget_is_in_place_of_the_pools_deadline(made, budget, label):
-    with Pool(workers=1, deadline_s=0.2 if label == "right" else 30.0) as pool:
-        [verdict] = pool.judge(made.Slow(budget=budget), [(TASK, "x")])
-    assert verdict.label == label
+def test_a_verifiers_own_budget_is_in_place_of_the_pools_deadline(pool, made):
+    [late] = pool.judge(made.Slow(budget=0.1), [(TASK, "x")])
+    assert late.label == "timeout"
+    with Pool(workers=1, deadline_s=0.2) as strict:
+        [right] = strict.judge(made.Slow(budget=30.0), [(TASK, "x")])
+    assert right.label == "right"
 
 
-def test_a_step_without_a_finite_potential_fails_the_verdict(made):
-    with Pool(workers=1, deadline_s=30.0) as pool:
-        [verdict] = pool.judge(made.Stepwise(), [(TASK, "x")])
+def test_a_step_without_a_finite_potential_fails_the_verdict(pool, made):
+    [verdict] = pool.judge(made.Stepwise(), [(TASK, "x")])
     assert (verdict.score, verdict.label) == (None, "not_a_number")
     assert verdict.reason == "a potential is nan, not a finite number"
