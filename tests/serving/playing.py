@@ -36,6 +36,11 @@ def user(text):
     return {"role": "user", "content": text}
 
 
+def any_of_these(task, base_url):
+    """The agent that the task names."""
+    return globals()[task["agent"]](task, base_url)
+
+
 def sums(task, base_url):
     """One question by the openai package; the share of the answer's characters that are right."""
     found = client(base_url).chat.completions.create(model="policy", messages=task["messages"])

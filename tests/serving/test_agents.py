@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,13 +157,31 @@ def named(name: str, **others: Any) -> Agent:
 
 def played(path: Path, agent: str | Agent, size: int = 2, **options: Any) -> list[Episode]:
     with play_of(path, agent, **options) as play:
-        [group] = play.run([TASK], size, Sampling(max_new_tokens=6, temperature=1.3))
+        return run_by(play, TASK, size)
+
+
+def run_by(play: AgentRunner, task: Task, size: int) -> list[Episode]:
+    [group] = play.run([task], size, Sampling(max_new_tokens=6, temperature=1.3))
     return group
 
 
-def test_an_answer_is_the_row_and_what_it_returns_the_reward(able: Path) -> None:
+@pytest.fixture(scope="module")
+def judged(able: Path) -> Iterator[Callable[[str], list[Episode]]]:
+    """Two episodes of the agent of this name, which a verifier judges."""
+    with play_of(able, "any_of_these") as play:
+        yield lambda name: run_by(play, replace(TASK, fields={"agent": name}), 2)
+
+
+@pytest.fixture(scope="module")
+def scored(able: Path) -> Iterator[Callable[..., list[Episode]]]:
+    """Episodes of the agent of this name, which says for itself what they are worth."""
+    with play_of(able, "any_of_these", verifier=None) as play:
+        yield lambda name, size=2: run_by(play, replace(TASK, fields={"agent": name}), size)
+
+
+def test_an_answer_is_the_row_and_what_it_returns_the_reward(able: Path, judged: Any) -> None:
     for name in ("plain_sums", "spoken", "streaming"):
-        group = played(able, name)
+        group = judged(name)
         for episode in group:
             [row] = episode.trajectories
             assert row.tokens[: row.prompt_length] == Chat(AutoTokenizer.from_pretrained(able)).render(
@@ -185,16 +204,16 @@ def test_draws_hang_on_the_prompt_and_not_on_the_clock(able: Path) -> None:
     assert len(set(said[0])) > 1
 
 
-def test_turns_are_one_row_and_a_reward_is_posted_once(able: Path) -> None:
-    for episode in played(able, "three_turns", verifier=None):
+def test_turns_are_one_row_and_a_reward_is_posted_once(scored: Any) -> None:
+    for episode in scored("three_turns"):
         [row] = episode.trajectories
         assert (episode.turns, episode.reward, episode.verdict.label) == (3, 0.5, "scored")
         assert row.reward[-1] == 0.5
         assert episode.verdict.parts["agent/calls"] == 3
 
 
-def test_branches_are_rows_of_one_episode(able: Path) -> None:
-    for episode in played(able, "branches", verifier=None):
+def test_branches_are_rows_of_one_episode(scored: Any) -> None:
+    for episode in scored("branches"):
         assert len(episode.trajectories) == 4
         assert {row.total_reward for row in episode.trajectories} == {1.0}
         assert episode.turns == 5
@@ -213,17 +232,17 @@ def test_branches_are_rows_of_one_episode(able: Path) -> None:
     ],
 )
 def test_what_an_agent_does_wrong_ends_its_episode_alone(
-    able: Path, agent: Any, label: str, why: str
+    able: Path, scored: Any, agent: Any, label: str, why: str
 ) -> None:
-    group = played(able, agent, verifier=None)
+    group = scored(agent) if isinstance(agent, str) else played(able, agent, verifier=None)
     for episode in group:
         assert (episode.verdict.label, why in episode.verdict.reason) == (label, True), episode.verdict
         assert episode.verdict.failed == (label != "truncated")
         assert episode.reward == 0.0
 
 
-def test_what_outgrows_the_context_is_judged_as_far_as_it_came(able: Path) -> None:
-    for episode in played(able, "too_long"):
+def test_what_outgrows_the_context_is_judged_as_far_as_it_came(judged: Any) -> None:
+    for episode in judged("too_long"):
         assert episode.stop == "context"
         assert episode.verdict.label in ("right", "wrong", "no_answer")
         assert episode.verdict.parts["agent/truncated"] == 1.0
@@ -231,12 +250,12 @@ def test_what_outgrows_the_context_is_judged_as_far_as_it_came(able: Path) -> No
         assert episode.verdict.parts["agent/calls"] == episode.turns >= 2
 
 
-def test_foreign_keys_and_wrong_bodies_are_refused(able: Path) -> None:
-    assert [e.reward for e in played(able, "foreign", verifier=None)] == [1.0, 1.0]
+def test_foreign_keys_and_wrong_bodies_are_refused(scored: Any) -> None:
+    assert [e.reward for e in scored("foreign")] == [1.0, 1.0]
 
 
-def test_a_client_that_tries_again_is_told_the_same(able: Path) -> None:
-    for episode in played(able, "twice", 3, verifier=None):
+def test_a_client_that_tries_again_is_told_the_same(scored: Any) -> None:
+    for episode in scored("twice", 3):
         assert episode.verdict.label == "scored"
         assert len(episode.trajectories) == 2
         assert episode.verdict.parts["agent/tried_again"] == 1.0
