@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from posttrain.base.usercode import AWAY_ENV
 from posttrain.envs.protocol import Start, Turn, broken_turn, guarded_reply, guarded_start
 from posttrain.envs.user import load_env
 from posttrain.types import Task, UserError, Verdict
@@ -141,7 +142,8 @@ def test_one_that_changes_its_process_changes_nothing_of_the_run(file):
         ("later", {}, "reply is an async function"),
     ],
 )
-def test_an_unusable_environment_is_refused_before_the_run(file, name, options, says):
+def test_an_unusable_environment_is_refused_before_the_run(file, name, options, says, monkeypatch):
+    monkeypatch.setenv(AWAY_ENV, "1")  # in this process: how errors come from another one, tests/base says
     with pytest.raises(UserError, match=says):
         load_env(f"{file}:{name}", options)
 
