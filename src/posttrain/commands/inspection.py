@@ -45,7 +45,8 @@ def inspect(
 
     Example: `posttrain inspect runs/arithmetic_sft-001`
     """
-    found = _read(run)
+    check_run(run, "name a directory that posttrain train left")
+    found = config.read(run / "config.toml")
     process.configure(found.recipe.run.threads)
     folder, skipped = checkpoint.newest(run / "checkpoints")
     for fault in skipped:
@@ -74,11 +75,6 @@ def inspect(
             typer.echo(json.dumps(asdict(each)))
         return
     _print(report, changes[: limit or ROWS])
-
-
-def _read(run: Path) -> config.LoadedRecipe:
-    check_run(run, "name a directory that posttrain train left")
-    return config.read(run / "config.toml")
 
 
 def _named(against: str | None) -> Path | None:

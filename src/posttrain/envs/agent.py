@@ -94,16 +94,12 @@ def play(agent: Agent, task: Mapping[str, Any], base_url: str) -> float | str | 
     if inspect.iscoroutine(found):
         found = asyncio.run(found)
     if isinstance(found, bool | int | float):
-        return _finite(float(found))
+        if not math.isfinite(score := float(found)):
+            raise ValueError(f"its score is {score}")
+        return score
     if found is None or isinstance(found, str):
         return found
     raise TypeError(f"it returned {type(found).__name__}, and not a score, a text or None")
-
-
-def _finite(score: float) -> float:
-    if not math.isfinite(score):
-        raise ValueError(f"its score is {score}")
-    return score
 
 
 def _run(command: tuple[str, ...], task: str, told: Mapping[str, str]) -> None:

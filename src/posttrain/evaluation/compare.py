@@ -175,7 +175,8 @@ def prompts(compare: Compare, resolved: Resolved) -> list[Task]:
 def likelihoods(compare: Compare, model: str, said: Sequence[Answer]) -> list[float]:
     """log π(answer) under this model, whichever with the same tokens has given it."""
     policy = read_model_info(compare.recipe(model), silent)
-    return _logp(compare, policy, model, [_row(answer) for answer in said])
+    rows = [Trajectory.given(list(answer.tokens), answer.first) for answer in said]
+    return _logp(compare, policy, model, rows)
 
 
 def same_tokens(compare: Compare, models: Sequence[str]) -> bool:
@@ -208,10 +209,6 @@ def _answer(episode: Episode, policy: ModelInfo, logp: float) -> Answer:
         reason=verdict.reason,
         logp=logp,
     )
-
-
-def _row(answer: Answer) -> Trajectory:
-    return Trajectory.given(list(answer.tokens), answer.first)
 
 
 def _logp(compare: Compare, policy: ModelInfo, model: str, rows: Sequence[Trajectory]) -> list[float]:

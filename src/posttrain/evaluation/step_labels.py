@@ -125,7 +125,8 @@ def step_labels(
             steps = split_steps(answer, how.separator)
             if not steps:
                 continue
-            found = [p for p in prefixes(task, steps, chat, how.separator) if _room(p, sampling, context)]
+            begun, room = prefixes(task, steps, chat, how.separator), context - sampling.max_new_tokens
+            found = [p for p in begun if len(p.tokens) <= room]
             asks = [
                 (p.tokens, f"{task.id}/{number}/{p.number}", n) for p in found for n in range(how.rollouts)
             ]
@@ -152,10 +153,6 @@ def step_labels(
                     "labels": labels,
                     "rollouts": counts,
                 }
-
-
-def _room(prefix: Prefix, sampling: Sampling, context: int) -> bool:
-    return len(prefix.tokens) + sampling.max_new_tokens <= context
 
 
 def _sample(
