@@ -16,15 +16,18 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from posttrain.envs.guess import Guess, guess_tasks
+from posttrain.learner.learner import Learner
 from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.recompute import _kept
 from posttrain.math import tokens
 from posttrain.methods.build import build
 from posttrain.models import checkpoint
-from posttrain.models.pretrained import parameter_count
+from posttrain.models.attention import use_layouts
+from posttrain.models.pretrained import load_model, parameter_count
+from posttrain.recipe.recipe import Checkpoints
 from posttrain.recipe.settings import SELECT, Evaluation
 from posttrain.runtime.memory import (
     MOST_ELSEWHERE,
@@ -36,6 +39,7 @@ from posttrain.runtime.memory import (
     mask_bytes,
     microbatch,
 )
+from posttrain.runtime.record import saving
 from posttrain.runtime.record.error_rate import WINDOW, ErrorRate
 from posttrain.runtime.record.journal import Journal, Progress, stop_requested
 from posttrain.runtime.record.metrics import evaluation_metrics, is_right, rollout_metrics
@@ -44,6 +48,8 @@ from posttrain.runtime.tasks.replay_buffer import ReplayBuffer
 from posttrain.runtime.tasks.select import SELECTIONS, WHY_NOT, accepted, every, selection, varied
 from posttrain.runtime.tasks.stream import Stream
 from posttrain.types import Batch, Episode, RunError, Task, Trajectory, UserError, Verdict
+
+from ..conftest import tiny_tokenizer
 
 
 def paid(rewards: list[float]) -> Episode:
@@ -316,6 +322,23 @@ def test_a_run_starts_its_critic_from_the_model_that_is_named(run_cli, online, w
     wanted = {f"body.{name}": x for name, x in start.items() if "lm_head" not in name}
     assert kept.keys() == wanted.keys() | {"head.weight", "head.bias"}
     assert all(torch.equal(kept[name], x) for name, x in wanted.items())
+
+
+def test_what_is_stored_beside_weights_is_saved_with_them(tmp_path):
+    """Scales and biases that no gradient moves, of Gemma 4, GLM, DeepSeek and others: buffers in torch."""
+    sizes = {"vocab_size": 16, "vocab_size_per_layer_input": 16, "hidden_size": 16, "intermediate_size": 16}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
+    config = CONFIG_MAPPING["gemma4_text"](**sizes, **heads, layer_types=["full_attention"] * 2)
+    model = AutoModelForCausalLM.from_config(config)
+    use_layouts(model)
+    for layer in model.model.layers:
+        layer.layer_scalar.fill_(0.5)
+    learner = Learner(model, build("sft", {}, horizon=1))
+    state, beside = {"progress": {"update": 0}}, {"head": None, "replay": None}
+    saved = saving.save(tmp_path, learner, tiny_tokenizer(), Checkpoints(), state, {}, **beside)
+    held = load_model(saved / "model", dtype=torch.float32).state_dict()
+    assert all(torch.equal(held[name], x) for name, x in model.state_dict().items())
+    assert held["model.layers.1.layer_scalar"] == 0.5
 
 
 # ---------------------------------------------------------------- what is said of episodes

@@ -16,13 +16,14 @@ resume/                 what nothing but a resume reads:
 import math
 import pickle
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from posttrain.base.usercode import cause
 from posttrain.learner.learner import Learner
@@ -120,9 +121,17 @@ def _gather_shards(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors],
             for name in learner.masters.names:
                 del frozen[name]
             held = kept(frozen.items()) | tensors["trained"]
+        if held:
+            held |= kept(_stored_buffers(base(learner.model)))
         if head and learner.critic is not None:
             held |= heads.head_tensors(kept(learner.critic.head.state_dict().items()))
     return tensors, held
+
+
+def _stored_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a model's files hold besides its parameters, such as the biases by which experts are chosen."""
+    stored = model.state_dict().keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in stored)
 
 
 def _ends(model: Any, tokenizer: Any) -> set[int]:
