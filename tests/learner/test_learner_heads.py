@@ -233,12 +233,16 @@ def test_a_critic_that_begins_as_a_reward_model_says_what_it_says(trained: Make,
     torch.testing.assert_close(learner.read(batch), said)
 
 
-def test_a_reward_model_goes_on_from_its_head_and_a_new_one_begins_at_0(trained: Make, tiny: Path) -> None:
-    made: Trained = trained(None)
+@pytest.mark.parametrize("steps", [False, True], ids=["answers", "steps"])
+def test_a_reward_model_goes_on_from_its_head_and_a_new_one_begins_at_0(
+    trained: Make, tiny: Path, steps: bool
+) -> None:
+    made: Trained = trained(None, steps=steps)
     model = load_model(made.saved, dtype=torch.float32, scores=True)
-    critic = CriticModel(model, bias=False)
+    critic = CriticModel(model, bias=steps)
     critic.start_from(heads.saved_head(made.saved))
-    learner = Learner(model, REWARD, critic=critic, microbatch_tokens=MICROBATCH)
+    method = PROCESS_REWARD if steps else REWARD
+    learner = Learner(model, method, critic=critic, microbatch_tokens=MICROBATCH)
     again = Trained(learner, made.groups, made.saved)
     assert again.numbers() == made.numbers()
     assert heads.saved_head(tiny) == {}

@@ -45,7 +45,7 @@ from transformers import (
 
 from posttrain.models import checkpoint
 from posttrain.models.fingerprint import finite
-from posttrain.models.heads import is_reward_model
+from posttrain.models.heads import BIAS, WEIGHT, is_reward_model
 from posttrain.models.loading import quiet
 from posttrain.models.packages import gguf_of
 from posttrain.models.rope_scaling import restore_scaling
@@ -532,7 +532,7 @@ def _check_read(path: Path, info: dict[str, Any], *, scores: bool) -> None:
     if missing := set(info["missing_keys"]) - ({"lm_head.weight"} if scores else set()):
         # transformers would go on with random numbers
         faults.append(f"lacks the weights of {len(missing)} tensors, first {min(missing)}")
-    if beyond := set(info["unexpected_keys"]) - ({"score.weight"} if scores else set()):
+    if beyond := set(info["unexpected_keys"]) - ({WEIGHT, BIAS} if scores else set()):
         # transformers would leave them out
         faults.append(f"stores {len(beyond)} tensors that config.json has no place for, first {min(beyond)}")
     if faults:
