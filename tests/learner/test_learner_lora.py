@@ -10,6 +10,8 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import Linear
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     MixtralConfig,
@@ -438,6 +440,17 @@ def test_stacked_experts_take_no_adapter_but_the_matrices_beside_them_do() -> No
     names = {n for n, _ in merged(adapted)}
     fresh = MixtralForCausalLM(model.config)
     assert names == {n for n, _ in fresh.named_parameters()}
+
+
+def test_a_target_that_peft_takes_for_experts_is_refused() -> None:
+    """It would adapt the experts instead of the matrices of that name, and nothing would merge that."""
+    sizes = {"vocab_size": 23, "hidden_size": 16, "moe_intermediate_size": 8, "num_hidden_layers": 2}
+    experts = {"first_k_dense_replace": 1, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 8, "topk_group": 1}
+    config = DeepseekV3Config(**sizes, **experts, **heads, intermediate_size=24, pad_token_id=0)
+    with pytest.raises(ValueError, match=r"for these targets peft adapts model\.layers\.1\.mlp\.experts too"):
+        add_adapter(DeepseekV3ForCausalLM(config), Lora(rank=2, targets=("down_proj",)), seed=0)
+    add_adapter(DeepseekV3ForCausalLM(config), Lora(rank=2, targets=("o_proj",)), seed=0)
 
 
 @pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])

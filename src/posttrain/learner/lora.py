@@ -116,7 +116,9 @@ def add_adapter(model: PreTrainedModel, config: Lora, seed: int) -> PeftModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapted = get_peft_model(model, lora)
-    for module in adapted.modules():
+    for name, module in base(adapted).named_modules():
+        if isinstance(module, LoraLayer) and type(module) is not Linear:
+            raise ValueError(f"for these targets peft adapts {name} too, no matrix but a stack of experts")
         if type(module) is Linear and not config.dora:
             module.__class__ = _Adapted
     return adapted
