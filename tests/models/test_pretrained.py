@@ -281,6 +281,17 @@ def test_sizes_of_no_model_are_refused(saved: Path, key: str, size: int) -> None
     assert key in line or "transformers refuses it" in line
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("hidden_act", "swiish", "swiish"), ("intermediate_size", -8, "negative"), ("pad_token_id", 999, "idx")],
+)
+def test_what_no_model_can_be_made_of_is_refused(saved: Path, key: str, value: object, said: str) -> None:
+    edit(saved / "config.json", **{key: value})
+    line = refusal(parameter_count, load_config(saved))
+    assert line.startswith(f"{saved / 'config.json'}: transformers makes no model of it: ")
+    assert said in line
+
+
 def test_a_config_must_be_there_and_be_one(saved: Path) -> None:
     file = saved / "config.json"
     for text, words in [
@@ -408,6 +419,10 @@ def test_stop_ids_join_the_tokenizers_eos_and_the_generation_configs(saved: Path
     assert stop_ids(saved, tokenizer()) == (0, 2)
     edit(saved / "generation_config.json", eos_token_id=0)
     assert stop_ids(saved, tokenizer()) == (0, 2)
+    for wrong in ("<|im_end|>", True):
+        edit(saved / "generation_config.json", eos_token_id=[0, wrong])
+        line = refusal(stop_ids, saved, tokenizer())
+        assert line == f"{saved / 'generation_config.json'}: eos_token_id {wrong!r} is no number of a token"
     (saved / "generation_config.json").unlink()
     assert stop_ids(saved, tokenizer()) == (2,)
 

@@ -344,9 +344,13 @@ def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def skeleton(config: PretrainedConfig) -> PreTrainedModel:
-    """Such a model without numbers, on the device "meta"."""
-    with quiet(), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    """Such a model without numbers, on the device "meta"; UserError for sizes and names that make none."""
+    try:
+        with quiet(), torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # an unknown activation, a negative width: it fails anywhere, with anything
+        where = str(Path(config.name_or_path) / "config.json")
+        raise UserError(f"transformers makes no model of it: {_cause(error)}", where=where) from error
     return model
 
 
@@ -473,6 +477,8 @@ def stop_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     file = path / "generation_config.json"
     named = _json(file).get("eos_token_id") if file.exists() else None
     ids = named if isinstance(named, list) else [] if named is None else [named]
+    if wrong := [i for i in ids if type(i) is not int]:
+        raise UserError(f"eos_token_id {wrong[0]!r} is no number of a token", where=str(file))
     return tuple(sorted({tokenizer.eos_token_id, *ids}))
 
 
