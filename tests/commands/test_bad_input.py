@@ -3,14 +3,11 @@
 Every case goes through `posttrain train`. Where a recipe is refused there is no run directory afterwards.
 """
 
-import dataclasses
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
-from posttrain.base.nearest import ELSEWHERE
-from posttrain.methods.build import readable
-from posttrain.methods.table import METHODS
-from posttrain.recipe.recipe import Recipe
 
 Tables = dict[str, Any]
 Fragments = tuple[str, ...]
@@ -1080,19 +1072,6 @@ def test_a_name_of_another_trainer_is_known(refuse, tables, fragments):
 def test_an_override_without_its_table_is_told_where_it_belongs(run_cli, write, online, tmp_path):
     said = run_cli("train", write(online), "--run-dir", tmp_path / "run", "--set", "lr=1e-5")
     refused(said, tmp_path / "run", ("unknown key 'lr'", "it is optim.lr here"))
-
-
-def test_every_name_of_another_trainer_leads_to_a_key():
-    methods = {option for each in METHODS.values() for option in readable(each.method)}
-    for keys in ELSEWHERE.values():
-        for key in re.findall(r"[a-z]+\.[a-z_]+", keys):
-            table, name = key.split(".")
-            if table == "method":
-                assert name in {"name", *methods}, key
-            else:
-                [hint] = [h for n, h in typing.get_type_hints(Recipe).items() if n == table]
-                known = next(c for c in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(c))
-                assert name in {f.name for f in dataclasses.fields(known)}, key
 
 
 def test_recipes_and_pipelines_are_told_apart(run_cli, write, online, tmp_path):

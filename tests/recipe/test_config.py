@@ -1,5 +1,6 @@
 """From TOML to a recipe and back; lines are found; keys that nothing reads are refused."""
 
+import inspect
 import re
 import tomllib
 import typing
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.base.nearest import other_trainers
+from posttrain.base.nearest import named_elsewhere
+from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
-from posttrain.methods.build import choices, readable
+from posttrain.methods.build import CHOICES, choices, readable
 from posttrain.methods.table import METHODS
 from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe, unread
@@ -208,12 +210,14 @@ def test_all_keys_that_nothing_reads_are_named_at_once_each_with_its_line(write,
 def test_what_other_trainers_call_things_is_a_key_of_a_recipe():
     known = {"method." + key for line in METHODS.values() for key in readable(line.method)}
     known |= {"method." + key for line in METHODS.values() for key in choices(line.method)}
+    functions = (each for named in CHOICES.values() for each in named.values())
+    known |= {"method." + key for each in functions for key in inspect.signature(each).parameters}
     hints = typing.get_type_hints(Recipe)
     for field in fields(Recipe):
         hint = hints[field.name]
         cls = next((c for c in (hint, *typing.get_args(hint)) if is_dataclass(c)), None)
-        known |= {f"{field.name}.{f.name}" for f in fields(cls)} if cls else set()
-    for name, here in other_trainers()["here"].items():
+        known |= {f"{key_of(field.name)}.{f.name}" for f in fields(cls)} if cls else set()
+    for name, here in named_elsewhere()[0].items():
         if here.startswith("the option "):
             continue
         named = set(re.findall(r"\b([a-z_]+\.[a-z_]+)", here)) or {here}

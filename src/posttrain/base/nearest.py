@@ -1,7 +1,7 @@
 """The known name that a misspelt one, or one of another trainer, was probably meant to be."""
 
 import tomllib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
@@ -9,10 +9,14 @@ from typing import Any
 
 
 @cache
-def other_trainers() -> dict[str, dict[str, str]]:
-    """`here`: a recipe's keys by what TRL, verl and peft call them; `nowhere`: what to do about others."""
-    file = resources.files(__package__).joinpath("other_trainers.toml")
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+def named_elsewhere() -> tuple[dict[str, str], dict[str, str]]:
+    """Names of other trainers: of those that have a key of a recipe that key, of the rest what to do."""
+    text = resources.files(__package__).joinpath("elsewhere.toml").read_text(encoding="utf-8")
+    here, nowhere = (
+        {name: said for said, names in table.items() for name in names.split()}
+        for table in tomllib.loads(text).values()
+    )
+    return here, nowhere
 
 
 def elsewhere(name: str, known: Container[str] = ()) -> str:
@@ -23,27 +27,29 @@ def elsewhere(name: str, known: Container[str] = ()) -> str:
     >>> elsewhere("num_generations"), elsewhere("learning_rate", ["lr"]), elsewhere("colour")
     ('it is rollout.group_size here', "did you mean 'lr'?", '')
     """
+    here, nowhere = named_elsewhere()
     ends = [name.split(".", n)[-1] for n in range(name.count(".") + 1)]
-    here, nowhere = other_trainers()["here"], other_trainers()["nowhere"]
-    if advice := next((nowhere[end] for end in ends if end in nowhere), ""):
-        return advice
-    found = next((here[end] for end in ends if end in here), "")
+    end = next((end for end in ends if end in here or end in nowhere), "")
+    if end in nowhere:
+        return nowhere[end]
+    found = here.get(end, "")
     key = found.rpartition(".")[2]
     if key in known:
         return f"did you mean {key!r}?"
     return f"it is {found} here" if found else ""
 
 
-def dotted(name: str, value: Any) -> str:
-    """A name with those of its first value within tables, as verl's have it.
+def within(name: str, value: Any) -> Iterator[str]:
+    """A name with those of the values within its tables, as verl's have it.
 
-    >>> dotted("actor", {"optim": {"lr": 1e-6}})
-    'actor.optim.lr'
+    >>> list(within("actor", {"optim": {"lr": 1e-6, "eps": 1e-8}, "shuffle": False}))
+    ['actor.optim.lr', 'actor.optim.eps', 'actor.shuffle']
     """
-    while isinstance(value, Mapping) and value:
-        key, value = next(iter(value.items()))
-        name = f"{name}.{key}"
-    return name
+    if not isinstance(value, Mapping) or not value:
+        yield name
+        return
+    for key, inner in value.items():
+        yield from within(f"{name}.{key}", inner)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

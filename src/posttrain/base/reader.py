@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from posttrain.base.nearest import did_you_mean, dotted, elsewhere, nearest
+from posttrain.base.nearest import did_you_mean, elsewhere, nearest, within
 from posttrain.math.choice import Between
 from posttrain.types import UserError
 
@@ -253,11 +253,14 @@ def _unknown(
             continue
         place = tuple(str(part) for part in mistake["loc"])
         known, loc = keys_at(cls, place[:-1]), tuple(_as_written(tables, place))
-        name = dotted(loc[-1], mistake["input"])
-        near, other = did_you_mean(loc[-1], known), elsewhere(name, known)
-        if near and elsewhere(name).endswith(f" {nearest(loc[-1], known)}.{name.rpartition('.')[2]} here"):
-            other = ""  # the table alone is misspelt, and what stands in it is called as here
-        found[loc] = (near or other if loc[1:] else other or near) or f"known here: {', '.join(known)}"
+        near, same = did_you_mean(loc[-1], known), f" {nearest(loc[-1], known)}."
+        for name in within(".".join(loc), mistake["input"]):
+            # Where the table alone is misspelt, what stands in it is called as here.
+            own = near and (loc[1:] or elsewhere(name).endswith(f"{same}{name.rpartition('.')[2]} here"))
+            other = "" if own else elsewhere(name, known)
+            found[tuple(name.split(".")) if other else loc] = (
+                other or near or f"known here: {', '.join(known)}"
+            )
     if not found:
         return None
     found |= also(tables) if also else {}
@@ -265,10 +268,8 @@ def _unknown(
     more = f" (and {rest} more)" if rest else ""
     if not others:
         return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
-    told = [f"{where(loc)}{f': {hint}' if hint else ''}" for loc, hint in found.items()]
-    return UserError(
-        f"{len(found)} unknown keys{more}: {'; '.join(told)}", where=str(where.path or where(()))
-    )
+    told = "; ".join(f"{where(loc)}{f': {hint}' if hint else ''}" for loc, hint in found.items())
+    return UserError(f"{len(found)} unknown keys{more}: {told}", where=str(where.path or where(())))
 
 
 def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:

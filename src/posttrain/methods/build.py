@@ -152,7 +152,10 @@ def strangers(named: Named, options: Mapping[str, Any]) -> dict[str, str]:
 
 def _strange(method: Method, options: Mapping[str, Any]) -> dict[str, str]:
     known = {*readable(method), *choices(method)}
-    return {key: elsewhere(key) or did_you_mean(key, known) for key in options if key not in known}
+    called = {key: elsewhere(key) for key in options if key not in known}
+    # To a name that another method reads nothing is to be said but what this one reads.
+    hints = {k: hint if hint != f"it is method.{k} here" else "" for k, hint in called.items()}
+    return {k: hint or did_you_mean(k, known) for k, hint in hints.items()}
 
 
 def _chosen(named: Named, options: Mapping[str, Any]) -> tuple[Method, dict[str, dict[str, Any]]]:
