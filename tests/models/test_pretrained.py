@@ -445,6 +445,8 @@ def test_a_path_that_leads_nowhere_says_so_with_the_nearest_name(
     assert "no config.json and no .gguf" in refusal(resolve, str(tmp_path / "empty"))
     (tmp_path / "empty" / "adapter_config.json").write_text("{}")
     assert "LoRA adapter" in refusal(resolve, str(tmp_path / "empty"))
+    (tmp_path / "empty" / "adapter_model.safetensors").touch()  # as peft saves one
+    assert "LoRA adapter" in refusal(resolve, str(tmp_path / "empty"))
     assert "only a .gguf file" in refusal(resolve, str(saved / "config.json"))
 
 

@@ -117,7 +117,9 @@ def cache_directory() -> Path:
 def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Path:
     if (local / "config.toml").is_file():
         return _from_run(local)
-    if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
+    adapter = (local / "adapter_config.json").exists() and not (local / "config.json").exists()
+    weights = any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists()
+    if weights and not adapter:
         return local
     ggufs = sorted(local.glob("*.gguf"))
     if len(ggufs) > 1:
@@ -130,11 +132,11 @@ def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Pat
     _refuse_pickles(local)
     if (local / "config.json").exists():
         return local
-    if (local / "adapter_config.json").exists():
+    if adapter:
         raise UserError(
             "is a LoRA adapter, not a model",
             where=str(local),
-            mend="merge it into its base model: posttrain merge RUN_DIR DIR",
+            mend="merge it into its base model: posttrain merge RUN_DIR DIR, or peft's merge_and_unload()",
         )
     raise UserError(
         "has no config.json and no .gguf, so it is no model", where=str(local), mend=f"check {KEY}"
