@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -114,6 +115,8 @@ def test_sft_then_dpo_then_a_reward_model_that_pays_ppo(model):
     )
     assert len(ppo.metrics["value/explained"]) == 2
     assert ppo.recipe.settings.verifier.model.paths == (str(judge.model),)
+    named = Recipe(sft.model, method="ppo", data=SUMS, reward=str(judge.path))
+    assert named.settings.verifier.model.paths == (str(judge.model),)
 
 
 def test_a_reward_model_with_an_adapter_is_loaded_with_its_head(model):
@@ -459,6 +462,8 @@ def test_a_model_is_evaluated_without_a_run(model):
 
 def test_a_loaded_model_is_copied_and_left_as_it_was(tiny):
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
+    with pytest.raises(UserError, match="is no model that could be trained"):
+        Recipe((tokenizer, loaded), data=SUMS, reward=digits)
     before = {name: tensor.clone() for name, tensor in loaded.state_dict().items()}
     config = json.dumps(loaded.config.to_dict(), sort_keys=True)
     asked = {"data": SUMS, "reward": has_digit, "lr": 0.01, **SMALL}
@@ -528,6 +533,12 @@ def test_a_function_that_fails_shows_its_first_traceback_and_is_counted(model, c
             {"data": SUMS, "reward": digits, "callbacks": [type("T", (), {"on_step_end": print})()]},
             r"callbacks: a callback of transformers' Trainer is told other things; posttrain.Callback",
         ),
+        ({"data": SUMS, "reward": digits, "model": ("a", "b")}, r"^model: a str is no model that could be"),
+        ({"data": SUMS, "reward": "owner/"}, r"^verifier.model.paths: there is no directory 'owner/'"),
+        (
+            {"data": SUMS, "reward": digits, "task": {"tools": {"functions": [digits]}}},
+            r"^task.tools.functions: a function is no plain data; name it as 'file.py:NAME'",
+        ),
         ({"data": SUMS, "env": object()}, r"env: it is a object, which has no start\(task\)"),
         (
             {"data": SUMS, "reward": digits, "async_": {"place": "process"}},
@@ -542,7 +553,7 @@ def test_a_function_that_fails_shows_its_first_traceback_and_is_counted(model, c
 )
 def test_what_cannot_be_used_is_refused_by_its_keyword(model, asked, said):
     with pytest.raises(UserError, match=said):
-        posttrain.train(model, show="none", **asked)
+        posttrain.train(**{"model": model, "show": "none"} | asked)
     assert not list(Path("runs").glob("*")) if Path("runs").exists() else True
 
 
@@ -559,9 +570,9 @@ def test_a_recipe_goes_through_toml_without_loss(online, offline, write, tiny):
         tiny,
         data={"path": str(write(online, name="c").with_suffix(".jsonl")), "limit": 3},
         reward=["number", (Number, 1.0)][:1],
-        updates=7,
+        updates=np.int64(7),
         seed=3,
-        lr=1e-5,
+        lr=np.float64(1e-5),
         sampling=Sampling(max_new_tokens=9, stop=("\n",)),
         rollout={"group_size": 5},
     )

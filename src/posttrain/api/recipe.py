@@ -57,8 +57,8 @@ class Recipe:
     method: a name of `posttrain methods`, a dictionary of it with options over its defaults, or a method
         itself, as posttrain.method makes it.
     data, held_out: a file, a Hub id, a `datasets.Dataset`, dictionaries, or tasks; or the table [task.data].
-    reward: a function (docs/verifiers.md), a verifier's name or object, the run of a reward model, or a list
-        of these, each alone or as (reward, weight).
+    reward: a function (docs/verifiers.md), a verifier's name or object, the run, path or Hub id of a reward
+        model, or a list of these, each alone or as (reward, weight).
     env: an object with `start` and `reply`, or 'file.py:FACTORY'.
     updates, seed, lr: run.updates, run.seed and optim.lr.
     tables: as optim={"lr": 1e-5} or sampling=posttrain.Sampling(max_new_tokens=64); async_ for [async].
@@ -110,7 +110,7 @@ class Recipe:
             self._reward(*each)
         for key, value in (("run.updates", updates), ("run.seed", seed), ("optim.lr", lr)):
             if value is not None:
-                self._put(key, value)
+                self._put(key, plain_of(value))
         self._read()
 
     @classmethod
@@ -230,9 +230,12 @@ class Recipe:
         if isinstance(given, str | os.PathLike):
             return {"path": os.fspath(given)}
         pair = given if isinstance(given, tuple) else (given, None)
-        if len(pair) != 2 or not hasattr(pair[0], "save_pretrained") or hasattr(pair[0], "peft_config"):
+        if len(pair) != 2 or not hasattr(pair[0], "named_parameters") or hasattr(pair[0], "peft_config"):
             what = f"a {type(pair[0]).__name__} is no model that could be trained"
-            raise UserError(what, where="model", mend="give a path, a Hub id, a run, or (model, tokenizer)")
+            mend = "give a path, a Hub id, a run, or (model, tokenizer)"
+            if hasattr(pair[0], "peft_config"):
+                mend = "give (model.merge_and_unload(), tokenizer), and lora={'rank': ...} for a new adapter"
+            raise UserError(what, where="model", mend=mend)
         if pair[1] is None:
             raise UserError("the model has no tokenizer beside it", where="model", mend="(model, tokenizer)")
         self.held["model.path"] = pair
@@ -272,13 +275,13 @@ class Recipe:
         name = ""
         if isinstance(given, Mapping):
             verifier |= table_of("verifier", given)
-        elif isinstance(given, str) and ":" not in given:
+        elif isinstance(given, str) and not {":", "/"}.intersection(given):
             name = given
             verifier.setdefault(given, {})  # the reader knows which there are
-        elif isinstance(given, os.PathLike):
+        elif isinstance(given, os.PathLike) or (isinstance(given, str) and ":" not in given):
             name = "model"
             paths = verifier.setdefault("model", {}).setdefault("paths", [])
-            paths.append(str(resolve(os.fspath(given))))
+            paths.append(str(resolve(os.fspath(given)) if os.path.isdir(given) else given))
         elif type(given) in kinds:
             name = getattr(given, "name", kinds[type(given)])
             verifier[kinds[type(given)]] = table_of("verifier", given)

@@ -102,8 +102,6 @@ def parsed(cls: type, tables: Mapping[str, Any], where: Where, also: Also | None
         text = json.dumps(_jsonable(_in_lists(tables, cls), (), where))
     except RecursionError:
         raise UserError("is nested too deeply", where=str(where.path or where(()))) from None
-    except TypeError as error:
-        raise UserError(f"is no plain data: {error}", where=where(())) from None
     try:
         return _plain(_adapter(cls).validate_json(text))
     except ValidationError as error:
@@ -161,7 +159,7 @@ def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
     """The value, if no part of it is something that TOML can hold and no option can be."""
     if isinstance(value, Mapping):
         return {k: _jsonable(v, (*loc, k), where) for k, v in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_jsonable(v, loc, where) for v in value]
     if isinstance(value, (datetime.date, datetime.time)):
         raise UserError("is a date or time, and no option may be", where=where(loc))
@@ -171,6 +169,9 @@ def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
         raise UserError("is a number of more than 64 bits", where=where(loc))
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
         raise UserError("holds half of a surrogate pair, not a character", where=where(loc))
+    if not isinstance(value, bool | int | float | str | None):
+        mend = "name it as 'file.py:NAME'" if callable(value) else ""
+        raise UserError(f"a {type(value).__name__} is no plain data", where=where(loc), mend=mend)
     return value
 
 
@@ -246,11 +247,9 @@ def _unknown(
 ) -> UserError | None:
     """All keys that nothing reads, as one line, each with what it may have meant."""
     found: dict[tuple[str, ...], str] = {}
-    rest = 0
-    for mistake in error.errors(include_url=False):
-        if _URGENCY.get(mistake["type"]) != 0:
-            rest += 1
-            continue
+    mistakes = error.errors(include_url=False)
+    unknown = [each for each in mistakes if _URGENCY.get(each["type"]) == 0]
+    for mistake in unknown:
         place = tuple(str(part) for part in mistake["loc"])
         known, loc = keys_at(cls, place[:-1]), tuple(_as_written(tables, place))
         near, same = did_you_mean(loc[-1], known), f" {nearest(loc[-1], known)}."
@@ -265,7 +264,7 @@ def _unknown(
         return None
     found |= also(tables) if also else {}
     (loc, mend), *others = found.items()
-    more = f" (and {rest} more)" if rest else ""
+    more = f" (and {rest} more)" if (rest := len(mistakes) - len(unknown)) else ""
     if not others:
         return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
     told = "; ".join(f"{where(loc)}{f': {hint}' if hint else ''}" for loc, hint in found.items())
