@@ -115,6 +115,12 @@ def test_sft_then_dpo_then_a_reward_model_that_pays_ppo(model):
     )
     assert len(ppo.metrics["value/explained"]) == 2
     assert ppo.recipe.settings.verifier.model.paths == (str(judge.model),)
+
+    def length(response):
+        return len(response)
+
+    parts = Recipe(sft.model, data=SUMS, reward=[digits, (length, 0.1)]).settings.verifier.build().parts
+    assert [(p.verifier.name, p.weight) for p in parts] == [("digits", 1.0), ("length_2", 0.1)]
     named = Recipe(sft.model, method="ppo", data=SUMS, reward=str(judge.path))
     assert named.settings.verifier.model.paths == (str(judge.model),)
 

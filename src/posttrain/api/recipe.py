@@ -33,6 +33,7 @@ from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe as Settings
 from posttrain.recipe.tasks import InMemoryEnv
 from posttrain.types import Method, UserError
+from posttrain.verifiers.combine.combined import TAKEN
 from posttrain.verifiers.function import InProcessFunction
 
 DATA = ("task.data", "task.held_out")
@@ -298,7 +299,7 @@ class Recipe:
     def _function(self, given: str | Callable[..., Any]) -> str:
         """The name under which the function's score is recorded; another one's of that name gets a number."""
         entries = self.tables["verifier"].setdefault("function", [])
-        names = {entry["name"] for entry in entries}
+        names = {entry["name"] for entry in entries} | TAKEN
         called = None if isinstance(given, str) else InProcessFunction.of(given)
         own = called.name if called else re.split("[:.]", str(given))[-1]
         name = next(n for k in range(1, 100) if (n := own if k == 1 else f"{own}_{k}") not in names)

@@ -14,6 +14,8 @@ from posttrain.verifiers.workers.pool import judged, judged_all, judged_group
 
 UNSTATED_S = 10.0
 """What a part that runs in a worker and states no budget is allowed, where another part states one."""
+TAKEN = {"length", "uncertainty"}
+"""What the verdict says of all parts together, by these names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,8 +300,7 @@ def _check_names(parts: Sequence[Part]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"two parts are called {twice[0]!r}; give each its own name")
-    taken = sorted({"length", "uncertainty"} & set(names))
-    if taken:
+    if taken := sorted(TAKEN & set(names)):
         raise ValueError(
             f"no part can be called {taken[0]!r}: the verdict uses that name; give it another with name"
         )
