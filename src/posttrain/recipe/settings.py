@@ -81,8 +81,9 @@ class Dataset:
     batch_size: int = 32
     """Conversations, rankings or answers in an update."""
     max_length: int = 0
-    """Tokens after which a conversation is cut; 0: the model's context. Answers that are compared or judged
-    are not cut but left out, with the others to the same question; of judged steps those beyond."""
+    """Tokens after which a conversation, or an answer of a preference method, is cut; 0: the model's context.
+    What reward models learn from is not cut: an answer that is longer is left out, with the others to the
+    same question, and of judged steps those beyond."""
     separator: str = "\n\n"
     """What stands behind each step of an answer, for methods that learn steps."""
     tool_format: FormatName = "auto"
