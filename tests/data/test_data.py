@@ -467,10 +467,13 @@ def test_a_blank_system_message_is_none(tmp_path):
 def test_columns_that_others_show_in_the_prompt_are_named(tmp_path):
     said = []
     path = jsonl(
-        tmp_path / "d.jsonl", {"prompt": "a", "tools": [{}]}, {"prompt": "b", "tools": [], "history": [1]}
+        tmp_path / "d.jsonl",
+        {"prompt": "a", "tools": [{}]},
+        {"prompt": "b", "tools": [], "history": [1], "images": ["a.png"]},
     )
     load_tasks(Data(path=path), say=said.append)
-    assert said[1] == "d.jsonl: no part of any prompt, though other trainers show it: tools (1), history (1)"
+    named = "tools (1), history (1), images (1)"
+    assert said[1] == f"d.jsonl: no part of any prompt, though other trainers show it: {named}"
     said.clear()
     load_tasks(Data(path=path, template="{prompt}"), say=said.append)
     assert len(said) == 1

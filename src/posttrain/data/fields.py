@@ -36,7 +36,7 @@ NAMES = tuple(
         for name in names
     )
 )
-_OF_PROMPTS = ("tools", "history", "context", "documents")
+_OF_PROMPTS = ("tools", "history", "context", "documents", "images", "image", "videos")
 _KINDS: dict[type, str] = {
     bool: "a boolean",
     int: "a number",
