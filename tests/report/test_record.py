@@ -1,6 +1,7 @@
 """Reading a run directory: half-written files become notes, never exceptions."""
 
 from pathlib import Path
+from typing import Never
 
 import pytest
 
@@ -47,8 +48,9 @@ def test_updates_are_sorted_and_a_later_line_overrides() -> None:
 
 
 def test_values_that_are_no_number_are_kept_apart_from_missing_ones() -> None:
-    read_back, _ = metrics([{"update": 1, "a": None, "b": float("inf"), "c": "text"}, {"update": 2, "a": 1}])
-    assert read_back.series == {"a": {1: None, 2: 1.0}, "b": {1: None}}
+    first = {"update": 1, "a": None, "b": float("inf"), "c": "text", "d": 1.7e308}
+    read_back, _ = metrics([first, {"update": 2, "a": 1}])
+    assert read_back.series == {"a": {1: None, 2: 1.0}, "b": {1: None}, "d": {1: None}}
 
 
 @pytest.mark.parametrize("update", [None, "7", 1.5, True, -1, 2**60])
@@ -93,3 +95,14 @@ def test_samples_are_found_by_name_and_sorted(short: Path) -> None:
     (short / "samples" / "000009.jsonl.part").write_text("{}\n")
     found = [(s.kind, s.update) for s in read(short).samples]
     assert found == [("eval", 0), *(("train", u) for u in range(1, 7))]
+
+
+def test_rollouts_that_may_not_be_read_are_a_note(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> Never:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: iter(()))
+    record = read(short)
+    assert record.samples == []
+    assert record.notes == ["samples could not be read: Permission denied."]

@@ -5,7 +5,6 @@ lack a file; what cannot be read becomes a note that the page shows, never an ex
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,8 @@ TREES = re.compile(r"(?:(eval_)?(\d{1,15})|([a-z][a-z_]{0,40}))\.jsonl")
 """Those of an update or an evaluation, or of a strategy."""
 LARGEST_INTEGER = 2**53
 """Integers beyond it are not exact in the reader's browser."""
+LARGEST = 1e305
+"""Of numbers beyond it a mean over updates may not be finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,10 @@ class Record:
 
 
 def number(value: object) -> float | None:
-    """A finite float, or None for anything else.
+    """A float of at most LARGEST, or None for anything else.
 
-    >>> number(3), number(True), number("3"), number(float("nan")), number(10**400)
-    (3.0, 1.0, None, None, None)
+    >>> number(3), number(True), number("3"), number(float("nan")), number(10**400), number(1e308)
+    (3.0, 1.0, None, None, None, None)
     """
     if not isinstance(value, (int, float)):
         return None
@@ -102,7 +103,7 @@ def number(value: object) -> float | None:
         result = float(value)
     except OverflowError:
         return None
-    return result if math.isfinite(result) else None
+    return result if abs(result) <= LARGEST else None
 
 
 def whole(value: object) -> int | None:
@@ -211,13 +212,13 @@ def read(run_dir: Path) -> Record:
     rows, bad_lines = json_lines(run_dir / "metrics.jsonl")
     curves, nameless = metrics(rows)
     notes = [*no_config, *no_code, *bad_plan, *bad_lines, *nameless]
-    samples = _samples(run_dir / "samples")
+    samples, no_samples = _samples(run_dir / "samples")
     stopped = file_text(run_dir / "stopped.txt")[0].strip()
-    trees = _samples(run_dir / "trees", TREES)
+    trees, no_trees = _samples(run_dir / "trees", TREES)
     if any(file.kind == "strategy" for file in trees):  # what `posttrain search` leaves trained nothing
         notes = [note for note in notes if note != "metrics.jsonl is not there."]
     parts, no_profile = profile.read(run_dir / "profile.json")
-    notes += no_profile
+    notes += [*no_samples, *no_trees, *no_profile]
     return Record(name, title or name, sections, config, code, curves, samples, notes, stopped, trees, parts)
 
 
@@ -237,10 +238,13 @@ def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], lis
     return text(plan.get("title")), sections, notes
 
 
-def _samples(folder: Path, names: re.Pattern[str] = SAMPLES) -> list[Samples]:
-    found = []
-    for path in folder.glob("*.jsonl") if folder.is_dir() else ():
-        if (match := names.fullmatch(path.name)) and path.is_file():
-            kind = "strategy" if match.lastindex == 3 else "eval" if match[1] else "train"
-            found.append(Samples(path, kind, int(match[2] or 0), path.stat().st_size))
-    return sorted(found, key=lambda s: (s.update, s.kind, s.path.name))
+def _samples(folder: Path, names: re.Pattern[str] = SAMPLES) -> tuple[list[Samples], list[str]]:
+    found, notes = [], []
+    try:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if (match := names.fullmatch(path.name)) and path.is_file():
+                kind = "strategy" if match.lastindex == 3 else "eval" if match[1] else "train"
+                found.append(Samples(path, kind, int(match[2] or 0), path.stat().st_size))
+    except OSError as error:
+        notes = [f"{folder.name} could not be read: {error.strerror}."]
+    return sorted(found, key=lambda s: (s.update, s.kind, s.path.name)), notes
