@@ -115,6 +115,31 @@ def test_each_state_is_told(run: Path, run_cli) -> None:
     assert f"{folder / 'torn'}: broken" in shown.out
 
 
+def test_a_directory_that_may_not_be_read_is_one_broken_line(run: Path, run_cli, monkeypatch) -> None:
+    shut = run.parent / "shut"
+    shutil.copytree(run, shut)
+    (run.parent / "torn").mkdir()
+    stat, iterdir = Path.stat, Path.iterdir
+
+    def refused(path: Path, within: Path) -> None:
+        if within == shut:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", lambda p, **how: refused(p, p.parent) or stat(p, **how))
+    monkeypatch.setattr(Path, "iterdir", lambda p: refused(p, p) or iterdir(p))
+    told = listing(run_cli, run.parent)
+    assert {name: each["state"] for name, each in told.items()} == {
+        "grpo-001": "done",
+        "shut": "broken",
+        "torn": "broken",
+    }
+    assert "Permission denied" in told["shut"]["note"]
+    said = run_cli("clean", run.parent, "--dry-run")
+    assert said.code == 0
+    assert f"{shut}: left alone" in said.err
+    assert "can go" in said.out
+
+
 def test_the_list_is_in_the_order_that_is_asked(run: Path, run_cli) -> None:
     folder = run.parent
     for name, accuracy, size in (("a", 0.2, 10), ("b", 0.8, 30_000), ("c", 0.5, 20_000)):
@@ -255,3 +280,16 @@ def test_a_checkpoint_that_another_run_begins_from_stays_and_a_damaged_one_is_no
     assert run_cli("clean", run, "--yes").code == 0
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_000001", "step_000003"}
     assert run_cli("sample", run, "2+2=").code == 0
+
+
+def test_a_checkpoint_that_is_a_link_stays_and_so_does_what_it_leads_to(run: Path, run_cli) -> None:
+    moved = run.parent / "disk" / "step_000001"
+    moved.parent.mkdir()
+    (run / "checkpoints" / "step_000001").rename(moved)
+    (run / "checkpoints" / "step_000001").symlink_to(moved)
+    evaluated(run, dict.fromkeys(range(5), 0.5))
+    said = run_cli("clean", run, "--yes")
+    assert said.code == 0, said.err
+    assert "step_000001 (it lies elsewhere)" in said.out
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"step_000001", "step_000004"}
+    assert (moved / "manifest.json").exists()

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from posttrain.commands.runs import STAGES, Listed, found_in, listed
+from posttrain.commands.runs import Listed, found_in, listed
 from posttrain.models import checkpoint
 from posttrain.report.headline import best
 from posttrain.report.record import read
@@ -98,9 +98,9 @@ def _runs(named: Iterable[Path]) -> Iterator[Listed]:
             raise UserError(
                 "there is no such directory", where=str(folder), mend="name a run, or a folder of runs"
             )
-        for path in _with_stages(folder):
-            run = listed(path)
-            if path.resolve() in seen or run.kind == "pipeline":
+        for run in _with_stages(folder):
+            path = Path(run.path)
+            if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
             if run.state == "broken":
@@ -111,11 +111,13 @@ def _runs(named: Iterable[Path]) -> Iterator[Listed]:
                 yield run
 
 
-def _with_stages(folder: Path) -> Iterator[Path]:
+def _with_stages(folder: Path) -> Iterator[Listed]:
     for path in found_in(folder):
-        yield path
-        if path != folder and (path / STAGES).exists():
-            yield from (p for p in found_in(path) if (p / "config.toml").exists())
+        run = listed(path)
+        if run.kind == "pipeline":
+            yield from (listed(p) for p in found_in(path) if (p / "config.toml").exists())
+        else:
+            yield run
 
 
 def planned(run: Listed, *, weights_only: bool, records: bool) -> Plan:
@@ -157,7 +159,9 @@ def _checkpoints(run: Path) -> tuple[dict[Path, str], list[Path]]:
             )
     recipes = _neighbours(run)
     for path in there.values():
-        if path not in stays and any(f"{run.name}/checkpoints/{path.name}" in text for text in recipes):
+        if path not in stays and path.is_symlink():
+            stays[path] = "it lies elsewhere"
+        elif path not in stays and any(f"{run.name}/checkpoints/{path.name}" in text for text in recipes):
             stays[path] = "another run begins from it"
     return dict(sorted(stays.items())), [path for path in there.values() if path not in stays]
 

@@ -132,7 +132,11 @@ def found_in(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
         yield folder
         return
     for path in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
-        if _is_one(path) or _is_half(path):
+        try:
+            is_run = _is_one(path) or _is_half(path)
+        except PermissionError:  # `listed` says so
+            is_run = True
+        if is_run:
             yield path
         elif depth > 1:
             yield from found_in(path, depth - 1)
