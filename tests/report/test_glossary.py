@@ -22,13 +22,14 @@ def test_every_entry_says_something_and_has_an_anchor_of_its_own_on_the_page() -
 
 def test_a_name_is_found_by_what_may_stand_in_it_and_no_further() -> None:
     found = glossary.words(
-        ["pass@16", "verdict/a b", "eval/rewards/margin", "eval/accuracy", "ranks/rows_bytes"]
+        ["pass@16", "verdict/a b", "eval/rewards/margin", "eval/audit/a", "eval/accuracy", "ranks/rows_bytes"]
     )
     anchors = {name: told[3] for name, told in found.items()}
     assert anchors == {
         "pass@16": "pass-k",
         "verdict/a b": "verdict-label",
         "eval/rewards/margin": "rewards-margin",
+        "eval/audit/a": "audit-name",
         "eval/accuracy": "eval-accuracy",
         "ranks/rows_bytes": "ranks-gradients-bytes",
     }

@@ -142,14 +142,18 @@ def test_half_a_line_waits_and_a_file_that_was_cut_begins_again(short: Path) -> 
             file.write('{"update": 7, "reward/mean": N')
         assert news(port, offset)["next"] == offset
         with metrics.open("a") as file:
-            file.write('aN, "kl/ref": 0.75}\n')
+            file.write('aN, "kl/ref": 0.75, "loss": 1e999}\n')
         told = news(port, offset)
-        assert told["lines"] == [{"update": 7, "reward/mean": None, "kl/ref": 0.75}]
+        assert told["lines"] == [{"update": 7, "reward/mean": None, "kl/ref": 0.75, "loss": None}]
         assert "KL blow-up" in {alarm["name"] for alarm in told["alarms"]}
         (short / "stopped.txt").write_text("the verifier died\n")
         assert news(port, told["next"])["stopped"] == "the verifier died"
         metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:3]))
         assert news(port, told["next"]) == {"again": True, "running": False}
+        metrics.unlink()
+        metrics.mkdir()
+        assert news(port, 0)["lines"] == []
+        assert "metrics.jsonl could not be read" in asked(port, "/")[1]
 
 
 def test_what_cannot_be_watched_is_a_mistake(

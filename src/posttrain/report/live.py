@@ -19,7 +19,7 @@ from posttrain.errors import UserError
 from posttrain.report.glossary import words
 from posttrain.report.headline import headline
 from posttrain.report.page import alarms, page
-from posttrain.report.record import file_text, read
+from posttrain.report.record import file_text, number, read
 from posttrain.report.rollouts import pack_file
 from posttrain.report.verdicts import classes
 
@@ -76,7 +76,7 @@ def news(run_dir: Path, offset: int) -> dict[str, Any]:
         with (run_dir / METRICS).open("rb") as file:
             file.seek(max(0, offset - 1))
             content = file.read()
-    except FileNotFoundError:
+    except OSError:
         content = b""
     if offset and not content.startswith(b"\n"):
         return {"again": True}
@@ -100,7 +100,7 @@ def _whole(run_dir: Path) -> int:
     """Bytes of the whole lines of metrics.jsonl."""
     try:
         return (run_dir / METRICS).read_bytes().rfind(b"\n") + 1
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 
@@ -109,7 +109,7 @@ def _objects(content: bytes) -> list[dict[str, Any]]:
     for line in content.splitlines():
         try:
             # A number that is none is null in a line; what else Python reads, no browser does.
-            row = json.loads(line, parse_constant=lambda name: None)
+            row = json.loads(line, parse_constant=lambda name: None, parse_float=lambda x: number(float(x)))
         except (ValueError, RecursionError):
             continue
         found += [row] if isinstance(row, dict) else []
