@@ -66,8 +66,14 @@ def _parser() -> _Parser:
     parser = _Parser(prog="posttrain classic", description="Classic examples beside their exact optimum.")
     parser.add_argument("name", choices=(*NAMES, "all"), metavar="NAME", help=f"{', '.join(NAMES)}, or all")
     parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw what it learnt into this PNG")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default 0)")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of everything random (default 0)")
     return parser
+
+
+def _seed(word: str) -> int:
+    if not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"{word!r} is no integer from 0 on")
+    return int(word)
 
 
 def _picture(name: str) -> Path:
