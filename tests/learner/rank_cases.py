@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,9 +136,18 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def rows_of_all() -> Batch:
-    """What is learnt from."""
+    """What is learnt from; two rows of group 7, rank 0's, are one episode."""
     batch: Batch = splits.with_probes(common.make_batch(K=4, seed=3, groups=4))
-    return batch
+    number = torch.arange(len(batch))
+    number[3] = 1
+    return replace(batch, episode=number)
+
+
+def rows_of(batch: Batch, rows: torch.Tensor) -> Batch:
+    """A rank's share of them, which says nothing of episodes if each row is one."""
+    mine = batch.rows(rows)
+    assert mine.episode is not None
+    return mine if len(mine.episode.unique()) < len(mine) else replace(mine, episode=None)
 
 
 def alone(case: Case, ranks: Ranks) -> Any:
@@ -156,7 +166,7 @@ def compared(case: Case, mode: str, ranks: Ranks, told: Any) -> dict[str, float]
     batch = rows_of_all()
     gradient, weights, metrics, said = told
     rows = share_of(batch, ranks)
-    mine = moved(build_learner(case, ranks, MODES[mode]), batch.rows(rows))
+    mine = moved(build_learner(case, ranks, MODES[mode]), rows_of(batch, rows))
     seen = [{k: v for k, v in each.items() if k != "ranks/imbalance"} for each in mine[2]]
     lacking = [set(a) ^ set(b) for a, b in zip(seen, metrics, strict=True)]
     assert not any(lacking), lacking

@@ -129,6 +129,8 @@ def deal(ranks: Ranks, batch: Batch, extra: Mapping[str, PerToken], *, whole: bo
     pieces = [p for part in ranks.gather(portions(batch, ranks.rank, whole=whole), "rows") for p in part]
     given, tokens = assign(pieces, ranks.size)
     mine = [sorted(r for p in each if p.owner == ranks.rank for r in p.rows) for each in given]
+    # Advantages are made by now, and only a rank that has episodes of several rows numbers them.
+    batch = replace(batch, episode=None)
     held = {each.name: getattr(batch, each.name) for each in fields(batch)}
     columns = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     parts = [
