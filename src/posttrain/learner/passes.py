@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.forward import Net, forward, parts, score_batch, values
 from posttrain.learner.rank_balance import Deal, deal
-from posttrain.learner.ranks import Parallel, Ranks
+from posttrain.learner.ranks import ALONE, Parallel, Ranks
 from posttrain.learner.shards import shard, sharded_modules
 from posttrain.math.everywhere import HERE, Everywhere
-from posttrain.types import Batch, Outputs, PerToken, Trajectory
+from posttrain.types import Batch, Outputs, PerToken, Trajectory, UserError
 
 
 class Passes:
@@ -43,11 +43,19 @@ class Passes:
         self.ranks, self.parallel, self.whole = ranks, parallel, whole
         self.temperature, self.budget = temperature, budget
         nets = [net for net in (self.net, self.reference) if net is not None]
-        for net in nets if parallel.shard else ():
+        if parallel.cpu_offload and ranks is ALONE:
+            raise UserError(
+                "FSDP2 keeps the shares, and no rank was started",
+                where="train.cpu_offload",
+                mend="start one with torchrun --nproc-per-node 1, or leave it out",
+            )
+        # A process that nobody started as a rank has nobody to share with.
+        shards = parallel.shard and ranks is not ALONE
+        for net in nets if shards else ():
             shard(net, parallel, ranks.size, adapter=adapter)
         self._shares = [module for net in nets for module in sharded_modules(net)]
         # Whoever gathers shares for a pass needs all ranks in it.
-        self._together: Everywhere = ranks if parallel.shard else HERE
+        self._together: Everywhere = ranks if shards else HERE
 
     def deal(self, batch: Batch, extra: Mapping[str, PerToken] = MappingProxyType({})) -> Deal:
         """The rows that this rank computes, with columns that go with them."""
