@@ -6,14 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from posttrain.learner import process_ranks
+from posttrain.learner.learner import Learner
 from posttrain.learner.rank_balance import Portion, assign, imbalance
+from posttrain.learner.ranks import Parallel
+from posttrain.learner.shards import sharded_modules
+from posttrain.methods.build import build
+from posttrain.types import RunError, UserError
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -108,6 +115,78 @@ def test_a_rank_whose_threads_got_no_processor_ends_as_any_other(tmp_path: Path)
     command = [*TORCHRUN, "2", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+class Store(dict[str, str]):
+    """The store of ranks that speak of themselves, without processes."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def get(self, key: str) -> bytes:  # type: ignore[override]
+        return self[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+def rank_of(size: int, rank: int, store: Store) -> process_ranks.ProcessRanks:
+    """A rank that has met others in this store."""
+    found = object.__new__(process_ranks.ProcessRanks)
+    found.rank, found.size, found.store, found.deadline_s, found._began = rank, size, store, 9.0, 1
+    found._ended, found._beats = threading.Event(), threading.Thread()
+    found._beats.start()
+    return found
+
+
+@pytest.mark.parametrize("lost", ["rank 2 ended: no memory", "rank 2 of 3 was killed or stopped"])
+def test_a_rank_that_ended_for_another_names_that_one(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_ranks, "BEAT_S", 0.0)
+    assert rank_of(3, 0, Store({"ended/1": lost}))._lost("numbers", "") == lost
+    assert rank_of(3, 0, Store({"ended/1": "no disk"}))._lost("numbers", "") == "rank 1 ended: no disk"
+
+
+def test_rank_0_stays_until_others_have_read_why_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torchrun the store ends with it, and nobody would know."""
+    monkeypatch.setattr(process_ranks.dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(process_ranks, "BEAT_S", 60.0)
+    store = Store()
+    leaves = threading.Thread(target=rank_of(2, 0, store).close, args=("no disk",))
+    leaves.start()
+    leaves.join(0.2)
+    assert leaves.is_alive()
+    assert rank_of(2, 1, store)._read("ended") == {0: "no disk"}
+    store["ended/1"] = "rank 0 ended: no disk"
+    leaves.join()
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (KeyboardInterrupt("step_000001 is kept"), "interrupted; step_000001 is kept"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (RunError("no disk"), "no disk"),
+    ],
+)
+def test_others_are_told_why_a_rank_ends(
+    error: BaseException, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(process_ranks, "ProcessRanks", lambda deadline_s: SimpleNamespace(close=told.append))
+    with pytest.raises(type(error)), process_ranks.join_ranks(Parallel()):
+        raise error
+    assert told == [why]
+
+
+def test_a_process_alone_shares_nothing(llama: Any) -> None:
+    """A recipe for several ranks runs in one process, but for what asks FSDP2 to hold weights."""
+    method = build("sft", {}, horizon=16)
+    alone = Learner(llama(0), method, parallel=Parallel(shard=True, reshard_after_forward=True))
+    assert not sharded_modules(alone.net)
+    with pytest.raises(UserError, match=r"train\.cpu_offload.*torchrun --nproc-per-node 1"):
+        Learner(llama(0), method, parallel=Parallel(shard=True, cpu_offload=True))
 
 
 def test_the_longest_goes_first_and_a_prompt_is_shared() -> None:

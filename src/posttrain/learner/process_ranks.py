@@ -168,8 +168,9 @@ class ProcessRanks:
         except (dist.DistError, RuntimeError):
             return f"the ranks lost one another while they waited for {what}, rank 0 among them: {first}"
         others = [n for n in range(self.size) if n != self.rank]
-        if said := [f"rank {n} ended: {ended[n]}" for n in others if n in ended]:
-            return said[0]
+        if said := [(n, ended[n]) for n in others if n in ended]:
+            first_to_end, why = said[0]  # which may itself say who was lost
+            return why if why.startswith("rank ") else f"rank {first_to_end} ended: {why}"
         if dead := [n for n in others if alive.get(n) == before.get(n)]:
             return f"rank {dead[0]} of {self.size} was killed or stopped while the others waited for {what}"
         behind = [n for n in others if int(at.get(n, "0").split()[0]) < self._began]
@@ -200,7 +201,16 @@ class ProcessRanks:
         self._ended.set()
         self._beats.join(5 * BEAT_S)
         dist.destroy_process_group()
+        if why and self.rank == 0:
+            self._wait_for_readers()
         self._wait_for_gloo()
+
+    def _wait_for_readers(self) -> None:
+        """Returns when the others have read why: without torchrun the store ends with rank 0."""
+        end = time.monotonic() + 5 * BEAT_S
+        with suppress(dist.DistError, RuntimeError):
+            while len(self._read("ended")) < self.size and time.monotonic() < end:
+                time.sleep(0.05)
 
     def _wait_for_gloo(self) -> None:
         """Returns when gloo's threads have let go of the last message, after deadline_s at the latest.
@@ -280,6 +290,7 @@ def join_ranks(settings: Parallel) -> Iterator[Ranks]:
     try:
         yield ranks
     except BaseException as error:
-        ranks.close(str(error) or type(error).__name__)
+        why = f"interrupted; {error}" if isinstance(error, KeyboardInterrupt) and str(error) else str(error)
+        ranks.close(why or type(error).__name__)
         raise
     ranks.close()
