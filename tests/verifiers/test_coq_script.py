@@ -77,6 +77,7 @@ def test_the_last_whole_block_counts_and_its_place_is_known():
     assert (text, response[at : at + len(text)]) == ("lia.\n", "lia.\n")
     assert response[at - 7 : at] == "```coq\n"
     assert submission("auto.\n") == ("auto.\n", 0)
+    assert submission("<think>\n```coq\nlia.\n```\nno</think>auto.\n") == ("auto.\n", 34)
 
 
 @pytest.mark.parametrize(

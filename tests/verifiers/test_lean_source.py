@@ -144,6 +144,7 @@ def test_names_like_holes_are_none(text):
         ("```lean4\na\n```\n```\nb\n```\n", "b\n"),
         ("```lean\na\n```\n```lean\nb", "a\n"),
         ("```\n```", ""),
+        ("<think>\n```lean\nsorry\n```\n</think>simp", "simp"),
     ],
 )
 def test_the_last_complete_block_is_the_code(response, text):

@@ -66,6 +66,8 @@ def test_where_says_what_is_read() -> None:
         for where in ("all", "fenced", "auto")
     }
     assert labels == {"all": ["right", "wrong"], "fenced": ["no_answer", "right"], "auto": ["right", "right"]}
+    assert Grammar(grammar=SUMS)(task(), "<think>\n```\nx\n```\n</think>1").label == "right"
+    assert Grammar(grammar=SUMS)(task(), "<think>\n```\n1\n```\n</think>x").label == "wrong"
 
 
 def test_earley_takes_what_lalr_cannot() -> None:

@@ -136,6 +136,13 @@ def test_where_says_what_is_read(where: Any, whole: str, fenced: str, both: str)
     assert verifier(task(), "so\n```json\n[1]\n```\nthen").label == both
 
 
+def test_what_stands_in_a_thought_is_no_json() -> None:
+    verifier = Json(schema={"type": "array"})
+    assert verifier(task(), "<think>\n```json\n{}\n```\nno</think>\n[1]").label == "right"
+    assert verifier(task(), "<think>\n```json\n[1]\n```\nno</think>{}").label == "wrong"
+    assert verifier(task(), "<think>\n```json\n[1]\n```\nor").label == "no_answer"
+
+
 @pytest.mark.parametrize(
     ("response", "label"),
     [

@@ -42,6 +42,7 @@ RIGHT = [
     "SELECT a, b FROM t WHERE a < 3 UNION ALL SELECT a, b FROM t WHERE a = 3",
     "```sql\nSELECT a FROM t\n```\nNo, rather\n```\nSELECT a, b FROM t\n```\nwhich is it. ```",
     "SELECT a, b FROM t WHERE b <> '; DROP TABLE t' OR b IS NULL",
+    "<think>\n```sql\nSELECT a FROM t\n```\nno</think>SELECT a, b FROM t",
 ]
 
 
@@ -56,6 +57,7 @@ REFUSED = [
     ("", "no_answer"),
     ("  \n", "no_answer"),
     ("```sql\n```", "no_answer"),
+    ("<think>\n```sql\nSELECT a, b FROM t\n```\n", "no_answer"),
     ("The query is SELECT a, b FROM t", "unreadable"),
     ("SELECT a, b FROM t WHERE", "unreadable"),
     ("SELECT a, nope FROM t", "unreadable"),

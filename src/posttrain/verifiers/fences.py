@@ -2,12 +2,12 @@
 
 A block begins with a line of at least three backticks or tildes, indented by at most three spaces, with an
 optional language behind them; it ends with a line of as many of them or more and nothing else. A block
-that is not closed is none. Time is linear in the length of the response.
+that is not closed is none, nor is one in a thought. Time is linear in the length of the response.
 """
 
 import re
 
-from posttrain.verifiers.regions import spoken
+from posttrain.verifiers.regions import speech
 
 # Possessive, because spaces could otherwise be matched in quadratically many ways.
 _OPEN = re.compile(r" {0,3}(?:(`{3,}+)[ \t]*+([^`]*)|(~{3,}+)[ \t]*+(.*))", re.DOTALL)
@@ -22,10 +22,11 @@ def fenced(response: str, language: str = "") -> tuple[int, int] | None:
     'auto.\\n'
     """
     found: tuple[int, int] | None = None
-    mark, wanted, begin, at = "", False, 0, 0
+    mark, wanted, begin = "", False, 0
+    at, last = speech(response)
     if "```" not in response and "~~~" not in response:
         return None
-    for line in response.split("\n"):
+    for line in response[at:last].split("\n"):
         text = line.removesuffix("\r")
         if not mark:
             opened = _OPEN.fullmatch(text)
@@ -60,6 +61,4 @@ def program(response: str) -> str:
     >>> program("    return 1")
     '    return 1'
     """
-    said = spoken(response)
-    found = fenced(said)
-    return said if found is None else said[slice(*found)]
+    return response[slice(*(fenced(response) or speech(response)))]

@@ -30,7 +30,15 @@ def spoken(response: str) -> str:
     >>> spoken("<think>6? no</think>7"), spoken("so 6</think>7"), spoken("<think>maybe 6"), spoken("7")
     ('7', '7', '', '7')
     """
-    return response.rpartition("</think>")[2].partition("<think>")[0]
+    return response[slice(*speech(response))]
+
+
+def speech(response: str) -> tuple[int, int]:
+    """Where what `spoken` returns begins and ends."""
+    thought = response.rfind("</think>")
+    begin = thought + len("</think>") if thought >= 0 else 0
+    unclosed = response.find("<think>", begin)
+    return begin, unclosed if unclosed >= 0 else len(response)
 
 
 def placed(answer: str, where: Where, marker: str, tag: str) -> str:

@@ -11,6 +11,7 @@ from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.cpu_limit import OverTimeError, within
 from posttrain.verifiers.fences import last_fenced
 from posttrain.verifiers.protocol import Verifier, shown
+from posttrain.verifiers.regions import spoken
 
 MOST_CHARACTERS = {"lalr": 100_000, "earley": 2_000}
 
@@ -37,7 +38,8 @@ class Grammar(Verifier):
     parser: Literal["lalr", "earley"] = "lalr"
     """lalr is fast; earley takes grammars that are ambiguous or need to look further ahead."""
     where: Literal["auto", "all", "fenced"] = "auto"
-    """What is read: all of the response, its last fenced block, or that if there is one."""
+    """What is read: all of the response, its last fenced block, or that if there is one and otherwise all
+    that it says behind its thought."""
     max_characters: int | None = None
     """The longest text that is read; without it 100,000 for lalr and 2,000 for earley."""
     time_limit_s: float = 5.0
@@ -65,7 +67,7 @@ class Grammar(Verifier):
         text = response
         if self.where != "all":
             block = last_fenced(response)
-            text = block if block is not None else response if self.where == "auto" else ""
+            text = block if block is not None else spoken(response) if self.where == "auto" else ""
         text = text.strip()
         if not text:
             return Verdict(score=0.0, label="no_answer", reason="there is nothing to read")

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from posttrain.verifiers.fences import fenced
+from posttrain.verifiers.regions import speech
 
 _NEXT = re.compile(r'\(\*|"|\.+')
 _BLANK = " \t\r\n"
@@ -132,12 +133,12 @@ def unprefixed(code: str) -> str:
 
 
 def submission(response: str) -> tuple[str, int]:
-    """The last complete fenced block of a response, or all of it, and where it begins.
+    """The last complete fenced block of a response, or all behind its thought, and where it begins.
 
     >>> submission("So:\\n```coq\\nauto.\\n```\\nthat is auto.\\n")
     ('auto.\\n', 11)
     """
-    found = fenced(response) or (0, len(response))
+    found = fenced(response) or speech(response)
     return response[slice(*found)], found[0]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from posttrain.verifiers.fences import fenced
+from posttrain.verifiers.regions import speech
 
 HEADER, GUARD, SPEC, SUBMISSION, CHECK = "PtHeader", "PtGuard", "PtSpec", "PtSubmission", "PtCheck"
 """The modules: the header; names kept from the response; the statement; the response's; ours, that judges."""
@@ -68,8 +69,8 @@ class Code:
 
     @staticmethod
     def of(response: str) -> "Code":
-        """The last complete fenced block, or the whole response where there is none."""
-        begin, end = fenced(response) or (0, len(response))
+        """The last complete fenced block, or all that is said behind the thought where there is none."""
+        begin, end = fenced(response) or speech(response)
         return Code(without_comments(response[begin:end]), begin)
 
 
