@@ -138,6 +138,13 @@ def test_an_empty_response_follows_nothing() -> None:
     task = asked(("punctuation:no_comma", {}), ("keywords:forbidden_words", {"forbidden_words": ["x"]}))
     verdict = Instructions()(task, " \n")
     assert verdict.parts["strict"] == verdict.parts["loose"] == 0
+    assert Instructions()(task, "<think>y").parts["loose"] == 0
+
+
+def test_a_thought_is_not_looked_at() -> None:
+    task = asked(("punctuation:no_comma", {}), ("keywords:existence", {"keywords": ["cat"]}))
+    assert Instructions()(task, "<think>Well, no commas.</think>A cat").score == 1.0
+    assert Instructions()(task, "<think>a cat</think>A dog").score == 0.0
 
 
 def test_parts_count_prompts_and_instructions_strictly_and_loosely() -> None:
@@ -189,6 +196,23 @@ def test_sentences_end_where_a_person_ends_them() -> None:
             "did you mean 'punctuation:no_comma'",
         ),
         ({"instruction_id_list": ["startend:end_checker"], "kwargs": [{}]}, "no 'end_phrase'"),
+        *(
+            ({"instruction_id_list": [name], "kwargs": [given]}, says)
+            for name, given, says in [
+                (
+                    "length_constraints:number_words",
+                    {"num_words": 3, "relation": "at most"},
+                    "at least, less than as 'relation', not 'at most'",
+                ),
+                ("length_constraints:number_words", {"num_words": "3", "relation": "at least"}, "'3'"),
+                ("length_constraints:number_paragraphs", {"num_paragraphs": 2.5}, "2.5"),
+                ("keywords:existence", {"keywords": "cat"}, "a list of texts as 'keywords', not 'cat'"),
+                ("keywords:forbidden_words", {"forbidden_words": []}, "not \\[\\]"),
+                ("startend:end_checker", {"end_phrase": " "}, "not ' '"),
+                ("language:response_language", {"language": "da"}, "not 'da'"),
+                ("punctuation:no_comma", "x", "kwargs"),
+            ]
+        ),
     ],
 )
 def test_a_task_that_cannot_be_judged_is_refused(fields: dict, message: str) -> None:

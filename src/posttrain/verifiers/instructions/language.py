@@ -59,6 +59,10 @@ _WORDS = {
         "ne": "छ र को हो गर्न भएको छन् पनि लागि यो मा ले एक हुन् हामी म तथा गरेको",
     },
 }
+LANGUAGES = tuple(
+    sorted({code for code in _OF_SCRIPT.values() if code} | {c for t in _WORDS.values() for c in t})
+)
+"""All that can be told."""
 _SETS = {
     script: {code: frozenset(words.split()) for code, words in table.items()}
     for script, table in _WORDS.items()

@@ -1,22 +1,29 @@
 """The verifier of instructions that a program can check."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.instructions.checks import CHECKS
+from posttrain.verifiers.instructions.checks import AT_LEAST, CHECKS, LESS_THAN
+from posttrain.verifiers.instructions.language import LANGUAGES
 from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.regions import spoken
+
+_RELATIONS = (AT_LEAST, LESS_THAN)
+_ONE_OF = dict.fromkeys(("relation", "let_relation", "capital_relation"), _RELATIONS) | {
+    "language": LANGUAGES
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instructions(Verifier):
     """1 if the response follows all of the task's instructions, otherwise 0, or with `partial` the share.
 
-    An empty response follows none.
+    An empty response follows none. What stands in a thought is not looked at.
 
     A task's fields are IFEval's: `instruction_id_list`, and `kwargs` with the numbers of each. The parts say
     how many there are (`instructions`), how many are followed (`strict`, `loose`), and whether all are
@@ -44,6 +51,7 @@ class Instructions(Verifier):
     def __call__(self, task: Task, response: str) -> Verdict:
         """Which instructions are followed; the reason names those that are not."""
         asked = list(_checks(task))
+        response = spoken(response)
         versions = _versions(response)
         strict = [bool(response.strip()) and check(response) for _, check in asked]
         loose = [any(check(text) for text in versions) for _, check in asked]
@@ -60,7 +68,7 @@ class Instructions(Verifier):
         )
 
     def check(self, task: Task) -> None:
-        """UserError for an instruction of no known kind, or one that lacks a number."""
+        """UserError for an instruction of no known kind, or one whose kwargs are not what it needs."""
         list(_checks(task))
 
 
@@ -74,12 +82,38 @@ def _checks(task: Task) -> Iterator[tuple[str, Any]]:
         if name not in CHECKS:
             what = f"task {task.id!r}: there is no instruction {name!r}"
             raise UserError(what, where=task.source, mend=did_you_mean(str(name), CHECKS))
-        wanted = list(inspect.signature(CHECKS[name]).parameters)[1:]
-        numbers = numbers or {}
-        for key in wanted:
-            if numbers.get(key) is None:
-                raise UserError(f"task {task.id!r}: {name} has no {key!r}", where=task.source)
-        yield name, partial(CHECKS[name], **{key: numbers[key] for key in wanted})
+        wanted = list(inspect.signature(CHECKS[name]).parameters.values())[1:]
+        numbers = {} if numbers is None else numbers
+        if not isinstance(numbers, Mapping):
+            raise UserError(f"task {task.id!r}: the kwargs of {name} are no object", where=task.source)
+        try:
+            read = {
+                each.name: _argument(each.name, numbers.get(each.name), each.annotation) for each in wanted
+            }
+        except ValueError as error:
+            raise UserError(f"task {task.id!r}: {name} {error}", where=task.source) from None
+        yield name, partial(CHECKS[name], **read)
+
+
+def _argument(key: str, value: Any, kind: Any) -> Any:
+    """The value of a key of kwargs; ValueError if it is none for this kind of parameter."""
+    if value is None:
+        raise ValueError(f"has no {key!r}")
+    if kind is int:
+        # A table with gaps holds floats.
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        fits, wanted = whole and value >= (key == "nth_paragraph"), "a whole number"
+        value = int(value) if whole else value
+    elif key in _ONE_OF:
+        fits, wanted = value in _ONE_OF[key], f"one of {', '.join(_ONE_OF[key])}"
+    elif kind is str:
+        fits, wanted = isinstance(value, str) and bool(value.strip()), "a text"
+    else:
+        texts = isinstance(value, list) and all(isinstance(word, str) and word.strip() for word in value)
+        fits, wanted = texts and bool(value), "a list of texts"
+    if not fits:
+        raise ValueError(f"needs {wanted} as {key!r}, not {value!r}")
+    return value
 
 
 def _versions(response: str) -> list[str]:
