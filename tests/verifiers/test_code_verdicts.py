@@ -350,9 +350,17 @@ def test_outputs_are_compared_as_the_task_says(output: str, expected: str, how: 
     assert equal_text(output, expected, Compare.parsed(how)) is equal
 
 
+def test_the_asserts_of_a_test_are_counted_once_for_all_answers() -> None:
+    found = problem(task(prompt="", entry_point="f", test="assert f(1)"), "python")
+    asserts.cache_clear()
+    for answer in ("def f(x): return 0", "def f(x): return x - 1"):
+        assert grade.graded(found, answer, LEVEL, every=False).label == "WRONG"
+    assert asserts.cache_info().misses == 1
+
+
 def test_a_submission_goes_on_from_its_prompt_or_follows_it() -> None:
     found = problem(task(prompt="import math\n\ndef f(x):\n", entry_point="f", test="assert f(1)"), "python")
-    assert asserts(found) == 1
+    assert asserts(found.test) == 1
     for code in ("    return math.pi + x", "def f(x):\n    return math.pi + x"):
         space: dict[str, Any] = {}
         for source in sources(found, code):

@@ -134,9 +134,10 @@ def _preamble(prompt: str, test: str) -> str:
     return "\n".join([own, *(f"import {name}" for name in sorted(missing))])
 
 
-def asserts(found: Problem) -> int:
-    """How many asserts the test is written with."""
-    return sum(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(found.test)))
+@lru_cache(maxsize=64)
+def asserts(test: str) -> int:
+    """How many asserts a test is written with."""
+    return sum(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(test)))
 
 
 def _imports(prompt: str) -> str:
