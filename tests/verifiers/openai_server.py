@@ -33,6 +33,7 @@ class Raw:
     body: bytes
     length: int | None = None
     kind: str = "application/json"
+    status: int = 200
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def serving(behaviour: Behaviour) -> Iterator[Server]:
                 return
             if isinstance(said, Raw):
                 length = len(said.body) if said.length is None else said.length
-                self._send(200, said.body, {"Content-Type": said.kind}, length)
+                self._send(said.status, said.body, {"Content-Type": said.kind}, length)
                 self.close_connection = length != len(said.body)
                 return
             if isinstance(said, Likely):

@@ -8,6 +8,7 @@ import time
 from email.utils import formatdate
 from pathlib import Path
 
+import httpx
 import pytest
 
 from posttrain.base.usercode import load_named
@@ -98,8 +99,8 @@ PASSING = {
     "a list": Raw(b"[]"),
     "deep": Raw(b"[" * 100_000),
     "cut off": Raw(completion("Score: 7"), length=10_000),
-    "no content": Raw(completion(None)),
-    "content is a list": Raw(completion([{"text": "Score: 7"}])),
+    "content is a number": Raw(completion(7)),
+    "content is a list of no parts": Raw(completion([{"text": "Score: 7"}])),
     "empty": Raw(b""),
     "invalid gzip": Raw(b"\xff\xfe\x00"),
 }
@@ -129,6 +130,48 @@ def test_a_refusal_is_not_tried_again(code):
         [written] = say(made(server))
     assert f"status {code} (no such model)" in written.error
     assert len(server.asked) == 1
+
+
+PAID = {
+    "thought alone": (completion(None, finish="length"), "", True),
+    "parts": (completion([{"type": "thinking", "thinking": []}, {"type": "text", "text": "a"}]), "a", False),
+    "refusal": (
+        completion(None).replace(b'"content": null', b'"content": null, "refusal": "No."'),
+        "No.",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "text", "cut"), PAID.values(), ids=PAID)
+def test_what_was_written_and_paid_for_is_an_answer_whatever_its_form(body, text, cut, tmp_path):
+    log = str(tmp_path / "log.jsonl")
+    with serving(scripted(Raw(body))) as server:
+        [written] = say(made(server, log=log))
+    assert (written.failed, written.text, written.cut) == (False, text, cut)
+    assert spent(log) == Usage(requests=1, prompt_tokens=100, completion_tokens=10)
+
+
+@pytest.mark.parametrize("concurrency", [3, 256])
+def test_every_request_under_way_has_a_connection(concurrency, monkeypatch):
+    limits = []
+
+    class Client(httpx.Client):
+        def __init__(self, **options):
+            limits.append(options["limits"].max_connections)
+            super().__init__(**options)
+
+    monkeypatch.setattr(endpoint_module.httpx, "Client", Client)
+    with serving(scripted("Score: 7")) as server:
+        say(made(server, concurrency=concurrency), [HELLO] * 4)
+    assert limits == [min(concurrency, 4)]
+
+
+def test_what_a_server_complains_of_is_told():
+    for body in (b'{"detail": "no seed, please"}', b'[{"error": {"message": "no seed, please"}}]'):
+        with serving(scripted(Raw(body, status=422))) as server:
+            [written] = say(made(server))
+        assert "status 422 (no seed, please)" in written.error
 
 
 def test_an_empty_text_is_an_answer():

@@ -154,6 +154,13 @@ def test_what_can_never_be_read_has_no_score():
     assert len(server.asked) == 2
 
 
+def test_a_judge_that_thinks_until_max_tokens_is_asked_as_often_as_attempts_say():
+    with serving(scripted(Raw(completion(None, finish="length")))) as server:
+        verdict = over(server, attempts=2)(task(), "4")
+    assert (verdict.score, verdict.label, len(server.asked)) == (None, "unparsable", 2)
+    assert "max_tokens" in verdict.reason
+
+
 def test_a_score_that_was_cut_off_is_none():
     with serving(scripted(Raw(completion("Fine.\nScore: 1", finish="length")), "Score: 10")) as server:
         assert over(server)(task(), "4").score == 1.0

@@ -132,7 +132,12 @@ class Endpoint:
             return []
         threads = min(self.concurrency, len(bodies))
         with (
-            httpx.Client(headers=headers, timeout=self.timeout_s, verify=_certificates()) as client,
+            httpx.Client(
+                headers=headers,
+                timeout=self.timeout_s,
+                verify=_certificates(),
+                limits=httpx.Limits(max_connections=threads),  # or the hundred-first waits for a connection
+            ) as client,
             ThreadPoolExecutor(threads) as pool,
         ):
             return list(pool.map(lambda body: self._ask(client, body, options), bodies))
@@ -226,13 +231,11 @@ def _read(body: bytes, options: Sequence[str] = ()) -> Written:
     try:
         parsed = json.loads(body)
         choice = parsed["choices"][0]
-        content = choice["message"]["content"]
+        content = _content(choice["message"])
     except (ValueError, RecursionError):
         raise _RequestError("the answer is not JSON", status=200) from None
     except (KeyError, IndexError, TypeError):
         raise _RequestError("the answer has no choices[0].message.content", status=200) from None
-    if not isinstance(content, str):
-        raise _RequestError(f"the answer's content is {type(content).__name__}, not text", status=200)
     counts = parsed.get("usage")
     counts = counts if isinstance(counts, dict) else {}
     return Written(
@@ -242,6 +245,21 @@ def _read(body: bytes, options: Sequence[str] = ()) -> Written:
         cut=choice.get("finish_reason") == "length",
         chances=_chances(choice, options) if options else (),
     )
+
+
+def _content(message: Any) -> str:
+    """What a message says: its text, or the texts among its parts; without any, its refusal or nothing.
+
+    It has none where all that was written is thought, as when max_tokens end there: that is paid for as well.
+    """
+    content = message["content"]
+    if content is None:
+        content = message.get("refusal") or ""
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part["type"] == "text")
+    if not isinstance(content, str):
+        raise _RequestError(f"the answer's content is {type(content).__name__}, not text", status=200)
+    return content
 
 
 def _chances(choice: Any, options: Sequence[str]) -> tuple[float, ...]:
@@ -271,7 +289,13 @@ def _complaint(body: bytes) -> str:
     """What the server says is wrong, in brackets; empty if it says nothing readable."""
     try:
         said = json.loads(body)
-        said = said.get("error", said.get("message", "")) if isinstance(said, dict) else ""
+        said = said[0] if isinstance(said, list) and said else said
+        told = (
+            [said[key] for key in ("error", "message", "detail") if key in said]
+            if isinstance(said, dict)
+            else []
+        )
+        said = told[0] if told else ""
         said = said.get("message", "") if isinstance(said, dict) else said
     except (ValueError, RecursionError):
         said = ""

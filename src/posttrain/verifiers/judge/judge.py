@@ -55,7 +55,7 @@ class Reading:
 
     value: float | None
     text: str
-    """The judge's answer; without one, what went wrong."""
+    """The judge's answer; where no number was read in it, why."""
     label: Literal["", "unanswered", "unparsable"] = ""
 
 
@@ -87,7 +87,7 @@ def ask(
 
 def _reading(rubric: Rubric, answer: Written) -> Reading:
     if answer.failed:
-        return Reading(None, answer.error, "unanswered")
+        return Reading(None, shown(answer.error, 120), "unanswered")
     if rubric.verdict == "logprobs":
         value = rubric.weigh(answer.chances)
         each = zip(rubric.options, answer.chances, strict=True)
@@ -95,7 +95,10 @@ def _reading(rubric: Rubric, answer: Written) -> Reading:
     else:
         # Cut off, "Score: 10" may read "Score: 1".
         value, text = None if answer.cut else rubric.read(answer.text), answer.text
-    return Reading(value, text, "unparsable" if value is None else "")
+    if value is None:
+        cut = "max_tokens end it: " if answer.cut else ""
+        return Reading(None, f"{cut}no verdict in {shown(text, 120)}", "unparsable")
+    return Reading(value, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,9 +167,7 @@ class Judge(Judging, Verifier):
     def _verdict(self, readings: Sequence[Reading]) -> Verdict:
         for reading in readings:
             if reading.value is None:
-                what = shown(reading.text, 120)
-                said = what if reading.label == "unanswered" else f"no verdict in {what}"
-                return Verdict(score=None, label=reading.label, reason=said)
+                return Verdict(score=None, label=reading.label, reason=reading.text)
         values = [reading.value for reading in readings if reading.value is not None]
         because = shown(" ".join(readings[0].text.split()), 120)
         if self.rubric.kind == "pointwise":
