@@ -315,6 +315,14 @@ def test_a_million_characters_take_linear_time(unit: str) -> None:
         ({"pattern": r"^\w+$"}, '"e_1"', "right"),
         ({"pattern": r"[$]\$$"}, '"$$"', "right"),
         ({"pattern": "a"}, "7", "right"),
+        ({"pattern": "(?i)^A$"}, '"a"', "right"),
+        ({"patternProperties": {"^a$": {}}, "additionalProperties": False}, '{"a": 1}', "right"),
+        ({"patternProperties": {"^a$": {}}, "additionalProperties": False}, '{"a\\n": 1}', "wrong"),
+        ({"allOf": [{"patternProperties": {"^a$": False}}]}, '{"a\\n": 1}', "right"),
+        ({"patternProperties": {"^a$": {}}, "unevaluatedProperties": False}, '{"a\\n": 1}', "wrong"),
+        ({"properties": {"patternProperties": {"$ref": "#/$defs/$"}}, "$defs": {"$": False}}, "{}", "right"),
+        ({"patternProperties": {"^a$": False}, "$ref": "#/patternProperties/^a$"}, "{}", "wrong"),
+        ({"$schema": "http://json-schema.org/draft-03/schema#", "divisibleBy": 0.01}, "19.99", "right"),
     ],
 )
 def test_decimals_are_what_was_written_and_patterns_are_ecmas(

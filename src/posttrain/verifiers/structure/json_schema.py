@@ -175,8 +175,9 @@ def _validator(schema: str) -> Any:
     """What checks values against a schema, given as its text; it fetches nothing. ValueError for no draft."""
     from jsonschema import Draft202012Validator, validators
     from referencing import Registry
+    from referencing.jsonschema import specification_with
 
-    contents = json.loads(schema)
+    contents: Any = json.loads(schema)
     draft: Any = Draft202012Validator
     unknown: Any = None
     if "$schema" in contents:
@@ -185,7 +186,17 @@ def _validator(schema: str) -> Any:
         if draft is unknown:
             raise ValueError(f"its draft {named!r} is unknown")
     rules = {"uniqueItems": _unique_items, "multipleOf": _multiple_of, "pattern": _pattern}
+    if "divisibleBy" in draft.VALIDATORS:  # draft 3
+        rules["divisibleBy"] = _multiple_of
     checker: Any = validators.extend(draft, rules)  # type: ignore[no-untyped-call]
+    todo = [specification_with(draft.META_SCHEMA["$schema"]).create_resource(contents)]
+    while todo:
+        here = todo.pop()
+        todo += here.subresources()
+        names = here.contents.get("patternProperties") if isinstance(here.contents, dict) else None
+        # Several of the library's rules search for these. A reference may lead by way of one.
+        if isinstance(names, dict) and "/patternProperties/" not in schema:
+            here.contents["patternProperties"] = {_ended(each): names[each] for each in names}
     return checker(contents, registry=Registry())
 
 
@@ -209,10 +220,13 @@ def _pattern(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[E
     """The library's own rule, as ECMA-262 reads patterns: digits are 0 to 9, and $ is the very end."""
     from jsonschema import ValidationError
 
-    if isinstance(value, str):
-        ended = _ESCAPED.sub(lambda found: r"\Z" if found.group() == "$" else found.group(), wanted)
-        if not re.search(ended, value, re.ASCII):
-            yield ValidationError(f"{value!r} does not match {wanted!r}")
+    if isinstance(value, str) and not re.search(_ended(wanted), value, re.ASCII):
+        yield ValidationError(f"{value!r} does not match {wanted!r}")
+
+
+def _ended(pattern: str) -> str:
+    """A pattern whose $ is the very end in Python as well."""
+    return _ESCAPED.sub(lambda found: r"\Z" if found.group() == "$" else found.group(), pattern)
 
 
 def _check_schema(schema: Mapping[str, Any]) -> None:
