@@ -1,16 +1,20 @@
 """Python functions as rewards: what they are given, what they may return, and what is refused at once."""
 
+import copy
 import math
 import pickle
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from posttrain.types import Task, UserError, Verdict
-from posttrain.verifiers.function import Function, as_verdict
+from posttrain.verifiers.function import Function, InProcessFunction, as_verdict
+from posttrain.verifiers.protocol import Group
 from posttrain.verifiers.self_test import self_test
-from posttrain.verifiers.workers.pool import Pool
+from posttrain.verifiers.workers.pool import Pool, judged, judged_group
 
 QUESTION = Task(
     id="q1",
@@ -46,6 +50,39 @@ QUESTION = Task(
 def test_a_function_is_given_what_it_names(user, body, score):
     name = "Inner.f" if "Inner" in body else "f"
     assert Function(function=user(body, name))(QUESTION, "abc").score == score
+
+
+@pytest.mark.parametrize("takes", ["response", "completions"])
+def test_a_function_that_changes_its_arguments_does_not_change_the_task(takes):
+    asked = replace(QUESTION, fields={"tests": [[1], [2]]})
+    before = copy.deepcopy(asked)
+
+    def single(response, tests, messages, task):
+        tests.pop()[0] += 1
+        messages[-1]["content"] = task.fields["tests"][0].append(3)
+        return len(tests)
+
+    def several(completions, tests, messages, task):
+        return [single(*each) for each in zip(completions, tests, messages, task, strict=True)]
+
+    verifier = InProcessFunction.of(single if takes == "response" else several)
+    group = Group(task=asked, responses=("a", "b"))
+    assert [v.score for v in judged_group(verifier, group) * 2] == [1.0] * 4
+    assert asked == before
+
+
+def test_a_function_that_exits_fails_and_ends_nothing():
+    verdict = judged(InProcessFunction.of(lambda response: sys.exit(0)), QUESTION, "a")
+    assert (verdict.score, verdict.label) == (None, "raised")
+
+
+def test_an_object_whose_call_is_async_is_refused():
+    class Scorer:
+        async def __call__(self, response):
+            return 1.0
+
+    with pytest.raises(UserError, match="async"):
+        InProcessFunction.of(Scorer())
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def signature_of(found: Any) -> dict[str, Any]:
     return {
         "type": type(found).__name__,
         "callable": callable(found),
-        "is_async": inspect.iscoroutinefunction(found),
+        "is_async": inspect.iscoroutinefunction(found)
+        or (callable(found) and inspect.iscoroutinefunction(type(found).__call__)),
         "parameters": parameters,
     }
 

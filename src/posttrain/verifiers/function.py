@@ -31,7 +31,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, TypeGuard
 
@@ -104,7 +104,8 @@ class Function(Verifier):
         if not self.grouped:
             return super().judge_group(group)
         task, size = group.task, len(group.responses)
-        given: dict[str, Any] = {key: [value] * size for key, value in _columns(task).items()}
+        columns = [_columns(task) for _ in range(size)]
+        given: dict[str, Any] = {key: [each[key] for each in columns] for key in _columns(task)}
         given["prompts"], given["completions"] = [_prompt(task)] * size, list(group.responses)
         if task.conversational:
             given["prompts"] = [[dict(message) for message in task.messages] for _ in range(size)]
@@ -195,8 +196,20 @@ def _prompt(task: Task) -> str:
 
 
 def _columns(task: Task) -> dict[str, Any]:
-    """What is known of a task by name; the data's own columns before what is called the same here."""
-    return {"messages": list(task.messages), "task": task, **task.fields, "answer": task.answer}
+    """What is known of a task by name; the data's own columns before what is called the same here.
+
+    It is a copy, for a function that changes its arguments, as by `tests.pop()`, must not change the task.
+    """
+    messages, fields = _copied(list(task.messages)), _copied(dict(task.fields))
+    task = replace(task, messages=tuple(messages), fields=fields)
+    return {"messages": messages, "task": task, **fields, "answer": task.answer}
+
+
+def _copied(value: Any) -> Any:
+    """The value, its lists and dictionaries copied and all else itself."""
+    if type(value) is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if type(value) is list else value
 
 
 def as_verdict(returned: object) -> Verdict:

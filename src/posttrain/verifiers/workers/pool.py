@@ -39,7 +39,7 @@ def _several(judge: Callable[[], list[Verdict]], count: int) -> list[Verdict]:
         verdicts = [_sound(verdict) for verdict in judge()]
         if len(verdicts) != count:
             raise ValueError(f"{len(verdicts)} verdicts were returned for {count} responses")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a function may even call sys.exit
         verdicts = [Verdict(score=None, label="raised", reason=cause(error))] * count
     seconds = (time.monotonic() - begin) / max(1, count)
     return [replace(verdict, seconds=seconds) for verdict in verdicts]
