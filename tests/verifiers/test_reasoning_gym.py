@@ -276,6 +276,8 @@ def test_where_the_answer_stands() -> None:
         said,
     ]
     assert ReasoningGymScorer()._part("7") == ""
+    assert ReasoningGymScorer()._part("<think>so <answer>7</answer>, or") == ""
+    assert ReasoningGymScorer(where="all")._part("<think>6?</think>\n7") == "7"
     grid = Task(
         id="q",
         messages=(),

@@ -15,7 +15,7 @@ from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers.protocol import Verifier, shown
 from posttrain.verifiers.reasoning_gym.rules import refused
 from posttrain.verifiers.reasoning_gym.tasks import dataset
-from posttrain.verifiers.regions import tagged
+from posttrain.verifiers.regions import spoken, tagged
 
 _SCORED_S = 4
 """Seconds of the processor for one answer."""
@@ -43,7 +43,8 @@ class ReasoningGymScorer(Verifier):
 
     name: str = "reasoning_gym"
     where: Literal["tag", "last_line", "all"] = "tag"
-    """Where the answer stands: between the last <answer> and </answer>, in the last line, or everywhere."""
+    """Where the answer stands behind the thought: between the last <answer> and </answer>, in the last line,
+    or everywhere."""
     partial: bool = False
     """Pay what the scorer gives for a part. Many give something for anything, and a method that compares the
     answers to a question makes as much of a difference of 0.01 as of 1."""
@@ -73,9 +74,9 @@ class ReasoningGymScorer(Verifier):
 
     def _part(self, response: str) -> str:
         """The answer; empty if there is none."""
+        said = spoken(response).strip()
         if self.where == "tag":
-            return (tagged(response, "answer") or "").strip()
-        said = response.strip()
+            return (tagged(said, "answer") or "").strip()
         return said if self.where == "all" else said[said.rfind("\n") + 1 :].strip()
 
     def golds(self, task: Task) -> list[str]:
