@@ -34,8 +34,8 @@ _KINDS: Mapping[str, tuple[str, ...]] = {"pointwise": ("response",), "pairwise":
 _LABEL = r"(?:QUESTION|REFERENCE|RESPONSE|FIRST|SECOND)\s{1,8}[0-9a-f]{6,64}"
 _MARK = re.compile(rf"<<<\s{{0,8}}{_LABEL}|{_LABEL}\s{{0,8}}>>>")
 _CONTROL = re.compile(
-    r"<\|[^|<>\s]{1,40}\|>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>"
-    r"|<｜[^｜<>\s]{1,40}｜>"
+    r"<\|[^|<>\s]{1,40}\|>|</?s>|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>|<｜[^｜<>\s]{1,40}｜>"
+    r"|\[/?(?:INST|SYSTEM_PROMPT|THINK|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS)\]|\[\|[^|\[\]\s]{1,40}\|\]"
 )
 _LOOSE = re.IGNORECASE | re.ASCII
 _SCORE = re.compile(r"score\s*:\s*([+-]?\d{1,9}(?:\.\d{1,9})?)(?:\s*/\s*(\d{1,9}))?\s*\.?", _LOOSE)
