@@ -68,6 +68,9 @@ def directory(path: str) -> Path:
 def check_config(local: Path, kind: Kind) -> None:
     """UserError if config.json says that this is no reward model of that kind."""
     file = local / "config.json"
+    if not file.exists() and (local / "adapter_config.json").exists():
+        what, mend = "is a LoRA adapter, not a model", "merge it into its base model, and save that"
+        raise UserError(what, where=str(local), mend=mend)
     try:
         raw = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
