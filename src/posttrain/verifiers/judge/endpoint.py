@@ -6,9 +6,7 @@ as the server's Retry-After asks, until `retries` or `deadline_s` is used up. Wh
 error and never an empty answer. A refusal (401, 404, ...) is not tried again.
 """
 
-import email.utils
 import json
-import math
 import os
 import random
 import time
@@ -24,6 +22,7 @@ from posttrain.base.usercode import cause
 from posttrain.types import UserError
 from posttrain.verifiers.judge import usage
 from posttrain.verifiers.judge.rate import turn
+from posttrain.verifiers.judge.replies import RequestError, complaint, read_answer, retry_after, sendable
 from posttrain.verifiers.judge.writer import Conversation, Written
 
 _PASSING = frozenset({408, 409, 425, 429})
@@ -33,14 +32,6 @@ MOST_LIKELY = 20
 """Tokens whose chances are asked for: the most that the protocol grants. `body` may set another number."""
 _certificates = lru_cache(maxsize=1)(httpx.create_ssl_context)
 """Loaded once in a process: it takes longer than a request to a server near by."""
-
-
-class _RequestError(Exception):
-    """One request without an answer."""
-
-    def __init__(self, why: str, *, status: int = 0, passing: bool = True, after_s: float = 0.0) -> None:
-        super().__init__(why)
-        self.status, self.passing, self.after_s = status, passing, after_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +134,7 @@ class Endpoint:
             return list(pool.map(lambda body: self._ask(client, body, options), bodies))
 
     def _body(self, conversation: Conversation, max_tokens: int, **how: Any) -> bytes:
-        messages = [{"role": m["role"], "content": _sendable(m["content"])} for m in conversation]
+        messages = [{"role": m["role"], "content": sendable(m["content"])} for m in conversation]
         asked = {"model": self.model, "messages": messages, self.limit_field: max_tokens}
         return json.dumps(asked | how | dict(self.body)).encode()
 
@@ -163,7 +154,7 @@ class Endpoint:
             tries += 1
             try:
                 return self._once(client, body, options)
-            except _RequestError as failed:
+            except RequestError as failed:
                 why = str(failed)
                 pause = min(self.backoff_s * 2.0 ** min(tries - 1, 20), _LONGEST_PAUSE_S)
                 pause = max(pause * random.uniform(0.5, 1.0), failed.after_s)
@@ -174,11 +165,11 @@ class Endpoint:
         return Written(error=f"{self.base_url}: {why}{times}")
 
     def _once(self, client: httpx.Client, body: bytes, options: Sequence[str]) -> Written:
-        """The answer to one request sent once, which is logged; _RequestError if there is none."""
+        """The answer to one request sent once, which is logged; RequestError if there is none."""
         begin = time.monotonic()
         try:
-            written = _read(self._post(client, body, begin + self.timeout_s), options)
-        except _RequestError as failed:
+            written = read_answer(self._post(client, body, begin + self.timeout_s), options)
+        except RequestError as failed:
             self._record(failed.status, begin, Written(error=str(failed)))
             raise
         self._record(200, begin, written)
@@ -210,115 +201,17 @@ class Endpoint:
                     if time.monotonic() > until:
                         raise httpx.ReadTimeout("the answer comes too slowly")
                     if len(received) > _MOST_BYTES:
-                        raise _RequestError(f"it sends more than {_MOST_BYTES >> 20} MiB", status=200)
+                        raise RequestError(f"it sends more than {_MOST_BYTES >> 20} MiB", status=200)
         except httpx.TimeoutException:
-            raise _RequestError(f"no answer within {self.timeout_s:g} s") from None
+            raise RequestError(f"no answer within {self.timeout_s:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _RequestError(cause(error), passing=not isinstance(error, httpx.InvalidURL)) from None
+            raise RequestError(cause(error), passing=not isinstance(error, httpx.InvalidURL)) from None
         status = response.status_code
         if status != 200:
-            raise _RequestError(
-                f"status {status}{_complaint(bytes(received))}",
+            raise RequestError(
+                f"status {status}{complaint(bytes(received))}",
                 status=status,
                 passing=status in _PASSING or status >= 500,
-                after_s=_retry_after(response.headers.get("Retry-After", "")),
+                after_s=retry_after(response.headers.get("Retry-After", "")),
             )
         return bytes(received)
-
-
-def _read(body: bytes, options: Sequence[str] = ()) -> Written:
-    """The answer in a response; _RequestError if it is not of the form that the protocol gives it."""
-    try:
-        parsed = json.loads(body)
-        choice = parsed["choices"][0]
-        content = _content(choice["message"])
-    except (ValueError, RecursionError):
-        raise _RequestError("the answer is not JSON", status=200) from None
-    except (KeyError, IndexError, TypeError):
-        raise _RequestError("the answer has no choices[0].message.content", status=200) from None
-    counts = parsed.get("usage")
-    counts = counts if isinstance(counts, dict) else {}
-    return Written(
-        text=_sendable(content),
-        prompt_tokens=_count(counts.get("prompt_tokens")),
-        completion_tokens=_count(counts.get("completion_tokens")),
-        cut=choice.get("finish_reason") == "length",
-        chances=_chances(choice, options) if options else (),
-    )
-
-
-def _content(message: Any) -> str:
-    """What a message says: its text, or the texts among its parts; without any, its refusal or nothing.
-
-    It has none where all that was written is thought, as when max_tokens end there: that is paid for as well.
-    """
-    content = message["content"]
-    if content is None:
-        content = message.get("refusal") or ""
-    if isinstance(content, list):
-        content = "".join(part["text"] for part in content if part["type"] == "text")
-    if not isinstance(content, str):
-        raise _RequestError(f"the answer's content is {type(content).__name__}, not text", status=200)
-    return content
-
-
-def _chances(choice: Any, options: Sequence[str]) -> tuple[float, ...]:
-    """The chance of each option to be the first token; _RequestError if the server names no chances."""
-    try:
-        likely = [
-            (str(t["token"]).strip(), math.exp(t["logprob"]))
-            for t in choice["logprobs"]["content"][0]["top_logprobs"]
-        ]
-    except (KeyError, IndexError, TypeError, OverflowError):
-        raise _RequestError(
-            "the answer has no logprobs.content[0].top_logprobs, which verdict = 'logprobs' reads",
-            status=200,
-            passing=False,
-        ) from None
-    found = tuple(math.fsum(p for token, p in likely if token == option) for option in options)
-    if not all(math.isfinite(chance) for chance in found):
-        raise _RequestError("a logprob is not finite", status=200, passing=False)
-    return found
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
-
-
-def _complaint(body: bytes) -> str:
-    """What the server says is wrong, in brackets; empty if it says nothing readable."""
-    try:
-        said = json.loads(body)
-        said = said[0] if isinstance(said, list) and said else said
-        told = (
-            [said[key] for key in ("error", "message", "detail") if key in said]
-            if isinstance(said, dict)
-            else []
-        )
-        said = told[0] if told else ""
-        said = said.get("message", "") if isinstance(said, dict) else said
-    except (ValueError, RecursionError):
-        said = ""
-    line = " ".join(str(said).split())[:200]
-    return f" ({line})" if line else ""
-
-
-def _retry_after(header: str) -> float:
-    """Seconds that a Retry-After asks for, given as a number or as a date; 0 if it says nothing.
-
-    >>> _retry_after("2.5"), _retry_after(""), _retry_after("soon"), _retry_after("-3")
-    (2.5, 0.0, 0.0, 0.0)
-    """
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
-        except ValueError:
-            return 0.0
-    return seconds if 0 < seconds < float("inf") else 0.0
-
-
-def _sendable(text: str) -> str:
-    """The text without halves of surrogate pairs, which UTF-8 does not know."""
-    return text.encode("utf-8", "replace").decode()
