@@ -7,8 +7,10 @@ device, which is what a recording refuses.
 
 import copy
 import random
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from posttrain.engines.native.cache import Cache, TokenLayout
-from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs, Replay
+from posttrain.engines.native.cuda_graphs import CapturedStep, CudaGraphs, Replay, _stream
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.types import Request, Sampling
 
@@ -172,26 +174,61 @@ def test_cuda_graphs_draw_the_same_answers(lab) -> None:
     ]
 
 
-def test_while_a_step_is_recorded_other_threads_may_ask_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's default forbids it, and the learner of async.place = "thread" would fail."""
-    asked: list[dict] = []
+def test_recordings_are_made_one_at_a_time_and_each_on_the_stream_of_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On torch's own stream, which is of the first GPU, a step of the second is silently not recorded."""
+    asked, recording = [], 0
 
-    def graph(*_: object, **how: object) -> nullcontext:
-        asked.append(how)
-        return nullcontext()
+    @contextmanager
+    def graph(_: object, pool: object, stream: object, **how: object) -> Iterator[None]:
+        nonlocal recording
+        asked.append(how | {"stream": stream})
+        recording += 1
+        assert recording == 1
+        yield
+        recording -= 1
 
-    stream = SimpleNamespace(wait_stream=lambda other: None)
+    streams = {n: SimpleNamespace(wait_stream=lambda other: None) for n in range(2)}
     for name, made in {
         "graph": graph,
         "device": lambda _: nullcontext(),
         "stream": lambda _: nullcontext(),
-        "current_stream": lambda: stream,
-        "Stream": lambda: stream,
+        "current_stream": lambda: streams[0],
+        "Stream": lambda device: streams[device.index],
         "CUDAGraph": SimpleNamespace,
         "graph_pool_handle": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, made)
+    _stream.cache_clear()
     ran: list[int] = []
-    CudaGraphs(torch.device("cuda", 0))(lambda: ran.append(1))
-    assert [how["capture_error_mode"] for how in asked] == ["thread_local"]
-    assert len(ran) == 2
+
+    def step() -> None:
+        ran.append(1)
+        time.sleep(0.01)
+
+    graphs = [CudaGraphs(torch.device("cuda", n)) for n in range(2)]
+    with ThreadPoolExecutor() as pool:
+        [each.result() for each in [pool.submit(each, step) for each in graphs]]
+    assert len(ran) == 4
+    assert {id(how["stream"]) for how in asked} == {id(each) for each in streams.values()}
+    # CUDA's default forbids other threads to ask for memory meanwhile, as the learner's would.
+    assert [how["capture_error_mode"] for how in asked] == ["thread_local"] * 2
+    _stream.cache_clear()
+
+
+def test_what_was_recorded_is_given_up_where_no_more_can_be(lab) -> None:
+    """It would never be replayed, and what is refused for may be memory."""
+    engine, made = lab.build_native_engine(lab.tiny("smollm"), rows=8), []
+
+    def full(step: Replay) -> Replay:
+        if made:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made.append(step)
+        return step
+
+    recorded = record(engine, full)
+    with pytest.warns(UserWarning, match="out of memory"):
+        lab.answers(engine, traffic(lab, 5, n=9))
+    assert made
+    assert not recorded._replays

@@ -6,8 +6,10 @@ and writes, so rows and columns are rounded up to a few shapes, the inputs lie a
 recordings end when the cache moves.
 """
 
+import threading
 import warnings
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -24,6 +26,16 @@ Step = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 Replay = Callable[[], None]
 """Runs a recorded step on what its inputs hold now."""
 Record = Callable[[Replay], Replay]
+_ALONE = threading.Lock()
+"""Held while a step is recorded: a recording waits for the device, which breaks one of another thread."""
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Where steps of this device are recorded, and run once before. One for all, as for each cuBLAS keeps a
+    work space (32 MiB on Hopper); and our own, as torch's is of the GPU on which it first recorded anything:
+    what runs on another is not recorded, and its replay does nothing."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class CudaGraphs:
@@ -40,19 +52,19 @@ class CudaGraphs:
 
     def __call__(self, step: Replay) -> Replay:
         """A replay of this step; RuntimeError for one that waits for the device."""
-        with torch.cuda.device(self.device):
-            now = torch.cuda.current_stream()
+        with _ALONE, torch.cuda.device(self.device):
+            now, beside = torch.cuda.current_stream(), _stream(self.device)
             # A recording that fails may leave its own stream behind as the current one.
             with torch.cuda.stream(now):
-                # It asks for a first run on another stream: kernels are chosen and work spaces made there.
-                beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                # It asks for a first run on its stream: kernels are chosen and work spaces made there.
                 beside.wait_stream(now)
                 with torch.cuda.stream(beside):
                     step()
                 now.wait_stream(beside)
                 graph = torch.cuda.CUDAGraph()
                 # Of other threads, as the learner's, nothing is forbidden meanwhile.
-                with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                mode = "thread_local"
+                with torch.cuda.graph(graph, self.pool, beside, capture_error_mode=mode):
                     step()
 
         def replay() -> None:
@@ -117,6 +129,7 @@ class CapturedStep:
                 self._replays[rows, columns] = self.record(step)
             except RuntimeError as error:
                 self._refused = True
+                self._replays.clear()  # it may be memory that is lacking
                 warnings.warn(f"decoding is not recorded from here on, and slower: {error}", stacklevel=2)
                 return step
         return self._replays[rows, columns]
