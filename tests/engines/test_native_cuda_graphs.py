@@ -163,7 +163,7 @@ def test_a_model_that_cannot_be_recorded_is_decoded_all_the_same(lab) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_cuda_graphs_draw_the_same_answers(lab) -> None:
+def test_cuda_graphs_draw_the_same_answers_on_a_real_gpu(lab) -> None:
     model = copy.deepcopy(lab.tiny("smollm")).to("cuda")
     requests = traffic(lab, 4)
     engine = lab.build_native_engine(model, rows=8)

@@ -6,11 +6,14 @@ plain run bit for bit. What is not tested is what only the real thing has: its k
 
 import copy
 import os
+import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -532,6 +535,68 @@ def test_tensors_of_two_devices_do_not_meet_unseen(gpu) -> None:
         gpu.waits.clear()
         wait()
         assert len(gpu.waits) == 1
+
+
+# ---------------------------------------------------------------------- on a GPU, where there is one
+
+real = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@real
+@pytest.mark.parametrize("run", RUNS)
+def test_an_update_on_a_real_gpu_is_a_processors_to_rounding(run: str) -> None:
+    method, given = RUNS[run]
+    batch = batch_of(**{k: given[k] for k in ("long", "groups", "K") if k in given})
+    rel = 1e-2 if given.get("dtype", torch.float32) == torch.float32 else 0.2
+    wanted, got = (build_learner(method, place, given).update(batch) for place in (copy.deepcopy, there))
+    for name in ("loss", "grad_norm"):
+        assert got.metrics[name] == pytest.approx(wanted.metrics[name], rel=rel, abs=rel / 10), name
+    torch.testing.assert_close(got.logp, wanted.logp, rtol=rel, atol=rel)
+
+
+THREAD: dict[str, Any] = {
+    "method": {"name": "grpo", "correction": "token_truncated"},
+    "async": {"place": "thread", "max_lag": 1},
+}
+
+
+@real
+@pytest.mark.parametrize("given", [*RECIPES.values(), THREAD], ids=[*RECIPES, "thread"])
+def test_a_run_trains_and_resumes_on_a_real_gpu(online, write, run_cli, tmp_path, given: dict) -> None:
+    """Each weight sync compares the sampler's log-probabilities, of recorded steps too, with ours."""
+    model = {"device": "cuda"} | given.get("model", {})
+    recipe, run = write(online, given | {"model": model, "run": {"updates": 2}}), tmp_path / "run"
+    for options in ([], ["--resume"]):
+        said = run_cli("train", recipe, "--run-dir", run, "--quiet", *options)
+        assert said.code == 0, said.err
+        shutil.rmtree(run / "checkpoints" / "step_000002")
+
+
+STAND_IN = """#!/bin/sh
+case "$*" in
+    *gpu.py\\ sampling*) exit 1;;
+    *gpu.py\\ shards*) exec sleep 60;;
+esac
+echo "$@"
+"""
+
+
+def test_a_part_of_the_benchmark_that_fails_or_hangs_ends_none_of_the_others(tmp_path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    script, python = tmp_path / "benchmarks" / "run.sh", tmp_path / "python"
+    text = (Path(__file__).parents[2] / "benchmarks" / "run.sh").read_text()
+    script.write_text(text.replace("shards:120", "shards:0.2"))
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    said = subprocess.run(
+        ["bash", script, "gpu"], env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True
+    )
+    assert said.returncode == 1
+    assert "failed or out of time: sampling shards;" in said.stderr
+    made = (tmp_path / "runs" / "bench" / "gpu.txt").read_text()
+    parts = re.findall(r"gpu\.py (\w+) ", made)
+    assert parts == ["training", "generate", "large"]
+    assert "pytest" in made
 
 
 # ---------------------------------------------------------------------- who computes where
