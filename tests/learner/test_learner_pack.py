@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from posttrain.learner.pack import Pack, microbatches, pack, trained_states
@@ -255,6 +256,42 @@ def test_the_last_tokens_that_fill_up_are_enough_for_every_family() -> None:
         prompt_groups = [PromptGroup(start, n, ()) for start, n in zip(starts, sizes, strict=True)]
         tokens = torch.zeros(shared_prefix + sum(sizes), dtype=torch.long)
         assert Pack(tokens, tokens, prompt_groups, none, none, none, none, none, shared_prefix).spare == spare
+
+
+class Backward(TorchDispatchMode):
+    """The operations that were run, by name."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran = [*getattr(self, "ran", ()), op.overloadpacket.__name__]
+        return op(*args, **kwargs or {})
+
+
+def test_gradients_of_many_groups_are_put_together_once() -> None:
+    """As many as groups, each as large as the pack, take minutes for a few hundred short rows."""
+    rows = [row([n % 23, *range(5)], [3, 4, 5]) for n in range(23)]
+    packed = pack(Batch.of(rows, list(range(23))))
+    x = torch.randn(1, 2, len(packed.tokens), 4, requires_grad=True)
+    out = packed.attend(x, x, x, scale=1.0, window=None, softcap=None)
+    with Backward() as backward:
+        out.sum().backward()
+    assert backward.ran.count("slice_backward") <= 3 + len(packed.prompt_groups)  # of what it filled up
+
+
+def test_short_rows_do_not_each_keep_a_long_beginning() -> None:
+    """Keys and values of all that come before them would be dozens of times their own."""
+    rows = [row([*range(20)] * 10 + [n, 1, 2], [201, 202]) for n in range(20)]
+    packed, held = pack(Batch.of(rows, list(range(20)))), dict[int, int]()
+    x = torch.randn(1, 2, len(packed.tokens), 4, requires_grad=True)
+
+    def keep(kept: torch.Tensor) -> torch.Tensor:
+        held[kept.untyped_storage().data_ptr()] = kept.untyped_storage().nbytes()
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+        out = packed.attend(x, x, x, scale=1.0, window=None, softcap=None)
+    assert packed.shared_prefix == 200
+    assert sum(held.values()) < 8 * x.nbytes
+    out.sum().backward()
 
 
 @pytest.mark.parametrize("sizes", [[(3, 40)] * 4, [(1, 600)], [(1, 1500), (4, 300)], [(2, 700), (8, 30)]])

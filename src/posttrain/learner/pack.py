@@ -13,7 +13,7 @@ of token t is read off the token before it.
     row 1: P P P d e        position 0 1 2 3 3        never fed
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -105,52 +105,53 @@ class Pack:
                 table = packed_attention.Table.of(groups, self.positions, self.shared_prefix, window)
                 self._tables[window] = table
             return packed_attention.attention(query, key, value, self._tables[window], scale, window)
+        if self.shared_prefix:
+            groups = [PromptGroup(0, self.shared_prefix, ()), *groups]
+        # Of one that is empty all that its rows are fed is the shared prefix.
+        groups = [group for group in groups if group.start < group.stop]
+        sizes, end = [group.stop - group.start for group in groups], groups[-1].stop
+        # Of slices the backward pass would make gradients as large as the whole, as many as there are groups.
+        cut = [torch.split(x[:, :, :end], sizes, dim=2) for x in (query, key, value)]
+        how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
         parts = []
-        prefix = PromptGroup(0, self.shared_prefix, ())
-        for number, group in enumerate(
-            [prefix, *self.prompt_groups] if self.shared_prefix else self.prompt_groups
-        ):
-            if group.start == group.stop:
-                continue  # all that its rows are fed is the shared prefix
-            n, seen = group.stop - group.start, self.shared_prefix if group is not prefix else 0
-            plain = group.is_causal and not seen and (window is None or window >= n)
-            whole = plain or seen + n <= WHOLE_PROMPT_GROUP
-            # Nobody sees, or asks for, the tokens after the prompt group that fill up.
-            even = whole and is_half(query) and group.stop + group.spare <= query.shape[2]
-            spare = group.spare if even else 0
-            span = slice(group.start, group.stop + spare)
-            q, k, v = query[:, :, span], key[:, :, span], value[:, :, span]
-            if seen:
-                k, v = (torch.cat([x[:, :, :seen], y], dim=2) for x, y in ((key, k), (value, v)))
-            if plain:
-                out = causal_attention(q, k, v, self._bands, scale=scale, window=None, softcap=softcap)
-                parts.append(out[:, :, :n])
-            elif whole:
-                mask = self._mask(number, group, seen, spare, window, q)
-                parts.append(masked_attention(q, k, v, mask, scale=scale, softcap=softcap)[:, :, :n])
-            else:
-                how: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap}
-                for branch in branches(group, seen):
-                    attend = partial(self._branch, *branch, seen, how)
-                    # Else each would keep the prompt's keys and values anew for the backward pass.
-                    again = self.compiled and torch.is_grad_enabled()
-                    parts.append(_recomputed(attend, q, k, v) if again else attend(q, k, v))
-        rest = query.shape[2] - self.prompt_groups[-1].stop
-        parts.append(query.new_zeros(*query.shape[:2], rest, value.shape[3]))
+        for number, (group, n) in enumerate(zip(groups, sizes, strict=True)):
+            seen = self.shared_prefix if number else 0
+            heads, stop = [x[number] for x in cut], group.stop + group.spare
+            whole = group.is_plain(seen, window) or seen + n <= WHOLE_PROMPT_GROUP
+            if whole and is_half(query) and query.device.type == "cpu" and stop <= query.shape[2]:
+                # Nobody sees, or asks for, the tokens after the prompt group that fill up.
+                heads = [x[:, :, group.start : stop] for x in (query, key, value)]
+            before = [x[0] for x in cut[1:]] if seen else []
+            attend = partial(self._group, number, group, seen, how)
+            # Else each would keep the prefix's keys and values anew, of short ones more than of its own.
+            again = seen > n and self.compiled and torch.is_grad_enabled()
+            parts.append(_recomputed(attend, *heads, *before) if again else attend(*heads, *before))
+        parts.append(query.new_zeros(*query.shape[:2], query.shape[2] - end, value.shape[3]))
         return torch.cat(parts, dim=2)
 
-    def _branch(
-        self,
-        shared: int,
-        start: int,
-        stop: int,
-        seen: int,
-        how: Mapping[str, Any],
-        query: Heads,
-        key: Heads,
-        value: Heads,
-    ) -> Heads:
-        """Attention of a group's tokens from start to stop."""
+    def _group(self, number: int, group: PromptGroup, seen: int, how: dict[str, Any], *heads: Heads) -> Heads:
+        """Attention of a group's tokens; heads: its own, then keys and values of the prefix that it sees."""
+        query, key, value, *before = heads
+        n = group.stop - group.start
+        if before:
+            key, value = (torch.cat(pair, dim=2) for pair in zip(before, (key, value), strict=True))
+        if group.is_plain(seen, how["window"]):
+            return causal_attention(query, key, value, self._bands, **how | {"window": None})[:, :, :n]
+        if seen + n <= WHOLE_PROMPT_GROUP:
+            scale, softcap, window = how["scale"], how["softcap"], how["window"]
+            mask = self._mask(number, group, seen, query.shape[2] - n, window, query)
+            return masked_attention(query, key, value, mask, scale=scale, softcap=softcap)[:, :, :n]
+        parts = []
+        for branch in branches(group, seen):
+            attend = partial(self._branch, branch, seen, how)
+            # Else each would keep the prompt's keys and values anew for the backward pass.
+            again = self.compiled and torch.is_grad_enabled()
+            parts.append((partial(_recomputed, attend) if again else attend)(query, key, value))
+        return torch.cat(parts, dim=2)
+
+    def _branch(self, branch: tuple[int, int, int], seen: int, how: dict[str, Any], *heads: Heads) -> Heads:
+        """Attention of a group's tokens from start to stop, which see its first `shared`."""
+        (shared, start, stop), (query, key, value) = branch, heads
         if shared < start:
             key, value = (torch.cat([x[:, :, :shared], x[:, :, start:stop]], dim=2) for x in (key, value))
         else:

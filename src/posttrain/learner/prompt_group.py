@@ -52,6 +52,10 @@ class PromptGroup:
         """Whether each token sees all that stand before it."""
         return not (self.branches or self.parents)
 
+    def is_plain(self, seen: int, window: int | None) -> bool:
+        """Whether each token sees all that stand before it, and those alone."""
+        return self.is_causal and not seen and (window is None or window >= self.stop - self.start)
+
     @property
     def spare(self) -> int:
         """Tokens after it that make its number even."""
