@@ -161,8 +161,20 @@ def tools(task, base_url):
     return 1.0 + len(calls)
 
 
+def stopped(task, base_url):
+    """Ends its answers before a string, at once and as a stream; the last one is judged."""
+    asked = list(task["messages"])
+    assert ask(base_url, asked, stop="+7")["content"] == "5"
+    asked += [{"role": "assistant", "content": "5"}, user("again")]
+    assert streamed(base_url, asked, stop=["+7"]) == "5"
+
+
 def streaming(task, base_url):
-    body = json.dumps({"messages": task["messages"], "stream": True}).encode()
+    return streamed(base_url, task["messages"])
+
+
+def streamed(base_url, messages, **options):
+    body = json.dumps({"messages": messages, "stream": True, **options}).encode()
     with urllib.request.urlopen(urllib.request.Request(f"{base_url}/chat/completions", body)) as found:
         events = [line.removeprefix(b"data: ") for line in found if line.startswith(b"data: {")]
     return "".join(json.loads(event)["choices"][0]["delta"].get("content", "") for event in events)

@@ -261,10 +261,7 @@ def test_a_client_that_tries_again_is_told_the_same(scored: Any) -> None:
         assert episode.verdict.parts["agent/tried_again"] == 1.0
 
 
-def test_calls_of_tools_go_there_and_back(able: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy that calls: the client is told the call, and its result goes on in the same row."""
-    text = '<call add>{"a": 3}</call>'
-    chat = Chat(AutoTokenizer.from_pretrained(able))
+def always_says(text: str, chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     poll = NativeEngine.poll
 
     def saying(self: NativeEngine, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
@@ -283,6 +280,24 @@ def test_calls_of_tools_go_there_and_back(able: Path, monkeypatch: pytest.Monkey
         return done
 
     monkeypatch.setattr(NativeEngine, "poll", saying)
+
+
+def test_a_stop_string_is_not_told_and_the_conversation_goes_on(
+    able: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Chat(AutoTokenizer.from_pretrained(able))
+    always_says("5+7", chat, monkeypatch)
+    for episode in played(able, "stopped"):
+        assert (episode.verdict.label, episode.turns) == ("right", 2), episode.verdict
+        [row] = episode.trajectories
+        assert chat.tokenizer.decode(row.tokens).count("5+7") == 2
+
+
+def test_calls_of_tools_go_there_and_back(able: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that calls: the client is told the call, and its result goes on in the same row."""
+    text = '<call add>{"a": 3}</call>'
+    chat = Chat(AutoTokenizer.from_pretrained(able))
+    always_says(text, chat, monkeypatch)
     for episode in played(able, "tools", verifier=None, context=400):
         assert episode.reward == 2.0
         [row] = episode.trajectories

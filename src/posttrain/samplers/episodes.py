@@ -20,10 +20,11 @@ from typing import Any
 from posttrain.base.verdict import number
 from posttrain.envs.agent import Agent
 from posttrain.samplers.conversations import Conversation, Conversations
+from posttrain.serving.answers import before_stop
 from posttrain.serving.server import CHAT, Desk
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import PendingAnswers
-from posttrain.serving.wire import ChatMessage, Question, RefusedError, question
+from posttrain.serving.wire import Question, RefusedError, question
 from posttrain.types import Completion, Request, Sampling, Task, UserError
 
 _PATH = re.compile(rf"/v1/episodes/([0-9a-f]{{32}})(?:({CHAT})|/reward)")
@@ -96,13 +97,10 @@ class EpisodeDesk(Desk):
 
     def answer(self, call: Call, answer: Completion) -> None:
         """Tells all who wait for an answer."""
-        tools = call.talk.tools
-        said = (
-            self.speech.read(answer.text, tools) if tools else ChatMessage("assistant", answer.text.strip())
-        )
+        text = before_stop(answer.text, call.askers[0].question.stop)
         with self._mutex:
-            call.talk.answer(answer, said)
-            call.answer, call.game.last = answer, answer.text
+            call.talk.answer(answer, self.speech.read(text, call.talk.tools))
+            call.answer, call.game.last = answer, text
             for asked in call.askers:
                 asked.news.put((0, answer))
 

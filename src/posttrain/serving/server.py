@@ -32,9 +32,6 @@ CHAT = "/chat/completions"
 class Desk(ABC):
     """Where requests are taken that came over the wire, each in a thread of its own."""
 
-    shows_stops = True
-    """Whether an answer is told with the stop string that ended it, as it was drawn."""
-
     def __init__(self, speech: Speech, name: str) -> None:
         self.speech, self.name = speech, name
         self.lock = threading.Lock()
@@ -59,8 +56,6 @@ class Desk(ABC):
 
 class ModelDesk(Desk):
     """Asks an engine that steps in a thread of its own; each request is a conversation by itself."""
-
-    shows_stops = False
 
     def __init__(self, engine: Engine, chat: Chat, *, name: str, context: int, seed: int = 0) -> None:
         super().__init__(Speech.of(chat), name)
@@ -198,8 +193,7 @@ class _Client(LoopbackRequest):
         self._tell(200, spoken.whole(answers, prompt, lambda answer: self._read(answer, waits), tokens))
 
     def _read(self, answer: Completion, waits: PendingAnswers) -> ChatMessage:
-        stops = () if self.desk.shows_stops else waits.requests[0].sampling.stop
-        text = before_stop(answer.text, stops)
+        text = before_stop(answer.text, waits.question.stop)
         if waits.question.tools:
             return self.desk.speech.read(text, waits.question.tools)
         return ChatMessage("assistant", text)

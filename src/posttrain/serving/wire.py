@@ -93,6 +93,8 @@ class Question:
     """What the model may call."""
     sampling: Callable[[int], Sampling]
     """How to draw, given the room that the prompt leaves in tokens."""
+    stop: tuple[str, ...] = ()
+    """What ends an answer and is not told."""
     count: int
     seed: int | None
     stream: bool
@@ -140,6 +142,7 @@ def question(body: bytes) -> Question:
         messages=_messages(given.get("messages")),
         tools=() if given.get("tool_choice") == "none" else _tools(given.get("tools") or []),
         sampling=lambda room: replace(drawn, max_new_tokens=min(limit or room, room)),
+        stop=drawn.stop,
         count=fields.whole("n", 1, least=1, most=MOST_ANSWERS) or 1,
         seed=fields.whole("seed", None),
         stream=fields.flag("stream"),
