@@ -246,7 +246,7 @@ def test_no_search_draws_more_than_its_budget(name):
 
 
 @pytest.mark.parametrize("name", ["best_first", "puct", "rmax", "beam", "best_of_n", "gumbel", "hypertree"])
-def test_a_search_draws_nothing_more_once_its_time_is_over(name):
+def test_a_search_draws_and_follows_nothing_more_once_its_time_is_over(name):
     searches = COMPLETE | {"beam": beam, "best_of_n": best_of_n}
     for seed in range(30):
         toy, asked = random_toy(seed, size=30), [0]
@@ -256,6 +256,12 @@ def test_a_search_draws_nothing_more_once_its_time_is_over(name):
             return asked[0] > 12
 
         trees = []
+        # Its `late` is asked between walks, or where others have had a round of moves followed.
+        round_ = 1 if name in ("puct", "rmax", "gumbel") else 16
+        slow = random_toy(seed, size=60)
+        budget = replace(UNBOUNDED, late=lambda slow=slow: len(slow.asked) >= 6)
+        tree = solved(searches[name](slow.state(0), budget, width=4), slow)
+        assert tree.applied < 6 + round_, f"seed {seed}"
         for given in (late, None):
             budget = replace(UNBOUNDED, moves=400, late=given)
             trees.append(solved(searches[name](toy.state(0), budget, width=2), toy))

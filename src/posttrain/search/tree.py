@@ -233,11 +233,14 @@ class Tree:
             edge.total = discount * edge.total + worth
 
     @property
+    def over(self) -> bool:
+        """Whether an end was found, or its seconds are over: what was drawn is then not followed either."""
+        return self.solved is not None or bool(self.budget.late and self.budget.late())
+
+    @property
     def room(self) -> int:
         """Moves that may still be drawn."""
-        if self.solved or (self.budget.tokens and self.tokens >= self.budget.tokens):
-            return 0
-        if self.budget.late and self.budget.late():
+        if self.over or (self.budget.tokens and self.tokens >= self.budget.tokens):
             return 0
         return self.budget.moves - self.drawn
 

@@ -100,10 +100,10 @@ class _Halving:
         for count, walks in phases(len(left), max(len(left), tree.room // 2)):
             left = sorted(left, key=score, reverse=True)[:count]
             for edge in left * walks:
-                if not tree.solved and self._leads(edge):
+                if not tree.over and self._leads(edge):
                     yield from self._walk(edge)
             left = [edge for edge in left if self._leads(edge)]
-            if not left or tree.solved:
+            if not left or tree.over:
                 return None
         return max(left, key=score)
 

@@ -71,7 +71,7 @@ def _search(
     closed: set[int] = set()
     if values:
         yield from valued(tree, tree.nodes)
-    while not tree.solved and 0 not in closed:
+    while not tree.over and 0 not in closed:
         way = yield from _select_path(tree, score, closed, width)
         if not way:
             continue
