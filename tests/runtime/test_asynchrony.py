@@ -231,6 +231,8 @@ def test_a_run_by_the_clock_is_its_replay(ahead, trained, run_cli, tmp_path, how
     said = run_cli("replay", run, "--run-dir", tmp_path / "again", "--quiet")
     assert said.code == 0, said.err
     assert said.out.startswith("equal bit for bit: ")
+    told = [each / "plan.json" for each in (run, tmp_path / "again")]
+    assert ["by the record of another run" in plan.read_text() for plan in told] == [False, True]
     log = run / "schedule" / "0.jsonl"
     log.write_text(json.dumps(["restart"]) + "\n")
     said = run_cli("replay", run, "--run-dir", tmp_path / "restarted", "--quiet")

@@ -82,7 +82,9 @@ def train(
     directory = directory or RunDir(path, resume=resume, rank=ranks.rank)
     try:
         told = silent if shown else say
-        found, chosen = prepare(found, directory, title=title, resume=resume, say=told, ranks=ranks)
+        found, chosen = prepare(
+            found, directory, title=title, resume=resume, say=told, ranks=ranks, recorded=bool(recorded)
+        )
         if shown is None:
             print_plan(chosen)
             say(f"run directory: {directory.path}")
@@ -162,6 +164,7 @@ def prepare(
     resume: bool,
     say: Callable[[str], None],
     ranks: Ranks = ALONE,
+    recorded: bool = False,
 ) -> tuple[config.LoadedRecipe, build.Plan]:
     """The recipe as this run began, and its plan; the directory then describes both. UserError if refused."""
     path = directory.path
@@ -179,7 +182,7 @@ def prepare(
     agree(ranks, dump(found.tables), code_versions(), now[DATA])
     # All cut their rows alike.
     budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
-    chosen = replace(chosen, microbatch_tokens=budget)
+    chosen = replace(chosen, microbatch_tokens=budget, recorded=recorded)
     chosen.disk.check(path)
     directory.describe(
         _config_text(found, path, now), f"{title}: {chosen.resolved.line.title}", chosen.sections()

@@ -73,6 +73,7 @@ class Plan:
     trained: int
     disk: saving.Disk
     ranks: int = 1
+    recorded: bool = False
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """As tables for a person, for plan.json and the report."""
@@ -105,7 +106,7 @@ class Plan:
                 "episodes an update": f"{r.groups} tasks × {r.group_size} = {r.groups * r.group_size}",
                 "tasks": f"{len(resolved.train):,} to train on, {len(resolved.held_out):,} held out",
                 "longest prompt": f"{self.longest_prompt} tokens, {recipe.sampling.max_new_tokens} new ones",
-                "samplers": recipe.async_.described(recipe.run.threads or process.cores()),
+                "samplers": recipe.async_.described(recipe.run.threads or process.cores(), self.recorded),
                 "sampled side by side": f"{recipe.engine.rows} each" if several else recipe.engine.rows,
             }
         else:
