@@ -487,9 +487,12 @@ def test_a_run_learns_what_its_walks_came_to(sums, write, run_cli, tmp_path):
     for change, said in (
         ({"method": {"name": "rloo"}}, "method.name = 'reinforce'"),
         ({"search": search["search"] | {"strategy": "best_first"}}, "'visits' goes with puct"),
+        ({"method": {"name": "reinforce", "correction": "token_truncated"}}, "older moves need none here"),
     ):
         done = run_cli("validate", write(sums, recipe | change))
         assert (done.code, said in done.err) == (2, True), done.err
+    done = run_cli("validate", write(sums, recipe | {"async": {"max_lag": 1}}))
+    assert done.code == 0, done.err
 
 
 def test_a_run_learns_values_and_asks_them(sums, write, run_cli, tmp_path):

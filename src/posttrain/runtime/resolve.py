@@ -197,7 +197,8 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
             mend="leave reference.refresh_every or [lora] out",
         )
     older = "rollout.replay" if recipe.rollout.replay else "async.max_lag" * bool(recipe.async_.max_lag)
-    if older and not method.corrects:
+    targets = recipe.search is not None and recipe.search.learn == "visits"
+    if older and not (method.corrects or targets):
         what = f"{name} takes every token for one that the present policy drew, and some are older"
         mend = "set method.correction, as to 'token_truncated', or take method.name = 'decoupled_ppo'"
         raise UserError(what, where=older, mend=mend)

@@ -230,6 +230,9 @@ def check_search(
             f"shares of visits are targets of a cross-entropy, and {label(recipe.method['name'])} makes none"
         )
         raise UserError(what, where="search.learn", mend="set method.name = 'reinforce'")
+    if choice.learn == "visits" and method.corrects:
+        what = "shares of visits are targets, whoever drew the moves, and weights of π_old/π_gen change them"
+        raise UserError(what, where="method.correction", mend="leave it out; older moves need none here")
     tactics = isinstance(verifier, Coq | Lean)
     if choice.strategy == "hypertree" and not tactics:
         what = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
