@@ -240,9 +240,7 @@ class Tree:
     @property
     def room(self) -> int:
         """Moves that may still be drawn."""
-        if self.over or (self.budget.tokens and self.tokens >= self.budget.tokens):
-            return 0
-        return self.budget.moves - self.drawn
+        return 0 if self.over or 0 < self.budget.tokens <= self.tokens else self.budget.moves - self.drawn
 
     # ------------------------------------------------------------------ reading
 
