@@ -278,6 +278,13 @@ def test_eval_compares_strategies_at_one_budget(strategy, sums, write, run_cli):
     assert 0 <= json.loads(done.out)["eval/accuracy"] <= 1
 
 
+def test_a_filter_goes_with_searches_that_leave_no_move_out(sums, write, run_cli):
+    cut = SEARCH | {"sampling": {"max_new_tokens": 3, "top_p": 0.9}}
+    for strategy, code in (("best_first", 2), ("beam", 0)):
+        done = run_cli("validate", write(sums, cut | {"search": {"strategy": strategy}}))
+        assert (done.code, "which a filter changes" in done.err) == (code, code == 2), done.err
+
+
 def test_what_compares_the_answers_to_a_task_learns_from_no_tree(sums, write, run_cli):
     done = run_cli("validate", write(sums, SEARCH | {"method": {"name": "grpo"}}))
     assert done.code == 2

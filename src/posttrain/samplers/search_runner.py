@@ -221,6 +221,10 @@ def check_search(
     if verifier and verifier.grouped:
         what = "a search is judged at its end, by a verifier that judges one answer"
         raise UserError(what, where="search", mend="leave [search] out, or take such a verifier")
+    if recipe.sampling.filtered and choice.strategy not in ("beam", "best_of_n"):
+        what = "what a state has said is left out by its probability under the policy, which a filter changes"
+        mend = "leave top_k, top_p and min_p out, or take search.strategy = 'beam' or 'best_of_n'"
+        raise UserError(what, where="sampling", mend=mend)
     if choice.learn == "proof" and method.least_group > 1:
         name = label(recipe.method["name"])
         what = f"{name} compares answers to one task, and moves of a proof are worth the same"
