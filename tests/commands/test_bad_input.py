@@ -744,14 +744,14 @@ def test_a_path_that_leads_to_no_model(refuse, tmp_path, case):
 
 
 def test_a_critic_of_another_vocabulary(refuse, make_model):
-    other = {"kind": "own", "path": str(make_model(vocab_size=120))}
-    refuse({"method": {"name": "ppo"}, "critic": other}, ("critic.path", "another vocabulary"))
+    other = {"kind": "own", "path": str(make_model(vocab_size=60))}
+    refuse({"method": {"name": "ppo"}, "critic": other}, ("critic.path", "smaller vocabulary"))
 
 
 def test_a_reference_that_cannot_be_one(refuse, make_model, tmp_path):
     held = {"name": "grpo", "kl_in_loss": 0.1}
-    other = {"path": str(make_model(vocab_size=120))}
-    refuse({"method": held, "reference": other}, ("reference.path", "another vocabulary"))
+    other = {"path": str(make_model(vocab_size=60))}
+    refuse({"method": held, "reference": other}, ("reference.path", "smaller vocabulary"))
     shallow = {"path": str(make_model(num_hidden_layers=1)), "refresh_every": 1}
     refuse({"method": held, "reference": shallow}, ("reference.path", "other names or shapes", "follow"))
     (tmp_path / "empty").mkdir()

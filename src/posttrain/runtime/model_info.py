@@ -140,7 +140,7 @@ def _beside(named: str, key: str, policy: ModelInfo, say: Say, *, scores: bool) 
     mend = "take a model with the same tokenizer"
     # Models of one family differ in how far their rows of the vocabulary are padded.
     if config.get_text_config().vocab_size < policy.config.get_text_config().vocab_size:
-        raise UserError(f"{who} has another vocabulary than the policy's", where=key, mend=mend)
+        raise UserError(f"{who} has a smaller vocabulary than the policy", where=key, mend=mend)
     theirs = pretrained.load_tokenizer(path).get_vocab()
     other = [token for token, at in policy.tokenizer.get_vocab().items() if theirs.get(token) != at]
     if other:
