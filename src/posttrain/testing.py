@@ -94,10 +94,8 @@ def gradients(
     batch = method.prepare(replace(batch, state={**method.start, **batch.state}))
     if spoil is not None:
         made: dict[str, Any] = {"advantage": batch.advantage, "target": batch.target}
-        known: dict[str, Any] = {
-            k: torch.where(batch.mask, v, spoil) for k, v in made.items() if v is not None
-        }
-        batch = replace(batch, **known)
+        made = {k: torch.where(batch.mask, v, spoil) for k, v in made.items() if v is not None}
+        batch = replace(batch, **made)
     weight = method.weight(batch)
     assert out.value is not None
     leaves = [x.clone().requires_grad_() for x in (out.logp, out.entropy, out.value)]
@@ -238,8 +236,9 @@ def _order(found: Line, method: Method, seed: int) -> str:
 
 
 def _better(found: Line, method: Method, seed: int) -> str:
-    if found.learns in ("text", "answers", "steps") and found.loop == "offline":
-        return ""  # it learns what it is given, whatever that is worth
+    taught = getattr(method, "reward_weight", 1.0) == 0
+    if taught or (found.learns in ("text", "answers", "steps") and found.loop == "offline"):
+        return ""  # it learns what it is given, or from a teacher, whatever that is worth
     batch, out, right = _judged(seed)
     step = gradients(method, batch, out)
     moved = -(step.value if "head" in method.needs else step.logp).sum(-1)
@@ -250,7 +249,7 @@ def _better(found: Line, method: Method, seed: int) -> str:
 def _least(found: Line, method: Method, seed: int) -> str:
     batch, out, _ = _judged(seed)
     least, B = method.least_group, len(batch)
-    if found.loop == "offline" or least > B:
+    if found.loop == "offline" or least > B or getattr(method, "reward_weight", 1.0) == 0:
         return ""
     # As many answers to a task as it asks for, all of another worth.
     worth = torch.linspace(1, 2, B, dtype=torch.float64)[:, None]

@@ -276,6 +276,16 @@ def reinforce_to_go(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     ]
 
 
+def distill(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
+    """1/Σ|y| Σ_i Σ_t (log π_T - log π_old)_t ∇log π_t, whatever the rewards."""
+    assert batch.logp_old is not None
+    assert batch.logp_ref is not None
+    rows = trained(batch)
+    count = sum(map(len, rows.values()))
+    nearer = (batch.logp_ref - batch.logp_old) / count
+    return [(i, t, nearer[i, t].item()) for i, chosen in rows.items() for t in chosen]
+
+
 def reinforce_running(batch: Batch, out: Outputs) -> list[tuple[int, int, float]]:
     """The first update knows no average yet."""
     return reinforce(batch, out)
@@ -478,6 +488,7 @@ OTHERS = (
     opo,
     pass_at_k,
     reinforce_to_go,
+    distill,
     reinforce_running,
     reinforce_pp,
     trpo,

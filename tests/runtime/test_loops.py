@@ -89,7 +89,7 @@ def test_a_student_learns_of_its_teacher_what_nobody_verifies(run_cli, online, w
     first, *out = lines(tmp_path / "run")
     far = [line["kl/ref"] for line in out]
     print([round(x, 2) for x in far])
-    assert sum(far[-5:]) < sum(far[:5]) / 4
+    assert sum(far[-5:]) < sum(far[:5]) / 2
     judged = ("accuracy", "reward/", "pass@", "eval/accuracy", "eval/reward")
     assert not [key for line in (first, *out) for key in line if key.startswith(judged)]
     assert out[0]["verdict/unjudged"] == 1.0
@@ -257,8 +257,10 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
                     assert 0 <= value <= 1.0001, key
     names = {page_name(name) for name in seen}
     assert sorted(names - set(documented())) == []
-    # Those of ranks are in tests/runtime/test_ranks_runs.py, those of tools in tests/envs/test_chat_tools.py.
+    # Those of ranks are in tests/runtime/test_ranks_runs.py, those of tools in tests/envs/test_chat_tools.py,
+    # those of parts in tests/runtime/test_hacking_metrics.py.
     elsewhere = ("seat/", "ranks/", "tools/", "eval/tools/", "agent/", "eval/agent/")
+    elsewhere += ("part/", "audit/", "agreement/")
     assert sorted(name for name in set(documented()) - names if not name.startswith(elsewhere)) == []
 
 

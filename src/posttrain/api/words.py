@@ -8,7 +8,7 @@ from posttrain.types import RunError, UserError
 
 PAIRS = (
     (r"--resume --run-dir (\S+)", r"dir='\1', resume=True"),
-    (r"is verifier\.function here", "is reward= here"),
+    (r"is verifier\.function \(reward= from Python\) here", "is reward= here"),
     (r"is optim\.lr here", "is lr= here"),
     (r"is run\.updates here", "is updates= here"),
     (r"the option --run-dir", "dir="),

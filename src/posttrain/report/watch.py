@@ -18,9 +18,11 @@ class Watch:
     """What the lines of a run say so far, and which of the rules it has told of.
 
     >>> watch = Watch()
-    >>> [(rule.name, found.text) for rule, found in watch.see({"update": 1, "kl/ref": 0.75})]
-    [('KL blow-up', 'kl/ref reached 0.75 at update 1')]
-    >>> watch.see({"update": 2, "kl/ref": 0.8})
+    >>> watch.see({"update": 1, "kl/ref": 0.1})
+    []
+    >>> [(rule.name, found.text) for rule, found in watch.see({"update": 2, "kl/ref": 0.75})]
+    [('KL blow-up', 'kl/ref reached 0.75 at update 2')]
+    >>> watch.see({"update": 3, "kl/ref": 0.8})
     []
     """
 
