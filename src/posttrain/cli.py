@@ -22,6 +22,11 @@ from posttrain.errors import RunError, UserError
 
 PATHS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
 """What the system refuses of a path that somebody named."""
+LESS_MEMORY = (
+    "for training lower steps.microbatch_tokens or set steps.gradient_checkpointing, for sampling lower "
+    "engine.rows; posttrain validate says what each takes, and a run that was saved goes on with --resume"
+)
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": (
         "commands.train:train",
@@ -233,6 +238,10 @@ def _told(error: Exception) -> int:
         _say(f"{error.filename}: {error.strerror}")
         return 2
     first = next(iter(str(error).strip().splitlines()), "")
+    # Torch's, which is not imported for it.
+    if type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in first:
+        _say(f"out of memory: {first[:300]}; {LESS_MEMORY}")
+        return 1
     try:
         number, name = tempfile.mkstemp(prefix="posttrain-", suffix=".log")
         with open(number, "w", errors="backslashreplace") as file:

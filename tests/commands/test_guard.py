@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 
 from posttrain import cli
 from posttrain.cli import COMMANDS
@@ -68,6 +69,21 @@ def test_an_exception_that_nobody_foresaw_is_one_line_and_its_traceback_a_file(
     assert said.code == 1
     assert one_line(said.err) == f"error: KeyError: 'first\\nsecond'; the traceback is in {log}"
     assert log.read_text().startswith("Traceback")
+
+
+@pytest.mark.parametrize("where", ["cuda", "cpu"])
+def test_who_runs_out_of_memory_is_told_what_to_lower(run_cli, monkeypatch, where: str) -> None:
+    def large(recipe: Path) -> None:
+        if where == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    monkeypatch.setattr("posttrain.commands.train.report", large)
+    said = run_cli("report", "somewhere")
+    assert said.code == 1
+    line = one_line(said.err)
+    assert line.startswith("error: out of memory: ")
+    assert "steps.microbatch_tokens" in line
 
 
 def test_an_interruption_says_what_is_kept(run_cli, monkeypatch) -> None:
