@@ -225,6 +225,8 @@ def _told(error: Exception) -> int:
         context = getattr(error, "ctx", None)
         help_ = f"; see {context.command_path} --help" if context else ""
         what = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        if "unexpected extra argument" in what and "=" in what:  # as verl's users write keys
+            help_ = "; give keys of the recipe as --set A.B=C"
         if what:  # without a command all of the help was printed instead
             _say(f"{what}{help_}")
         return int(error.exit_code)

@@ -71,6 +71,12 @@ def test_an_exception_that_nobody_foresaw_is_one_line_and_its_traceback_a_file(
     assert log.read_text().startswith("Traceback")
 
 
+def test_who_gives_a_key_as_in_other_trainers_is_told_how(run_cli) -> None:
+    said = run_cli("train", "recipe.toml", "run.updates=5")
+    assert said.code == 2
+    assert one_line(said.err).endswith("(run.updates=5); give keys of the recipe as --set A.B=C")
+
+
 @pytest.mark.parametrize("where", ["cuda", "cpu"])
 def test_who_runs_out_of_memory_is_told_what_to_lower(run_cli, monkeypatch, where: str) -> None:
     def large(recipe: Path) -> None:
