@@ -236,8 +236,8 @@ def _order(found: Line, method: Method, seed: int) -> str:
 
 
 def _better(found: Line, method: Method, seed: int) -> str:
-    taught = getattr(method, "reward_weight", 1.0) == 0
-    if taught or (found.learns in ("text", "answers", "steps") and found.loop == "offline"):
+    taught = "teacher" in method.asks or found.loop == "offline"
+    if taught and found.learns in ("text", "answers", "steps"):
         return ""  # it learns what it is given, or from a teacher, whatever that is worth
     batch, out, right = _judged(seed)
     step = gradients(method, batch, out)
@@ -249,7 +249,7 @@ def _better(found: Line, method: Method, seed: int) -> str:
 def _least(found: Line, method: Method, seed: int) -> str:
     batch, out, _ = _judged(seed)
     least, B = method.least_group, len(batch)
-    if found.loop == "offline" or least > B or getattr(method, "reward_weight", 1.0) == 0:
+    if found.loop == "offline" or least > B or "teacher" in method.asks:
         return ""
     # As many answers to a task as it asks for, all of another worth.
     worth = torch.linspace(1, 2, B, dtype=torch.float64)[:, None]

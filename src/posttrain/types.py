@@ -546,7 +546,7 @@ class Method(Protocol):
 
     @property
     def asks(self) -> frozenset[str]:
-        """What an offline method asks of its records: margins, probabilities (as labels), both signs."""
+        """What it asks of its records: margins, probabilities (as labels), both signs; or a teacher."""
         return frozenset()
 
     @property

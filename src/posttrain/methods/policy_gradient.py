@@ -96,6 +96,11 @@ class PolicyGradient(Method):
         return frozenset(reference | ({"logp_old"} if self.kl_in_reward else set()))
 
     @property
+    def asks(self) -> frozenset[str]:
+        """A teacher, where no reward counts."""
+        return frozenset() if self.reward_weight else frozenset({"teacher"})
+
+    @property
     def corrects(self) -> bool:
         """Whether a correction weighs what an older policy drew."""
         return self.correction is not corrections.uncorrected

@@ -55,7 +55,7 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
     # What a game pays is discounted as it is: there a reward is no advance on the score.
     alone = online and not env and not task.agent
     method = build(recipe.method["name"], options, horizon=horizon, potentials=alone)
-    if _taught(method) and not (verifier or env or task.agent or task.tools or task.repair):
+    if "teacher" in method.asks and not (verifier or env or task.agent or task.tools or task.repair):
         verifier = Unjudged()  # only what measures is lacking
     _check_parts(recipe, found, method)
     if online and task.text is not None:
@@ -98,11 +98,6 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
     if "margins" in method.asks:
         _check_margins(name, (*records, *kept))
     return Resolved(recipe, found, method, records, kept, None, None)
-
-
-def _taught(method: Method) -> bool:
-    """Whether the method learns from its reference alone, as distillation does."""
-    return getattr(method, "reward_weight", 1.0) == 0
 
 
 def _check_rewards(name: str, conversations: Sequence[Any]) -> None:
@@ -161,7 +156,7 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
         # Given at all, were it with the very defaults: a table of one's own is another object.
         if not reads and getattr(recipe, table) is not getattr(Recipe, table):
             raise UserError(f"[{table}] is never read by {name}", where=table, mend="leave the table out")
-    if _taught(method) and not recipe.reference.path:
+    if "teacher" in method.asks and not recipe.reference.path:
         what = f"{name} learns from a teacher alone, and no model is named"
         mend = "set it to the teacher, or give method.reward_weight a number above 0"
         raise UserError(what, where="reference.path", mend=mend)
