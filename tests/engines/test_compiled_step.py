@@ -33,7 +33,7 @@ def begun(runner, lab, rows=range(11)):
     for row, prompt in enumerate(prompts):
         runner.cache.reserve(len(prompts), 48)
         runner.prefill([prompt])
-        runner.cache.place(prompt, row, row + 1)
+        runner.cache.place(prompt, row)
     return [len(p) for p in prompts]
 
 

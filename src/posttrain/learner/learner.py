@@ -334,8 +334,7 @@ class Learner:
         return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
 
     def _fill_columns(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:
-        """The batch with the columns that the method needs and that it does not bring with it."""
-        needs = self.method.needs
+        """The batch with the columns that the method's steps need and that it does not bring with it."""
         if self._skips_first(batch):
             # The first step starts at the anchor: what it finds is the anchor of its rows.
             others = torch.ones(len(batch), dtype=torch.bool)
@@ -344,7 +343,12 @@ class Learner:
             if self.ranks.sum(batch.mask[others].sum()):
                 old[others] = self.score(batch.rows(others.nonzero().flatten())).logp.to(old)
             batch = replace(batch, logp_old=old)
-        elif batch.logp_old is None and (self._anchors or "logp_old" in needs):
+        return self._complete(batch, anchored=self._anchors)
+
+    def _complete(self, batch: Batch, *, anchored: bool = False) -> Batch:
+        """With what this policy, its critic and the reference say of it, where the method needs that."""
+        needs = self.method.needs
+        if batch.logp_old is None and (anchored or "logp_old" in needs):
             scored = self.score(batch)
             batch = replace(batch, logp_old=scored.logp, value=scored.value)
         elif "value" in needs and self.critic is not None:
@@ -376,14 +380,7 @@ class Learner:
 
     def assess(self, batch: Batch) -> dict[str, float]:
         """The method's loss and metrics on rows that it does not learn from, as one step's would be."""
-        batch = replace(batch, everywhere=self.ranks)
-        if "logp_old" in self.method.needs and batch.logp_old is None:
-            scored = self.score(batch)
-            batch = replace(batch, logp_old=scored.logp, value=scored.value)
-        elif "value" in self.method.needs and self.critic is not None:
-            batch = replace(batch, value=self.read(batch))
-        if "logp_ref" in self.method.needs and batch.logp_ref is None:
-            batch = replace(batch, logp_ref=self.score_reference(batch).logp)
+        batch = self._complete(replace(batch, everywhere=self.ranks))
         batch = self.method.prepare(replace(batch, state=self.method_state))
         with torch.no_grad():
             return self._run_microbatches(batch, self.method.weight(batch), learns=False)[2]

@@ -105,7 +105,7 @@ def _table(clock: Clock) -> list[tuple[Any, str, Timed]]:
         (cache, "causal_attention", part(ATTENTION)),
         (cache, "kernel_for", partial(_compiles, part(ATTENTION, _decoded))),
         *((layout, "attend", cached) for layout in (cache.TokenLayout, cache.PromptLayout)),
-        *each(cache.Cache, cached, "reserve", "place", "move", "keep"),
+        *each(cache.Cache, cached, "reserve", "place", "copy", "keep"),
         *each(pool.Pool, judged, "submit", "submit_group", "poll"),
         *each(workers.Workers, judged, "submit", "poll"),
         *each(rollouts, judged, "guarded_start", "guarded_reply"),

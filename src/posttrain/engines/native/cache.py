@@ -1,7 +1,7 @@
 """Keys and values of the running sequences, and of prompts that samples still wait for.
 
-Running sequence i occupies row i; rows 0 ... B-1 are always the occupied ones, so a layer's
-cache is a plain slice without gathering. A sequence that ends is overwritten by the last.
+Sequences that have come to the same text share a row; rows 0 ... B-1 are always the occupied ones, so a
+layer's cache is a plain slice without gathering. A row that none is left in is overwritten by the last.
 Rows × columns never exceeds the bound given: few long sequences or many short ones.
 """
 
@@ -53,21 +53,25 @@ class Cache:
                 new[: kept.shape[0], :, : kept.shape[2]] = kept
                 store[layer] = new
 
-    def place(self, prompt: Prompt, start: int, stop: int) -> None:
-        """Copies a computed prompt into the rows from `start` up to `stop`."""
+    def place(self, prompt: Prompt, row: int) -> None:
+        """Copies a computed prompt into a row."""
         for layer, (key, value) in self.prompts[prompt].items():
             if layer not in self.keys:
                 shape = (self.rows, key.shape[0], self.columns, key.shape[2])
                 self.keys[layer] = key.new_zeros(shape)
                 self.values[layer] = value.new_zeros((*shape[:3], value.shape[2]))
-            self.keys[layer][start:stop, :, : key.shape[1]] = key
-            self.values[layer][start:stop, :, : value.shape[1]] = value
+            self.keys[layer][row, :, : key.shape[1]] = key
+            self.values[layer][row, :, : value.shape[1]] = value
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Overwrites row `target` with the first `length` columns of row `source`."""
+    def copy(self, rows: list[tuple[int, int]], length: int) -> None:
+        """Copies `length` columns from row to row, (source, target); no target is a source."""
+        if not rows:
+            return
         for store in (self.keys, self.values):
             for tensor in store.values():
-                tensor[target, :, :length] = tensor[source, :, :length]
+                source, target = on_device([list(each) for each in zip(*rows, strict=True)], tensor.device)
+                held = tensor[:, :, :length]
+                held.index_copy_(0, target, held.index_select(0, source))
 
     def keep(self, episode: str, tokens: Prompt, row: int) -> None:
         """Copies a row's keys and values of these tokens for a later turn; beyond the bound the oldest go."""

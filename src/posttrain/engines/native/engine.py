@@ -2,10 +2,11 @@
 
     step   consumes       waiting requests, while rows and cache last
            waits for      nothing
-           unblocked by   a sequence that ends: its row is refilled in the same step
+           unblocked by   a sequence that ends: its place is taken in the same step
 
-Samples of one prompt share its prefill: the prompt runs once, its keys and values are copied
-into the row of each sample when that sample starts, and are dropped when none is left waiting.
+Samples of one prompt share its prefill: the prompt runs once, its keys and values are copied into
+the row of those that start, and are dropped when none is left waiting. They share that row, and one
+computation a step, until they draw different tokens; then each of these takes a copy of the row.
 A beginning that prompts share (a system message) runs once for all of them.
 """
 
@@ -13,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,7 @@ from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
 from posttrain.engines.sequence import Sequence, new_sequence
 from posttrain.models.fingerprint import Named
+from posttrain.models.loading import on_device
 from posttrain.types import Completion, Request
 
 MOST_ROWS = 1 << 17
@@ -116,7 +117,7 @@ class NativeEngine:
 
     def unanswered(self) -> list[tuple[int, Request]]:
         """What has not been answered, as far as it has come (see engines.protocol)."""
-        return [(s.ticket, s.rest()) for s in (*self.scheduler.running, *self.scheduler.waiting)]
+        return [(s.ticket, s.rest()) for s in (*self.scheduler.sequences, *self.scheduler.waiting)]
 
     def withdraw(self) -> list[tuple[int, Request]]:
         """The same, which is then forgotten."""
@@ -158,35 +159,36 @@ class NativeEngine:
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
         """The answers that ended in one more token for each running sequence; waits for nothing."""
         done = self._start(self.scheduler.admit())
-        running = self.scheduler.running
-        if running:
+        newest = [row[0] for row in self.scheduler.running]
+        if newest:
             logits = self.runner.decode(
-                [s.tokens[-1] for s in running], [len(s.request.prompt) + len(s.tokens) - 1 for s in running]
+                [s.tokens[-1] for s in newest], [len(s.request.prompt) + len(s.tokens) - 1 for s in newest]
             )
-            done += self._extend(list(running), logits)
+            done += self._extend(0, logits)
         if not self.busy:
             # Not even the last bits of an answer may hang on what was asked before: exact resume rests on it.
             self._forget(list(self._again))
             self.runner.forget()
         return done
 
-    def _start(self, started: list[Sequence]) -> list[tuple[int, Completion]]:
-        """Runs the prompts that are new, puts each sequence in its row and draws its first token."""
+    def _start(self, started: list[list[Sequence]]) -> list[tuple[int, Completion]]:
+        """Runs the prompts that are new, puts each in its row and draws the first tokens after it."""
         if not started:
             return []
-        cache, running = self.runner.cache, self.scheduler.running
+        cache, running = self.runner.cache, self.scheduler.sequences
+        sequences = running[-sum(map(len, started)) :]
         cache.reserve(len(running), max(s.longest for s in running))
-        new = list(dict.fromkeys(s.prompt for s in started if s.prompt not in cache.prompts))
+        prompts = [row[0].prompt for row in started]
+        new = [p for p in prompts if p not in cache.prompts]
         if new:
-            turns = {s.prompt: s.request.episode for s in started if s.request.episode}
+            turns = {s.prompt: s.request.episode for s in sequences if s.request.episode}
             self._first_logits.update(zip(new, self.runner.prefill(new, turns), strict=True))
-        row = len(running) - len(started)
-        for prompt, samples in groupby(s.prompt for s in started):
-            begin, row = row, row + len(list(samples))
-            cache.place(prompt, begin, row)
-        logits = torch.stack([self._first_logits[s.prompt] for s in started])
-        self._wanted.subtract(s.prompt for s in started)
-        again = {s.prompt: s.request.again for s in started}
+        first = len(self.scheduler.running) - len(started)
+        for row, prompt in enumerate(prompts, first):
+            cache.place(prompt, row)
+        logits = torch.stack([self._first_logits[p] for p in prompts])
+        self._wanted.subtract(s.prompt for s in sequences)
+        again = {s.prompt: s.request.again for s in sequences}
         over = [p for p in again if not self._wanted[p]]
         for prompt in over:
             del self._wanted[prompt]
@@ -198,7 +200,7 @@ class NativeEngine:
             held -= len(oldest := next(iter(self._again)))
             self._forget([oldest])
         self._forget(cache.excess())
-        return self._extend(started, logits)
+        return self._extend(first, logits)
 
     def _forget(self, prompts: Listed[tuple[int, ...]]) -> None:
         """Drops what was computed of these prompts; one that is asked for again runs again."""
@@ -206,36 +208,37 @@ class NativeEngine:
             del self._first_logits[prompt], self.runner.cache.prompts[prompt]
             self._again.pop(prompt, None)
 
-    def _extend(self, sequences: list[Sequence], logits: torch.Tensor) -> list[tuple[int, Completion]]:
-        """Draws a token for each of these sequences; the answers that end with it leave their rows."""
+    def _extend(self, first: int, logits: torch.Tensor) -> list[tuple[int, Completion]]:
+        """Draws a token for each sequence of the rows from `first` on; the answers that end with it leave."""
+        rows = self.scheduler.running[first:]
+        row_of = [row for row, sequences in enumerate(rows) for _ in sequences]
+        sequences = [s for row in rows for s in row]
+        if len(rows) < len(sequences):
+            logits = logits[on_device(row_of, logits.device)]
         positions = [s.request.position + len(s.tokens) for s in sequences]
         tokens, gen, policy = draw(
             logits,
             [s.request.sampling for s in sequences],
             uniforms([s.key for s in sequences], positions).tolist(),
-            {row: s.excluded for row, s in enumerate(sequences) if s.request.excluded},
+            {n: s.excluded for n, s in enumerate(sequences) if s.request.excluded},
             self.runner.kernels,
         )
         done = []
-        for row, sequence in enumerate(sequences):
-            token, logp_gen, logp_policy = tokens[row], gen[row], policy[row]
+        cache, scheduler = self.runner.cache, self.scheduler
+        for n, sequence in enumerate(sequences):
+            token, logp_gen, logp_policy = tokens[n], gen[n], policy[n]
             if sequence.request.forced:
                 token = sequence.request.forced[len(sequence.tokens)]
-                warm = logits[row].float() / (sequence.request.sampling.temperature or 1.0)
+                warm = logits[n].float() / (sequence.request.sampling.temperature or 1.0)
                 logp_gen = logp_policy = float(warm.log_softmax(-1)[token])
             sequence.append(token, logp_gen, logp_policy, self.version)
             ended = sequence.ended(self.decode, self.stop_tokens)
             if ended is not None:
                 done.append((sequence.ticket, ended))
-                self._retire(sequence)
+                if episode := sequence.request.episode:  # the newest token has not run
+                    text = (*sequence.request.prompt, *sequence.tokens[:-1])
+                    cache.keep(episode, text, first + row_of[n])
+        copies = scheduler.part(first, {ticket for ticket, _ in done})
+        taken = [scheduler.running[target][0] for _, target in copies]
+        cache.copy(copies, max((len(s.request.prompt) + len(s.tokens) for s in taken), default=0))
         return done
-
-    def _retire(self, sequence: Sequence) -> None:
-        running, request = self.scheduler.running, sequence.request
-        row = next(i for i, s in enumerate(running) if s is sequence)
-        if request.episode:  # the newest token has not run
-            self.runner.cache.keep(request.episode, (*request.prompt, *sequence.tokens[:-1]), row)
-        moved = self.scheduler.retire(row)
-        if moved is not None:
-            other = running[row]
-            self.runner.cache.move(moved, row, len(other.request.prompt) + len(other.tokens))
