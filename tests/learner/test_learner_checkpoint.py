@@ -88,6 +88,17 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_a_damaged_one_of_a_later_update_takes_no_place(tmp_path: Path) -> None:
+    """A run that went on from before it keeps what it saves, until it replaces that one too."""
+    saved(tmp_path, 2)
+    (saved(tmp_path, 4) / STATE).write_text("")
+    saved(tmp_path, 3, keep=1)
+    assert holds(newest(tmp_path)[0], 3)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000003", "step_000004"]
+    saved(tmp_path, 4, keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000004"]
+
+
 def with_rest(root: Path, update: int, **kept: int) -> Path:
     """A checkpoint with something that only a resume needs."""
 

@@ -11,6 +11,7 @@ whose manifest holds and names files of resume/, and names each one that it pass
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -41,7 +42,7 @@ def save(
 ) -> Path:
     """The committed checkpoint of this update: what `write` puts into a directory, and the state as JSON.
 
-    Only after it is committed the others are thinned to the `keep` newest (0: all stay as they are).
+    Only after it is committed those before it are thinned to the `keep` newest (0: all stay as they are).
 
     Raises RunError when the disk refuses; older checkpoints are then untouched.
     """
@@ -70,16 +71,18 @@ def save(
         shutil.rmtree(working, ignore_errors=True)
         raise RunError(f"{final}: the checkpoint cannot be written: {error}") from error
     if keep:
-        thin(root, whole=keep, weights=keep_weights)
+        thin(root, whole=keep, weights=keep_weights, last=update)
     return final
 
 
-def thin(root: Path, *, whole: int, weights: int) -> None:
+def thin(root: Path, *, whole: int, weights: int, last: float = math.inf) -> None:
     """Leaves the `whole` newest as they are, the `weights` before them without resume/, and no other.
 
+    Of updates after `last` all stay, and count for nothing: a resumed run has passed them over as damaged.
     A kill in between leaves each one whole, with resume/ or without.
     """
-    for age, (_, path) in enumerate(reversed(list(numbered(root)))):
+    found = [path for update, path in numbered(root) if update <= last]
+    for age, path in enumerate(reversed(found)):
         if age >= whole + weights:
             shutil.rmtree(path, ignore_errors=True)
         elif age >= whole:
