@@ -12,6 +12,9 @@ __version__ = "0.1.0"
 # OpenMP reads this when PyTorch is loaded: import posttrain before torch.
 if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
     os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "2000"}
+if "RANK" in os.environ:
+    # PyTorch warns of a rank that is gone with pages of C++ frames, before we say which it was.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 _WHERE = {
     "posttrain.api.session": ("Session", "evaluate", "train"),

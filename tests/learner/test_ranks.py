@@ -16,8 +16,9 @@ import torch
 
 from posttrain.learner import process_ranks
 from posttrain.learner.learner import Learner
+from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.rank_balance import Portion, assign, imbalance
-from posttrain.learner.ranks import Parallel
+from posttrain.learner.ranks import Parallel, restarts
 from posttrain.learner.shards import sharded_modules
 from posttrain.methods.build import build
 from posttrain.types import RunError, UserError
@@ -176,9 +177,36 @@ def test_others_are_told_why_a_rank_ends(
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(process_ranks, "ProcessRanks", lambda deadline_s: SimpleNamespace(close=told.append))
-    with pytest.raises(type(error)), process_ranks.join_ranks(Parallel()):
+    with pytest.raises(type(error)), join_ranks(Parallel()):
         raise error
     assert told == [why]
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_WORLD_SIZE"])
+def test_a_variable_of_torchrun_that_is_no_number_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(each, "1")
+    monkeypatch.setenv(name, "abc")
+    with pytest.raises(UserError, match=f"^{name}: 'abc' is no whole number"), join_ranks(Parallel()):
+        pass
+
+
+def test_an_empty_count_of_restarts_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "")
+    assert restarts() == 0
+
+
+def test_a_rank_prints_no_warnings_of_pytorchs_cpp_unless_the_user_says_otherwise() -> None:
+    """It warns of a rank that is gone with pages of frames, before ours says which it was."""
+    said = []
+    for env in ({}, {"RANK": "0"}, {"RANK": "0", "TORCH_CPP_LOG_LEVEL": "INFO"}):
+        code = "import posttrain, os; print(os.environ.get('TORCH_CPP_LOG_LEVEL'))"
+        unset = {k: v for k, v in os.environ.items() if k not in ("RANK", "TORCH_CPP_LOG_LEVEL")}
+        done = subprocess.run([sys.executable, "-c", code], env=unset | env, capture_output=True, text=True)
+        said.append(done.stdout.strip())
+    assert said == ["None", "ERROR", "INFO"]
 
 
 def test_a_process_alone_shares_nothing(llama: Any) -> None:

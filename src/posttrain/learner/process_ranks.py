@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from posttrain.learner.ranks import ALONE, Parallel, Ranks, launched
+from posttrain.learner.ranks import ALONE, Parallel, Ranks, launched, told_number
 from posttrain.types import RunError, UserError
 
 T = TypeVar("T")
@@ -37,7 +37,8 @@ class ProcessRanks:
     def __init__(self, deadline_s: float) -> None:
         """Joins the others, as the environment of torchrun names them; UserError where they do not come."""
         self.deadline_s, cuda = deadline_s, torch.cuda.is_available()
-        if cuda and (place := int(os.environ.get("LOCAL_RANK", "0"))) < torch.cuda.device_count():
+        place, *_ = map(told_number, ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_WORLD_SIZE"))
+        if cuda and place < torch.cuda.device_count():
             torch.cuda.set_device(place)
         # NCCL is to give up and let this process say who was lost, not to end it without a word.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 
 from posttrain.math.everywhere import Everywhere, Here
+from posttrain.types import UserError
 
 T = TypeVar("T")
 
@@ -137,4 +138,14 @@ def launched() -> bool:
 
 def restarts() -> int:
     """How often torchrun has started it again, after a rank was lost."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return told_number("TORCHELASTIC_RESTART_COUNT")
+
+
+def told_number(name: str) -> int:
+    """What torchrun leaves in the environment, 0 if nothing; UserError if it is no whole number."""
+    given = os.environ.get(name) or "0"
+    try:
+        return int(given)
+    except ValueError:
+        mend = "torchrun sets it, unset it where there is none"
+        raise UserError(f"{given!r} is no whole number", where=name, mend=mend) from None
