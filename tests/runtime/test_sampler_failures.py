@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def all_of(pool: SamplerPool, count: int) -> dict[int, Any]:
 
 def until_live(pool: SamplerPool, version: int) -> None:
     """Listens until every sampler draws from this version."""
-    while pool.oldest_version < version:
+    while min(worker.live for worker in pool.workers) < version:
         pool.poll(0.2)
 
 
@@ -162,6 +163,44 @@ def test_one_that_cannot_begin_says_why(made):
     pool = made.pool(made=WorkerFactory(broken, 1), max_restarts=0)
     with pytest.raises(RunError, match=r"sampler 0: UserError: .*/nowhere/at/all"):
         forever(pool)
+
+
+class Told:
+    """The channel of a sampler that says what a test has it say."""
+
+    bytes = 0
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.says: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def receive(self) -> list[Any]:
+        says, self.says = self.says, []
+        return says
+
+    def wait(self, others: Any, timeout_s: float) -> None:
+        pass
+
+
+def test_one_that_is_slow_to_start_draws_by_the_weights_it_was_sent_first():
+    """Counted as the newest it would be given groups too early, which were too old when their turn came."""
+    slow, quick = Told(), Told()
+    pool = SamplerPool([slow, quick].__getitem__, 2)
+    oldest = [pool.oldest_version]
+    for version in (2, 3):
+        pool.publish(SimpleNamespace(version=version))
+        quick.says = [("live", version)]
+        pool.poll(0.0)
+        oldest.append(pool.oldest_version)
+    for version in (2, 3):
+        slow.says = [("ready",), ("live", version)]
+        pool.poll(0.0)
+        oldest.append(pool.oldest_version)
+    assert oldest == [-1, 2, 2, 2, 3]
+    assert [snapshot.version for _, snapshot in slow.sent] == [2, 3]
 
 
 def test_one_flipped_bit_where_the_weights_lie_is_refused(made):

@@ -73,10 +73,13 @@ class SamplerPool:
 
     @property
     def oldest_version(self) -> int:
-        """The least version that a worker draws from. One that has just been started will take the newest."""
+        """The least version that a worker draws from. One that is starting takes the one it was sent first.
+
+        While it starts others may take newer ones; what is admitted then it still draws by that one.
+        """
         if not self.workers:
             return self._newest.version if self._newest else -1
-        return min((w.live for w in self.workers if w.live >= 0), default=-1)
+        return min(w.live if w.live >= 0 else w.sent for w in self.workers)
 
     @property
     def restarted(self) -> int:
