@@ -2,14 +2,17 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from posttrain.models import checkpoint
 from posttrain.recipe import config
 from posttrain.runtime import build
 from posttrain.runtime.record import saving
 from posttrain.runtime.record.saving import Disk
+from posttrain.types import RunError
 
 
 def tensor_bytes(folder: Path) -> int:
@@ -57,6 +60,22 @@ def test_so_is_that_of_a_reward_model(run_cli, offline, write, tmp_path, rank):
     written = tensor_bytes(folder)
     # The head over the vocabulary is not trained and has no moments, which is left out of account.
     assert 0.7 * (said.weights + said.resume) < written < 1.01 * (said.weights + said.resume)
+
+
+def test_a_checkpoint_that_cannot_be_written_says_which_one_is_kept(
+    run_cli, online, write, tmp_path, monkeypatch
+):
+    save = checkpoint.save
+
+    def refused(root: Path, update: int, *given: Any, **how: Any) -> Path:
+        if update == 2:
+            raise RunError("no room")
+        return save(root, update, *given, **how)
+
+    monkeypatch.setattr(checkpoint, "save", refused)
+    said = run_cli("train", write(online), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.code == 1
+    assert f"no room; step_000001 is kept, go on with --resume --run-dir {tmp_path / 'run'}" in said.err
 
 
 def disk(**given: int) -> Disk:

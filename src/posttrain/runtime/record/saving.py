@@ -35,10 +35,11 @@ from posttrain.runtime.critics import head_class
 from posttrain.runtime.dataset_rows import Group
 from posttrain.runtime.memory import Shape, gib
 from posttrain.runtime.model_info import ModelInfo
+from posttrain.runtime.record.rundir import kept as what_is_kept
 from posttrain.runtime.reference import scores_once
 from posttrain.runtime.resolve import Resolved
 from posttrain.runtime.tasks.replay_buffer import TOKEN_BYTES, ReplayBuffer
-from posttrain.types import UserError
+from posttrain.types import RunError, UserError
 
 REPLAY = "replay"
 FLIGHT = "flight.pickle"
@@ -88,9 +89,11 @@ def save(
         model.generation_config.save_pretrained(folder / "model")
         words.save_pretrained(folder / "model")
 
-    saved = {**state, "learner": learner.state()}
-    update = state["progress"]["update"]
-    made = checkpoint.save(root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights)
+    saved, update = {**state, "learner": learner.state()}, state["progress"]["update"]
+    try:
+        made = checkpoint.save(root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights)
+    except RunError as error:
+        raise RunError(f"{error}; {what_is_kept(root.parent)}") from error
     return learner.ranks.tell(made, "the checkpoint")
 
 
