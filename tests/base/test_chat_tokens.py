@@ -229,6 +229,33 @@ def test_supervised_keeps_reasoning_in_every_turn(tokenizer):
     assert trained_text(tokenizer, tokens, trained) == "<think>7+7</think>14<|im_end|>28<|im_end|>"
 
 
+@pytest.mark.parametrize("opening", ["", "<think>\n"])
+def test_a_thought_that_a_template_cuts_out_of_every_answer_is_learnt(tokenizer, opening):
+    """As DeepSeek-R1's does, in its older form and in the one whose prompts open a thought."""
+    prompt = "'<|im_start|>assistant\n'"
+    template = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+    template = template.replace(prompt, prompt[:-1] + opening + "'")
+    chat, said = Chat(tokenizer, template), [dict(message) for message in SPOKEN]
+    said[2]["content"] = said[4]["content"] = "<think>\n7+7\n</think>\n14"
+    learnt = "<think>\n7+7\n</think>\n14<|im_end|>".removeprefix(opening)
+    tokens, trained = chat.render_supervised(said)
+    assert trained_text(tokenizer, tokens, trained) == learnt * 2
+    first = chat.render(said[:2])
+    assert tokens[: len(first)] == first
+    [(tokens, trained)] = chat.render_answers(said[:2], [said[2]["content"]])
+    assert trained_text(tokenizer, tokens, trained) == learnt
+    assert tokens[: len(first)] == first
+
+
+def test_words_of_an_answer_that_a_template_loses_are_told(tokenizer):
+    """As Qwen 3's loses a part of an answer with two ends of a thought."""
+    shown = "'<think>' + message['content'].split('</think>')[0] + message['content'].split('</think>')[-1]"
+    chat = Chat(tokenizer, CHATML.replace("message['content']", shown))
+    chat.render_answers(USER[:1], ["14"])
+    with pytest.raises(UserError, match="the chat template leaves out what is said"):
+        chat.render_answers(USER[:1], ["7</think>or</think>14"])
+
+
 def test_plain_text_is_as_it_stands(tokenizer):
     chat = Chat(tokenizer, "none")
     assert chat.render([{"role": "user", "content": "3 + 4 ="}]) == ids(tokenizer, "3 + 4 =")

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from posttrain.base import plain
-from posttrain.base.shown import check_calls, check_shown
+from posttrain.base.shown import check_calls, check_shown, holds
 from posttrain.base.spelling import Spelling, Tokenizer, pieces
 from posttrain.types import Message, UserError
 
@@ -49,8 +49,8 @@ class Chat:
     parse_special: bool = False
     _head: str = field(init=False, repr=False)
     """The text up to where an assistant speaks that answers our question."""
-    _lead: str | None = field(init=False, repr=False)
-    """What the template puts before an answer that a prompt does not show: "" for most; None if unknown."""
+    _before: str = field(init=False, repr=False)
+    """The same where the answer is shown: with an empty thought, say, or without the mark that opens one."""
     _close: str = field(init=False, repr=False)
     """The text that closes an assistant's turn."""
     _ending: str = field(init=False, repr=False)
@@ -68,7 +68,6 @@ class Chat:
             raise UserError("the tokenizer has no chat template", mend=_SUGGESTION)
         if self.template is not None and not self.template.strip():
             raise UserError("the chat template is empty", where="[model] chat_template", mend=_SUGGESTION)
-        head = self.text([_QUESTION], prompt=True)
         before, close = self._around([_QUESTION])
         marks = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
         end = next((t for t in Spelling(self.tokenizer).tokens(close) if t in marks), None)
@@ -76,8 +75,8 @@ class Chat:
         blank, shown, _ = close.partition(spelt) if spelt else ("", "", "")
         ends = bool(shown) and not blank.strip()
         made = {
-            "_head": head,
-            "_lead": before[len(head) :] if before.startswith(head) else None,
+            "_head": self.text([_QUESTION], prompt=True),
+            "_before": before,
             "_close": close,
             "_blank": blank if ends else "",
             "_ending": blank + spelt if ends else "",
@@ -86,8 +85,7 @@ class Chat:
         for name, value in made.items():
             object.__setattr__(self, name, value)
         for name, parse in (("_spelling", self.parse_special), ("_literal", False)):
-            spelling = Spelling(self.tokenizer, self.stops, self.embedded, parse)
-            object.__setattr__(self, name, spelling)
+            object.__setattr__(self, name, Spelling(self.tokenizer, self.stops, self.embedded, parse))
 
     @property
     def stops(self) -> frozenset[int]:
@@ -145,7 +143,7 @@ class Chat:
         tokens, trained = list[int](), list[bool]()
         for turn, following in zip(turns, [*turns[1:], None], strict=True):
             between = messages[turn + 1 : following]
-            said, after = self._said(messages[turn], between, speaks_again=following is not None)
+            said, after = self._said(messages[turn], between, again=following is not None)
             before, answer = self._turn(start, opening, said)
             tokens += [*before, *answer, end]
             trained += [False] * len(before) + [True] * (len(answer) + 1)
@@ -193,10 +191,9 @@ class Chat:
 
     def between(self, separator: str) -> list[int]:
         """The tokens of a separator of steps; UserError if there is none."""
-        tokens = self._spelling.within(separator)
-        if not tokens:
-            raise UserError(f"the tokenizer has no token for the separator {separator!r}")
-        return tokens
+        if tokens := self._spelling.within(separator):
+            return tokens
+        raise UserError(f"the tokenizer has no token for the separator {separator!r}")
 
     def spell(self, text: str) -> list[int]:
         """The tokens of a text that stands alone."""
@@ -241,34 +238,37 @@ class Chat:
             raise UserError("the prompt is empty")
         return self.text(messages, prompt=True, tools=tools)
 
-    def _said(
-        self, message: Message, between: Sequence[Message], speaks_again: bool = False
-    ) -> tuple[str, str]:
+    def _said(self, message: Message, between: Sequence[Message], again: bool = False) -> tuple[str, str]:
         """What stands between the opening of an assistant's turn and its end, and what stands behind that."""
-        text = self.text([_QUESTION, message, *between], prompt=bool(between) or speaks_again)
-        calls = message.get("tool_calls")
-        said = None if self._lead is None or calls else self._lead + message["content"]
-        if said is not None and text.startswith(self._head + said + self._close):
-            return said + self._blank, text[len(self._head + said) :].removeprefix(self._ending)
-        whole = self.text([_QUESTION, message], prompt=False) if between or speaks_again else text
-        head, close = self._head, self._close
-        if not whole.startswith(head) or not whole.endswith(close) or len(whole) < len(head) + len(close):
-            raise UserError(
-                f"the chat template opens a turn with {head[-40:]!r} and closes it with {close!r}, "
-                "but does not show an answer between the two",
-                mend=_SUGGESTION,
-            )
+        again = again or bool(between)
+        text = self.text([_QUESTION, message, *between], prompt=again)
+        head, before, close, calls = self._head, self._before, self._close, message.get("tool_calls")
+        content = message["content"] or ""
+        if not calls and before.startswith(head) and text.startswith(before + content + close):
+            rest = text[len(before + content) :]
+            return (before + content)[len(head) :] + self._blank, rest.removeprefix(self._ending)
+        whole = self.text([_QUESTION, message], prompt=False) if again else text
+        fits = whole.startswith(head) and whole.endswith(close) and len(whole) >= len(head) + len(close)
+        lost, opened = not holds(whole, content), head.removeprefix(before).strip()
+        if (lost or not fits) and not calls and head.startswith(before) and content.startswith(opened):
+            # A thought is cut out, maybe with the mark that opens it in a prompt: it is learnt nevertheless.
+            said = content.removeprefix(opened).lstrip() if opened else content
+            return said + self._blank, self._after(between, again)
+        if lost or not fits:
+            unfit = f"does not show an answer between {head[-40:]!r} and {close!r}"
+            what = f"leaves out what is said{' beside a call' * bool(calls)}" if fits else unfit
+            raise UserError(f"the chat template {what}", mend=_SUGGESTION)
         said = whole[len(head) : len(whole) - len(close)]
         if calls:
             check_calls(message, said)
             if text.startswith(head + said):  # a result may have to follow its call
                 return said + self._blank, text[len(head + said) :].removeprefix(self._ending)
-        return said + self._blank, self._after(between, speaks_again)
+        return said + self._blank, self._after(between, again)
 
-    def _after(self, messages: Sequence[Message], speaks_again: bool = False) -> str:
+    def _after(self, messages: Sequence[Message], again: bool = False) -> str:
         """The text behind the end of an assistant's turn: the messages, and the opening of its next turn."""
         answer = {"role": "assistant", "content": _ANSWER}
-        text = self.text([_QUESTION, answer, *messages], prompt=bool(messages) or speaks_again)
+        text = self.text([_QUESTION, answer, *messages], prompt=bool(messages) or again)
         return text.partition(_ANSWER)[2].removeprefix(self._ending)
 
     def _around(self, messages: Sequence[Message]) -> tuple[str, str]:
