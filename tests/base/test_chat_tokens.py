@@ -256,6 +256,18 @@ def test_words_of_an_answer_that_a_template_loses_are_told(tokenizer):
         chat.render_answers(USER[:1], ["7</think>or</think>14"])
 
 
+def test_a_mark_that_opens_the_next_turn_may_end_this_one(tokenizer):
+    """As in GLM 4's, where nothing else ends a turn: the mark is not there twice."""
+    stop = tokenizer.convert_tokens_to_ids("<|stop|>")
+    opens = "{% for m in messages %}{{ '<|stop|>' + m['role'] + m['content'] }}{% endfor %}"
+    chat = Chat(
+        tokenizer, opens + "{% if add_generation_prompt %}{{ '<|im_start|>' }}{% endif %}", frozenset({stop})
+    )
+    said = [*chat.render(USER[:1]), 65]
+    ended, cut = chat.extend([*said, stop], USER[1:2]), chat.extend(said, USER[1:2])
+    assert cut == [tokenizer.eos_token_id, stop, *ended]
+
+
 def test_plain_text_is_as_it_stands(tokenizer):
     chat = Chat(tokenizer, "none")
     assert chat.render([{"role": "user", "content": "3 + 4 ="}]) == ids(tokenizer, "3 + 4 =")

@@ -118,8 +118,8 @@ class Chat:
         if not messages:
             raise UserError("there are no messages for the policy to answer")
         added = self._behind_end(self._after(self._guarded(messages)))
-        if tokens and tokens[-1] in self.stops:
-            return added
+        if tokens and tokens[-1] in self.stops:  # the mark that opens the next turn may have ended this one
+            return added[added[:1] == [tokens[-1]] :]
         return [*self._spelling.within(self._blank), *([] if self._end is None else [self._end]), *added]
 
     def render_supervised(
