@@ -24,6 +24,7 @@ from posttrain.learner.forward import Net, forward
 from posttrain.models import compiled
 from posttrain.models.attention import use_layouts
 from posttrain.models.loading import quiet
+from posttrain.models.pretrained import DECODERS
 from posttrain.types import Batch, Request, Sampling
 
 WINDOW = {"sliding_window": 4}
@@ -188,6 +189,11 @@ def test_every_architecture_of_transformers_is_in_one_of_the_lists() -> None:
         ):
             missing.append(name)
     assert missing == []
+
+
+def test_what_is_proven_is_not_refused_by_the_name_of_its_class() -> None:
+    refused = [name for name in PROVEN if not MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name].endswith(DECODERS)]
+    assert refused == []
 
 
 def test_the_page_of_models_names_those_that_are_proven() -> None:

@@ -425,6 +425,8 @@ def test_stop_ids_join_the_tokenizers_eos_and_the_generation_configs(saved: Path
         assert line == f"{saved / 'generation_config.json'}: eos_token_id {wrong!r} is no number of a token"
     (saved / "generation_config.json").unlink()
     assert stop_ids(saved, tokenizer()) == (2,)
+    edit(saved / "config.json", eos_token_id=[2, 5])
+    assert stop_ids(saved, tokenizer()) == (2, 5)
 
 
 # Where a path leads

@@ -62,6 +62,7 @@ PYPI_SPEC = re.compile(r"[A-Za-z0-9][\w.-]*(==[\w.+!-]+)?")
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+DECODERS = ("ForCausalLM", "LMHeadModel", "BertGenerationDecoder")
 DIGIT_BY_DIGIT = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva"})
 """GGUF pre-tokenizers that cut every digit off before GPT-2's rule. transformers reads their files with
 GPT-2's rule alone, which splits the blanks before a number otherwise than in pretraining."""
@@ -307,7 +308,7 @@ def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
     if "model_type" not in raw:
         raise UserError("has no model_type", where=where, mend="is it the config.json of a model?")
     names = raw.get("architectures") or []
-    decoder = not names or any(n.endswith(("ForCausalLM", "LMHeadModel")) for n in names)
+    decoder = not names or any(n.endswith(DECODERS) for n in names)
     decoder = decoder or (scores and is_reward_model(names))
     if raw.get("is_encoder_decoder") or not decoder:
         what = names[0] if names else raw["model_type"]
@@ -474,10 +475,12 @@ def tokenizer_notes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def stop_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Ids that end an answer: the tokenizer's eos and those of generation_config.json, sorted.
 
-    Chat models often end a turn with another token than their tokenizer's eos.
+    Chat models often end a turn with another token than their tokenizer's eos. Without that file those of
+    config.json are meant, as in transformers.
     """
     file = path / "generation_config.json"
-    named = _json(file).get("eos_token_id") if file.exists() else None
+    file = file if file.exists() else path / "config.json"
+    named = _json(file).get("eos_token_id")
     ids = named if isinstance(named, list) else [] if named is None else [named]
     if wrong := [i for i in ids if type(i) is not int]:
         raise UserError(f"eos_token_id {wrong[0]!r} is no number of a token", where=str(file))
