@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,7 +43,22 @@ def usable_device(name: str, where: str = "device") -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         mend = "start as many ranks on a machine as it has GPUs"
         raise UserError(f"there is no {device}, but {count} GPUs", where=where, mend=mend)
+    if device.type == "cuda" and not _built_for(torch.cuda.get_device_capability(device)):
+        what = f"this PyTorch has no kernels for {torch.cuda.get_device_name(device)}"
+        mend = f"it has {', '.join(torch.cuda.get_arch_list())}: install one built for it, or set it to cpu"
+        raise UserError(what, where=where, mend=mend)
     return device
+
+
+def _built_for(capability: tuple[int, int]) -> bool:
+    """Whether this PyTorch runs on NVIDIA GPUs of this compute capability.
+
+    A build sm_XY runs on its own major version from its minor one on, and compute_XY on all that came later.
+    """
+    builds = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    known = ((kind, (int(major), int(minor))) for kind, major, minor in builds)
+    runs = (v <= capability and (kind == "compute" or v[0] == capability[0]) for kind, v in known)
+    return not builds or any(runs)  # AMD's are called otherwise
 
 
 def see_only(name: str) -> str:
