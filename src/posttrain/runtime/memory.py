@@ -233,12 +233,14 @@ def microbatch(shape: Shape, *, free: int, device: str = "cpu", **needs: Any) ->
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had: on a GPU by its driver, on a CPU by the kernel and the control group.
+    """Bytes that can still be had: on a GPU by its driver and of what PyTorch keeps unused, on a CPU by the
+    kernel and the control group.
 
     What a processor has, the ranks of torchrun on this machine share.
     """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
