@@ -450,6 +450,10 @@ def test_a_path_that_leads_nowhere_says_so_with_the_nearest_name(
     (tmp_path / "empty" / "adapter_model.safetensors").touch()  # as peft saves one
     assert "LoRA adapter" in refusal(resolve, str(tmp_path / "empty"))
     assert "only a .gguf file" in refusal(resolve, str(saved / "config.json"))
+    (saved / "adapter_config.json").write_text("{}")  # transformers loads its base model
+    assert "has a LoRA adapter beside its weights" in refusal(resolve, str(saved))
+    (saved / "model.safetensors").rename(saved / "adapter_model.safetensors")
+    assert "is a LoRA adapter, not a model; merge it" in refusal(resolve, str(saved))
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:

@@ -118,9 +118,8 @@ def cache_directory() -> Path:
 def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Path:
     if (local / "config.toml").is_file():
         return _from_run(local)
-    adapter = (local / "adapter_config.json").exists() and not (local / "config.json").exists()
-    weights = any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists()
-    if weights and not adapter:
+    _refuse_adapter(local)
+    if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
         return local
     ggufs = sorted(local.glob("*.gguf"))
     if len(ggufs) > 1:
@@ -133,12 +132,6 @@ def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Pat
     _refuse_pickles(local)
     if (local / "config.json").exists():
         return local
-    if adapter:
-        raise UserError(
-            "is a LoRA adapter, not a model",
-            where=str(local),
-            mend="merge it into its base model: posttrain merge RUN_DIR DIR, or peft's merge_and_unload()",
-        )
     raise UserError(
         "has no config.json and no .gguf, so it is no model", where=str(local), mend=f"check {KEY}"
     )
@@ -153,6 +146,17 @@ def _from_run(run: Path) -> Path:
         mend = f"merge it into its model first: posttrain merge {run} DIR"
         raise UserError("is a run that trained an adapter", where=str(run), mend=mend)
     return newest / "model"
+
+
+def _refuse_adapter(local: Path) -> None:
+    if (local / "adapter_config.json").exists():
+        what, mend = "is a LoRA adapter, not a model", ""
+        if any(local.glob("model*.safetensors")):
+            # transformers would put it on the weights of its own base model
+            what = "has a LoRA adapter beside its weights, and says nothing of which are meant"
+            mend = "take adapter_config.json away, or "
+        mend += "merge it into its base model: posttrain merge RUN_DIR DIR, or peft's merge_and_unload()"
+        raise UserError(what, where=str(local), mend=mend)
 
 
 def _refuse_pickles(local: Path) -> None:
@@ -182,6 +186,7 @@ def _from_hub(name: str, say: Callable[[str], None]) -> Path:
         raise RunError(
             f"{KEY}: {name} is no directory here and could not be fetched from the Hub: {_cause(error)}"
         ) from error
+    _refuse_adapter(local)
     if not any(local.glob("*.safetensors")):
         raise UserError(
             f"{name} has no safetensors weights", where=KEY, mend="download a .gguf and give its path"
