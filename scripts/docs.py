@@ -330,7 +330,8 @@ def glance() -> str:
     for name, line in table.METHODS.items():
         method = line.method
         given = "none: imitates" if isinstance(method, Imitation) else "in the data"
-        reward = given if line.loop == "offline" else "verifier"
+        judge = "teacher" if "teacher" in method.asks else "verifier"
+        reward = given if line.loop == "offline" else judge
         old = "old policy, in the loss" if build.numbers(method).get("kl_from_old") else ""
         old = "old policy, bounds the step" if line.step == "trust_region" else old
         cells = [f"[`{name}`](methods/{name}.md)", _values(method) or "no", reward]
@@ -544,12 +545,13 @@ def facts(name: str) -> str:
             f"step | {_step(line)}",
         ]
         return rows("fact | value", lines)
+    judge = "the teacher" if "teacher" in line.method.asks else "a verifier or an environment"
     lines += [
         "loop | online: learns from answers of the policy itself",
         f"samples of older policies | {_older(line.method)}",
         f"several steps in an update | {_moved(line)}",
         f"critic | {_critic(line.method)}",
-        "reward model | none: a verifier or an environment says what an answer is worth",
+        f"reward model | none: {judge} says what an answer is worth",
         f"reference policy | {_of_reference(line.method)}",
         f"step | {_step(line)}",
         f"episodes of a task | {line.method.least_group} or more",
