@@ -1,7 +1,7 @@
 """The rows of `posttrain truth`: that they are all there, and that each says what it says."""
 
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import pytest
@@ -10,15 +10,16 @@ from rich.console import Console
 
 from posttrain.math import pass_at_k
 from posttrain.methods.build import CHOICES, build
+from posttrain.methods.policy_gradient import PolicyGradient
 from posttrain.methods.table import METHODS, REINFORCE
 from posttrain.study import truth
 from posttrain.study.truth import Row, exact, facts
 from posttrain.study.truth.elsewhere import moved
 from posttrain.study.truth.printed import MEANING, number, sections
 from posttrain.study.truth.row import EXACT
-from posttrain.study.truth.table import BECAUSE, REASONS, SECTION, target
+from posttrain.study.truth.table import BECAUSE, REASONS, SECTION, WHOLE, target
 from posttrain.study.truth.world import World
-from posttrain.types import UserError
+from posttrain.types import Batch, UserError
 
 ONLINE = [name for name, line in METHODS.items() if line.loop == "online"]
 
@@ -185,6 +186,30 @@ def test_a_credit_that_is_new_is_measured_and_named(short: World) -> None:
     rows = list(truth.table.measured({"new": replace(REINFORCE, credit=squared)}))
     assert {r.verdict for r in rows} == {"biased"}
     assert "squared" in rows[0].sentence
+
+
+def test_no_bias_is_explained_by_what_makes_a_method_unbiased() -> None:
+    """Whatever bends it: a surrogate, a penalty, or what a class of one's own does with its choices."""
+
+    def doubled(log_ratio: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+        return -2 * advantage * log_ratio
+
+    class Worse(PolicyGradient):
+        def prepare(self, batch: Batch) -> Batch:
+            return super().prepare(replace(batch, reward=-batch.reward))
+
+    chosen = {f.name: getattr(REINFORCE, f.name) for f in fields(PolicyGradient)}
+    named = {
+        "surrogate": replace(REINFORCE, surrogate=doubled),
+        "penalty": replace(REINFORCE, kl_in_loss=0.1),
+        "class": Worse(**chosen),
+        "none": REINFORCE,
+    }
+    why = {r.name: (r.verdict, r.sentence) for r in truth.table.measured(named)}
+    assert why["surrogate"] == ("scaled", "doubled weighs tokens otherwise")
+    assert why["penalty"] == ("biased", REASONS["k3"])
+    assert why["class"] == ("biased", WHOLE)
+    assert why["none"] == ("unbiased", BECAUSE["raw"])
 
 
 def test_one_method_has_its_own_rows_alone() -> None:

@@ -4,7 +4,7 @@ The lines are read off METHODS, so a new one is measured by being there. A metho
 one in REINFORCE, which is unbiased: the choices that bend it are the reason that the sentence gives.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from posttrain.study.truth.row import EXACT, Gradient, Row, error, sine, verdict
 from posttrain.study.truth.world import World, short
 from posttrain.types import Method
 
-Choice = Mapping[str, Callable[..., Any]]
+Choice = Mapping[str, Any]
 SIZE = 4
 """Answers in a group."""
 SECTION = "Methods, one step on fresh samples"
@@ -49,6 +49,9 @@ REASONS: Mapping[str, str] = {
     "by_trajectory": "the answer's ratio on each of its tokens counts the answer once a token",
     "to_go": "with γ below 1 a token does not answer for all that comes after it",
     "total_by_token": "answers are compared token by token, so long ones weigh more in the baseline",
+    "k1": "as a loss it has a gradient that averages to 0",
+    "k2": "a penalty token by token does not see that a token changes which ones come next",
+    "k3": "on average its gradient is that of the other direction, KL(π_ref ‖ π)",
 }
 """Why a choice bends the gradient, by the name of its function."""
 
@@ -64,6 +67,9 @@ BECAUSE: Mapping[str, str] = {
 }
 """Why a method that is not bent is not, by the name of its estimator or credit."""
 
+WHOLE = "none of its choices bends REINFORCE by itself: it is what the method makes of them"
+"""What is said of a method that is biased where none of its choices is to blame."""
+
 OWN = "it is of no known family, whose choices could be tried one by one"
 """What is said of a method that is not made of choices."""
 
@@ -78,7 +84,8 @@ def measured(names: Mapping[str, Method]) -> Iterator[Row]:
     for name, method in names.items():
         truth, value = target(world, method), critic(world, method)
         found = world.estimate(method, SIZE, value=value)
-        said, why = verdict(found.mean, truth), blame.sentence(method)
+        said = verdict(found.mean, truth)
+        why = blame.sentence(method, said)
         along = float(found.mean @ truth / (found.mean @ found.mean))
         for quantity, number in (
             ("error", error(found.mean, truth)),
@@ -110,18 +117,18 @@ class _Blame:
     """Which of a method's choices bend the gradient when REINFORCE makes them alone."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.truth = world, exact.gradient(world)
-        self._seen: dict[tuple[Any, ...], Gradient] = {}
+        self.world = world
+        self._seen: dict[tuple[Any, ...], tuple[Gradient, Gradient]] = {}
 
-    def sentence(self, method: Method) -> str:
-        """Why the method is biased, or why it is not."""
+    def sentence(self, method: Method, said: str) -> str:
+        """Why the method is biased, or why it is not, as its verdict says."""
         if isinstance(method, Preference):
             return TOLD
         if not hasattr(method, "reduction"):
             return OWN
-        reasons = [REASONS.get(name, f"{name} weighs tokens otherwise") for name in self.choices(method)]
-        if reasons:
-            return "; ".join(dict.fromkeys(reasons))
+        if said != "unbiased":
+            reasons = [REASONS.get(name, f"{name} weighs tokens otherwise") for name in self.choices(method)]
+            return "; ".join(dict.fromkeys(reasons)) or WHOLE
         keys = (
             ["estimator", "credit"] if getattr(method, "returns", None) is not returns.to_go else ["returns"]
         )
@@ -145,21 +152,27 @@ class _Blame:
         if self.bend(REINFORCE, shape):
             alone = {"reduction": shape["reduction"]}
             guilty.append(name_of(shape["reduction" if self.bend(REINFORCE, alone) else "ratio"]))
+        penalty: Choice = {key: made[key] for key in ("kl", "kl_in_loss") if made.get("kl_in_loss")}
+        for choice in ({"surrogate": made["surrogate"]} if "surrogate" in made else {}, penalty):
+            if choice and self.bend(REINFORCE, choice):
+                guilty.append(name_of(next(iter(choice.values()))))
         return guilty
 
     def bend(self, host: Method, choice: Choice) -> bool:
         """Whether the host with this choice points elsewhere, or is of another length."""
-        return error(self._mean(host, choice), self.truth) > EXACT
+        return error(*self._tried(host, choice)) > EXACT
 
     def turn(self, host: Method, choice: Choice) -> bool:
         """Whether the host with this choice points elsewhere."""
-        return sine(self._mean(host, choice), self.truth) > EXACT
+        return sine(*self._tried(host, choice)) > EXACT
 
-    def _mean(self, host: Method, choice: Choice) -> Gradient:
+    def _tried(self, host: Method, choice: Choice) -> tuple[Gradient, Gradient]:
+        """(what the host with this choice estimates, what it says that it does)."""
         key = tuple(sorted((k, repr(v)) for k, v in choice.items()))
         if key not in self._seen:
             method = replace(host, **choice)  # type: ignore[type-var]
-            self._seen[key] = self.world.estimate(method, SIZE, value=critic(self.world, method)).mean
+            found = self.world.estimate(method, SIZE, value=critic(self.world, method))
+            self._seen[key] = found.mean, target(self.world, method)
         return self._seen[key]
 
 
