@@ -11,13 +11,14 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from posttrain.base.usercode import cause
-from posttrain.math import reduce
+from posttrain.math import masked, reduce
 from posttrain.math.choice import takes
 from posttrain.methods.build import build, described
 from posttrain.methods.table import METHODS, Line, Named, label, like, line
@@ -25,7 +26,6 @@ from posttrain.types import PROBE, Batch, Method, Outputs, PerToken
 
 HORIZON = 16
 _OF_THE_MACHINE = re.compile("(time|speed|ranks|samplers)/|seconds|.*memory")
-"""Metrics that a clock or a meter gives."""
 
 
 def repeatable(metrics: Path) -> list[dict[str, Any]]:
@@ -55,10 +55,7 @@ def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batc
     B = len(group)
     mask = torch.rand(B, T, generator=g) < 0.6
     mask[:, 0], mask[:, 1], mask[0, 1:] = False, True, True
-
-    def normal() -> torch.Tensor:
-        return torch.randn(B, T, generator=g, dtype=torch.float64)
-
+    normal = partial(torch.randn, B, T, generator=g, dtype=torch.float64)
     logp = -normal().abs() - 0.1
     version = torch.zeros(B, T, dtype=torch.long)
     version[[4, 9]] = PROBE
@@ -76,8 +73,7 @@ def update(seed: int, spread: float = 0.3, K: int = 4, T: int = 7) -> tuple[Batc
         value=normal(),
     )
     assert batch.value is not None
-    moved = batch.value + 0.3 * normal()
-    return batch, Outputs(logp=logp, entropy=normal().abs(), value=moved)
+    return batch, Outputs(logp=logp, value=batch.value + 0.3 * normal(), entropy=normal().abs())
 
 
 def gradients(
@@ -139,11 +135,11 @@ def check_method(
 ) -> Report:
     """Checks the promises of a method on synthetic updates, without a model, in less than a second.
 
-    It is finite; no masked token has a gradient, and what stands there changes no bit; no split of a step
-    and no order of its rows matters; a step makes answers of reward 1 likelier than those of reward 0; with
-    as many answers to a task as it says that it needs, it learns. gradient(log_ratio, advantage) is the c of
-    its surrogate, ∇loss = -c ∇log π; or gradient(batch, out) the ∂L/∂log π of each token of a step,
-    from the batch as `prepare` left it. It is compared with what autograd finds.
+    It is finite, as is what it watches; no masked token has a gradient, and what stands there changes no bit;
+    no split of a step and no order of its rows matters; a step makes answers of reward 1 likelier than those
+    of 0, and a critic prefers them; with as many answers to a task as it asks for, it learns.
+    gradient(log_ratio, advantage) is the c of its surrogate, ∇loss = -c ∇log π; or gradient(batch, out) the
+    ∂L/∂log π of each token of a step, from the batch as `prepare` left it: what autograd must find.
 
     With `raises` an AssertionError names the first promise that is broken. Raises UserError for no method.
 
@@ -189,10 +185,19 @@ def _seen(check: Callable[[Line, Method, int], str], found: Line, made: Method, 
 
 
 def _finite(found: Line, method: Method, seed: int) -> str:
-    got = gradients(method, *update(seed))
-    if not all(bool(x.isfinite().all()) for x in got):
-        return "a loss or gradient is infinite or not a number"
-    return "" if any(x.any() for x in got[1:]) else "no token has a gradient: nothing is learnt"
+    batch, out = update(seed)
+    # Scores and margins grow while training lasts; a ratio is of one update.
+    for scale in (1e5, 1) if method.unit != "token" or "head" in method.needs else (1,):
+        got = gradients(method, batch, changed(out, partial(torch.mul, other=scale)))
+        if not all(bool(x.isfinite().all()) for x in got):
+            return "a loss or gradient is infinite or not a number" + " where scores are large" * (scale > 1)
+    if not any(x.any() for x in got[1:]):
+        return "no token has a gradient: nothing is learnt"
+    ready = method.prepare(replace(batch, state=dict(method.start)))
+    seen = {name: float(masked.mean(x, batch.mask)) for name, x in method.watch(out, ready).items()}
+    told = {**dict.fromkeys(method.start, math.nan), **method.update_state(ready, seen), **seen}
+    lost = [name for name, number in told.items() if not math.isfinite(number)]
+    return f"watch or update_state has no number for {', '.join(lost)}" if lost else ""
 
 
 def _masked(found: Line, method: Method, seed: int) -> str:
@@ -205,14 +210,11 @@ def _garbage(found: Line, method: Method, seed: int) -> str:
     batch, out = update(seed)
     runs = []
     for filler in (0.0, math.nan):
-        bad, said = (changed(x, _outside(batch.mask, filler)) for x in (batch, out))
+        fill = partial(torch.masked_fill, mask=~batch.mask, value=filler)
+        bad, said = changed(batch, fill), changed(out, fill)
         runs.append(gradients(method, bad, said, spoil=filler))
     same = all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     return "" if same else "prompts and padding are read: mask with posttrain.math.masked.fill"
-
-
-def _outside(mask: torch.Tensor, filler: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda column: torch.where(mask, column, filler)
 
 
 def _split(found: Line, method: Method, seed: int) -> str:
@@ -221,9 +223,8 @@ def _split(found: Line, method: Method, seed: int) -> str:
     if method.unit == "group":
         units = [(batch.group == g).nonzero().flatten().tolist() for g in set(batch.group.tolist())]
     whole, cut = gradients(method, batch, out), gradients(method, batch, out, units)
-    what = "cut into microbatches a step has another gradient"
     mend = "a loss may not divide or look at other rows; prepare and weight may"
-    return "" if _close(whole, cut) else f"{what}: {mend}"
+    return "" if _close(whole, cut) else f"cut into microbatches a step has another gradient: {mend}"
 
 
 def _order(found: Line, method: Method, seed: int) -> str:
@@ -241,9 +242,11 @@ def _better(found: Line, method: Method, seed: int) -> str:
         return ""  # it learns what it is given, or from a teacher, whatever that is worth
     batch, out, right = _judged(seed)
     step = gradients(method, batch, out)
-    moved = -(step.value if "head" in method.needs else step.logp).sum(-1)
-    up, down = float(moved[right].mean()), float(moved[~right].mean())
-    return "" if up > down else f"a step adds {up:.3g} to a right answer and {down:.3g} to a wrong one"
+    for of, slope in (("", step.logp), ("the value of ", step.value)):
+        up, down = (-float(slope[rows].sum(-1).mean()) for rows in (right, ~right))
+        if slope.any() and not up > down:
+            return f"a step adds {up:.3g} to {of}a right answer and {down:.3g} to {of}a wrong one"
+    return ""
 
 
 def _least(found: Line, method: Method, seed: int) -> str:
@@ -256,10 +259,9 @@ def _least(found: Line, method: Method, seed: int) -> str:
     rows = torch.arange(B - B % least)
     alone = replace(batch, group=torch.arange(B) // least, reward=_last(batch) * worth).rows(rows)
     got = gradients(method, alone, changed(out, lambda v: v[rows]))
-    if all(bool(x.isfinite().all()) for x in got) and any(x.any() for x in got[1:]):
-        return ""
+    learns = all(bool(x.isfinite().all()) for x in got) and any(x.any() for x in got[1:])
     few = "one answer" if least == 1 else f"{least} answers"
-    return f"with {few} to a task nothing is learnt: say so with @posttrain.choice(compares='group')"
+    return "" if learns else f"with {few} to a task it learns nothing: @posttrain.choice(compares='group')"
 
 
 def _given(gradient: Callable[..., PerToken], method: Method, seed: int) -> str:
@@ -270,8 +272,7 @@ def _given(gradient: Callable[..., PerToken], method: Method, seed: int) -> str:
     else:
         log_ratio = torch.linspace(-1, 1, batch.mask.numel(), dtype=torch.float64).view(batch.mask.shape)
         A, x = out.logp - out.logp.mean(), log_ratio.clone().requires_grad_()
-        loss: torch.Tensor = vars(method)["surrogate"](x, A)
-        [slope] = torch.autograd.grad(loss.sum(), x)
+        [slope] = torch.autograd.grad(vars(method)["surrogate"](x, A).sum(), x)
         wanted, got = gradient(log_ratio, A), -slope
     off = float((wanted - got)[batch.mask].abs().max())
     return "" if off < 1e-9 else f"autograd finds another one, by up to {off:.3g}"
