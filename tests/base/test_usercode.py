@@ -87,7 +87,6 @@ def test_what_a_file_does_as_it_is_imported_is_not_done_to_us(harm, tmp_path, ca
     assert asked(signature, f"{file}:reward", name="reward") == {
         "type": "function",
         "callable": True,
-        "is_async": False,
         "parameters": [
             ["response", "POSITIONAL_OR_KEYWORD", False, "response"],
             ["answer", "KEYWORD_ONLY", True, "answer='7'"],

@@ -1,5 +1,6 @@
 """Python functions as rewards: what they are given, what they may return, and what is refused at once."""
 
+import asyncio
 import copy
 import math
 import pickle
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function, InProcessFunction, as_verdict
 from posttrain.verifiers.protocol import Group
 from posttrain.verifiers.self_test import self_test
+from posttrain.verifiers.structure.patterns import Format
 from posttrain.verifiers.workers.pool import Pool, judged, judged_group
 
 QUESTION = Task(
@@ -76,13 +79,37 @@ def test_a_function_that_exits_fails_and_ends_nothing():
     assert (verdict.score, verdict.label) == (None, "raised")
 
 
-def test_an_object_whose_call_is_async_is_refused():
-    class Scorer:
-        async def __call__(self, response):
-            return 1.0
+def test_an_async_function_is_awaited_where_a_loop_runs_and_where_none_does(user):
+    async def judge(completions, **columns):
+        await asyncio.sleep(0)
+        return [float(len(text)) for text in completions]
 
-    with pytest.raises(UserError, match="async"):
-        InProcessFunction.of(Scorer())
+    async def in_a_notebook():
+        return InProcessFunction.of(judge)(QUESTION, "abc")
+
+    assert InProcessFunction.of(judge)(QUESTION, "abc").score == 3.0
+    assert asyncio.run(in_a_notebook()).score == 3.0
+    assert (
+        Function(function=user("async def f(response): return len(response)"))(QUESTION, "abc").score == 3.0
+    )
+
+
+def test_what_a_function_logs_is_recorded_beside_its_scores_and_changes_none():
+    def reward(completions, log_metric, log_extra=None, **columns):
+        log_metric("limit", 9)
+        log_extra("length", [len(text) for text in completions])
+        log_extra("read", [f"<{text}>\n" for text in completions])
+        return [0.5, None, 1.0]
+
+    group = Group(task=QUESTION, responses=("a", "bb", "ccc"))
+    verdicts = InProcessFunction.of(reward).judge_group(group)
+    assert [v.score for v in verdicts] == [0.5, None, 1.0]
+    assert [v.parts for v in verdicts] == [{"limit": 9.0, "length": 1.0}, {}, {"limit": 9.0, "length": 3.0}]
+    assert verdicts[2].reason == "read: <ccc>"
+    with_format = Combined(parts=(Part(verifier=InProcessFunction.of(reward)), Part(verifier=Format())))
+    assert with_format.judge_group(group)[2].parts == {
+        "reward": 1.0, "reward/limit": 9.0, "reward/length": 3.0, "format": 0.0
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -146,7 +173,6 @@ def test_lists_must_hold_one_number_for_each_response(user, returned, label):
         ("def f(prompts, answer): return 1", "no place for a response"),
         ("def f(response, /): return 1", "no place for a response"),
         ("def f(*response): return 1", "no place for a response"),
-        ("async def f(response): return 1", "async"),
         ("def f(response) return 1", "SyntaxError"),
         ("import nosuchmodule\ndef f(response): return 1", "nosuchmodule"),
         ("raise RuntimeError('not today')", ":1: RuntimeError: not today"),

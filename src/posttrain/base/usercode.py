@@ -128,8 +128,8 @@ def _answer(descriptor: int) -> None:
 def signature(name: str) -> dict[str, Any]:
     """What must be known of the object called "module:attribute" to call it, as plain data.
 
-    type: its type's name; callable, is_async; parameters: (name, kind, has a default, as text) each, or None
-    where they cannot be read. Raises UserError as `load_named` does.
+    type: its type's name; callable; parameters: (name, kind, has a default, as text) each, or None where they
+    cannot be read. Raises UserError as `load_named` does.
 
     >>> signature("posttrain.base.usercode:cause")["parameters"]
     [['error', 'POSITIONAL_OR_KEYWORD', False, 'error: BaseException']]
@@ -148,8 +148,6 @@ def signature_of(found: Any) -> dict[str, Any]:
     return {
         "type": type(found).__name__,
         "callable": callable(found),
-        "is_async": inspect.iscoroutinefunction(found)
-        or (callable(found) and inspect.iscoroutinefunction(type(found).__call__)),
         "parameters": parameters,
     }
 

@@ -11,6 +11,8 @@ A function gets what its parameters name, by keyword:
 | `response` / `completions` | what the policy said | a list of it; of lists of one message |
 | `completion_ids` | | a list of the sampled tokens of each |
 | `trainer_state` | | a TrainerState: global_step, max_steps, epoch |
+| `log_metric` | | `log_metric(name, number)` records a number beside the scores |
+| `log_extra` | | `log_extra(name, values)` records one for each response, a number or a text |
 | `answer` | the task's answer or None | a list of it |
 | `messages`, `task` | the conversation; the whole Task | lists of it |
 | any other name, `**fields` | the task's other fields | lists of them |
@@ -21,16 +23,20 @@ that raises fails on all of it; its verdicts are never remembered, as they depen
 
 A function returns a number (bool, int, float, or a 0-dimensional array), a dictionary of named
 numbers whose sum is the score, or a Verdict; with a group, a list of one of these for each
-response, or of None where it has nothing to say (label not_applicable).
+response, or of None where it has nothing to say (label not_applicable). It may be `async def`.
+Numbers that are logged become parts of the verdicts (part/NAME), texts stand in their reasons.
 
 Whatever else happens is a failure and never a score of 0: labels raised, not_a_number (NaN,
 infinity, any other type) and wrong_length here; timeout and died from the pool.
 """
 
+import asyncio
+import inspect
 import math
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, TypeGuard
@@ -42,7 +48,7 @@ from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")
-_TRL = ("prompts", "completions", "completion_ids", "trainer_state")
+_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 _LISTS = (*_TRL, "answer", "messages", "task")
 
 
@@ -105,7 +111,9 @@ class Function(Verifier):
             return super().judge_group(group)
         task, size = group.task, len(group.responses)
         columns = [_columns(task) for _ in range(size)]
-        given: dict[str, Any] = {key: [each[key] for each in columns] for key in _columns(task)}
+        noted = _Noted([{} for _ in range(size)])
+        given: dict[str, Any] = {"log_metric": noted.metric, "log_extra": noted.extra}
+        given |= {key: [each[key] for each in columns] for key in _columns(task)}
         given["prompts"], given["completions"] = [_prompt(task)] * size, list(group.responses)
         if task.conversational:
             given["prompts"] = [[dict(message) for message in task.messages] for _ in range(size)]
@@ -120,7 +128,8 @@ class Function(Verifier):
         if len(returned) != size:
             reason = f"{len(returned)} scores were returned for {size} response{'s' * (size != 1)}"
             return [Verdict(score=None, label="wrong_length", reason=reason)] * size
-        return [_SILENT if value is None else as_verdict(value) for value in returned]
+        verdicts = [_SILENT if value is None else as_verdict(value) for value in returned]
+        return [_with_notes(verdict, notes) for verdict, notes in zip(verdicts, noted.each, strict=True)]
 
     def _call(self, given: Mapping[str, Any]) -> object:
         wanted = self._wanted
@@ -128,8 +137,7 @@ class Function(Verifier):
         return self._returned(named)
 
     def _returned(self, named: Mapping[str, Any]) -> object:
-        returned: object = load_named(self.function)(**named)
-        return returned
+        return _awaited(load_named(self.function)(**named))
 
     def check(self, task: Task) -> None:
         """UserError if the function needs a field that this task does not have."""
@@ -137,7 +145,7 @@ class Function(Verifier):
         known = set(task.fields) | set(_LISTS if wanted.lists else _SINGLE)
         for name in sorted(wanted.required - known):
             raise UserError(
-                f"{self.function} wants {name!r}, which task {task.id!r} does not have",
+                f"{self.function.removeprefix(MEMORY)} wants {name!r}, which task {task.id!r} does not have",
                 where=task.source,
                 mend=did_you_mean(name, known) or f"it has {', '.join(sorted(known))}",
             )
@@ -174,7 +182,7 @@ class InProcessFunction(Function):
 
     def _returned(self, named: Mapping[str, Any]) -> object:
         try:
-            return self.call(**named)
+            return _awaited(self.call(**named))
         except Exception:
             if id(self.call) not in _FAILED:
                 _FAILED.add(id(self.call))
@@ -189,6 +197,45 @@ _SILENT = Verdict(score=None, label=NOT_APPLICABLE, reason="the function returne
 
 def _function(function: str, name: str) -> Function:
     return Function(function=function, name=name)
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """What a function logs of the responses of a group, as TRL lets it."""
+
+    each: list[dict[str, Any]]
+
+    def metric(self, name: str, value: Any) -> None:
+        """A number of the whole group."""
+        self.extra(name, [value] * len(self.each))
+
+    def extra(self, name: str, values: Sequence[Any]) -> None:
+        """A number or a text of each response."""
+        for notes, value in zip(self.each, values, strict=True):
+            notes[name] = value
+
+
+def _with_notes(verdict: Verdict, notes: Mapping[str, Any]) -> Verdict:
+    """The verdict with numbers as parts, and texts behind its reason."""
+    if verdict.failed or not notes:
+        return verdict
+    parts = {name: known for name, value in notes.items() if (known := number(value)) is not None}
+    texts = [f"{name}: {' '.join(str(notes[name]).split())}" for name in notes if name not in parts]
+    reason = "; ".join(filter(None, [verdict.reason, *texts]))
+    return sound(replace(verdict, parts=parts | dict(verdict.parts), reason=reason))
+
+
+def _awaited(value: object) -> object:
+    """What a function returned, or what its coroutine comes to."""
+    if not inspect.iscoroutine(value):
+        return value
+    made: Coroutine[Any, Any, object] = value
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(made)
+    with ThreadPoolExecutor(1) as beside:  # a notebook's thread runs a loop already
+        return beside.submit(asyncio.run, made).result()
 
 
 def _prompt(task: Task) -> str:
@@ -271,8 +318,6 @@ def _understood(function: str, found: Mapping[str, Any]) -> _Wanted:
     parameters = found["parameters"]
     if not found["callable"]:
         raise UserError(f"it is not a function but {found['type']}", where=function)
-    if found["is_async"]:
-        raise UserError("it is an async function", where=function, mend="write it with 'def'")
     if parameters is None:
         raise UserError("its parameters cannot be read", where=function, mend="wrap it in a 'def'")
     keyword = [p for p in parameters if p[1] in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")]

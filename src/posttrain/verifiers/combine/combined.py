@@ -63,8 +63,8 @@ class Combined(Verifier):
     as 0. A part to which a response does not apply is left out of the formula, as if it were not there; where
     no part that counts applies, or the last of a gate does not, the whole does not. The label is that of the
     first part that applies, in a gate that of the part that decided, and `forbidden` wherever a part says so.
-    `Verdict.parts` holds each part's own score, `uncertainty` (the standard deviation of w s) for the last
-    three, and `length`, what the length has changed.
+    `Verdict.parts` holds each part's own score, parts of a part as PART/NAME, `uncertainty` (the standard
+    deviation of w s) for the last three, and `length`, what the length has changed.
 
     `Verdict.progress` is Σ w Φ for a sum or a single part, over the same std and within the same clip as the
     score; others, and a cosine length, have none.
@@ -239,7 +239,8 @@ class Combined(Verifier):
         if not scores or (self.how == "gate" and _silent(given[-1])):  # a gate pays by its last part
             reason = "; ".join(f"{p.verifier.name}: {v.reason}" for p, v in asked)
             return Verdict(score=None, label=NOT_APPLICABLE, reason=reason)
-        kept = {p.verifier.name: score for p, _, score in scored}
+        kept = {f"{p.verifier.name}/{name}": x for p, v, _ in scored for name, x in v.parts.items()}
+        kept |= {p.verifier.name: score for p, _, score in scored}
         last = scored[-1][1]
         raw = shaped = self._value(scores)
         if self.length is not None:
