@@ -106,7 +106,11 @@ def _conversation(fields: Fields) -> tuple[Form, list[Conversation]]:
     messages = record.messages
     if messages[-1]["role"] != "assistant":
         if record.completion is None or not str(record.completion).strip():
-            near = next(filter(None, (did_you_mean(name, record.rest) for name in ("answer", *WORKED))), "")
+            names = ("answer", *WORKED)
+            if empty := next((name for name in names if name in record.rest), ""):
+                what = f"there is no answer to learn: {empty} is {record.rest[empty]!r:.40}"
+                raise fields.fault(what, "leave the record out, or all such with bad = 'skip'")
+            near = next(filter(None, (did_you_mean(name, record.rest) for name in names)), "")
             raise fields.fault(
                 f"there is no answer to learn; it has {fields.names}",
                 near or "say in [task.data.columns] which column is the completion",
