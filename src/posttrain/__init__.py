@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import random
 from typing import Any
 
 __version__ = "0.1.0"
@@ -43,7 +44,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("posttrain.testing")
     for module, names in _WHERE.items():
         if name in names:
-            return getattr(importlib.import_module(module), name)
+            drawn = random.getstate()  # rich draws as it is imported
+            found = getattr(importlib.import_module(module), name)
+            random.setstate(drawn)
+            return found
     raise AttributeError(f"module 'posttrain' has no attribute {name!r}")
 
 
