@@ -51,8 +51,16 @@ def python_words() -> Iterator[None]:
         yield
     except UserError as error:
         where, mend = in_python(error.where), in_python(error.mend)
-        raise UserError(in_python(error.what), where=where, mend=mend) from error.__cause__
+        told: BaseException = UserError(in_python(error.what), where=where, mend=mend)
+        raise _as(told, error) from error.__cause__
     except RunError as error:
-        raise RunError(in_python(str(error))) from error.__cause__
+        raise _as(RunError(in_python(str(error))), error) from error.__cause__
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(in_python(str(error))) from None
+        raise _as(KeyboardInterrupt(in_python(str(error))), error) from None
+
+
+def _as(told: BaseException, error: BaseException) -> BaseException:
+    """What is told in place of an error, with its notes: they say what is saved."""
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(in_python(note))
+    return told
