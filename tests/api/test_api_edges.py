@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from peft import LoraConfig
 
 import posttrain
-from posttrain import Callback, Sampling, Task, UserError
+from posttrain import Callback, Recipe, RunError, Sampling, Task, UserError
+from posttrain.api.words import python_words
+from posttrain.base.usercode import load_named
 from posttrain.data import InMemoryData
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
@@ -298,6 +301,79 @@ def test_an_episode_without_a_score_stays_one_whatever_is_paid_by_hand(model):
         paid = groups.reward(lambda episode: 2.0)
         assert [e.verdict.failed for g in paid for e in g] == failed
         assert {e.reward for g in paid for e in g if not e.verdict.failed} == {2.0}
+
+
+SCALE = 2
+
+
+def has_digit(response: str) -> float:
+    return float(any(c.isdigit() for c in response))
+
+
+def double(a: int) -> int:
+    """Doubles a number.
+
+    Args:
+        a: The number.
+    """
+    return SCALE * int(json.loads(str(a)))
+
+
+def test_functions_of_a_script_are_tools_and_judge_with_them(model, monkeypatch):
+    monkeypatch.setattr(double, "__module__", "__main__")
+    monkeypatch.setattr(has_digit, "__module__", "__main__")
+    asked = {"data": SUMS, "reward": has_digit, "tools": [double], "updates": 1, "show": "none"}
+    run = posttrain.train(model, task={"tools": {"max_turns": 2}}, **asked, **SMALL)
+    assert run.metrics["verdict/scored"] == [1.0]
+    tools = run.recipe.settings.task.tools
+    assert (tools.max_turns, [r.tool.name for r in tools.runners()]) == (2, ["double"])
+    assert load_named(tools.functions[0])(4) == 8
+
+
+def test_what_cannot_be_called_in_another_process_is_no_tool(model, monkeypatch):
+    monkeypatch.setattr(has_digit, "__module__", "__main__")
+
+    def calls_another(a: int) -> float:
+        return has_digit(str(a))
+
+    with pytest.raises(UserError, match="tools: calls_another uses 'has_digit' of this program"):
+        Recipe(model, data=SUMS, reward=has_digit, tools=calls_another)
+    with pytest.raises(UserError, match="tools: <lambda> cannot be called in another process"):
+        Recipe(model, data=SUMS, reward=has_digit, tools=[lambda a: a])
+
+
+def test_an_adapter_of_peft_is_ours_or_refused_by_what_it_has_besides(model):
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["v_proj", "q_proj"], task_type="CAUSAL_LM")
+    made = Recipe(model, data=SUMS, reward=has_digit, lora=config)
+    assert made.tables["lora"] == {"rank": 4, "alpha": 8, "targets": ["q_proj", "v_proj"]}
+    assert Recipe(model, data=SUMS, reward=has_digit, lora=LoraConfig()).tables["lora"] == {
+        "rank": 8,
+        "alpha": 8,
+    }
+    with pytest.raises(UserError) as told:
+        Recipe(model, data=SUMS, reward=has_digit, lora=LoraConfig(lora_dropout=0.1))
+    assert (
+        str(told.value)
+        == "lora.lora_dropout: unknown key 'lora_dropout'; leave it out: adapters have no dropout"
+    )
+
+
+def test_what_is_said_of_an_error_in_other_words_keeps_its_notes():
+    @python_words()
+    def end(error):
+        error.add_note("go on with --resume --run-dir runs/a")
+        raise error
+
+    for kind in (UserError, RunError, KeyboardInterrupt):
+        with pytest.raises(kind) as told:
+            end(kind("it ends"))
+        assert told.value.__notes__ == ["go on with dir='runs/a', resume=True"]
+
+
+def test_an_answer_that_is_null_is_named(model):
+    records = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": None}]
+    with pytest.raises(UserError, match="data:2: there is no answer to learn: completion is None; leave"):
+        posttrain.train(model, method="sft", data=records, updates=1, show="none")
 
 
 def test_held_out_records_are_read_as_the_others_are(model):

@@ -1,12 +1,21 @@
 """What a program gives, as the plain tables of a recipe file."""
 
+import ast
+import atexit
 import dataclasses
+import hashlib
 import inspect
 import os
+import shutil
 import sys
+import tempfile
+import textwrap
+import types
 import typing
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from posttrain.base.reader import key_of, keys_at
@@ -15,7 +24,19 @@ from posttrain.methods.table import Line, like, line
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.verifier import VERIFIERS, VerifierChoice
 from posttrain.types import UserError
-from posttrain.verifiers.function import Function, InProcessFunction
+from posttrain.verifiers.function import Function
+
+_OF_PEFT = {
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "target_modules": "targets",
+    "use_rslora": "rslora",
+    "use_dora": "dora",
+    "init_lora_weights": "init",
+}
+"""What [lora] calls the fields of peft's LoraConfig."""
+_UNTRAINED = {"peft_type", "peft_version", "task_type", "inference_mode", "base_model_name_or_path"}
+"""Fields of it from which no number of an adapter follows."""
 
 
 def method_table(method: Any) -> tuple[dict[str, Any], Line | None]:
@@ -53,6 +74,10 @@ def kinds_of_verifiers() -> dict[type, str]:
 
 def table_of(key: str, given: Any) -> dict[str, Any]:
     """A dictionary, or a configuration's fields that are not at their defaults, as plain data."""
+    if hasattr(given, "peft_type"):
+        own = {k: v for k, v in vars(given).items() if v != getattr(type(given)(), k) and k not in _UNTRAINED}
+        own = {"r": given.r, "lora_alpha": given.lora_alpha, **own}
+        given = {_OF_PEFT.get(name, name): value for name, value in own.items()}
     if dataclasses.is_dataclass(given) and not isinstance(given, type):
         blank = {
             f.name: f.default_factory() for f in dataclasses.fields(given) if callable(f.default_factory)
@@ -74,7 +99,8 @@ def plain_of(value: Any) -> Any:
     if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         return table_of("", value)
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain_of(each) for each in value]
+        several = value if isinstance(value, list | tuple) else sorted(value, key=str)
+        return [plain_of(each) for each in several]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "item") and not isinstance(value, str):  # of numpy or torch
@@ -90,13 +116,67 @@ def names_memory(tables: Mapping[str, Any], key: str) -> bool:
     return MEMORY in repr(here)
 
 
-def place_of(called: InProcessFunction) -> str:
+def place_of(call: Any) -> str:
     """The "file.py:NAME" of a function that is named in an imported file; else nothing."""
-    module = sys.modules.get(getattr(called.call, "__module__", ""))
-    name, file = getattr(called.call, "__qualname__", ""), getattr(module, "__file__", None)
+    module = sys.modules.get(getattr(call, "__module__", None) or "")
+    name, file = getattr(call, "__qualname__", ""), getattr(module, "__file__", None)
     if module is None or module.__name__ == "__main__" or not file:
         return ""
-    return f"{file}:{name}" if getattr(module, name, None) is called.call else ""
+    return f"{file}:{name}" if getattr(module, name, None) is call else ""
+
+
+def named_file(given: Any, where: str) -> str:
+    """The "file.py:NAME" of a function, by which other processes load it.
+
+    A function of the program's own file or of a notebook is written, with what it names of modules and plain
+    data, into a file that lies in a temporary directory until the program ends. UserError for what has no
+    such source.
+    """
+    if isinstance(given, str):
+        return given
+    if place := place_of(given):
+        return place
+    name = getattr(given, "__name__", type(given).__name__)
+    mend = "put it into a file and give 'file.py:NAME'"
+    if not inspect.isfunction(given) or not name.isidentifier() or given.__closure__:
+        what = f"{name} cannot be called in another process, as it is no 'def' or has a closure"
+        raise UserError(what, where=where, mend=mend)
+    try:
+        source = textwrap.dedent(inspect.getsource(given))
+    except (OSError, TypeError):  # typed at a prompt
+        raise UserError(f"{name} has no source", where=where, mend=mend) from None
+    used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    own = used.intersection(given.__globals__).difference(given.__code__.co_varnames, {name})
+    try:
+        heads = [_definition(each, given.__globals__[each]) for each in sorted(own)]
+    except ValueError as error:
+        what = f"{name} uses {error} of this program, and is called in another process"
+        raise UserError(what, where=where, mend=mend) from None
+    text = "".join(f"{head}\n" for head in heads) + f"\n\n{source}"
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    file = _written() / f"{name}_{digest}.py"
+    file.write_text(text, encoding="utf-8")
+    return f"{file}:{name}"
+
+
+def _definition(name: str, value: Any) -> str:
+    """The line that makes this value of a module, or plain data, anew; ValueError for anything else."""
+    if isinstance(value, types.ModuleType):
+        return f"import {value.__name__} as {name}"
+    module, known = getattr(value, "__module__", None), getattr(value, "__name__", name)
+    if module not in (None, "__main__") and getattr(sys.modules.get(module), known, None) is value:
+        return f"from {module} import {known} as {name}"
+    with suppress(ValueError, SyntaxError):
+        if ast.literal_eval(repr(value)) == value:
+            return f"{name} = {value!r}"
+    raise ValueError(repr(name))
+
+
+@cache
+def _written() -> Path:
+    made = Path(tempfile.mkdtemp(prefix="posttrain-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 def sources_of(held: Mapping[str, Any]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from posttrain.api.given import (
     kinds_of_verifiers,
     method_table,
+    named_file,
     names_memory,
     place_of,
     plain_of,
@@ -39,7 +40,8 @@ from posttrain.verifiers.function import InProcessFunction
 DATA = ("task.data", "task.held_out")
 PLAYED, ALIKE = ("repair", "tools", "agent", "env"), ("columns", "system", "template", "bad")
 """What tasks are played with, whatever they are; and how records are read."""
-KEYWORDS = ("data", "held_out", "reward", "env", "updates", "seed", "lr", "dir", "resume", "callbacks")
+KEYWORDS = ("data", "held_out", "reward", "env", "tools", "updates", "seed", "lr")
+KEYWORDS += ("dir", "resume", "callbacks")
 TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
 HOW_TO_SAVE = {
     "model.path": "save it, model.save_pretrained(DIR) and tokenizer.save_pretrained(DIR), and give DIR",
@@ -61,6 +63,7 @@ class Recipe:
     reward: a function (docs/verifiers.md), a verifier's name or object, the run, path or Hub id of a reward
         model, or a list of these, each alone or as (reward, weight).
     env: an object with `start` and `reply`, or 'file.py:FACTORY'.
+    tools: functions that the policy may call, or 'file.py:NAME' of them (docs/agents.md).
     updates, seed, lr: run.updates, run.seed and optim.lr.
     tables: as optim={"lr": 1e-5} or sampling=posttrain.Sampling(max_new_tokens=64); async_ for [async].
 
@@ -81,6 +84,7 @@ class Recipe:
         held_out: Any = None,
         reward: Any = None,
         env: Any = None,
+        tools: Any = None,
         updates: int | None = None,
         seed: int | None = None,
         lr: float | None = None,
@@ -107,6 +111,9 @@ class Recipe:
                 self._put(key, self._data(key, given))
         if env is not None:
             self._put("task.env", self._env(env))
+        if tools:
+            several = tools if isinstance(tools, list | tuple) else [tools]
+            self._put("task.tools", {"functions": [named_file(each, "tools") for each in several]})
         for each in rewards_of(reward):
             self._reward(*each)
         for key, value in (("run.updates", updates), ("run.seed", seed), ("optim.lr", lr)):
@@ -135,7 +142,7 @@ class Recipe:
         tables, left = copy.deepcopy(self.tables), []
         for key, held in self.held.items():
             for name, each in held.items() if key == "verifier.function" else [("", held)]:
-                place = place_of(each) if key == "verifier.function" else ""
+                place = place_of(each.call) if key == "verifier.function" else ""
                 if place:
                     entry = next(e for e in tables["verifier"]["function"] if e.get("name") == name)
                     entry["function"] = place
@@ -300,6 +307,8 @@ class Recipe:
         """The name under which the function's score is recorded; another one's of that name gets a number."""
         entries = self.tables["verifier"].setdefault("function", [])
         names = {entry["name"] for entry in entries} | TAKEN
+        if "tools" in self.tables["task"]:  # its workers judge too, and are given no object of this program
+            given = named_file(given, "reward")
         called = None if isinstance(given, str) else InProcessFunction.of(given)
         own = called.name if called else re.split("[:.]", str(given))[-1]
         name = next(n for k in range(1, 100) if (n := own if k == 1 else f"{own}_{k}") not in names)

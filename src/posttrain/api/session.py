@@ -201,6 +201,7 @@ def train(
     held_out: Any = None,
     reward: Any = None,
     env: Any = None,
+    tools: Any = None,
     updates: int | None = None,
     seed: int | None = None,
     lr: float | None = None,
@@ -219,7 +220,7 @@ def train(
     before anything is trained, and RunError for what ends a run, which says what is kept.
     """
     asked = {"method": method, "data": data, "held_out": held_out, "reward": reward, "env": env}
-    asked |= {"updates": updates, "seed": seed, "lr": lr, **tables}
+    asked |= {"tools": tools, "updates": updates, "seed": seed, "lr": lr, **tables}
     recipe = Recipe(model, **asked)
     with Session(recipe, dir=dir, resume=resume, callbacks=callbacks, show=show) as open_session:
         return open_session.run()
