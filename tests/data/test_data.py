@@ -213,7 +213,17 @@ def test_records_know_their_lines(tmp_path):
     (tmp_path / "a.jsonl").write_text('\n{"prompt": "a"}\n\n\n{"prompt": "b"}')
     assert [r.source for r in read_records(str(tmp_path / "a.jsonl"))] == ["a.jsonl:2", "a.jsonl:5"]
     (tmp_path / "b.json").write_text('[\n {"prompt": "a"}, {"prompt":\n "b"}\n\n , {"prompt": "c"}]')
-    assert [r.source for r in read_records(str(tmp_path / "b.json"))] == ["b.json:2", "b.json:2", "b.json:5"]
+    assert [r.source for r in read_records(str(tmp_path / "b.json"))] == [
+        "b.json:2",
+        "b.json:2:19",
+        "b.json:5",
+    ]
+
+
+def test_an_array_on_one_line_is_tasks_with_an_id_each(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([{"prompt": "a"}, {"prompt": "b"}]))
+    tasks = load_tasks(Data(path=str(tmp_path / "a.json")))
+    assert [task.id for task in tasks] == [task.source for task in tasks] == ["a.json:1", "a.json:1:19"]
 
 
 BAD = [

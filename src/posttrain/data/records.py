@@ -178,14 +178,15 @@ def _lines(data: bytes, name: str, whole: bool) -> Iterator[Record]:
 
 
 def _array(text: str, name: str, whole: bool) -> Iterator[Record]:
-    """The objects of a JSON array, each with the line on which it begins."""
+    """The objects of a JSON array, each with its line, and where one stands before it there, its column."""
     decoder = json.JSONDecoder(**_STRICT)
     at = _skip(text, text.index("[") + 1)
     line = 1 + text.count("\n", 0, at)
+    before, start = 0, text.rfind("\n", 0, at) + 1
     if text[at : at + 1] == "]":
         return
     while True:
-        source = f"{name}:{line}"
+        source = f"{name}:{line}" if line > before else f"{name}:{line}:{at - start + 1}"
         value, end = _parsed(lambda begin=at: decoder.raw_decode(text, begin), source, at_end=True)
         yield Record(_checked(value, text[at:end], source, whole), source)
         after = _skip(text, end)
@@ -196,6 +197,7 @@ def _array(text: str, name: str, whole: bool) -> Iterator[Record]:
             reached = line + text.count("\n", at, after)
             raise UserError("the array is cut off, or lacks a comma", where=f"{name}:{reached}")
         begin = _skip(text, after + 1)
+        before, start = line, max(start, text.rfind("\n", at, begin) + 1)
         line += text.count("\n", at, begin)
         at = begin
     if text[after + 1 :].strip(_JSON_SPACE):
