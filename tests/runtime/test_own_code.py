@@ -13,6 +13,7 @@ import posttrain
 from posttrain.base.usercode import load_edited, with_neighbours
 from posttrain.methods.table import line
 from posttrain.recipe import config
+from posttrain.recipe.tasks import OwnTasks
 from posttrain.testing import repeatable
 
 MINE = '''
@@ -53,6 +54,10 @@ def sums(high=5):
 
 def twice():
     return [*sums(2), *sums(1)]
+
+
+def records(kinds=()):
+    return [{"question": "1+1=", "answer": 2, "level": 1}, *kinds]
 
 
 class HardestFirst:
@@ -210,7 +215,9 @@ def test_tasks_and_a_selection_of_one_s_own(run_cli, write, online, mine, tmp_pa
     assert 'function = "code/mine.py:sums"' in (run / "config.toml").read_text()
     for table, said_of in (
         ({"function": "mine.py:sums", "options": {"hihg": 9}}, "unexpected keyword argument 'hihg'"),
-        ({"function": "mine.py:twice"}, "makes two tasks called 'sum-0'"),
+        ({"function": "mine.py:twice"}, "data:3: another task is called 'sum-0'"),
+        ({"function": "mine.py:records", "options": {"kinds": ["x"]}}, "data: an entry is of str"),
+        ({"function": "mine.py:records", "options": {"kinds": [{"text": ""}]}}, "data:2: there is none of"),
         ({"function": "mine.py:sums", "held_out": 5}, "makes 5 tasks, none to train on"),
         ({"function": "mine.py:WRONG"}, "not callable"),
         ({"function": "mine.py:nowhere"}, "has no 'nowhere'"),
@@ -220,6 +227,12 @@ def test_tasks_and_a_selection_of_one_s_own(run_cli, write, online, mine, tmp_pa
         assert said_of in said.err, said.err
     said = run_cli("validate", write(online, {"rollout": {"select": "mine.py:WRONG"}}, name="bad"))
     assert "selects nothing: 7 is not a callable object" in said.err
+
+
+def test_tasks_of_one_s_own_may_be_records(mine):
+    [task] = OwnTasks(function=f"{mine}:records").made()
+    assert (task.messages, task.answer) == (({"role": "user", "content": "1+1="},), "2")
+    assert (task.fields["level"], task.id) == (1, "data:1")
 
 
 def test_a_curriculum_of_one_s_own_goes_on_where_it_was(run_cli, write, online, mine, tmp_path):

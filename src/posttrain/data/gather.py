@@ -97,7 +97,7 @@ class InMemoryData(Data):
                 what, where="data", mend="give dictionaries such as {'prompt': ..., 'answer': ...}"
             )
         tasks = [each for each in given if isinstance(each, Task)]
-        records = [_recorded(each) if isinstance(each, Task) else _plain(each) for each in given]
+        records = [_plain(_recorded(each) if isinstance(each, Task) else each) for each in given]
         text = json.dumps(records, sort_keys=True, default=_told)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         path = f"{MEMORY}{len(records)} records, {digest}"

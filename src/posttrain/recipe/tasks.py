@@ -1,12 +1,11 @@
 """What a recipe asks: its table [task], and the tasks that this makes or reads."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from posttrain.base.usercode import cause, load_edited
-from posttrain.data import Data, load_tasks
+from posttrain.data import Data, InMemoryData, load_tasks
 from posttrain.data.corpus import Text
 from posttrain.envs.agent import Agent
 from posttrain.envs.guess import Guess, guess_tasks
@@ -61,7 +60,8 @@ class OwnTasks:
     """Tasks made by a function of your own, which the run keeps a copy of."""
 
     function: str
-    """module:function or path/to/file.py:function; called with the options, it returns or yields tasks."""
+    """module:function or path/to/file.py:function; called with the options, it returns or yields tasks:
+    dictionaries that `[task.data]` would read, or posttrain.types.Task."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Its keyword arguments."""
     held_out: int = 0
@@ -76,15 +76,13 @@ class OwnTasks:
         where = "task.own.function"
         function = load_edited(self.function, where)
         try:
-            found = list(function(**self.options))
+            given = list(function(**self.options))
         except Exception as error:
             raise UserError(f"{self.function} fails: {cause(error)}", where=where) from None
-        wrong = next((each for each in found if not isinstance(each, Task)), None)
-        if wrong is not None:
-            mend = "make posttrain.types.Task(id=..., messages=({'role': 'user', 'content': ...},))"
-            raise UserError(f"{self.function} makes {wrong!r:.60}, which is no task", where=where, mend=mend)
-        if twice := [name for name, n in Counter(task.id for task in found).items() if n > 1]:
-            raise UserError(f"{self.function} makes two tasks called {twice[0]!r}", where=where)
+        try:
+            found = load_tasks(InMemoryData.of(given)) if given else []
+        except UserError as error:
+            raise UserError(f"{self.function} makes what is no task: {error}", where=where) from None
         if len(found) <= self.held_out:
             raise UserError(f"{self.function} makes {len(found)} tasks, none to train on", where=where)
         return found
