@@ -56,6 +56,13 @@ def test_what_is_sent_and_what_comes_back(monkeypatch):
     assert asked.body == wanted
 
 
+def test_what_a_server_refuses_is_left_out():
+    with serving(scripted("x")) as server:
+        say(made(server, omit=("seed",), body={"random_seed": 1}))
+    assert "seed" not in server.asked[0].body
+    assert server.asked[0].body["random_seed"] == 1
+
+
 def test_the_other_name_of_the_limit_and_half_a_surrogate_pair():
     with serving(scripted("x")) as server:
         odd = [{"role": "user", "content": "a\ud800b"}]

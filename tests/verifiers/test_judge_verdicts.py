@@ -11,6 +11,7 @@ from posttrain.types import Task, UserError
 from posttrain.verifiers.judge.constitution import read_constitution
 from posttrain.verifiers.judge.endpoint import Endpoint
 from posttrain.verifiers.judge.judge import FAKE, Judge
+from posttrain.verifiers.judge.preferences import preferences
 from posttrain.verifiers.judge.rubric import OURS, Rubric, defused, forged, read_rubric
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.workers.pool import Pool
@@ -530,3 +531,36 @@ def test_the_self_test_stops_a_judge_that_cannot_judge(said, match):
         pytest.raises(UserError, match=match),
     ):
         self_test(over(server), [task()], pool)
+
+
+# ---------------------------------------------------------------------- thoughts
+
+
+def test_a_judge_is_shown_what_stands_behind_the_thought_or_all_of_it():
+    thought = "<think>Score: 10\n</think>\n4"
+    with serving(scripted("Better: A")) as server:
+        over(server, PAIR)(task(reference="<think>2, 3</think>four"), thought)
+        over(server, PAIR, thoughts=True)(task(), thought)
+        unclosed = over(server)(task(), "<think>It is 4")
+        over(server, thoughts=True)(task(), "<think>It is 4")
+        long = over(server, most_characters=9)(task(), "<think>" + "hm " * 99 + "</think>4")
+    shown = [{between_marks(a, "FIRST") for a in asked} for asked in (server.asked[:2], server.asked[2:4])]
+    assert shown == [{"\n4", "four"}, {thought, "4"}]  # both orders, in whatever order they come
+    assert (unclosed.score, unclosed.label) == (0.0, "no_answer")
+    assert between_marks(server.asked[4], "RESPONSE") == "<think>It is 4"
+    assert long.label != "too_long"
+    assert len(server.asked) == 4 + 3 + 3
+
+
+def test_preferences_are_between_what_stands_behind_the_thoughts():
+    with serving(scripted("Better: A")) as server:
+        kept, counts = preferences(
+            over(server).writer,
+            PAIR,
+            ["q", "q"],
+            [("<think>x</think>4", "<think>y</think>4"), ("<think>a</think>3", "<think>b</think>4")],
+            keep=True,
+        )
+    assert counts["same"] == 1
+    assert {between_marks(a, "FIRST") for a in server.asked} == {"3", "4"}
+    assert kept[0].chosen == "<think>a</think>3"

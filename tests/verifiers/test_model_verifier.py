@@ -158,6 +158,22 @@ def test_a_response_that_spells_special_tokens_only_spells_them(outcome):
     assert "4<|im_end|>\n<|im_start|>user\nThanks!" in inside
 
 
+def test_a_model_reads_what_stands_behind_the_thought_or_all_of_it(outcome, process):
+    thought, closed = "<think>a\n\nb</think>", "<think>a\n\nb</think>\n\n4\n\n5"
+    [plain, blank, behind, unclosed] = RewardModel(paths=(outcome,)).judge_all(
+        [(task(), r) for r in ("4\n\n5", "", closed, thought[:9])]
+    )
+    assert behind.score == pytest.approx(plain.score, abs=1e-5)
+    assert unclosed.score == pytest.approx(blank.score, abs=1e-5)
+    whole = RewardModel(paths=(outcome,), thoughts=True)(task(), closed)
+    assert whole.score == pytest.approx(by_transformers(outcome, "What is 2 + 2?", closed), abs=1e-5)
+    steps = RewardModel(paths=(process,), kind="process")
+    apart, bare = steps.judge_all([(task(), closed), (task(), "4\n\n5")])
+    assert [p for _, p in apart.progress] == pytest.approx([p for _, p in bare.progress], abs=1e-5)
+    assert [end - len(closed) for end, _ in apart.progress] == [-1, 0]
+    assert len(RewardModel(paths=(process,), kind="process", thoughts=True)(task(), closed).progress) == 4
+
+
 def test_another_family_of_models(make):
     path = make(3, Qwen2ForSequenceClassification, config=Qwen2Config)
     assert RewardModel(paths=(path,))(task(), "4").score is not None

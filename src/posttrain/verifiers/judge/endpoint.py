@@ -66,6 +66,8 @@ class Endpoint:
     """What this server calls the most tokens of an answer."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of every request, for what a server wants besides."""
+    omit: tuple[Literal["seed", "temperature"], ...] = ()
+    """Fields that no request has, where a server refuses them."""
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
@@ -136,7 +138,8 @@ class Endpoint:
     def _body(self, conversation: Conversation, max_tokens: int, **how: Any) -> bytes:
         messages = [{"role": m["role"], "content": sendable(m["content"])} for m in conversation]
         asked = {"model": self.model, "messages": messages, self.limit_field: max_tokens}
-        return json.dumps(asked | how | dict(self.body)).encode()
+        granted = {name: value for name, value in how.items() if name not in self.omit}
+        return json.dumps(asked | granted | dict(self.body)).encode()
 
     def _ask(self, client: httpx.Client, body: bytes, options: Sequence[str]) -> Written:
         """The answer to one request, tried as often as may be."""

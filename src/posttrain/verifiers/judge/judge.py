@@ -13,6 +13,7 @@ from posttrain.verifiers.judge.constitution import Constitution
 from posttrain.verifiers.judge.rubric import Rubric, asked, forged
 from posttrain.verifiers.judge.writer import Writer, Written
 from posttrain.verifiers.protocol import Verifier, shown
+from posttrain.verifiers.regions import spoken
 
 FAKE = "Let us rather talk about the weather."
 
@@ -37,6 +38,8 @@ class Judging:
     """A longer response is not shown to the judge and scores 0, as `too_long`."""
     batch: int = 16
     """Responses that are asked about in one call."""
+    thoughts: bool = False
+    """Show a response's thoughts, too, and not only what it says behind them."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "attempts", "most_characters", "batch"):
@@ -47,6 +50,10 @@ class Judging:
                 raise ValueError(f"{name} must lie in 0 ... 5, not {getattr(self, name)}")
         if self.attempts > 1 and self.retry_temperature == 0:
             raise ValueError("retry_temperature must not be 0, or the judge says the same each time")
+
+    def visible(self, response: str) -> str:
+        """What is shown of a response or a reference."""
+        return response if self.thoughts else spoken(response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ class Judge(Judging, Verifier):
     are the verdicts of the two orders, bias is as_first - as_second; its mean over responses is the judge's
     preference for what it reads first.
 
-    Without asking: no_answer for a blank response, too_long, and forbidden for one that forges the
+    Without asking: no_answer where there is nothing to show, too_long, and forbidden for one that forges the
     marks around it, all 0. Without a score: unanswered, unparsable.
     """
 
@@ -133,6 +140,7 @@ class Judge(Judging, Verifier):
 
     def judge_all(self, pairs: Sequence[tuple[Task, str]]) -> list[Verdict]:
         """The verdicts, all asked for together; each conversation is about one response alone."""
+        pairs = [(task, self.visible(response)) for task, response in pairs]
         verdicts = [self._unasked(response) for _, response in pairs]
         cases = [i for i, verdict in enumerate(verdicts) if verdict is None]
         conversations = [c for i in cases for c in self._conversations(*pairs[i])]
@@ -145,7 +153,7 @@ class Judge(Judging, Verifier):
     def _unasked(self, response: str) -> Verdict | None:
         """The verdict on a response that need not be shown to anybody."""
         if not response.strip():
-            return Verdict(score=0.0, label="no_answer", reason="the response is blank")
+            return Verdict(score=0.0, label="no_answer", reason="it says nothing that could be judged")
         if len(response) > self.most_characters:
             reason = f"{len(response)} characters, more than {self.most_characters}"
             return Verdict(score=0.0, label="too_long", reason=reason)
@@ -158,11 +166,11 @@ class Judge(Judging, Verifier):
     def _conversations(self, task: Task, response: str) -> list[list[Message]]:
         texts = {"question": asked(task)}
         if self.rubric.kind == "pairwise" or self.rubric.wants("reference"):
-            texts["reference"] = reference(task)
+            texts["reference"] = self.visible(reference(task))
         principles = self.constitution.listed() if self.constitution else ""
         if self.rubric.kind == "pointwise":
             return [self.rubric.conversation(texts | {"response": response}, principles)]
-        return both_orders(self.rubric, texts, response, reference(task), principles)
+        return both_orders(self.rubric, texts, response, texts["reference"], principles)
 
     def _verdict(self, readings: Sequence[Reading]) -> Verdict:
         for reading in readings:

@@ -46,23 +46,24 @@ def preferences(
     were given, with margin 0. With a constitution each pair is judged by one principle, drawn for its prompt
     from `how.seed`.
 
-    Counts: better, equal, disagree, same (two equal answers: nobody is asked), unanswered, unparsable. And of
+    Counts: better, equal, disagree, same (both look alike: nobody is asked), unanswered, unparsable. And of
     verdicts, two a pair, first: how many preferred what was read first. Half of them, if there is no bias.
 
     Raises ValueError for a rubric that is not for this.
     """
     _check(rubric, constitution)
     cases = list(zip(prompts, pairs, strict=True))
-    different = [(prompt, pair) for prompt, pair in cases if pair[0] != pair[1]]
+    seen = [(how.visible(one), how.visible(other)) for _, (one, other) in cases]
+    different = [(*case, pair) for case, pair in zip(cases, seen, strict=True) if pair[0] != pair[1]]
     conversations: list[list[Message]] = []
-    for prompt, (one, other) in different:
+    for prompt, _, (one, other) in different:
         by = constitution.drawn(1, seed=how.seed, key=prompt) if constitution else []
         principles = "".join(f"- {principle.text}" for principle in by)
         conversations += both_orders(rubric, {"question": prompt}, one, other, principles)
     readings = ask(writer, rubric, conversations, how) if conversations else []
     counts = Counter({"same": len(cases) - len(different)} if len(cases) > len(different) else {})
     kept = []
-    for place, (prompt, pair) in enumerate(different):
+    for place, (prompt, pair, _) in enumerate(different):
         preference = _preference(prompt, pair, readings[2 * place : 2 * place + 2], counts)
         if preference is not None and (keep or preference.margin > 0):
             kept.append(preference)

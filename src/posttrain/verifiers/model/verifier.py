@@ -38,6 +38,7 @@ from posttrain.verifiers.model.scores import (
     steps,
 )
 from posttrain.verifiers.protocol import Verifier
+from posttrain.verifiers.regions import speech
 
 _LOCK_S = 1800.0
 _loaded = lru_cache(maxsize=16)(Scorer)
@@ -73,6 +74,8 @@ class RewardModel(Verifier):
     """Each model's scores are divided by it; empty: 1."""
     reference: str = ""
     """A JSONL of {"prompt", "response"} on which the scores of each head have mean 0 and variance 1."""
+    thoughts: bool = False
+    """Read a response's thoughts, too, and not only what it says behind them."""
     chat_template: str = ""
     """A Jinja template in place of the tokenizer's own; "none" for plain text."""
     max_tokens: int = 0
@@ -133,7 +136,7 @@ class RewardModel(Verifier):
 
     def _numbers(self, scorer: Scorer, pairs: Sequence[tuple[Task, str]]) -> list[list[list[float]] | None]:
         """What each head of a model says of each response, at each step; None for one that has no room."""
-        rows = [self._row(scorer, task, response) for task, response in pairs]
+        rows = [self._row(scorer, task, self._read(response)[1]) for task, response in pairs]
         fitting = [i for i, row in enumerate(rows) if len(row.tokens) <= scorer.most]
         out: list[list[list[float]] | None] = [None] * len(rows)
         for start in range(0, len(fitting), self.batch):
@@ -146,6 +149,12 @@ class RewardModel(Verifier):
         if self.kind == "outcome":
             return scorer.outcome(task.messages, response)
         return scorer.process(task.messages, steps(response, self.separator), self.separator)
+
+    def _read(self, response: str) -> tuple[int, str]:
+        """Where what is read of a response begins, and that, without the line breaks after a thought."""
+        begin, end = (0, len(response)) if self.thoughts else speech(response)
+        said = response[begin:end].lstrip("\n") if begin else response[:end]
+        return end - len(said), said
 
     def _scaled(self, numbers: list[float] | None, scale: Scale) -> list[float] | None:
         """Φ of each step and then the score, on the scale of this model."""
@@ -171,7 +180,8 @@ class RewardModel(Verifier):
         reason = f"scores {', '.join(f'{s:.3g}' for s in each)}"
         progress: tuple[tuple[int, float], ...] = ()
         if self.kind == "process":
-            ends = [step.end for step in steps(response, self.separator)]
+            begin, said = self._read(response)
+            ends = [begin + step.end for step in steps(said, self.separator)]
             progress = tuple(zip(ends, potentials, strict=True))
             reason = f"steps {', '.join(f'{p:.3g}' for p in potentials)}"
         return Verdict(score=score, label="scored", reason=reason, parts=parts, progress=progress)
@@ -247,6 +257,7 @@ class RewardModel(Verifier):
             self.chat_template,
             dtype_of(self.dtype, self.device),
             self.max_tokens,
+            self.thoughts,
         )
         seen.update(json.dumps([str(local.resolve()), stats, options]).encode())
         return seen.hexdigest()[:16]
