@@ -19,6 +19,8 @@ from posttrain.verifiers.structure.strict_json import NotJsonError, identity, re
 
 _ESCAPED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
 """What a pattern has escaped, its classes, and its ends."""
+_SPACE = r" \t-\r\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+"""What \\s is in ECMA-262; Python's is other characters, with re.ASCII and without."""
 TIME_LIMIT_S = 5.0
 """Seconds of the processor for checking one value against a schema, whose patterns can be slow."""
 
@@ -225,8 +227,15 @@ def _pattern(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[E
 
 
 def _ended(pattern: str) -> str:
-    """A pattern whose $ is the very end in Python as well."""
-    return _ESCAPED.sub(lambda found: r"\Z" if found.group() == "$" else found.group(), pattern)
+    """A pattern whose $ is the very end in Python as well, and whose white space is that of ECMA-262."""
+    meant = {"$": r"\Z", r"\s": f"[{_SPACE}]", r"\S": f"[^{_SPACE}]"}
+
+    def plain(found: re.Match[str]) -> str:
+        text = found.group()
+        inner = re.sub(r"\\.", lambda each: _SPACE if each[0] == r"\s" else each[0], text, flags=re.DOTALL)
+        return meant.get(text, inner)
+
+    return _ESCAPED.sub(plain, pattern)
 
 
 def _check_schema(schema: Mapping[str, Any]) -> None:
@@ -236,22 +245,21 @@ def _check_schema(schema: Mapping[str, Any]) -> None:
     validator = _validator(json.dumps(schema))
     try:
         validator.check_schema(schema)
-        _check_references(schema, validator.META_SCHEMA["$schema"])
-        validator.is_valid(None)  # a schema that is defined by itself never ends
+        _check_references(schema, validator)
     except SchemaError as error:
         raise ValueError(f"at {error.json_path}: {error.message[:200]}") from None
     except RecursionError:
         raise ValueError("it refers to itself without end") from None
 
 
-def _check_references(schema: Mapping[str, Any], draft: str) -> None:
+def _check_references(schema: Mapping[str, Any], validator: Any) -> None:
     from referencing import Registry
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import specification_with
 
-    resource = specification_with(draft).create_resource(schema)
+    resource = specification_with(validator.META_SCHEMA["$schema"]).create_resource(schema)
     registry = Registry().with_resource(resource.id() or "", resource).crawl()
-    stack = [(resource, registry.resolver_with_root(resource))]
+    stack, places = [(resource, registry.resolver_with_root(resource))], []
     while stack:
         here, resolver = stack.pop()
         contents = here.contents if isinstance(here.contents, Mapping) else {}
@@ -261,4 +269,7 @@ def _check_references(schema: Mapping[str, Any], draft: str) -> None:
                     resolver.lookup(reference)
             except Unresolvable:
                 raise ValueError(f"{reference!r} leads outside it, and nothing is fetched") from None
+        places.append((contents, resolver))
         stack += [(inner, resolver.in_subresource(inner)) for inner in here.subresources()]
+    for contents, resolver in places:  # what is defined by itself never ends, whatever the value
+        validator.evolve(schema=contents, _resolver=resolver).is_valid(None)
