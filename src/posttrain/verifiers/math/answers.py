@@ -62,7 +62,7 @@ def _same(given: Answer, gold: Answer, rules: Rules) -> Finding:
     if isinstance(gold, Relation):
         bare = rules.kind == "auto" or (rules.kind == "equation" and not isinstance(given, Relation))
         value = assigned(gold) if bare and set(gold.signs) == {"="} else None
-        if value is not None and not symbols(value.expr):
+        if value is not None and (not symbols(value.expr) or isinstance(both_signs(value), Many)):
             return _same_assignment(given, gold, value, rules)
         return _same_relation(given, gold, rules)
     if isinstance(gold, Many):
@@ -118,6 +118,8 @@ def _same_assignment(given: Answer, gold: Relation, value: Scalar, rules: Rules)
     """Of x = 3 the value, under the same name or none."""
     names = {side.expr for side in gold.sides if isinstance(side.expr, Symbol)}
     items = given.items if isinstance(given, Many) else (given,)
+    if symbols(value.expr) and not all(isinstance(item, Relation) for item in items):
+        return Finding(False, "it is no equation")
     others = {item.sides[0].expr for item in items if isinstance(item, Relation)} - names
     if any(isinstance(other, Symbol) for other in others):
         return Finding(False, "it is the value of something else")

@@ -24,8 +24,9 @@ from posttrain.verifiers.math.values import (
 
 _BASED = frozenset({"in base"})
 LEAST_POINTS = 4
-_POINTS = 12
-_SCALES = (1, 1, 1, 1, 1, 1, 1, 10, 10, 100, 1, 1)
+_SCALES = (1, 1, 1, 1, 1, 1, 1, 10, 10, 100, 1, 1, 1000, -1000, 10**9, -(10**9))
+"""The last ones lie beyond the kinks of |x - 400| and its like, on both sides."""
+_POINTS = len(_SCALES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +189,11 @@ def _rational(source: random.Random) -> Fraction:
 def _reals(names: list[str], source: random.Random) -> Iterator[dict[str, Fraction]]:
     for number in range(_POINTS):
         scale = _SCALES[number]
+        signed = number % 2 and abs(scale) < 1000
         yield {
             name: _rational(source)
             * (scale if name != UNKNOWN_BASE.name else 1)
-            * (source.choice((1, -1)) if number % 2 and name != UNKNOWN_BASE.name else 1)
+            * (source.choice((1, -1)) if signed and name != UNKNOWN_BASE.name else 1)
             for name in names
         }
 

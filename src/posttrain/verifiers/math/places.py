@@ -7,7 +7,7 @@ from typing import Literal
 from posttrain.verifiers.math.denials import ends_value, is_negated, refuse_changed
 from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS, pieces
 from posttrain.verifiers.math.reading.lexer import CLOSERS, JOINING, OPENERS, Token
-from posttrain.verifiers.math.reading.tree import word_set
+from posttrain.verifiers.math.reading.tree import UnreadableError, word_set
 from posttrain.verifiers.math.reading.units import unit_named
 from posttrain.verifiers.math.scalars import LARGE
 from posttrain.verifiers.regions import after, boxed, spoken, tagged
@@ -24,6 +24,9 @@ PROSE = word_set(
     "only just both each get gets got let mr mrs ms dr st"
 )
 """Words of up to four letters that are never a product of variables."""
+_HEDGES = word_set("maybe perhaps possibly")
+_POSSIBLE = word_set("could may might")
+"""Before "also": it may be 7, but it could also be 8."""
 _ARTICLES = frozenset({"a", "A", "I"})
 _LEAD = re.compile(
     r"\b(?:answer|answers|result|solution|solutions)\s*(?:is|are|:|=)+[\s:*]*(?=\S)", re.IGNORECASE
@@ -122,9 +125,17 @@ def last_expression(tokens: list[Token], *, equation: bool = False) -> list[Toke
         while number > 0:
             earlier_start, earlier_end = chunks[number - 1]
             between = tokens[earlier_end:start]
-            ors = any(token.text == "or" for token in between)
+            words = {token.text.lower() for token in between}
+            hedged = not words.isdisjoint(_HEDGES) or ("also" in words and not words.isdisjoint(_POSSIBLE))
+            ors = "or" in words or hedged
+            if words == {"to"} and earlier_start == 0:
+                raise UnreadableError("'to' makes a range of it")
             direct = all(token.text in ("and", "or", ",", ";") for token in between)
-            if len(between) > MOST_LABEL_TOKENS or not (ors or direct) or is_negated(tokens, earlier_start):
+            if (
+                len(between) > MOST_LABEL_TOKENS * (1 + hedged)
+                or not (ors or direct)
+                or is_negated(tokens, earlier_start)
+            ):
                 break
             if any(token.text == "." for token in between):
                 break

@@ -69,14 +69,25 @@ def read(tokens: Tokens, *, units: bool = True, depth: int = 0) -> Answer:
 
 
 def _without_names(tokens: list[Token]) -> list[Token]:
-    """What stands behind (x, y) =, where the letters stand in their order."""
+    """What stands behind (x, y) =, where the letters stand in their order; else it is turned round."""
     end = next((i for i, token in enumerate(tokens) if token.text == "="), 0)
     names, commas = tokens[1 : max(1, end - 1) : 2], tokens[2 : max(2, end - 1) : 2]
     letters = all(len(t.text) == 1 if t.kind == "word" else t.kind == "command" for t in names)
     ordered = [t.text for t in names] == sorted(t.text for t in names)
-    if not letters or not ordered or not commas or any(t.text != "," for t in commas):
+    if not letters or not commas or any(t.text != "," for t in commas):
         return tokens
-    return tokens[end + 1 :] if (tokens[0].text, tokens[end - 1].text) == ("(", ")") else tokens
+    if (tokens[0].text, tokens[end - 1].text) != ("(", ")"):
+        return tokens
+    return tokens[end + 1 :] if ordered else _turned(tokens, [t.text for t in names], tokens[end + 1 :])
+
+
+def _turned(tokens: list[Token], names: list[str], values: list[Token]) -> list[Token]:
+    """The values in the order of x, y, z; all tokens where other letters, as (m, b), have their own order."""
+    parts = _split(values[1:-1], lambda token: token.kind == "sign" and token.text == ",")
+    if not set(names) <= set("xyz") or len(parts) != len(set(names)) or values[0].text != "(":
+        return tokens
+    inner = [token for name in sorted(names) for token in (tokens[2], *parts[names.index(name)])]
+    return [values[0], *inner[1:], values[-1]]
 
 
 def _joins(token: Token) -> bool:

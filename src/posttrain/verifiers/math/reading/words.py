@@ -11,7 +11,8 @@ _ALL_TEXT = re.compile(r"\\text(?:bf|it|rm)?\s?\{\s*[A-Za-z]{2}[^{}]*\}[.]?")
 _LAYOUT = re.compile(r"\\[,;:!>\s{}]|[$~{}]|\\(?:left|right|quad|qquad)\b")
 _OPTION = re.compile(r"(?<![A-Za-z\\'’])(\(?)([A-Z])([).:\]]?)(?![A-Za-z0-9'’])")
 _WHOLE_OPTION = re.compile(
-    r"\W*(?:(?:option|choice|answer)s?\W+)?\(?([A-Za-z])(?:[).:\]](?:\s.*)?|\W*)", re.IGNORECASE | re.DOTALL
+    r"\W*(?:(?:option|choice|answer)s?\W+)?\(?([A-Za-z])(?:[).:\]](?!\s+(?:is|or|and)\b)(?:\s.*)?|\W*)",
+    re.IGNORECASE | re.DOTALL,
 )
 _NEXT_OPTION = re.compile(r"(?<![A-Za-z])\(?[A-J][).:](?:\s|$)")
 _LISTED = re.compile(r"\W*[A-Z](?:\W+(?:and\W+)?[A-Z])*\W*")
