@@ -269,6 +269,25 @@ def test_a_search_draws_and_follows_nothing_more_once_its_time_is_over(name):
         assert trees[0].drawn <= 2 * 12 * 2, f"seed {seed}"
 
 
+@pytest.mark.parametrize("name", [*COMPLETE, "beam", "best_of_n"])
+def test_what_is_drawn_beyond_the_tokens_or_the_time_is_not_followed(name):
+    searches = COMPLETE | {"beam": beam, "best_of_n": best_of_n}
+    for seed in range(20):
+        toy = random_toy(seed, size=30)
+        says = toy.says
+        toy.says = lambda *asked, says=says: [replace(move, tokens=(1, 2, 3)) for move in says(*asked)]
+        for tokens in (1, 7, 20):
+            toy.asked.clear()
+            solved(searches[name](toy.state(0), Budget(moves=99, tokens=tokens, depth=9)), toy)
+            assert len(toy.asked) <= tokens // 3, f"seed {seed}"
+        spoken = []
+        toy.says = lambda *asked, says=says, spoken=spoken: spoken.append(asked) or says(*asked)
+        toy.asked.clear()
+        budget = replace(UNBOUNDED, late=lambda spoken=spoken: bool(spoken))
+        assert solved(searches[name](toy.state(0), budget), toy).drawn
+        assert not toy.asked
+
+
 def test_a_beam_that_keeps_everything_reaches_every_state_of_its_depth():
     for seed in range(60):
         toy = random_toy(seed)

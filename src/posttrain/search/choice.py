@@ -29,7 +29,7 @@ class SearchChoice:
     moves: int = 128
     """Moves that a search may draw, repeated ones included."""
     tokens: int = 0
-    """Tokens of these moves; 0: any number."""
+    """Tokens of these moves; what is drawn beyond them is not followed. 0: any number."""
     seconds: float = 0.0
     """That a search may take, with all that is searched beside it; 0: any. Trees then hang on the clock."""
     depth: int = 32

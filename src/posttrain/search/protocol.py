@@ -167,7 +167,7 @@ class Budget:
     moves: int = 128
     """Moves that are drawn, repeated ones included."""
     tokens: int = 0
-    """Of these moves; 0: any."""
+    """Of these moves, which are drawn many at a time: one that goes beyond is not followed; 0: any."""
     depth: int = 64
     """Moves from the root to a state."""
     seconds: float = 0.0

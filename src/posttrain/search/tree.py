@@ -171,7 +171,7 @@ class Tree:
         return self._edges(node, moves)
 
     def _edges(self, node: Node, moves: list[Move]) -> list[Edge]:
-        """Counts what a node has said; the edges that are new and have come to their end."""
+        """Counts what a node has said; the edges that are new and came to their end within the tokens."""
         new = []
         self.asked.append(node.number)
         self.drawn += len(moves)
@@ -181,10 +181,10 @@ class Tree:
                 edge.said += 1
             else:
                 edge = node.edges[move.text] = Edge(node, move)
-                if move.ended:
+                if move.ended and not 0 < self.budget.tokens < self.tokens:
                     new.append(edge)
                 else:
-                    edge.refused = Refused("cut", "it was cut off at its length")
+                    edge.refused = Refused("cut", "it was cut off at its length, or the search's tokens")
                     self.refused["cut"] += 1
         return new
 

@@ -68,8 +68,8 @@ def _probability(score: float | None, model: RewardModel) -> float:
 
 
 def followed(tree: Tree, edges: Sequence[Edge]) -> Generator[tuple[Question, ...], list[Any], list[Node]]:
-    """Has these moves applied; the nodes that are new."""
-    if not edges:
+    """Has these moves applied, unless the search is over; the nodes that are new."""
+    if not edges or tree.over:
         return []
     [led] = yield (Apply(tuple((edge.source.state, edge.move.text) for edge in edges)),)
     return [node for edge, to in zip(edges, led, strict=True) if (node := tree.follow(edge, to))]

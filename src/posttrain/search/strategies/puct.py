@@ -73,7 +73,7 @@ def _search(
         yield from valued(tree, tree.nodes)
     while not tree.over and 0 not in closed:
         way = yield from _select_path(tree, score, closed, width)
-        if not way:
+        if not way or tree.over:
             continue
         last = way[-1]
         [[to]] = yield (Apply(((last.source.state, last.move.text),)),)
