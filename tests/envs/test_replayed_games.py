@@ -4,6 +4,7 @@ import importlib.util
 import pickle
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 
 from posttrain.envs.gymnasium import Gymnasium, gymnasium_tasks
 from posttrain.envs.protocol import Env, Turn, guarded_reply, guarded_start
+from posttrain.envs.replayed import Game, Moved, Replayed
 from posttrain.envs.textarena import TextArena, textarena_tasks
-from posttrain.types import Task, UserError
+from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.workers.workers import Failed, Workers
 
 LAKE = Gymnasium(id="FrozenLake-v1", actions=("left", "down", "right", "up"), options={"is_slippery": False})
+ASKED = ({"role": "user", "content": "throw"},)
 OXO = TextArena(id="TicTacToe-v0-raw", opponent="random")
 
 with_gymnasium = pytest.mark.skipif(importlib.util.find_spec("gymnasium") is None, reason="no gymnasium")
@@ -79,6 +82,41 @@ def test_a_hole_ends_a_game_and_a_limit_cuts_it_off(workers: Workers) -> None:
         assert cut is not None
         assert cut.verdict is not None
         assert (cut.verdict.score, cut.verdict.label) == (0.0, "truncated")
+
+
+class Dice(Replayed):
+    """A game of three throws, which asks for dice of its own: `of` makes them of a seed."""
+
+    max_turns, asks = 9, "Throw."
+
+    def __init__(self, of: Callable[[int], random.Random]) -> None:
+        self.of = of
+
+    def opened(self, seed: int, who: Any) -> Game:
+        dice, throws = self.of(seed), []
+
+        class Live(Game):
+            def shown(self) -> str:
+                return "dice"
+
+            def play(self, move: str) -> Moved:
+                throws.append(dice.randrange(10**6))
+                return Moved(shown=str(throws[-1]), label="ended" if len(throws) == 3 else "")
+
+        return Live()
+
+
+def test_a_game_that_its_seed_does_not_fix_has_no_score() -> None:
+    def end(env: Replayed, said: list[str]) -> Verdict:
+        state = guarded_start(env, Task(id="t", messages=ASKED, fields={"seed": 3})).state
+        for response in said:
+            turn = guarded_reply(env, state, response)
+            state = turn.state
+        return turn.verdict
+
+    assert end(Dice(random.Random), ["a", "", "b", "c"]).label == "ended"
+    drifting = end(Dice(lambda seed: random.Random()), ["a", "b"])
+    assert (drifting.failed, "its seed does not fix" in drifting.reason) == (True, True)
 
 
 @with_gymnasium

@@ -25,6 +25,8 @@ class Moves:
     """What else the task says of the game: who plays it."""
     opening: tuple[Message, ...] = ()
     """What a seat is told before its first move."""
+    led: str = ""
+    """A digest of what was shown and paid so far: played again, it has to be the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +95,25 @@ class Replayed:
             finally:
                 game.close()
         opening = task.messages if seats > 1 else ()
-        state = Moves(seed, who=who, opening=opening)
+        state = Moves(seed, who=who, opening=opening, led=_digest(shown, []))
         return Start(state=state, messages=_begun(task.messages, shown), seats=seats, seat=first)
 
     def reply(self, state: Moves, response: str) -> Turn:
-        """What follows the response, after all that was played before; RunError if that is over already."""
+        """What follows the response, after all that was played before; RunError if that went otherwise."""
         with unmoved():
             game = self.opened(state.seed, state.who)
             try:
-                game.shown()
+                shown = game.shown()
                 before = [game.play(move) for move in state.moves if move]
-                if any(moved.label for moved in before):
-                    raise RunError("the game has ended before it did: its seed does not fix it")
+                if _digest(shown, before) != state.led:
+                    raise RunError("the same moves led elsewhere this time: its seed does not fix the game")
                 told = [game.first, *(moved.seat for moved in before)]
                 move = game.move(response)
                 moved = Moved(shown=self.asks, seat=told[-1]) if move is None else game.play(move)
             finally:
                 game.close()
-        after = replace(state, moves=(*state.moves, move or ""))
+        led = _digest(shown, [*before, *([] if move is None else [moved])])
+        after = replace(state, moves=(*state.moves, move or ""), led=led)
         label, reason = moved.label, moved.reason
         if not label and len(after.moves) >= self.max_turns:
             label, reason = "truncated", f"not over after {self.max_turns} turns"
@@ -125,6 +128,10 @@ class Replayed:
         score = sum((each.reward for each in before), moved.reward)
         verdict = Verdict(score=score, label=label, reason=reason)
         return Turn(state=after, reward=moved.reward, done=True, verdict=verdict)
+
+
+def _digest(shown: str, moved: Sequence[Moved]) -> str:
+    return hashlib.blake2b(repr((shown, moved)).encode(), digest_size=12).hexdigest()
 
 
 def _begun(messages: Sequence[Message], shown: str) -> tuple[Message, ...]:
