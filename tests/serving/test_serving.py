@@ -164,6 +164,8 @@ def test_equal_seeds_give_equal_answers_whatever_is_asked_beside(served) -> None
         ({"messages": ASKED, "logit_bias": {"5": 100}}, 400, "logit_bias"),
         ({"messages": ASKED, "tools": [{"type": "function"}]}, 400, "tools[0]"),
         ({"messages": ASKED, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"messages": ASKED, "model": "another"}, 404, "model"),
+        ({"messages": ASKED, "model": ["tiny"]}, 404, "model"),
         ({"messages": ASKED, "guided_regex": "a+"}, 400, "guided_regex"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "messages"),
     ],
@@ -323,15 +325,17 @@ def test_the_client_of_the_api_is_answered(served) -> None:
     openai = pytest.importorskip(
         "openai", reason="the client of the API is not installed: pip install openai"
     )
-    client = openai.OpenAI(base_url=served.address, api_key="any", max_retries=0)
-    asked: dict[str, Any] = {"model": "tiny", "messages": ASKED, "max_tokens": 12, "seed": 7}
-    whole = client.chat.completions.create(**asked).choices[0].message.content
-    assert whole == drawn(served, max_new_tokens=12).text
-    parts = [c.choices[0].delta.content or "" for c in client.chat.completions.create(**asked, stream=True)]
-    assert "".join(parts) == whole
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    with pytest.raises(openai.BadRequestError, match="logit_bias"):
-        client.chat.completions.create(**asked, logit_bias={"5": 1})
+    with openai.OpenAI(base_url=served.address, api_key="any", max_retries=0) as client:
+        asked: dict[str, Any] = {"model": "tiny", "messages": ASKED, "max_tokens": 12, "seed": 7}
+        whole = client.chat.completions.create(**asked).choices[0].message.content
+        assert whole == drawn(served, max_new_tokens=12).text
+        parts = [
+            c.choices[0].delta.content or "" for c in client.chat.completions.create(**asked, stream=True)
+        ]
+        assert "".join(parts) == whole
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.BadRequestError, match="logit_bias"):
+            client.chat.completions.create(**asked, logit_bias={"5": 1})
 
 
 def test_a_port_that_is_taken_is_one_line(served, run_cli, tiny) -> None:

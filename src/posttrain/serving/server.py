@@ -71,6 +71,9 @@ class ModelDesk(Desk):
         if path != f"/v1{CHAT}":
             raise RefusedError(f"there is nothing here: POST /v1{CHAT}", status=404)
         asked = question(body)
+        if asked.model not in (None, self.name):
+            what = f"there is no model {asked.model!r} here, but {self.name!r}"
+            raise RefusedError(what, field="model", code="model_not_found", status=404)
         asks = PendingAnswers(asked, self.requests_of(asked))
         self.stepper.ask(asks)
         return asks

@@ -18,7 +18,6 @@ MOST_STOPS = 16
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """A template writes a role between its marks, where any other word could make one."""
 _PASSED_OVER = {
-    "model",
     "user",
     "metadata",
     "store",
@@ -101,6 +100,8 @@ class Question:
     usage: bool
     """Whether a stream ends with what it cost."""
     logprobs: bool
+    model: Any = None
+    """Who is asked, as the client says."""
 
 
 def question(body: bytes) -> Question:
@@ -131,8 +132,9 @@ def question(body: bytes) -> Question:
     except ValueError as error:
         raise RefusedError(str(error), field=str(error).split()[0]) from None
     options = given.get("stream_options") or {}
-    known = _PASSED_OVER | {"messages", "max_tokens", "max_completion_tokens", "stop", "temperature", "top_p"}
-    known |= {"min_p", "top_k", "n", "seed", "stream", "stream_options", "logprobs", "tools", "tool_choice"}
+    known = _PASSED_OVER | {"messages", "max_tokens", "max_completion_tokens", "stop", "temperature"}
+    known |= {"top_p", "min_p", "top_k", "n", "seed", "stream", "stream_options", "logprobs"}
+    known |= {"model", "tools", "tool_choice"}
     for name in given.keys() - known:
         if given[name] is not None and given[name] != _NEUTRAL.get(name):
             raise RefusedError(f"{name} is not served here", field=name, code="unsupported_parameter")
@@ -148,6 +150,7 @@ def question(body: bytes) -> Question:
         stream=fields.flag("stream"),
         usage=isinstance(options, dict) and options.get("include_usage") is True,
         logprobs=fields.flag("logprobs"),
+        model=given.get("model"),
     )
 
 
