@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy
+import numpy.typing
+
 from posttrain.runtime.tasks.stream import Rates, Stream, check_same, dice
 from posttrain.types import Task
 
@@ -39,22 +42,24 @@ class Band:
         self.tasks, self.seed, self.taken = tasks, seed, 0
         self.low, self.high, self.keep, self.explore, self.sweep = low, high, keep, explore, sweep
         self._place = {task.id: place for place, task in enumerate(tasks)}
-        self._times = [0] * len(tasks)
-        self._last = [0] * len(tasks)
+        self._times = numpy.zeros(len(tasks), numpy.int64)
+        self._last = numpy.zeros(len(tasks), numpy.int64)
         """How many had been taken when each was last; without a sweep those that never were are below 0."""
         self._order = Stream(range(len(tasks)), seed=seed)
         for place in range(-len(tasks), 0) if not sweep else ():
             self._last[self._order.take()[1]] = place
-        self._rate: list[float | None] = [None] * len(tasks)
-        self._under_way: set[int] = set()
+        self._rate = numpy.full(len(tasks), math.nan)
+        """NaN where nothing is known yet."""
+        self._under_way = numpy.zeros(len(tasks), numpy.bool_)
 
     def take(self) -> tuple[int, Task]:
         """(times it was taken before, task)."""
         place = self._next()
-        epoch, self._times[place] = self._times[place], self._times[place] + 1
+        epoch = int(self._times[place])
+        self._times[place] += 1
         self.taken += 1
         self._last[place] = self.taken
-        self._under_way.add(place)
+        self._under_way[place] = True
         return epoch, self.tasks[place]
 
     def _next(self) -> int:
@@ -62,39 +67,43 @@ class Band:
             self._order.taken = self.taken
             return self._order.take()[1]
         # While others are left none is asked twice in an update; afterwards all are as free as before.
-        free = [p for p in range(len(self.tasks)) if p not in self._under_way] or range(len(self.tasks))
+        among = ~self._under_way
+        if not among.any():
+            among[:] = True
         anyone = dice(f"band/{self.seed}/{self.taken}").random() < self.explore
-        return min(free, key=lambda p: (not (anyone or self._within(self._rate[p])), self._last[p]))
+        if not anyone and (within := among & self._within()).any():
+            among = within
+        return int(numpy.where(among, self._last, numpy.iinfo(numpy.int64).max).argmin())
 
-    def _within(self, rate: float | None) -> bool:
-        return rate is not None and self.low <= rate <= self.high
+    def _within(self) -> numpy.typing.NDArray[numpy.bool_]:
+        return (self._rate >= self.low) & (self._rate <= self.high)
 
     def observe(self, rates: Rates) -> dict[str, float]:
         """Moves the rates of these tasks; how they stand."""
         for task, now in rates:
             place = self._place[task.id]
-            self._under_way.discard(place)
+            self._under_way[place] = False
             before = self._rate[place]
             if now is not None:
-                keep = 0.0 if before is None else self.keep
-                self._rate[place] = keep * (before or 0.0) + (1 - keep) * now
-        known = [rate for rate in self._rate if rate is not None]
-        if not known:
+                self._rate[place] = now if math.isnan(before) else self.keep * before + (1 - self.keep) * now
+        known = self._rate[~numpy.isnan(self._rate)]
+        if not len(known):
             return {}
-        within = sum(map(self._within, known))
         return {
-            "curriculum/success": math.fsum(known) / len(known),
-            "curriculum/in_band": within / len(known),
+            "curriculum/success": float(known.mean()),
+            "curriculum/in_band": float(self._within().sum() / len(known)),
         }
 
     def state(self) -> dict[str, Any]:
         """Of each task, in their order: how often and when it was taken, its rate; and those under way."""
-        under_way = sorted(self._under_way)
-        kept = {"times": list(self._times), "last": list(self._last), "rate": list(self._rate)}
-        return {**kept, "under_way": under_way}
+        kept = {"times": self._times.tolist(), "last": self._last.tolist()}
+        rate = [None if math.isnan(each) else each for each in self._rate.tolist()]
+        return {**kept, "rate": rate, "under_way": self._under_way.nonzero()[0].tolist()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts back what state() gave; UserError if it is of other tasks."""
         check_same("tasks", len(state.get("rate", ())), len(self.tasks))
-        self._times, self._last = list(state["times"]), list(state["last"])
-        self._rate, self._under_way = list(state["rate"]), set(state["under_way"])
+        self._times, self._last = (numpy.array(state[key], numpy.int64) for key in ("times", "last"))
+        self._rate = numpy.array(state["rate"], numpy.float64)  # None becomes NaN
+        self._under_way[:] = False
+        self._under_way[state["under_way"]] = True
