@@ -7,7 +7,7 @@ from least to greatest. A series ends where the first of its runs does: a mean o
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
@@ -95,7 +95,7 @@ def series(runs: Sequence[tuple[Path, Record]]) -> list[Series]:
         recipes[key] = recipe
     labels = _labels(list(groups.values()))
     return [
-        Series(label, members, recipes[key], *(_over(members, f) for f in (mean, min, max)))
+        Series(label, members, recipes[key], *_over(members))
         for label, (key, members) in zip(labels, groups.items(), strict=True)
     ]
 
@@ -131,21 +131,22 @@ def _labels(groups: list[list[Record]]) -> list[str]:
     ]
 
 
-def _over(runs: Sequence[Record], of: Callable[[list[float]], float]) -> Metrics:
-    """A number of several curves at each update that all runs have: none where one of them has none."""
+def _over(runs: Sequence[Record]) -> tuple[Metrics, Metrics, Metrics]:
+    """Mean, least and greatest of several curves at each update of all runs: none where one has none."""
     if len(runs) == 1:
-        return runs[0].metrics
+        return (runs[0].metrics,) * 3
     shared = sorted(set.intersection(*(set(run.metrics.updates) for run in runs)))
     names = set.intersection(*(set(run.metrics.series) for run in runs))
-    curves: dict[str, dict[int, float | None]] = {}
+    found = [dict[str, dict[int, float | None]]() for _ in range(3)]
     for name in sorted(names):
         each = [run.metrics.series[name] for run in runs]
-        for update in shared:
-            if all(update in curve for curve in each):
-                known = [y for curve in each if (y := curve[update]) is not None]
-                value = of(known) if len(known) == len(each) else None
-                curves.setdefault(name, {})[update] = value
-    return Metrics(tuple(shared), curves)
+        at = [u for u in shared if all(u in curve for curve in each)]
+        rows = [[curve[u] for curve in each] for u in at]
+        for curves, of in zip(found, (mean, min, max), strict=True) if at else ():
+            values = (None if None in row else of(row) for row in rows)  # type: ignore[operator]
+            curves[name] = dict(zip(at, values, strict=True))
+    middle, low, high = (Metrics(tuple(shared), curves) for curves in found)
+    return middle, low, high
 
 
 # ---------------------------------------------------------------------- the page
