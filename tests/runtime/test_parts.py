@@ -6,6 +6,7 @@ import math
 import os
 import random
 import signal
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
@@ -577,6 +578,19 @@ def test_what_a_kill_left_before_there_was_a_run_does_not_block_the_next(tmp_pat
         RunDir(tmp_path / "run", resume=False)
     with (tmp_path / "run" / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the refusal let go of it
+
+
+def test_rollouts_are_written_line_by_line_however_many_they_are(tmp_path):
+    run = RunDir(tmp_path, resume=False)
+    with run.recording():
+        tracemalloc.start()
+        run.samples("000001", ({"prompt": str(n % 10) * 500_000} for n in range(40)))
+        run.wait()
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    run.close()
+    assert (tmp_path / "samples" / "000001.jsonl").stat().st_size > 20_000_000
+    assert most < 8_000_000
 
 
 def test_a_discarded_directory_is_gone_but_for_what_is_not_ours(tmp_path):

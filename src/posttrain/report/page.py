@@ -9,12 +9,12 @@ import hashlib
 import html
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from posttrain.base.files import replacing
 from posttrain.errors import UserError
 from posttrain.report.alarms import RULES, findings
 from posttrain.report.evidence import Evidence
@@ -62,15 +62,11 @@ def write(run_dir: Path, out: Path | None = None) -> Path:
 
 def put(path: Path, content: str) -> Path:
     """The path of a page, once it is written; UserError if it cannot be."""
-    # Beside its destination, so that a reader never meets half a page.
-    draft = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_bytes(content.encode("utf-8", "replace"))
-        draft.replace(path)
+        with replacing(path) as draft:
+            draft.write_bytes(content.encode("utf-8", "replace"))
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise UserError(f"cannot write the report: {error.strerror}", where=str(path)) from None
     return path
 

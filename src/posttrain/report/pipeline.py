@@ -7,13 +7,12 @@ stage did, compare.json how the policies stand. What is not there yet is left ou
 import json
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
 from posttrain.report.headline import count, duration, ends, figure, percent
-from posttrain.report.page import assembled, block
+from posttrain.report.page import assembled, block, put
 from posttrain.report.record import Metrics, Row, json_object, number, read, text
 from posttrain.report.rollouts import json_text
 
@@ -30,16 +29,8 @@ def write(root: Path, out: Path | None = None) -> Path:
     """
     found = summary(root)
     out = out or root / "pipeline.html"
-    try:
-        for path, content in ((root / "pipeline.json", json.dumps(found, indent=1)), (out, page(found))):
-            draft = path.with_name(f".{path.name}.tmp")
-            draft.write_bytes(content.encode("utf-8", "replace"))
-            draft.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise UserError(f"cannot write the report: {error.strerror}", where=str(out)) from None
-    return out
+    put(root / "pipeline.json", json.dumps(found, indent=1))
+    return put(out, page(found))
 
 
 def summary(root: Path) -> dict[str, Any]:

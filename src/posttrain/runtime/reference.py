@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
+from posttrain.base.files import replacing
 from posttrain.learner import forward
 from posttrain.learner.learner import Learner
 from posttrain.learner.recompute import keep_less
@@ -141,9 +142,8 @@ def _concatenate(
 
 
 def _write_table(file: Path, table: Scored) -> None:
-    working = file.with_suffix(".tmp")
-    write_tensors(working, {"digests": table.digests, "lengths": table.lengths, "logp": table.logp})
-    working.replace(file)
+    with replacing(file) as working:
+        write_tensors(working, {"digests": table.digests, "lengths": table.lengths, "logp": table.logp})
 
 
 def _read_table(file: Path) -> Scored:

@@ -24,6 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from posttrain.base.files import replacing
 from posttrain.base.usercode import with_neighbours
 from posttrain.errors import RunError, UserError
 from posttrain.models import checkpoint
@@ -92,7 +93,7 @@ class RunDir:
         file = self.path / CODE / f"{name}.held.py"
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
-            self._write(f"{CODE}/{file.name}", text)
+            self._write(f"{CODE}/{file.name}", [text])
         return file.read_text(encoding="utf-8") == text
 
     def discard(self) -> None:
@@ -129,9 +130,9 @@ class RunDir:
                 for name, rows in sections.items()
             ],
         }
-        self._write("config.toml", config)  # first: with it there is a run to resume
-        self._write("code.txt", code_versions())
-        self._write("plan.json", json.dumps(plan, indent=1))
+        self._write("config.toml", [config])  # first: with it there is a run to resume
+        self._write("code.txt", [code_versions()])
+        self._write("plan.json", [json.dumps(plan, indent=1)])
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -159,18 +160,15 @@ class RunDir:
 
     def _write_samples(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         (self.own / name).parent.mkdir(exist_ok=True)
-        self._write(name, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        self._write(name, (json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
-    def _write(self, name: str, text: str) -> None:
-        """Puts the text into a file, whole or not at all: a kill leaves what was there before."""
+    def _write(self, name: str, texts: Iterable[str]) -> None:
+        """Puts the texts into a file, whole or not at all: a kill leaves what was there before."""
         file = self.own / name
-        working = file.with_name(f".{file.name}.tmp")
         try:
-            working.write_text(text, encoding="utf-8", newline="")
-            working.replace(file)
+            with replacing(file) as working, working.open("w", encoding="utf-8", newline="") as opened:
+                opened.writelines(texts)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                working.unlink(missing_ok=True)
             raise RunError(f"{file} cannot be written: {error.strerror}; {kept(self.path)}") from error
 
     def forget_after(self, update: int, ranks: int = 1) -> None:
