@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from posttrain.base.files import replacing
 from posttrain.base.foreign import require
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.toml import flat
@@ -147,19 +148,16 @@ def truncate_after(run_dir: Path, update: int | None) -> dict[str, int]:
     path, last = run_dir / METRICS, {"update": -1, "step": -1}
     if not path.exists():
         return last
-    before, kept = path.read_bytes(), b""
-    for line in before.splitlines(keepends=True):
-        parsed = _parse(line)
-        if parsed is not None and (update is None or parsed["update"] <= update):
-            kept += line
-            last = parsed
-    if kept != before:
-        scratch = path.with_suffix(".tmp")
-        with scratch.open("wb") as file:
-            file.write(kept)
+    lines = path.read_bytes().splitlines(keepends=True)
+    found = [(line, parsed) for line in lines if (parsed := _parse(line))]
+    kept = [(line, parsed) for line, parsed in found if update is None or parsed["update"] <= update]
+    if kept:
+        last = kept[-1][1]
+    if len(kept) < len(lines):
+        with replacing(path) as working, working.open("wb") as file:
+            file.writelines(line for line, _ in kept)
             file.flush()
             os.fsync(file.fileno())
-        scratch.replace(path)
         directory = os.open(run_dir, os.O_RDONLY)
         os.fsync(directory)
         os.close(directory)
