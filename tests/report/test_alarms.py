@@ -13,7 +13,7 @@ from posttrain.report import watch as watching
 from posttrain.report.alarms import RULES, Rule, findings
 from posttrain.report.evidence import Evidence, Finding
 from posttrain.report.headline import headline
-from posttrain.report.record import Metrics, Record, metrics, read
+from posttrain.report.record import Metrics, metrics, read
 from posttrain.report.rollouts import Step
 from posttrain.report.terminal import Terminal
 from posttrain.report.watch import Watch
@@ -262,7 +262,7 @@ def test_tampering_names_the_update_where_it_began() -> None:
 
 def summary(rows: list[dict[str, Any]]) -> Any:
     curves: Metrics = metrics(rows)[0]
-    return headline(Record("run", "run", [], "", "", curves, [], []))
+    return headline(curves)
 
 
 def test_the_headline_is_held_out_accuracy_before_and_after() -> None:

@@ -156,6 +156,22 @@ def test_half_a_line_waits_and_a_file_that_was_cut_begins_again(short: Path) -> 
         assert "metrics.jsonl could not be read" in asked(port, "/")[1]
 
 
+def test_what_was_read_is_not_read_again_unless_another_file_took_its_place(short: Path) -> None:
+    metrics = short / "metrics.jsonl"
+    metrics.write_text('{"update": 1, "eval/accuracy": 0.25}\n')
+    with served(short) as port:
+        offset = news(port, 0)["next"]
+        with metrics.open("r+") as file:
+            file.write('{"update": 1, "eval/accuracy": 0.75}\n{"update": 2, "eval/accuracy": 0.5}\n')
+        told = news(port, offset)
+        assert (told["headline"]["before"], told["headline"]["after"]) == ("25.0%", "50.0%")
+        assert news(port, 0)["headline"] == told["headline"], "whoever asks, and from where"
+        again = short / "again"
+        again.write_bytes(metrics.read_bytes())
+        again.replace(metrics)
+        assert news(port, 0)["headline"]["before"] == "75.0%"
+
+
 def test_what_cannot_be_watched_is_a_mistake(
     short: Path, tmp_path: Path, run_cli: Callable[..., Any]
 ) -> None:

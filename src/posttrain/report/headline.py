@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from posttrain.report.profile import amount
-from posttrain.report.record import Metrics, Record
+from posttrain.report.record import Metrics
 
 Show = Callable[[float], str]
 Tiles = list[tuple[str, str, str]]
@@ -26,12 +26,11 @@ class Headline:
     """(label, value, remark)."""
 
 
-def headline(record: Record) -> Headline:
+def headline(metrics: Metrics) -> Headline:
     """The headline of a run: held-out accuracy if it was evaluated, else the best that is known.
 
     Where verdicts are scores without a right or wrong, rewards stand for it.
     """
-    metrics = record.metrics
     tiles = _tiles(metrics)
     scores = graded(metrics)
     for name, label in HELD_OUT.items():

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,7 +20,7 @@ from posttrain.errors import UserError
 from posttrain.report.glossary import words
 from posttrain.report.headline import headline
 from posttrain.report.page import alarms, page
-from posttrain.report.record import file_text, number, read
+from posttrain.report.record import Metrics, file_text, metrics, number, read, samples_in
 from posttrain.report.rollouts import pack_file
 from posttrain.report.verdicts import classes
 
@@ -35,7 +36,7 @@ class Server(LoopbackServer):
         Raises UserError for what is no run, and for a port that cannot be had.
         """
         read(run_dir)
-        self.run_dir, self.running = run_dir, running
+        self.run_dir, self.running, self.curves = run_dir, running, Curves(run_dir / METRICS)
         super().__init__(_Answer, port)
 
 
@@ -53,7 +54,7 @@ class _Answer(LoopbackRequest):
                 offset = _whole(self.server.run_dir)
                 self.say(200, "text/html", page(read(self.server.run_dir), live=offset))
             elif asked.path == "/news":
-                told = news(self.server.run_dir, int(parse_qs(asked.query).get("from", ["0"])[0]))
+                told = news(self.server.curves, int(parse_qs(asked.query).get("from", ["0"])[0]))
                 told["running"] = self.server.running(self.server.run_dir)
                 self.say(200, "application/json", json.dumps(told))
             else:
@@ -64,7 +65,39 @@ class _Answer(LoopbackRequest):
             self.say(410, "text/plain", str(error))
 
 
-def news(run_dir: Path, offset: int) -> dict[str, Any]:
+class Curves:
+    """The curves of a metrics.jsonl that grows: what was read is not read again."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.lock = file, Lock()
+        """Held by whoever looks at curves: those that are read next are made of them."""
+        self._metrics, self._offset, self._which = Metrics((), {}), 0, -1
+
+    def read_on(self) -> Metrics:
+        """The curves of all whole lines. One that took its place, as after a resume, is read anew."""
+        which = self.file.stat().st_ino
+        fresh = lines_after(self.file, self._offset) if which == self._which else None
+        if fresh is None:
+            self._metrics, self._offset, fresh = Metrics((), {}), 0, lines_after(self.file, 0) or b""
+        self._metrics, _ = metrics(_objects(fresh), self._metrics)
+        self._offset, self._which = self._offset + len(fresh), which
+        return self._metrics
+
+
+def lines_after(file: Path, offset: int) -> bytes | None:
+    """The whole lines from this byte on; None if no line begins there."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(0, offset - 1))
+            content = opened.read()
+    except OSError:
+        content = b""
+    if offset and not content.startswith(b"\n"):
+        return None
+    return content[bool(offset) : content.rfind(b"\n") + 1]
+
+
+def news(curves: Curves, offset: int) -> dict[str, Any]:
     """The lines of metrics.jsonl from this byte on, and what the page says anew if there are any.
 
     `next` is where the following ones begin. `again` says that the file is another one than it was, as after
@@ -72,27 +105,23 @@ def news(run_dir: Path, offset: int) -> dict[str, Any]:
     """
     if offset < 0:
         raise ValueError("an offset is 0 or more")
-    try:
-        with (run_dir / METRICS).open("rb") as file:
-            file.seek(max(0, offset - 1))
-            content = file.read()
-    except OSError:
-        content = b""
-    if offset and not content.startswith(b"\n"):
+    if (fresh := lines_after(curves.file, offset)) is None:
         return {"again": True}
-    fresh = content[bool(offset) : content.rfind(b"\n") + 1]
+    run_dir = curves.file.parent
     told: dict[str, Any] = {"next": offset + len(fresh), "lines": _objects(fresh)}
     told["stopped"] = file_text(run_dir / "stopped.txt")[0].strip()
     if told["lines"]:
-        record = read(run_dir)
-        newest = [pack_file(file)[0] for file in record.samples[-1:]]
-        told |= {
-            "headline": asdict(headline(record)),
-            "alarms": alarms(record.metrics, newest),
-            "classes": classes(record.metrics),
-            "words": words(record.metrics.series),
-            "rollouts": len(record.samples),
-        }
+        samples, _ = samples_in(run_dir / "samples")
+        newest = [pack_file(file)[0] for file in samples[-1:]]
+        with curves.lock:
+            found = curves.read_on()
+            told |= {
+                "headline": asdict(headline(found)),
+                "alarms": alarms(found, newest),
+                "classes": classes(found),
+                "words": words(found.series),
+                "rollouts": len(samples),
+            }
     return told
 
 

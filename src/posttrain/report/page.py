@@ -144,7 +144,7 @@ def _summary(record: Record, held: list[Step], found: list[Searches], notes: lis
         "name": record.name,
         "title": record.title,
         "stopped": record.stopped,
-        "headline": asdict(side_by_side(found) or headline(record)),
+        "headline": asdict(side_by_side(found) or headline(record.metrics)),
         "plan": record.sections,
         "profile": record.profile,
         "config": record.config,

@@ -6,7 +6,7 @@ lack a file; what cannot be read becomes a note that the page shows, never an ex
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,27 +169,29 @@ def _parsed(line: str) -> object:
         return None
 
 
-def metrics(rows: list[Row]) -> tuple[Metrics, list[str]]:
+def metrics(rows: Iterable[Row], before: Metrics | None = None) -> tuple[Metrics, list[str]]:
     """The curves in the lines of metrics.jsonl; a later line about an update overrides an earlier one.
 
-    >>> metrics([{"update": 1, "loss": 2.0}, {"update": 1, "loss": 1.5}])[0].points("loss")
-    [(1, 1.5)]
+    before: the curves of earlier lines, which are given up: the new ones are made of them.
+
+    >>> curves, _ = metrics([{"update": 1, "loss": 2.0}, {"update": 1, "loss": 1.5}])
+    >>> curves.points("loss"), metrics([{"update": 2, "loss": 1.0}], curves)[0].points("loss")
+    ([(1, 1.5)], [(1, 1.5), (2, 1.0)])
     """
-    merged: dict[int, Row] = {}
+    updates = dict.fromkeys(before.updates if before else ())
+    series: dict[str, dict[int, float | None]] = dict(before.series) if before else {}  # type: ignore[arg-type]
     nameless = 0
     for row in rows:
         update = whole(row.get("update"))
         if update is None:
             nameless += 1
-        else:
-            merged[update] = merged.get(update, {}) | row
-    series: dict[str, dict[int, float | None]] = {}
-    for update in sorted(merged):
-        for name, value in merged[update].items():
+            continue
+        updates[update] = None
+        for name, value in row.items():
             if name != "update" and (value is None or isinstance(value, (int, float))):
                 series.setdefault(name, {})[update] = number(value)
     notes = [f"metrics.jsonl has {nameless} line(s) that name no update: left out."] if nameless else []
-    return Metrics(tuple(sorted(merged)), series), notes
+    return Metrics(tuple(sorted(updates)), series), notes
 
 
 def read(run_dir: Path) -> Record:
@@ -212,9 +214,9 @@ def read(run_dir: Path) -> Record:
     rows, bad_lines = json_lines(run_dir / "metrics.jsonl")
     curves, nameless = metrics(rows)
     notes = [*no_config, *no_code, *bad_plan, *bad_lines, *nameless]
-    samples, no_samples = _samples(run_dir / "samples")
+    samples, no_samples = samples_in(run_dir / "samples")
     stopped = file_text(run_dir / "stopped.txt")[0].strip()
-    trees, no_trees = _samples(run_dir / "trees", TREES)
+    trees, no_trees = samples_in(run_dir / "trees", TREES)
     if any(file.kind == "strategy" for file in trees):  # what `posttrain search` leaves trained nothing
         notes = [note for note in notes if note != "metrics.jsonl is not there."]
     parts, no_profile = profile.read(run_dir / "profile.json")
@@ -238,7 +240,8 @@ def _plan(path: Path) -> tuple[str, list[tuple[str, list[tuple[str, str]]]], lis
     return text(plan.get("title")), sections, notes
 
 
-def _samples(folder: Path, names: re.Pattern[str] = SAMPLES) -> tuple[list[Samples], list[str]]:
+def samples_in(folder: Path, names: re.Pattern[str] = SAMPLES) -> tuple[list[Samples], list[str]]:
+    """Files of rollouts or searches, in the order of their updates, and a note if they cannot be read."""
     found, notes = [], []
     try:
         for path in folder.iterdir() if folder.is_dir() else ():
