@@ -1,5 +1,7 @@
 """Reading a run directory: half-written files become notes, never exceptions."""
 
+import json
+import tracemalloc
 from pathlib import Path
 from typing import Never
 
@@ -106,3 +108,17 @@ def test_rollouts_that_may_not_be_read_are_a_note(short: Path, monkeypatch: pyte
     record = read(short)
     assert record.samples == []
     assert record.notes == ["samples could not be read: Permission denied."]
+
+
+def test_a_long_record_is_read_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        file.writelines(
+            json.dumps({"update": n, "loss": 0.5, "said": "x" * 500_000}) + "\n" for n in range(40)
+        )
+    tracemalloc.start()
+    points = read(tmp_path).metrics.points("loss")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert points == [(n, 0.5) for n in range(40)]
+    assert most < 8_000_000

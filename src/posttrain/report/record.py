@@ -6,7 +6,7 @@ lack a file; what cannot be read becomes a note that the page shows, never an ex
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,25 +122,28 @@ def text(value: object) -> str:
 
 def json_lines(path: Path) -> tuple[list[Row], list[str]]:
     """The objects of a JSONL file, and notes on the lines that hold none."""
-    content, notes = file_text(path)
-    rows: list[Row] = []
+    notes: list[str] = []
+    return list(each_line(path, notes)), notes
+
+
+def each_line(path: Path, notes: list[str]) -> Iterator[Row]:
+    """The objects of a JSONL file as they are read; once all are, there are notes on what holds none."""
     bad: list[int] = []
-    # Not splitlines, which also cuts at characters that JSON allows inside a string.
-    lines = content.split("\n")
-    for at, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        row = _parsed(line)
-        if isinstance(row, dict):
-            rows.append(row)
-        elif at == len(lines):
-            notes.append(f"The last line of {path.name} is cut short, so it was left out.")
-        else:
-            bad.append(at)
+    try:
+        with path.open("rb") as file:
+            for at, line in enumerate(file, start=1):
+                row = _parsed(line.decode("utf-8-sig", "replace"))
+                if isinstance(row, dict):
+                    yield row
+                elif line.strip() and line.endswith(b"\n"):
+                    bad.append(at)
+                elif line.strip():
+                    notes.append(f"The last line of {path.name} is cut short, so it was left out.")
+    except OSError as error:
+        notes.append(_unread(path, error))
     if bad:
         which = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
         notes.append(f"{path.name} has {len(bad)} line(s) that are no JSON object (line {which}): left out.")
-    return rows, notes
 
 
 def json_object(path: Path) -> tuple[Row | None, list[str]]:
@@ -155,11 +158,14 @@ def json_object(path: Path) -> tuple[Row | None, list[str]]:
 def file_text(path: Path) -> tuple[str, list[str]]:
     """A file as text, and a note if it could not be read."""
     try:
-        return path.read_bytes().decode("utf-8", "replace"), []
-    except FileNotFoundError:
-        return "", [f"{path.name} is not there."]
+        return path.read_bytes().decode("utf-8-sig", "replace"), []  # editors may begin with a mark
     except OSError as error:
-        return "", [f"{path.name} could not be read: {error.strerror}."]
+        return "", [_unread(path, error)]
+
+
+def _unread(path: Path, error: OSError) -> str:
+    missing = isinstance(error, FileNotFoundError)
+    return f"{path.name} {'is not there' if missing else f'could not be read: {error.strerror}'}."
 
 
 def _parsed(line: str) -> object:
@@ -211,8 +217,8 @@ def read(run_dir: Path) -> Record:
     config, no_config = file_text(run_dir / "config.toml")
     code, no_code = file_text(run_dir / "code.txt")
     title, sections, bad_plan = _plan(run_dir / "plan.json")
-    rows, bad_lines = json_lines(run_dir / "metrics.jsonl")
-    curves, nameless = metrics(rows)
+    bad_lines: list[str] = []
+    curves, nameless = metrics(each_line(run_dir / "metrics.jsonl", bad_lines))
     notes = [*no_config, *no_code, *bad_plan, *bad_lines, *nameless]
     samples, no_samples = samples_in(run_dir / "samples")
     stopped = file_text(run_dir / "stopped.txt")[0].strip()
