@@ -174,6 +174,30 @@ def test_a_pipeline_is_one_line_and_its_stages_are_told_where_it_is_named(run: P
     assert listing(run_cli, pipeline)["02-rl"]["state"] == "done"
 
 
+def test_a_recipe_may_begin_with_the_mark_of_some_editors(run: Path, run_cli) -> None:
+    config = run / "config.toml"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    assert listing(run_cli, run.parent)["grpo-001"]["method"] == "grpo"
+    other = Path(shutil.copytree(run, run.parent / "grpo-002"))
+    assert run_cli("report", run, other).code == 0
+
+
+def test_a_run_whose_recipe_cannot_be_read_is_broken_and_not_one_of_the_default_length(
+    run: Path, run_cli, monkeypatch
+) -> None:
+    read = Path.read_bytes
+
+    def refused(path: Path) -> bytes:
+        if path.name == "config.toml":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)  # root may read everything
+    told = listing(run_cli, run.parent)["grpo-001"]
+    assert (told["state"], told["of"]) == ("broken", None)
+    assert told["note"] == "it cannot be read: config.toml could not be read: Permission denied."
+
+
 def test_a_folder_that_is_not_there_is_a_mistake(run_cli, tmp_path: Path) -> None:
     for command in ("runs", "clean"):
         said = run_cli(command, tmp_path / "none")
@@ -266,6 +290,27 @@ def test_a_run_or_a_pipeline_at_work_is_left_alone(run: Path, run_cli) -> None:
     }
     assert run_cli("clean", run.parent, "--yes").code == 0
     assert len(list((pipeline / "01-rl" / "checkpoints").iterdir())) <= 2
+
+
+def test_a_stage_that_cannot_be_read_is_left_alone_and_the_others_are_cleaned(
+    run: Path, run_cli, monkeypatch
+) -> None:
+    pipeline, exists = run.parent / "two", Path.exists
+    for stage in ("01-shut", "02-rl"):
+        shutil.copytree(run, pipeline / stage)
+    (pipeline / "stages.json").write_text(json.dumps({"title": "two", "stages": []}))
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "01-shut":
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refused)  # root may read everything
+    said = run_cli("clean", pipeline, "--yes")
+    assert said.code == 0, said.err
+    assert "01-shut: left alone, it cannot be read: " in said.err
+    assert len(list((pipeline / "01-shut" / "checkpoints").iterdir())) == 4
+    assert len(list((pipeline / "02-rl" / "checkpoints").iterdir())) <= 2
 
 
 def test_a_checkpoint_that_another_run_begins_from_stays_and_a_damaged_one_is_not_the_last(

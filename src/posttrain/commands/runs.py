@@ -24,6 +24,7 @@ from posttrain.report.terminal import console, out
 from posttrain.runtime.record.rundir import in_use
 
 STAGES = "stages.json"
+UNREADABLE = "it cannot be read"
 DEPTH = 3
 """Folders below the one that is named in which runs are looked for."""
 
@@ -165,7 +166,7 @@ def listed(path: Path) -> Listed:
             return _pipeline(path, told)
         return _run(path, told)
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = error.what if isinstance(error, UserError) else f"it cannot be read: {error}"
+        what = error.what if isinstance(error, UserError) else f"{UNREADABLE}: {error}"
         return Listed(**told, kind="unknown", state="broken", note=what)
 
 
@@ -181,6 +182,8 @@ def _run(path: Path, told: dict[str, Any]) -> Listed:
     if not (path / "config.toml").exists():
         raise UserError("it has no config.toml" if any(path.iterdir()) else "it is empty")
     record = read(path)
+    if not record.config:
+        raise UserError(f"{UNREADABLE}: {(record.notes or ['config.toml is empty'])[0]}")
     tables = tomllib.loads(record.config)
     updates = tables.get("run", {}).get("updates")
     if updates is None:
