@@ -40,8 +40,10 @@ from posttrain.verifiers.function import InProcessFunction
 DATA = ("task.data", "task.held_out")
 PLAYED, ALIKE = ("repair", "tools", "agent", "env"), ("columns", "system", "template", "bad")
 """What tasks are played with, whatever they are; and how records are read."""
-KEYWORDS = ("data", "held_out", "reward", "env", "tools", "updates", "seed", "lr")
-KEYWORDS += ("dir", "resume", "callbacks")
+KEYWORDS = (
+    *("data", "held_out", "reward", "env", "tools"),
+    *("updates", "seed", "lr", "dir", "resume", "callbacks"),
+)
 TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
 HOW_TO_SAVE = {
     "model.path": "save it, model.save_pretrained(DIR) and tokenizer.save_pretrained(DIR), and give DIR",
