@@ -789,7 +789,6 @@ CODE: dict[str, tuple[str, str, Fragments]] = {
         ("rewards.py:1", "nothing_like_it"),
     ),
     "not a function": ("reward = 3", "{file}:reward", ("not a function but int",)),
-    "async": ("async def reward(response): return 0.0", "{file}:reward", ("async function",)),
     "no place for a response": (
         "def reward(answer): return 0.0",
         "{file}:reward",

@@ -203,7 +203,7 @@ BAD = [
     ("a.txt", "a\n<|endoftext|>\n \n<|endoftext|>\nb\n", "a.txt:3: the document is empty"),
     ("a.txt", b"a\n<|endoftext|>\nb\nc\xff\n", "a.txt:4: it is not UTF-8 (byte 0xff)"),
     ("a.txt", "text".encode("utf-16"), "a.txt:1: it is not UTF-8 (UTF-16)"),
-    ("a.json", '[{"text": "x"}, {"t": "y"}]', "a.json:1: there is no field 'text'"),
+    ("a.json", '[{"text": "x"}, {"t": "y"}]', "a.json:1:17: there is no field 'text'"),
     ("a.txt.gz", gzip.compress(b"text"), "of gzipped files only records are read"),
 ]
 

@@ -1,6 +1,7 @@
 """engines/native/decode_kernel.py: what the compiled attention says, against the formula in float64."""
 
 import math
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,14 @@ def test_a_matrix_unit_that_is_not_granted_is_not_used(monkeypatch):
         wanted = x.double() @ weight.double().T
         torch.testing.assert_close(others.linear(x, matrix).double(), wanted, rtol=2**-8, atol=1e-5)
         assert len(packed) == 64 * 96  # three registers of 16 of its rows at once
+
+
+def test_a_build_that_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may compile it after all, and then the two round otherwise."""
+
+    def slow(*asked: object) -> Path:
+        raise subprocess.TimeoutExpired("g++", compiled._BUILD_S)
+
+    monkeypatch.setattr(compiled, "_build", slow)
+    with pytest.warns(UserWarning, match=r"decode.cpp was not compiled in 600 s; PyTorch computes it"):
+        assert compiled.library(Path("decode.cpp"), torch.float32) is None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from posttrain.base.nearest import named_elsewhere
 from posttrain.math import (
     advantages,
     control,
@@ -493,6 +494,9 @@ def test_an_unknown_method_is_told_the_known_ones() -> None:
     assert refused("pppo", {}) == "method.name: unknown method 'pppo'; did you mean 'ppo'?"
     with pytest.raises(UserError, match="grpo"):
         line("gropo")
+    assert set(named_elsewhere("methods").values()) <= METHODS.keys()
+    for other, here in (("GRPOTrainer", "grpo"), ("gkd", "distill"), ("Reinforce++", "reinforce_pp")):
+        assert refused(other, {}).endswith(f"did you mean {here!r}?")
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -217,7 +217,7 @@ def test_what_other_trainers_call_things_is_a_key_of_a_recipe():
         hint = hints[field.name]
         cls = next((c for c in (hint, *typing.get_args(hint)) if is_dataclass(c)), None)
         known |= {f"{key_of(field.name)}.{f.name}" for f in fields(cls)} if cls else set()
-    for name, here in named_elsewhere()[0].items():
+    for name, here in named_elsewhere("here").items():
         if here.startswith("the option "):
             continue
         named = set(re.findall(r"\b([a-z_]+\.[a-z_]+)", here)) or {here}

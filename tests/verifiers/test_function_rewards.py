@@ -13,8 +13,9 @@ import torch
 
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined, Part
-from posttrain.verifiers.function import Function, InProcessFunction, as_verdict
+from posttrain.verifiers.function import Function, InProcessFunction
 from posttrain.verifiers.protocol import Group
+from posttrain.verifiers.returned import as_verdict
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.structure.patterns import Format
 from posttrain.verifiers.workers.pool import Pool, judged, judged_group

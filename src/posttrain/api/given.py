@@ -12,7 +12,7 @@ import tempfile
 import textwrap
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -37,6 +37,16 @@ _OF_PEFT = {
 """What [lora] calls the fields of peft's LoraConfig."""
 _UNTRAINED = {"peft_type", "peft_version", "task_type", "inference_mode", "base_model_name_or_path"}
 """Fields of it from which no number of an adapter follows."""
+
+HOW_TO_SAVE = {
+    "model.path": "save it, model.save_pretrained(DIR) and tokenizer.save_pretrained(DIR), and give DIR",
+    "task.data": "save them, as by datasets' data.to_json(FILE), and give FILE",
+    "task.held_out": "save them, as by datasets' data.to_json(FILE), and give FILE",
+    "method.name": "put it into a file and name it as 'file.py:NAME'",
+    "task.env": "put its class into a file and give 'file.py:CLASS'",
+    "verifier.function": "put it into a file and give 'file.py:NAME'",
+}
+"""What only a program holds, by its key, and what to do before it is written to a file."""
 
 
 def method_table(method: Any) -> tuple[dict[str, Any], Line | None]:
@@ -123,6 +133,18 @@ def place_of(call: Any) -> str:
     if module is None or module.__name__ == "__main__" or not file:
         return ""
     return f"{file}:{name}" if getattr(module, name, None) is call else ""
+
+
+def records_of(given: Any, where: str) -> Iterable[Any]:
+    """The rows of a table of pandas, polars or pyarrow, or what was given; UserError if it has none."""
+    if hasattr(given, "to_dicts") or hasattr(given, "to_pylist"):  # polars', pyarrow's
+        given = given.to_dicts() if hasattr(given, "to_dicts") else given.to_pylist()
+    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas'
+        given = given.to_dict("records")
+    if isinstance(given, Iterable):
+        return given
+    what = f"a {type(given).__name__} holds no records"
+    raise UserError(what, where=where, mend="give a path, or dictionaries")
 
 
 def named_file(given: Any, where: str) -> str:

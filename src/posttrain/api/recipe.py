@@ -8,17 +8,19 @@ import copy
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.api.given import (
+    HOW_TO_SAVE,
     kinds_of_verifiers,
     method_table,
     named_file,
     names_memory,
     place_of,
     plain_of,
+    records_of,
     rewards_of,
     table_of,
 )
@@ -45,14 +47,6 @@ KEYWORDS = (
     *("updates", "seed", "lr", "dir", "resume", "callbacks"),
 )
 TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
-HOW_TO_SAVE = {
-    "model.path": "save it, model.save_pretrained(DIR) and tokenizer.save_pretrained(DIR), and give DIR",
-    "task.data": "save them, as by datasets' data.to_json(FILE), and give FILE",
-    "task.held_out": "save them, as by datasets' data.to_json(FILE), and give FILE",
-    "method.name": "put it into a file and name it as 'file.py:NAME'",
-    "task.env": "put its class into a file and give 'file.py:CLASS'",
-    "verifier.function": "put it into a file and give 'file.py:NAME'",
-}
 
 
 class Recipe:
@@ -261,14 +255,7 @@ class Recipe:
             raise UserError("it has splits", where=key.partition(".")[2], mend=mend)
         if isinstance(given, Mapping) or (dataclasses.is_dataclass(given) and not isinstance(given, type)):
             return table_of(key, given)
-        if hasattr(given, "to_dicts") or hasattr(given, "to_pylist"):  # polars', pyarrow's
-            given = given.to_dicts() if hasattr(given, "to_dicts") else given.to_pylist()
-        elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas'
-            given = given.to_dict("records")
-        if not isinstance(given, Iterable):
-            what = f"a {type(given).__name__} holds no records"
-            raise UserError(what, where=key.partition(".")[2], mend="give a path, or dictionaries")
-        held = self.held[key] = InMemoryData.of(given)
+        held = self.held[key] = InMemoryData.of(records_of(given, key.partition(".")[2]))
         return {"path": held.path}
 
     def _env(self, given: Any) -> dict[str, Any]:

@@ -19,3 +19,9 @@ def replacing(file: Path) -> Iterator[Path]:
         with suppress(OSError):
             working.unlink(missing_ok=True)
         raise
+
+
+def put(file: Path, text: str) -> None:
+    """Writes a text, whole or not at all."""
+    with replacing(file) as working:
+        working.write_text(text, encoding="utf-8")

@@ -5,18 +5,17 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 
 @cache
-def named_elsewhere() -> tuple[dict[str, str], dict[str, str]]:
-    """Names of other trainers: of those that have a key of a recipe that key, of the rest what to do."""
+def named_elsewhere(table: Literal["here", "nowhere", "methods"]) -> dict[str, str]:
+    """Names of other trainers: of those that have a key of a recipe that key, of the rest what to do.
+
+    methods: of methods, what the table of methods calls them.
+    """
     text = resources.files(__package__).joinpath("elsewhere.toml").read_text(encoding="utf-8")
-    here, nowhere = (
-        {name: said for said, names in table.items() for name in names.split()}
-        for table in tomllib.loads(text).values()
-    )
-    return here, nowhere
+    return {name: said for said, names in tomllib.loads(text)[table].items() for name in names.split()}
 
 
 def elsewhere(name: str, known: Container[str] = ()) -> str:
@@ -27,7 +26,7 @@ def elsewhere(name: str, known: Container[str] = ()) -> str:
     >>> elsewhere("num_generations"), elsewhere("learning_rate", ["lr"]), elsewhere("colour")
     ('it is rollout.group_size here', "did you mean 'lr'?", '')
     """
-    here, nowhere = named_elsewhere()
+    here, nowhere = named_elsewhere("here"), named_elsewhere("nowhere")
     ends = [name.split(".", n)[-1] for n in range(name.count(".") + 1)]
     end = next((end for end in ends if end in here or end in nowhere), "")
     if end in nowhere:

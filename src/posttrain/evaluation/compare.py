@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from posttrain.base.files import put
 from posttrain.data import Data
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.envs.tasks.arithmetic import Arithmetic
@@ -260,9 +261,7 @@ def compared(
 
 
 def _keep(file: Path, found: Sequence[Answer]) -> None:
-    fresh = file.with_name(f".{file.name}.tmp")
-    fresh.write_text("".join(json.dumps(asdict(a), allow_nan=False) + "\n" for a in found), encoding="utf-8")
-    fresh.replace(file)
+    put(file, "".join(json.dumps(asdict(a), allow_nan=False) + "\n" for a in found))
 
 
 def _read_answers(file: Path) -> list[Answer]:

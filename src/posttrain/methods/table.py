@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.nearest import did_you_mean, named_elsewhere
 from posttrain.base.usercode import MEMORY, file_of, load_edited
 from posttrain.math import (
     advantages,
@@ -246,7 +246,10 @@ def line(named: Named) -> Line:
     if isinstance(named, str) and named in METHODS:
         return METHODS[named]
     if isinstance(named, str):
-        mend = did_you_mean(named, METHODS) or f"one of {', '.join(METHODS)}"
+        plain = named.lower().removesuffix("trainer")
+        near = named_elsewhere("methods").get(plain) or (plain if plain in METHODS else "")
+        mend = f"did you mean {near!r}?" if near else did_you_mean(named, METHODS)
+        mend = mend or f"one of {', '.join(METHODS)}"
         raise UserError(f"unknown method {named!r}", where="method.name", mend=mend)
     if isinstance(named, Line):
         return named

@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from posttrain.base.files import replacing
 from posttrain.types import RunError
 
 MANIFEST = "manifest.json"
@@ -95,10 +96,9 @@ def to_weights(path: Path) -> None:
         manifest = json.loads((path / MANIFEST).read_text())
         kept = {name: found for name, found in manifest.items() if not name.startswith(f"{RESUME}/")}
         if len(kept) < len(manifest):
-            fresh = path / f".{MANIFEST}.tmp"
-            fresh.write_text(json.dumps(kept, indent=1))
-            flush(fresh)
-            fresh.replace(path / MANIFEST)
+            with replacing(path / MANIFEST) as fresh:
+                fresh.write_text(json.dumps(kept, indent=1))
+                flush(fresh)
             flush(path)
         shutil.rmtree(path / RESUME, ignore_errors=True)
     except (OSError, ValueError, AttributeError):

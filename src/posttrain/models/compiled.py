@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -28,7 +29,7 @@ _FLAGS = (
     "-fno-trapping-math",
     f"-I{NUMBERS.parent}",
 )
-_BUILD_S = 120.0
+_BUILD_S = 600.0
 _ARCH_PRCTL = 158
 
 
@@ -65,8 +66,11 @@ def library(source: Path, dtype: torch.dtype, **defined: int) -> ctypes.CDLL | N
     try:
         built = _build(by, source, (*macros, *_without()))
         return ctypes.CDLL(str(built))
+    except subprocess.TimeoutExpired:
+        warnings.warn(f"{source.name} was not compiled in {_BUILD_S:g} s; PyTorch computes it", stacklevel=2)
     except (OSError, subprocess.SubprocessError):
-        return None
+        pass
+    return None
 
 
 def _build(by: str, source: Path, macros: tuple[str, ...]) -> Path:

@@ -18,6 +18,7 @@ from typing import Any
 
 from posttrain.api.merge import write_merged
 from posttrain.api.training import as_begun, otherwise, with_copies
+from posttrain.base.files import put
 from posttrain.base.toml import dump, flat, inline
 from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
@@ -74,13 +75,6 @@ def lock(root: Path, *, resume: bool) -> Iterator[None]:
         if not resume and not any(p.name != LOCK for p in root.iterdir()):  # refused before it began
             (root / LOCK).unlink(missing_ok=True)
             root.rmdir()
-
-
-def put(file: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    fresh = file.with_name(f".{file.name}.tmp")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(file)
 
 
 # ---------------------------------------------------------------------- what a stage is asked

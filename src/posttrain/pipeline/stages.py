@@ -19,13 +19,14 @@ from rich.progress import Progress
 
 from posttrain.api.training import train
 from posttrain.base import process
+from posttrain.base.files import put
 from posttrain.base.toml import dump
 from posttrain.evaluation.compare import Compare, compared
 from posttrain.evaluation.standings import standings
 from posttrain.pipeline.check import check, comparison, located, tell
 from posttrain.pipeline.file import COMPARE, Pipeline
 from posttrain.pipeline.kinds import make_data, make_model
-from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, put, reading, thin
+from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, reading, thin
 from posttrain.report import terminal
 from posttrain.report.pipeline import write
 from posttrain.types import UserError

@@ -9,6 +9,7 @@ import torch
 
 from posttrain.base.process import memory_left
 from posttrain.learner.prompt_group import WHOLE_PROMPT_GROUP
+from posttrain.learner.ranks import told_number
 from posttrain.learner.recompute import Recompute
 from posttrain.math.tokens import chunk_bytes
 from posttrain.models.loading import usable_device
@@ -247,7 +248,7 @@ def free_memory(device: torch.device) -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-    return int(min(available, memory_left())) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(min(available, memory_left())) // max(1, told_number("LOCAL_WORLD_SIZE"))
 
 
 def gib(size: float) -> str:

@@ -30,22 +30,18 @@ Whatever else happens is a failure and never a score of 0: labels raised, not_a_
 infinity, any other type) and wrong_length here; timeout and died from the pool.
 """
 
-import asyncio
-import inspect
-import math
 import re
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import MEMORY, asked, load_named, refuse_memory, signature, signature_of
-from posttrain.base.verdict import LARGEST, number, sound
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
+from posttrain.verifiers.returned import Noted, as_verdict, awaited, is_sequence, not_a_number, with_notes
 
 _SINGLE = ("prompt", "response", "answer", "messages", "task")
 _TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
@@ -111,7 +107,7 @@ class Function(Verifier):
             return super().judge_group(group)
         task, size = group.task, len(group.responses)
         columns = [_columns(task) for _ in range(size)]
-        noted = _Noted([{} for _ in range(size)])
+        noted = Noted([{} for _ in range(size)])
         given: dict[str, Any] = {"log_metric": noted.metric, "log_extra": noted.extra}
         given |= {key: [each[key] for each in columns] for key in _columns(task)}
         given["prompts"], given["completions"] = [_prompt(task)] * size, list(group.responses)
@@ -123,13 +119,13 @@ class Function(Verifier):
         elif "completion_ids" in self._wanted.required:
             raise ValueError("completion_ids are known in training and evaluation only")
         returned = self._call({**given, "trainer_state": group.state})
-        if not _is_sequence(returned):
-            return [_not_a_number(returned, "a list")] * size
+        if not is_sequence(returned):
+            return [not_a_number(returned, "a list")] * size
         if len(returned) != size:
             reason = f"{len(returned)} scores were returned for {size} response{'s' * (size != 1)}"
             return [Verdict(score=None, label="wrong_length", reason=reason)] * size
         verdicts = [_SILENT if value is None else as_verdict(value) for value in returned]
-        return [_with_notes(verdict, notes) for verdict, notes in zip(verdicts, noted.each, strict=True)]
+        return [with_notes(verdict, notes) for verdict, notes in zip(verdicts, noted.each, strict=True)]
 
     def _call(self, given: Mapping[str, Any]) -> object:
         wanted = self._wanted
@@ -137,7 +133,7 @@ class Function(Verifier):
         return self._returned(named)
 
     def _returned(self, named: Mapping[str, Any]) -> object:
-        return _awaited(load_named(self.function)(**named))
+        return awaited(load_named(self.function)(**named))
 
     def check(self, task: Task) -> None:
         """UserError if the function needs a field that this task does not have."""
@@ -182,7 +178,7 @@ class InProcessFunction(Function):
 
     def _returned(self, named: Mapping[str, Any]) -> object:
         try:
-            return _awaited(self.call(**named))
+            return awaited(self.call(**named))
         except Exception:
             if id(self.call) not in _FAILED:
                 _FAILED.add(id(self.call))
@@ -197,45 +193,6 @@ _SILENT = Verdict(score=None, label=NOT_APPLICABLE, reason="the function returne
 
 def _function(function: str, name: str) -> Function:
     return Function(function=function, name=name)
-
-
-@dataclass(frozen=True)
-class _Noted:
-    """What a function logs of the responses of a group, as TRL lets it."""
-
-    each: list[dict[str, Any]]
-
-    def metric(self, name: str, value: Any) -> None:
-        """A number of the whole group."""
-        self.extra(name, [value] * len(self.each))
-
-    def extra(self, name: str, values: Sequence[Any]) -> None:
-        """A number or a text of each response."""
-        for notes, value in zip(self.each, values, strict=True):
-            notes[name] = value
-
-
-def _with_notes(verdict: Verdict, notes: Mapping[str, Any]) -> Verdict:
-    """The verdict with numbers as parts, and texts behind its reason."""
-    if verdict.failed or not notes:
-        return verdict
-    parts = {name: known for name, value in notes.items() if (known := number(value)) is not None}
-    texts = [f"{name}: {' '.join(str(notes[name]).split())}" for name in notes if name not in parts]
-    reason = "; ".join(filter(None, [verdict.reason, *texts]))
-    return sound(replace(verdict, parts=parts | dict(verdict.parts), reason=reason))
-
-
-def _awaited(value: object) -> object:
-    """What a function returned, or what its coroutine comes to."""
-    if not inspect.iscoroutine(value):
-        return value
-    made: Coroutine[Any, Any, object] = value
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(made)
-    with ThreadPoolExecutor(1) as beside:  # a notebook's thread runs a loop already
-        return beside.submit(asyncio.run, made).result()
 
 
 def _prompt(task: Task) -> str:
@@ -257,45 +214,6 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if type(value) is list else value
-
-
-def as_verdict(returned: object) -> Verdict:
-    """The verdict that a returned value stands for; a failed one if it stands for none.
-
-    >>> as_verdict(0.5).score, as_verdict({"length": 0.5, "style": 1}).score
-    (0.5, 1.5)
-    >>> as_verdict(float("nan")).label, as_verdict("0.5").label, as_verdict(None).score
-    ('not_a_number', 'not_a_number', None)
-    """
-    if isinstance(returned, Verdict):
-        return sound(returned)
-    if isinstance(returned, Mapping):
-        parts = {str(key): number(value) for key, value in returned.items()}
-        bad = [(key, returned[key]) for key in returned if number(returned[key]) is None]
-        if bad or not parts:
-            return _not_a_number(bad[0] if bad else returned, "named numbers")
-        known = {key: value for key, value in parts.items() if value is not None}
-        total = number(math.fsum(known.values()))
-        if total is None:
-            return _not_a_number(returned, f"a sum of at most {LARGEST:g}")
-        return Verdict(score=total, label="scored", parts=known)
-    value = number(returned)
-    if value is None:
-        return _not_a_number(returned, f"a finite number (at most {LARGEST:g})")
-    return Verdict(score=value, label="scored")
-
-
-def _not_a_number(returned: object, wanted: str) -> Verdict:
-    kind = type(returned).__name__
-    text = f" {str(returned)[:80]}" if isinstance(returned, (float, str, tuple, list)) else ""
-    reason = f"the function returned {kind}{text}, not {wanted}"
-    return Verdict(score=None, label="not_a_number", reason=reason)
-
-
-def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    """A list, a tuple, or a 1-dimensional array; not a string or a dictionary."""
-    shape = getattr(value, "shape", None)
-    return isinstance(value, (list, tuple)) or (shape is not None and len(shape) == 1)
 
 
 @dataclass(frozen=True)

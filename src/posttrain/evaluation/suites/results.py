@@ -1,11 +1,11 @@
 """A directory of results: results.json with the numbers, and SUITE.jsonl with every answer."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posttrain.base.files import put
 from posttrain.evaluation.suites.run import Line, lines_of
 from posttrain.types import UserError
 
@@ -27,9 +27,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 def save(folder: Path, results: Mapping[str, Any]) -> None:
     """Writes results.json, whole or not at all."""
-    fresh = folder / f".{NAME}.tmp"
-    fresh.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(fresh, folder / NAME)
+    put(folder / NAME, json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
 def answers(folder: Path, suite: str) -> list[Line]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.base import plain
 from posttrain.base.chat import Chat
+from posttrain.base.files import put
 from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
 from posttrain.evaluation.suites.suite import Problem, Suite
@@ -60,9 +61,7 @@ def answered(
         if verifier is not None:
             verifier.check(problem.task)
     kept = [line for line in lines_of(file) if line["score"] is not None]
-    fresh = file.with_name(f".{file.name}.tmp")
-    fresh.write_text("".join(map(_json, kept)), encoding="utf-8")
-    fresh.replace(file)
+    put(file, "".join(map(_json, kept)))
     there = {(line["id"], line["sample"]) for line in kept}
     make = _score_choices if verifier is None else _sample
     count = len(there)

@@ -15,7 +15,6 @@ arXiv:2305.20050. Ensembles: Coste et al. 2023, arXiv:2310.02743 (mean, worst ca
 import hashlib
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from posttrain.base.files import put
 from posttrain.models.loading import Dtype, dtype_of, score_heads
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.combine.formula import deviation
@@ -214,9 +214,7 @@ class RewardModel(Verifier):
                 if beside.exists():
                     return [Scale(**each) for each in json.loads(beside.read_text())]
                 scales = self._measured(path, source)
-                fresh = beside.with_suffix(f".tmp-{os.getpid()}")
-                fresh.write_text(json.dumps([{"mean": each.mean, "std": each.std} for each in scales]))
-                fresh.replace(beside)
+                put(beside, json.dumps([{"mean": each.mean, "std": each.std} for each in scales]))
                 return scales
         except Timeout:
             raise UserError(f"another process has held {beside}.lock for {_LOCK_S:.0f} s") from None
