@@ -103,11 +103,11 @@ def test_an_interruption_says_what_is_kept(run_cli, monkeypatch) -> None:
 
 
 def interrupt_once(words: list[object], begun: Path) -> "tuple[int, str]":
-    """Exit code and stderr of a command that gets Ctrl-C as soon as a path is there."""
+    """Exit code and stderr of a command that gets Ctrl-C as soon as a path is there and not empty."""
     process = subprocess.Popen(
         [sys.executable, "-m", "posttrain", *map(str, words)], stderr=subprocess.PIPE, text=True
     )
-    while not begun.exists():
+    while not (begun.exists() and begun.stat().st_size):
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)

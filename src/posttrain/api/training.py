@@ -77,10 +77,11 @@ def train(
     if ranks is ALONE:
         check_alone()
     shown = terminal.quiet if ranks.rank else shown
-    directory = None if ranks.rank else open_run(found, path, resume)
-    ranks.gather(None, "the run directory")
-    directory = directory or RunDir(path, resume=resume, rank=ranks.rank)
+    directory: RunDir | None = None
     try:
+        directory = None if ranks.rank else open_run(found, path, resume)
+        ranks.gather(None, "the run directory")
+        directory = directory or RunDir(path, resume=resume, rank=ranks.rank)
         told = silent if shown else say
         found, chosen = prepare(
             found, directory, title=title, resume=resume, say=told, ranks=ranks, recorded=bool(recorded)
@@ -93,18 +94,22 @@ def train(
             how["ranks"] = ranks
             return _run(chosen, directory, how, shown)
     except UserError as error:
+        if directory is None:
+            raise
         if not resume:
             directory.discard()
         raise found.locate(error) from None
     except KeyboardInterrupt as error:
         if str(error) or resume:
             raise
-        if json_lines(path / "metrics.jsonl")[0]:
+        if directory and json_lines(path / "metrics.jsonl")[0]:
             raise KeyboardInterrupt(kept(path)) from None
-        directory.discard()
+        if directory:
+            directory.discard()
         raise KeyboardInterrupt("nothing was trained yet") from None
     finally:
-        directory.close()
+        if directory:
+            directory.close()
 
 
 def open_run(found: config.LoadedRecipe, path: Path, resume: bool) -> RunDir:

@@ -55,8 +55,16 @@ class RunDir:
                 "there is no run to resume here", where=str(path), mend="leave --resume out to start one"
             )
         self._lock = claim(path, "wait until it ends, or give another --run-dir")
-        # Hidden files are our lock, and what a kill left of a file that was being written.
-        if not resume and any(not p.name.startswith(".") for p in path.iterdir()):
+        try:
+            # Hidden files are our lock, and what a kill left of a file that was being written.
+            empty = resume or all(p.name.startswith(".") for p in path.iterdir())
+        except KeyboardInterrupt:
+            (path / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it was there before
+                path.rmdir()
+            self.close()
+            raise
+        if not empty:
             self.close()
             if (path / "config.toml").exists():
                 mend = "go on with --resume, or give another --run-dir"
