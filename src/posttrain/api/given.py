@@ -85,7 +85,8 @@ def kinds_of_verifiers() -> dict[type, str]:
 def table_of(key: str, given: Any) -> dict[str, Any]:
     """A dictionary, or a configuration's fields that are not at their defaults, as plain data."""
     if hasattr(given, "peft_type"):
-        own = {k: v for k, v in vars(given).items() if v != getattr(type(given)(), k) and k not in _UNTRAINED}
+        usual = type(given)()
+        own = {k: v for k, v in vars(given).items() if v != getattr(usual, k) and k not in _UNTRAINED}
         own = {"r": given.r, "lora_alpha": given.lora_alpha, **own}
         given = {_OF_PEFT.get(name, name): value for name, value in own.items()}
     if dataclasses.is_dataclass(given) and not isinstance(given, type):

@@ -247,9 +247,8 @@ def line(named: Named) -> Line:
         return METHODS[named]
     if isinstance(named, str):
         plain = named.lower().removesuffix("trainer")
-        near = named_elsewhere("methods").get(plain) or (plain if plain in METHODS else "")
-        mend = f"did you mean {near!r}?" if near else did_you_mean(named, METHODS)
-        mend = mend or f"one of {', '.join(METHODS)}"
+        near = did_you_mean(named_elsewhere("methods").get(plain, plain), METHODS)
+        mend = near or f"one of {', '.join(METHODS)}"
         raise UserError(f"unknown method {named!r}", where="method.name", mend=mend)
     if isinstance(named, Line):
         return named

@@ -67,11 +67,11 @@ class Cache:
         """Copies `length` columns from row to row, (source, target); no target is a source."""
         if not rows:
             return
-        for store in (self.keys, self.values):
-            for tensor in store.values():
-                source, target = on_device([list(each) for each in zip(*rows, strict=True)], tensor.device)
-                held = tensor[:, :, :length]
-                held.index_copy_(0, target, held.index_select(0, source))
+        tensors = [*self.keys.values(), *self.values.values()]
+        source, target = on_device([list(each) for each in zip(*rows, strict=True)], tensors[0].device)
+        for tensor in tensors:
+            held = tensor[:, :, :length]
+            held.index_copy_(0, target, held.index_select(0, source))
 
     def keep(self, episode: str, tokens: Prompt, row: int) -> None:
         """Copies a row's keys and values of these tokens for a later turn; beyond the bound the oldest go."""

@@ -176,7 +176,7 @@ class NativeEngine:
         if not started:
             return []
         cache, running = self.runner.cache, self.scheduler.sequences
-        sequences = running[-sum(map(len, started)) :]
+        sequences = [s for row in started for s in row]
         cache.reserve(len(running), max(s.longest for s in running))
         prompts = [row[0].prompt for row in started]
         new = [p for p in prompts if p not in cache.prompts]
