@@ -33,7 +33,7 @@ def begun(runner, lab, rows=range(11)):
     for row, prompt in enumerate(prompts):
         runner.cache.reserve(len(prompts), 48)
         runner.prefill([prompt])
-        runner.cache.place(prompt, row)
+        runner.cache.place([prompt], row)
     return [len(p) for p in prompts]
 
 
@@ -74,6 +74,70 @@ def test_in_bfloat16_it_errs_no_more_than_transformers_does(lab, family):
     assert runner_of(half).compiled_step is not None
     # Two sums of the same numbers in different orders: neither is the better one but by chance.
     assert (ours - truth).abs().mean() < 1.5 * (theirs - truth).abs().mean()
+
+
+def prefilled(runner, lab, how):
+    """Logits after prompts that run in this way, and what is kept of the prompts."""
+    begin = lab.prompt_of(40, seed=7)
+    prompts = [begin + lab.prompt_of(1 + 5 * n, seed=n) for n in range(4)]
+    if how == "alone":
+        logits = torch.cat([(runner.forget(), runner.prefill([p]))[1] for p in prompts])
+    elif how == "held":  # of what ran before them
+        runner.prefill([begin + lab.prompt_of(3, seed=9)])
+        logits = runner.prefill(prompts)
+    elif how == "turns":  # of what each of them was before
+        turns = {prompt: f"episode {n}" for n, prompt in enumerate(prompts)}
+        for n, prompt in enumerate(prompts):
+            runner.prefill([earlier := prompt[: 37 + n]])
+            runner.cache.kept[f"episode {n}"] = earlier, runner.cache.prompts[earlier]
+        runner.forget()
+        logits = runner.prefill(prompts, turns)
+        assert not runner.cache.kept
+    else:  # one beginning for all
+        logits = runner.prefill(prompts)
+    return logits, [runner.cache.prompts[p] for p in prompts]
+
+
+@pytest.mark.parametrize("how", ["alone", "together", "held", "turns"])
+@pytest.mark.parametrize("family", ["llama", "smollm", "qwen2", "qwen3", "mistral"])
+def test_prompts_say_what_the_layers_of_transformers_say(lab, family, how):
+    mine, other = (prefilled(runner_of(lab.tiny(family), compiled), lab, how) for compiled in (True, False))
+    torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("how", ["together", "held", "turns"])
+def test_a_prompt_is_the_same_bits_whatever_of_it_ran_before(lab, dtype, how):
+    if not load(dtype, 8, 2).multiplies(torch.zeros(8, 8)):
+        pytest.skip("NOT RUN: this processor has no products of bfloat16")
+    model = lab.tiny("mistral", dtype)  # which has a window
+    torch.testing.assert_close(
+        prefilled(runner_of(model), lab, how), prefilled(runner_of(model), lab, "alone"), rtol=0, atol=0
+    )
+
+
+def test_a_prompt_is_scored_by_what_draws_and_a_long_one_by_transformers(lab, monkeypatch):
+    ours, theirs = (runner_of(lab.tiny("llama"), compiled) for compiled in (True, False))
+    prompt = lab.prompt_of(30, seed=3)
+    assert torch.equal(ours.score(prompt)[-1:], ours.prefill([prompt]))
+    read = []
+    monkeypatch.setattr(type(ours.compiled_step), "read", lambda *given: read.append(given))
+    monkeypatch.setattr("posttrain.engines.native.runner.SHORT", 29)
+    torch.testing.assert_close(ours.score(prompt), theirs.score(prompt), rtol=1e-4, atol=1e-4)
+    assert not read
+
+
+def test_what_is_kept_of_a_prompt_is_no_view_of_others(lab):
+    runner = runner_of(lab.tiny("llama"))
+    _, layers = prefilled(runner, lab, "together")
+    assert all(x.untyped_storage().nbytes() > x.nbytes for layer in layers[:-1] for x in layer[0])
+    for prompt in runner.cache.prompts:
+        before = runner.cache.prompts[prompt][1]
+        now = runner.cache.own(prompt)[1]
+        for x, y in zip(before, now, strict=True):
+            assert torch.equal(x, y)
+            assert y.untyped_storage().nbytes() == y.nbytes
+    assert runner.cache.latest[1][0][0].untyped_storage().nbytes() == runner.cache.latest[1][0][0].nbytes
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -231,7 +231,7 @@ def test_many_prompts_run_in_passes_of_bounded_size(lab, monkeypatch: pytest.Mon
     ]
     engine = lab.build_native_engine(model, rows=64)
     read, seen = engine.runner._read, []
-    engine.runner._read = lambda layout: (seen.append([len(p) for p in layout.parts]), read(layout))[1]
+    engine.runner._read = lambda at, *of: (seen.append([len(p) for p in at.parts]), read(at, *of))[1]
     got = lab.answers(engine, requests)
     assert seen == [[9, 11], [1], [30], [20], [5]]  # the last four prompts are one and the same
     assert [a.tokens for a in got] == [lab.slow_answer(model, r) for r in requests]
@@ -257,7 +257,7 @@ def test_a_common_beginning_runs_once_and_answers_are_as_alone(lab, family: str,
     requests = greeted(lab, 12, [4, 1, 9, 2, 2, 7, 1, 3])
     engine = lab.build_native_engine(model, rows=rows)
     read, fed = engine.runner._read, []
-    engine.runner._read = lambda layout: (fed.extend(map(len, layout.parts)), read(layout))[1]
+    engine.runner._read = lambda at, *of: (fed.extend(map(len, at.parts)), read(at, *of))[1]
     got = lab.answers(engine, requests)
     assert sum(fed) == 12 + sum(len(r.prompt) - 12 for r in requests)
     for request, answer in zip(requests, got, strict=True):
@@ -295,7 +295,7 @@ def conversations(
 def fed_to(engine: NativeEngine) -> list[int]:
     """Lengths of what the engine's passes over prompts run, as they are run."""
     read, fed = engine.runner._read, []
-    engine.runner._read = lambda layout: (fed.extend(map(len, layout.parts)), read(layout))[1]
+    engine.runner._read = lambda at, *of: (fed.extend(map(len, at.parts)), read(at, *of))[1]
     return fed
 
 
@@ -362,7 +362,7 @@ def test_a_short_beginning_is_not_set_apart(lab) -> None:
     """A first token that all prompts have must not put long prompts under a mask."""
     engine = lab.build_native_engine(lab.tiny("smollm"), rows=8)
     read, fed = engine.runner._read, []
-    engine.runner._read = lambda layout: (fed.extend(map(len, layout.parts)), read(layout))[1]
+    engine.runner._read = lambda at, *of: (fed.extend(map(len, at.parts)), read(at, *of))[1]
     lab.answers(engine, greeted(lab, 1, [30, 30, 30]))
     assert fed == [31, 31, 31]
 
@@ -460,9 +460,9 @@ def test_growing_and_shrinking_the_cache_keeps_what_rows_hold() -> None:
     cache = Cache(6, 1200)
     cache.reserve(2, 100)
     assert (cache.rows, cache.columns) == (6, 128)
-    cache.prompts[1, 2] = {0: (torch.ones(3, 90, 4), 2 * torch.ones(3, 90, 5))}
-    cache.place((1, 2), 0)
-    cache.place((1, 2), 1)
+    prompt = (1,) * 90
+    cache.prompts[prompt] = {0: (torch.ones(3, 90, 4), 2 * torch.ones(3, 90, 5))}
+    cache.place([prompt, prompt], 0)
     before = cache.keys[0][:2, :, :90].clone(), cache.values[0][:2, :, :90].clone()
     for rows, columns, shape in [
         (2, 500, (2, 512)),
@@ -479,9 +479,7 @@ def test_growing_and_shrinking_the_cache_keeps_what_rows_hold() -> None:
         for store, old in ((cache.keys, before[0]), (cache.values, before[1])):
             assert tuple(store[0].shape[::2]) == shape
             assert torch.equal(store[0][:kept, :, :90], old[:kept])
-        cache.place((1, 2), 0)
-        if cache.rows > 1:
-            cache.place((1, 2), 1)
+        cache.place([prompt] * min(2, cache.rows), 0)
 
 
 REQUEST = st.fixed_dictionaries(

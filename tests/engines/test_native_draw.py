@@ -233,6 +233,17 @@ def test_a_row_is_drawn_alike_whoever_stands_beside_it(draw) -> None:
         assert alone == tuple([column[row]] for column in together)
 
 
+def test_draws_of_one_row_are_those_of_as_many_copies_of_it(draw) -> None:
+    logits = 3 * torch.randn(3, 1000, generator=torch.Generator().manual_seed(1))
+    rows = [0, 0, 0, 1, 2, 2, 2, 2]
+    warmth = [0.7, 0.7, 1.3, 1.0, 0.0, 1.0, 1.0, 0.5]
+    sampling = [Sampling(temperature=each, top_k=5 if n == 6 else 0) for n, each in enumerate(warmth)]
+    u = [0.1, 0.9, 0.9, 0.5, 0.3, 0.2, 0.2, 0.99]
+    excluded = {5: {7: 0.001}}
+    shared, apart = draw(logits, sampling, u, excluded, rows=rows), draw(logits[rows], sampling, u, excluded)
+    assert shared == apart
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_draws_what_pytorch_draws(dtype: torch.dtype) -> None:
     kernels, N, V = load(dtype, 64, 1), 300, 5000

@@ -5,7 +5,7 @@ there at any other time. What a call does is counted from the shapes that it is 
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
@@ -271,8 +271,8 @@ def _picked(hidden: torch.Tensor, *_: Any, **__: Any) -> Work:
     return len(hidden), 0.0, 0.0
 
 
-def _drawn(logits: torch.Tensor, *_: Any) -> Work:
-    return len(logits), 0.0, float(_bytes_of(logits))
+def _drawn(logits: torch.Tensor, sampling: Sequence[Any], *_: Any) -> Work:
+    return len(sampling), 0.0, float(_bytes_of(logits))
 
 
 def _packed(layer: Any, weight: torch.Tensor) -> Work:

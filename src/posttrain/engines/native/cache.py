@@ -5,9 +5,11 @@ layer's cache is a plain slice without gathering. A row that none is left in is 
 Rows × columns never exceeds the bound given: few long sequences or many short ones.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+from jaxtyping import Int
 
 from posttrain.engines.native.decode_kernel import kernel_for
 from posttrain.models.attention import Heads, causal_attention, masked_attention
@@ -53,15 +55,29 @@ class Cache:
                 new[: kept.shape[0], :, : kept.shape[2]] = kept
                 store[layer] = new
 
-    def place(self, prompt: Prompt, row: int) -> None:
-        """Copies a computed prompt into a row."""
-        for layer, (key, value) in self.prompts[prompt].items():
-            if layer not in self.keys:
-                shape = (self.rows, key.shape[0], self.columns, key.shape[2])
-                self.keys[layer] = key.new_zeros(shape)
-                self.values[layer] = value.new_zeros((*shape[:3], value.shape[2]))
-            self.keys[layer][row, :, : key.shape[1]] = key
-            self.values[layer][row, :, : value.shape[1]] = value
+    def place(self, prompts: Sequence[Prompt], first: int) -> None:
+        """Copies computed prompts into the rows from `first` on, those of one length at once."""
+        alike: dict[int, list[int]] = {}
+        for n, prompt in enumerate(prompts):
+            alike.setdefault(len(prompt), []).append(n)
+        for length, members in alike.items():
+            layers = [self.prompts[prompts[n]] for n in members]
+            rows = on_device([first + n for n in members], layers[0][0][0].device)  # where its first keys are
+            for layer, both in layers[0].items():
+                if layer not in self.keys:
+                    shapes = [(self.rows, x.shape[0], self.columns, x.shape[2]) for x in both]
+                    self.keys[layer], self.values[layer] = map(both[0].new_zeros, shapes)
+                for store, part in (self.keys, 0), (self.values, 1):
+                    held = store[layer][:, :, :length]
+                    held.index_copy_(0, rows, torch.stack([each[layer][part] for each in layers]))
+
+    def own(self, prompt: Prompt) -> Layers:
+        """Gives a prompt's keys and values memory of their own, if they are views of what several have."""
+        layers = self.prompts[prompt]
+        for layer, both in layers.items():
+            if both[0].untyped_storage().nbytes() > both[0].nbytes:
+                layers[layer] = both[0].clone(), both[1].clone()
+        return layers
 
     def copy(self, rows: list[tuple[int, int]], length: int) -> None:
         """Copies `length` columns from row to row, (source, target); no target is a source."""
@@ -128,6 +144,38 @@ class PromptLayout:
         self._together: list[tuple[list[int], torch.Tensor]] = []
         for prompt in prompts:
             cache.prompts[prompt] = {}
+
+    def fed(self, device: torch.device) -> Int[torch.Tensor, "2 N"]:
+        """The tokens that are run, one behind the other, and their positions."""
+        tokens = [t for part in self.parts for t in part]
+        starts = zip(self.starts, self.parts, strict=True)
+        return on_device([tokens, [start + i for start, part in starts for i in range(len(part))]], device)
+
+    def rows(
+        self, layers: int, like: torch.Tensor, heads: int, size: int
+    ) -> tuple[Cache, Int[torch.Tensor, "N 2"]]:
+        """A row for each prompt, in which what is held of it stands, and whose a token that is run is.
+
+        A shared prefix is written to all of them. The prompts' keys and values are views of these rows.
+        """
+        P, longest = len(self.prompts), max(map(len, self.prompts))
+        rows = Cache(P, P * longest)
+        beginnings: dict[tuple[int, int], list[int]] = {}
+        for n, (start, before) in enumerate(self.held):
+            if before:
+                beginnings.setdefault((id(before), start), []).append(n)
+        for layer in range(layers):
+            both = like.new_empty(2, P, heads, longest, size)
+            for (_, start), members in beginnings.items():
+                for x, held in zip(both, self.held[members[0]][1][layer], strict=True):
+                    x[members, :, :start] = held[:, :start]
+            rows.keys[layer], rows.values[layer] = both
+            for prompt, *own in zip(self.prompts, *both, strict=True):
+                key, value = (x[:, : len(prompt)] for x in own)
+                self.cache.prompts[prompt][layer] = key, value
+        owners = [(0, P)] * bool(self.shared_prefix) + [(n, n + 1) for n in range(P)]
+        of = [owner for owner, part in zip(owners, self.parts, strict=True) for _ in part]
+        return rows, torch.tensor(of)
 
     def _join_alike(self, device: torch.device) -> None:
         """Finds the parts that attend in one call, and of each token where what those calls find of it lies.

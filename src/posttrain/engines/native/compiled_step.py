@@ -1,10 +1,10 @@
-"""A decoding step of a Llama-like model on a processor, all of its layers in one call.
+"""A pass of a Llama-like model over new tokens on a processor, all of its layers in one call.
 
-A step of few rows is hundreds of small operations, and as many calls from Python. Where the layers are those
-of Llama, Mistral, Qwen 2 or Qwen 3 (RMSNorm, rotary attention with shared key heads, an MLP gated by SiLU),
-decode.cpp computes them one behind the other in one parallel region. Whether a model's layers are so is not
-read off its name: each is tried against transformers' code on an example, and if one says something else, the
-model is left to transformers.
+A step of few rows is hundreds of small operations, and as many calls from Python; of prompts a third of the
+time goes into what is between the products. Where the layers are those of Llama, Mistral, Qwen 2 or Qwen 3
+(RMSNorm, rotary attention with shared key heads, an MLP gated by SiLU), decode.cpp computes them one behind
+the other in one parallel region. Whether a model's layers are so is not read off its name: each is tried
+against transformers' code on an example, and if one says something else, the model is left to transformers.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import PreTrainedModel
 
-from posttrain.engines.native.cache import Cache, TokenLayout
+from posttrain.engines.native.cache import Cache, PromptLayout, TokenLayout
 from posttrain.engines.native.decode_kernel import Kernels, Layer, Norm, load
 from posttrain.models.attention import Heads, context_of, hidden_states
 
@@ -32,13 +32,15 @@ ROWS, COLUMNS = 3, 48
 class CompiledStep:
     """The layers of a model that were found to be what decode.cpp computes."""
 
-    def __init__(self, decoder: Any, kernels: Kernels, layers: Sequence[Layer]) -> None:
+    def __init__(self, decoder: Any, kernels: Kernels, layers: Sequence[Layer], size: int) -> None:
         self.decoder, self.kernels = decoder, kernels
         self.layers = (Layer * len(layers))(*layers)
         self.seconds = (ctypes.c_double * 3)()
         """Of products, of attention, and of the rest, in all steps so far."""
         self.shared = layers[0].query.rows // layers[0].key.rows
         """Query heads that share a key head."""
+        self.heads = layers[0].key.rows // size, size
+        """Key heads, and their size."""
 
     @property
     def weights(self) -> int:
@@ -53,16 +55,33 @@ class CompiledStep:
         return sum(layer.query.rows * seen[layer.window] for layer in self.layers)
 
     def __call__(
-        self, tokens: Int[torch.Tensor, "B"], lengths: Int[torch.Tensor, "B"], cache: Cache
-    ) -> Float[torch.Tensor, "B D"]:
-        """The normed hidden states of new tokens, whose keys and values are written to the cache."""
+        self,
+        tokens: Int[torch.Tensor, "B"],
+        lengths: Int[torch.Tensor, "B"],
+        cache: Cache,
+        owners: Int[torch.Tensor, "B 2"] | None = None,
+        wanted: Int[torch.Tensor, "N"] | None = None,
+    ) -> Float[torch.Tensor, "N D"]:
+        """The normed hidden states of new tokens, whose keys and values are written to the cache.
+
+        owners: the rows that they are written to (see Kernels.layers); wanted: of which tokens; None: of all.
+        """
         hidden = self.decoder.embed_tokens(tokens)
         for number, layer in enumerate(self.layers):
             layer.keys, layer.values = cache.keys[number].data_ptr(), cache.values[number].data_ptr()
         rotation = _rotation(self.decoder, hidden, lengths)
-        self.kernels.layers(self.layers, hidden, rotation, lengths, cache.keys[0].shape, self.seconds)
-        normed: torch.Tensor = self.decoder.norm(hidden)
+        shape = cache.keys[0].shape
+        self.kernels.layers(self.layers, hidden, rotation, lengths, shape, self.seconds, owners)
+        normed: torch.Tensor = self.decoder.norm(hidden if wanted is None else hidden[wanted])
         return normed
+
+    def read(
+        self, layout: PromptLayout, wanted: Int[torch.Tensor, "N"] | None = None
+    ) -> Float[torch.Tensor, "N D"]:
+        """The same of prompts' tokens; the keys and values go to where the layout says."""
+        rows, owners = layout.rows(len(self.layers), self.decoder.embed_tokens.weight, *self.heads)
+        tokens, positions = layout.fed(owners.device)
+        return self(tokens, positions, rows, owners, wanted)
 
 
 @torch.no_grad()
@@ -87,7 +106,7 @@ def _tried(model: PreTrainedModel) -> CompiledStep | None:
         layer.scale, layer.window = scale, window or 0
         if softcap is not None or not _agrees(module, layer, flow):
             return None
-    return CompiledStep(decoder, flow.kernels, layers)
+    return CompiledStep(decoder, flow.kernels, layers, flow.rotation[0].shape[1])
 
 
 class _Example(TokenLayout):

@@ -1,8 +1,9 @@
-// What a decoding step computes on a processor: attention of one new token a row over that row's keys and
-// values, products of a few rows with a weight, all layers of a Llama-like model in one call, and the draw of a
-// token from a row of logits. Scores and sums are float32. What is stored between them is rounded where transformers rounds it, so that the learner, which runs
-// transformers' code, says the same. Built for one shape and called by decode_kernel.py and compiled_step.py, which
-// say what each argument is. Mostly plain loops: the compiler makes vectors of them.
+// What sampling computes on a processor: attention of one new token a row over that row's keys and values, products
+// of a few rows with a weight, all layers of a Llama-like model in one call, for new tokens of answers or all of
+// prompts, and the draws of tokens from rows of logits. Scores and sums are float32. What is stored between them is
+// rounded where transformers rounds it, so that the learner, which runs transformers' code, says the same. Built for
+// one shape and called by decode_kernel.py and compiled_step.py, which say what each argument is. Mostly plain loops:
+// the compiler makes vectors of them.
 //   HALF      1 for bfloat16, 0 for float32
 //   SIZE      of a head, a multiple of 8
 //   QUERIES   heads that share a key head
@@ -97,19 +98,20 @@ void attend(const T* query, const T* keys, const T* values, const T* next, int64
     }
 }
 
-// What the new token of row `each / heads` finds by the queries of key head `each % heads`; writes its key and value.
-void attend_new(int64_t each, int64_t heads, const T* query, const T* key, const T* value, T* keys, T* values, T* out,
-                const int64_t* lengths, int64_t columns, int64_t window, float scale) {
+// Writes a new token's key and value of a head to column `at` of that head in a row of the cache.
+inline void write(const T* key, const T* value, T* keys, T* values, int64_t at) {
+    std::memcpy(keys + at * D, key, D * sizeof(T));
+    std::memcpy(values + at * D, value, D * sizeof(T));
+}
+
+// What the queries of a new token that share a key head find in `keys` and `values`, of which it is at column `at`.
+inline void attend_new(const T* query, const T* keys, const T* values, T* out, int64_t at, int64_t columns,
+                       int64_t window, float scale) {
     static thread_local std::vector<float> scores;
-    const int64_t length = lengths[each / heads];
-    const int64_t from = window > 0 ? std::max<int64_t>(0, length + 1 - window) : 0;
-    T* own_keys = keys + each * columns * D;
-    T* own_values = values + each * columns * D;
-    std::memcpy(own_keys + length * D, key + each * D, D * sizeof(T));
-    std::memcpy(own_values + length * D, value + each * D, D * sizeof(T));
-    scores.resize(G * (length + 1 - from));
-    attend(query + each * G * D, own_keys + from * D, own_values + from * D, own_keys + (columns + from) * D,
-           length + 1 - from, scale, out + each * G * D, scores.data());
+    const int64_t from = window > 0 ? std::max<int64_t>(0, at + 1 - window) : 0;
+    scores.resize(G * (at + 1 - from));
+    attend(query, keys + from * D, values + from * D, keys + (columns + from) * D, at + 1 - from, scale, out,
+           scores.data());
 }
 
 // Products. A weight is kept in panels of COLS of its rows, in which what is multiplied at once lies together:
@@ -334,46 +336,57 @@ extern "C" void decode_attention(const T* query, const T* key, const T* value, T
                                  int64_t window, float scale, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t each = 0; each < rows * heads; ++each) {
-        attend_new(each, heads, query, key, value, keys, values, out, lengths, columns, window, scale);
+        const int64_t at = lengths[each / heads], begin = each * columns;
+        write(key + each * D, value + each * D, keys, values, begin + at);
+        attend_new(query + each * G * D, keys + begin * D, values + begin * D, out + each * G * D, at, columns, window,
+                   scale);
     }
 }
 
-// Draws a token of each row: the first at which the running sum of e^(logit / temperature) exceeds `uniform` times
-// their total; the most likely where `uniform` is negative. logp: its log-probability, NaN where logits are broken.
-extern "C" void draw_tokens(const T* logits, int64_t rows, int64_t count, const float* temperature,
+// Draws from rows of logits, one token for each of `row`, where equal ones lie side by side: the first at which the
+// running sum of e^(logit / temperature) exceeds `uniform` times their total; the most likely where `uniform` is
+// negative. logp: its log-probability, NaN where logits are broken.
+extern "C" void draw_tokens(const T* logits, int64_t count, const int64_t* row, int64_t draws, const float* temperature,
                             const double* uniform, int64_t* token, double* logp, int threads) {
     constexpr int64_t BLOCK = 256;  // summed at once; only the block that is hit is searched token by token
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t row = 0; row < rows; ++row) {
-        const T* x = logits + row * count;
+    for (int64_t begin = 0; begin < draws; ++begin) {
+        if (begin && row[begin] == row[begin - 1]) continue;  // drawn with the first of its row
+        const T* x = logits + row[begin] * count;
         float top = -INFINITY;
 #pragma omp simd reduction(max : top)
         for (int64_t i = 0; i < count; ++i) top = widened(x[i]) > top ? widened(x[i]) : top;
-        const float warmth = temperature[row];
         static thread_local std::vector<double> running;
-        running.clear();
         double total = 0;
-        int64_t last = 0, found = 0;  // last: block that is not empty
-        for (int64_t from = 0; from < count; from += BLOCK) {
-            const float sum = summed_weights(x + from, std::min(BLOCK, count - from), top, warmth);
-            if (sum > 0) last = from / BLOCK;
-            running.push_back(total += double(sum));
-        }
-        if (uniform[row] < 0) {
-            while (found + 1 < count && widened(x[found]) != top) ++found;
-        } else {
-            const double target = uniform[row] * total;
-            const int64_t hit = std::upper_bound(running.begin(), running.end(), target) - running.begin();
-            const int64_t block = std::min(hit, last);
-            double within = block ? running[block - 1] : 0;
-            for (int64_t i = block * BLOCK; i < std::min(count, (block + 1) * BLOCK) && within <= target; ++i) {
-                const double one = double(weight(widened(x[i]), top, warmth));
-                if (one > 0) found = i;  // what rounding puts behind all of them is the last that can be drawn
-                within += one;
+        int64_t last = 0;  // block that is not empty
+        for (int64_t n = begin; n < draws && row[n] == row[begin]; ++n) {
+            const float warmth = temperature[n];
+            if (n == begin || warmth != temperature[n - 1]) {
+                running.clear();
+                total = 0, last = 0;
+                for (int64_t from = 0; from < count; from += BLOCK) {
+                    const float sum = summed_weights(x + from, std::min(BLOCK, count - from), top, warmth);
+                    if (sum > 0) last = from / BLOCK;
+                    running.push_back(total += double(sum));
+                }
             }
+            int64_t found = 0;
+            if (uniform[n] < 0) {
+                while (found + 1 < count && widened(x[found]) != top) ++found;
+            } else {
+                const double target = uniform[n] * total;
+                const int64_t hit = std::upper_bound(running.begin(), running.end(), target) - running.begin();
+                const int64_t block = std::min(hit, last);
+                double within = block ? running[block - 1] : 0;
+                for (int64_t i = block * BLOCK; i < std::min(count, (block + 1) * BLOCK) && within <= target; ++i) {
+                    const double one = double(weight(widened(x[i]), top, warmth));
+                    if (one > 0) found = i;  // what rounding puts behind all of them is the last that can be drawn
+                    within += one;
+                }
+            }
+            token[n] = found;
+            logp[n] = double((widened(x[found]) - top) / warmth) - std::log(total);
         }
-        token[row] = found;
-        logp[row] = double((widened(x[found]) - top) / warmth) - std::log(total);
     }
 }
 
@@ -408,14 +421,18 @@ extern "C" void linear(const Matrix* w, const T* x, T* y, int64_t rows, int thre
     }
 }
 
-// Takes the new tokens' hidden states x, [rows, hidden], through these layers in place. seconds: of products,
-// of attention, and of the rest, to which the time taken is added.
+// Takes the new tokens' hidden states x, [rows, hidden], through these layers in place. Token b is at column
+// lengths[b] of the cache's rows owner[2 b] to owner[2 b + 1], of which it sees the first; where `owner` is null, of
+// row b. seconds: of products, of attention, and of the rest, to which the time taken is added.
 extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosine, const T* sine, const int64_t* lengths,
-                              T* x, int64_t rows, int64_t heads, int64_t columns, double* seconds, int threads) {
+                              const int64_t* owner, T* x, int64_t rows, int64_t heads, int64_t columns,
+                              double* seconds, int threads) {
     const int64_t hidden = layers->query.in, inner = layers->gate.out, wide = heads * G * D, narrow = heads * D;
     std::unique_ptr<T[]> room(new T[rows * (hidden + 2 * wide + 2 * narrow + inner)]);
     T *normed = room.get(), *query = normed + rows * hidden, *found = query + rows * wide, *key = found + rows * wide,
       *value = key + rows * narrow, *gated = value + rows * narrow;
+    const auto first_row = [&](int64_t b) { return owner ? owner[2 * b] : b; };
+    const auto end_row = [&](int64_t b) { return owner ? owner[2 * b + 1] : b + 1; };
 #pragma omp parallel num_threads(threads)
     {
         const MatrixUnit unit;
@@ -444,7 +461,8 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
                 store(*read[which], p - first[which], row, few, sums, to[which], false);
             });
             took(0);
-#pragma omp for schedule(static)
+            // In turns: of a prompt's tokens the later ones see more.
+#pragma omp for schedule(static, 8)
             for (int64_t each = 0; each < rows * heads; ++each) {
                 const int64_t b = each / heads;
                 for (int g = 0; g <= G; ++g) {  // the key after its queries
@@ -453,8 +471,16 @@ extern "C" void decode_layers(const Layer* layers, int64_t count, const T* cosin
                     if (norm.weight) normalised(head, norm.weight, D, norm.epsilon, head);
                     rotate(head, cosine + b * D, sine + b * D);
                 }
-                attend_new(each, heads, query, key, value, layer->keys, layer->values, found, lengths, columns,
-                           layer->window, layer->scale);
+                for (int64_t row = first_row(b); row < end_row(b); ++row) {
+                    write(key + each * D, value + each * D, layer->keys, layer->values,
+                          (row * heads + each % heads) * columns + lengths[b]);
+                }
+            }
+#pragma omp for schedule(static, 8)
+            for (int64_t each = 0; each < rows * heads; ++each) {
+                const int64_t begin = (first_row(each / heads) * heads + each % heads) * columns * D;
+                attend_new(query + each * G * D, layer->keys + begin, layer->values + begin, found + each * G * D,
+                           lengths[each / heads], columns, layer->window, layer->scale);
             }
             took(1);
             product(layer->output, layer->gate, found, x, rows, true);

@@ -78,10 +78,10 @@ class Kernels(Library):
         pointer, whole = ctypes.c_void_p, ctypes.c_int64
         functions = {
             "decode_attention": (*[pointer] * 7, *[whole] * 4, ctypes.c_float),
-            "draw_tokens": (pointer, whole, whole, *[pointer] * 4),
+            "draw_tokens": (pointer, whole, pointer, whole, *[pointer] * 4),
             "pack": (pointer, whole, whole, pointer),
             "linear": (pointer, pointer, pointer, whole),
-            "decode_layers": (pointer, whole, *[pointer] * 4, *[whole] * 3, pointer),
+            "decode_layers": (pointer, whole, *[pointer] * 5, *[whole] * 3, pointer),
         }
         super().__init__(found, functions)
         self._packed_size, self.dtype = found.packed_size, dtype
@@ -113,20 +113,21 @@ class Kernels(Library):
         return out
 
     def draw(
-        self, logits: torch.Tensor, temperature: Sequence[float], uniforms: Sequence[float]
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        temperature: Sequence[float],
+        uniforms: Sequence[float],
     ) -> tuple[list[int], list[float]]:
-        """(tokens, log softmax(logits / temperature)[token]) of each row of logits, [B, V].
+        """(tokens, log softmax(logits / temperature)[token]) of each of these rows of logits, [B, V].
 
-        A token is the first at which the running sum of probabilities exceeds the row's uniform number; where
-        that is negative, the most likely.
+        rows: equal ones side by side, which are summed once. A token is the first at which the running sum of
+        probabilities exceeds the uniform number; where that is negative, the most likely.
         """
         logits, warmth = logits.contiguous(), torch.tensor(temperature, dtype=torch.float32)
-        at = torch.tensor(uniforms, dtype=torch.float64)
-        tokens, logps = (
-            torch.empty(len(logits), dtype=torch.int64),
-            torch.empty(len(logits), dtype=torch.float64),
-        )
-        self.call("draw_tokens", logits, *logits.shape, warmth, at, tokens, logps)
+        of, at = torch.tensor(rows, dtype=torch.int64), torch.tensor(uniforms, dtype=torch.float64)
+        tokens, logps = torch.empty(len(of), dtype=torch.int64), torch.empty(len(of), dtype=torch.float64)
+        self.call("draw_tokens", logits, logits.shape[1], of, len(of), warmth, at, tokens, logps)
         return tokens.tolist(), logps.tolist()
 
     def multiplies(self, weight: torch.Tensor) -> bool:
@@ -155,14 +156,16 @@ class Kernels(Library):
         lengths: torch.Tensor,
         keys: torch.Size,
         seconds: "ctypes.Array[ctypes.c_double]",
+        owners: torch.Tensor | None = None,
     ) -> None:
         """Takes new tokens' hidden states, [B, hidden], through these layers in place.
 
         rotation: cosines and sines, [B, D]; keys: the shape of a layer's, [rows, K, columns, D]; seconds: of
-        products, of attention and of the rest, to which the time taken is added.
+        products, of attention and of the rest, to which the time taken is added; owners: [B, 2], the first of
+        the cache's rows that a token is written to, which it sees, and the first behind them; None: its own.
         """
         sizes = (len(hidden), keys[1], keys[2])
-        self.call("decode_layers", layers, len(layers), *rotation, lengths, hidden, *sizes, seconds)
+        self.call("decode_layers", layers, len(layers), *rotation, lengths, owners, hidden, *sizes, seconds)
 
 
 def _attends(kernels: Kernels, dtype: torch.dtype, size: int, queries: int) -> bool:

@@ -57,14 +57,16 @@ def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float6
 
 
 def draw(
-    logits: Float[torch.Tensor, "B V"],
+    logits: Float[torch.Tensor, "R V"],
     sampling: Sequence[Sampling],
     uniforms: Sequence[float],
     excluded: Mapping[int, Mapping[int, float]] = MappingProxyType({}),
     kernels: Kernels | None = None,
+    rows: Sequence[int] | None = None,
 ) -> tuple[list[int], list[float], list[float]]:
-    """(tokens, logp_gen, logp_policy), one of each a row. excluded: by row and token, the share of the row's
-    probability that is not to be drawn; kernels: which draw in one pass what is not filtered.
+    """(tokens, logp_gen, logp_policy), one of each a draw. excluded: by draw and token, the share of its
+    row's probability that is not to be drawn; kernels: which draw in one pass what is not filtered; rows:
+    which row of logits each draw is from, in their order; None: each has its own.
 
     logp_policy is log softmax(logits / τ)[token]. logp_gen is that of the distribution drawn from:
     the same where nothing is filtered; after top-k, top-p and min-p renormalised; 0 for a greedy
@@ -85,7 +87,10 @@ def draw(
     if kernels is not None and kernels.dtype == logits.dtype:
         plain = [n for n, s in enumerate(sampling) if not (s.filtered or n in excluded)]
         if plain:
-            return _draw_apart(logits, sampling, uniforms, excluded, kernels, warmth, plain)
+            rows = range(len(sampling)) if rows is None else rows
+            return _draw_apart(logits, sampling, uniforms, excluded, kernels, warmth, plain, rows)
+    if rows is not None:
+        logits = logits[on_device([*rows], device)]
     temperature, u = on_device([warmth, uniforms], device)
     # The highest is taken off first: large logits over a low temperature would lose their small differences.
     z = (logits.float() - logits.amax(-1, keepdim=True).float()).div_(temperature.float()[:, None])
@@ -104,9 +109,9 @@ def draw(
     logp_policy = picked - weight.sum(-1).log()
     logp_gen = logp_policy.clone() if kept is weight else picked - kept.sum(-1).log()
     if excluded:
-        rows = _at([*excluded], len(sampling), device)
+        less = _at([*excluded], len(sampling), device)
         drawn = left.gather(-1, token[:, None])[:, 0].log() - left.sum(-1).log()
-        logp_gen[rows] = drawn[rows]
+        logp_gen[less] = drawn[less]
     if greedy is not None:
         logp_gen[greedy] = 0.0
     # float64 holds each of them exactly.
@@ -125,19 +130,21 @@ def _draw_apart(
     kernels: Kernels,
     warmth: list[float],
     plain: list[int],
+    rows: Sequence[int],
 ) -> tuple[list[int], list[float], list[float]]:
-    """The same, of the plain rows by the kernels, whoever stands beside them."""
+    """The same, of the plain draws by the kernels, whoever stands beside them."""
     tokens, gen, policy = [0] * len(sampling), [0.0] * len(sampling), [0.0] * len(sampling)
-    own = logits if len(plain) == len(sampling) else logits[plain]
     at = [-1.0 if sampling[n].greedy else uniforms[n] for n in plain]
-    for n, token, logp in zip(plain, *kernels.draw(own, [warmth[n] for n in plain], at), strict=True):
+    found = kernels.draw(logits, [rows[n] for n in plain], [warmth[n] for n in plain], at)
+    for n, token, logp in zip(plain, *found, strict=True):
         tokens[n], gen[n], policy[n] = token, 0.0 if sampling[n].greedy else logp, logp
     _check(policy)
     apart = sorted(set(range(len(sampling))) - set(plain))
     if apart:
         shares = {row: excluded[n] for row, n in enumerate(apart) if n in excluded}
-        found = draw(logits[apart], [sampling[n] for n in apart], [uniforms[n] for n in apart], shares)
-        for n, token, logp_gen, logp_policy in zip(apart, *found, strict=True):
+        own = logits[[rows[n] for n in apart]]
+        drawn = draw(own, [sampling[n] for n in apart], [uniforms[n] for n in apart], shares)
+        for n, token, logp_gen, logp_policy in zip(apart, *drawn, strict=True):
             tokens[n], gen[n], policy[n] = token, logp_gen, logp_policy
     return tokens, gen, policy
 

@@ -24,7 +24,6 @@ from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
 from posttrain.engines.sequence import Sequence, new_sequence
 from posttrain.models.fingerprint import Named
-from posttrain.models.loading import on_device
 from posttrain.types import Completion, Request
 
 MOST_ROWS = 1 << 17
@@ -184,8 +183,7 @@ class NativeEngine:
             turns = {s.prompt: s.request.episode for s in sequences if s.request.episode}
             self._first_logits.update(zip(new, self.runner.prefill(new, turns), strict=True))
         first = len(self.scheduler.running) - len(started)
-        for row, prompt in enumerate(prompts, first):
-            cache.place(prompt, row)
+        cache.place(prompts, first)
         logits = torch.stack([self._first_logits[p] for p in prompts])
         self._wanted.subtract(s.prompt for s in sequences)
         again = {s.prompt: s.request.again for s in sequences}
@@ -200,6 +198,9 @@ class NativeEngine:
             held -= len(oldest := next(iter(self._again)))
             self._forget([oldest])
         self._forget(cache.excess())
+        for prompt in new:
+            if prompt in cache.prompts:
+                cache.own(prompt)
         return self._extend(first, logits)
 
     def _forget(self, prompts: Listed[tuple[int, ...]]) -> None:
@@ -213,8 +214,6 @@ class NativeEngine:
         rows = self.scheduler.running[first:]
         row_of = [row for row, sequences in enumerate(rows) for _ in sequences]
         sequences = [s for row in rows for s in row]
-        if len(rows) < len(sequences):
-            logits = logits[on_device(row_of, logits.device)]
         positions = [s.request.position + len(s.tokens) for s in sequences]
         tokens, gen, policy = draw(
             logits,
@@ -222,6 +221,7 @@ class NativeEngine:
             uniforms([s.key for s in sequences], positions).tolist(),
             {n: s.excluded for n, s in enumerate(sequences) if s.request.excluded},
             self.runner.kernels,
+            row_of if len(rows) < len(sequences) else None,
         )
         done = []
         cache, scheduler = self.runner.cache, self.scheduler
@@ -229,7 +229,7 @@ class NativeEngine:
             token, logp_gen, logp_policy = tokens[n], gen[n], policy[n]
             if sequence.request.forced:
                 token = sequence.request.forced[len(sequence.tokens)]
-                warm = logits[n].float() / (sequence.request.sampling.temperature or 1.0)
+                warm = logits[row_of[n]].float() / (sequence.request.sampling.temperature or 1.0)
                 logp_gen = logp_policy = float(warm.log_softmax(-1)[token])
             sequence.append(token, logp_gen, logp_policy, self.version)
             ended = sequence.ended(self.decode, self.stop_tokens)

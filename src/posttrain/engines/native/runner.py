@@ -21,6 +21,10 @@ PASS = 8192
 """Prompt tokens that run together: enough to fill a machine, and the activations stay small."""
 
 
+SHORT = 256
+"""Tokens of prompts that decode.cpp reads: of longer ones PyTorch's attention takes less time."""
+
+
 class PackedLinear(nn.Module):
     """A linear layer whose weight is kept in the order that it is multiplied in. CPU only.
 
@@ -137,11 +141,10 @@ class Runner:
         ]:
             shared_prefix = (0, [held[p] for p in part]) if part[0] in held else self._shared_prefix(part)
             layout = PromptLayout(self.cache, part, *shared_prefix)
-            hidden = self._read(layout)
             ends = list(accumulate(map(len, layout.parts)))[-len(part) :]
-            logits = self._head(hidden[on_device([end - 1 for end in ends], self.device)])
-            found.update(zip(part, logits, strict=True))
-            self.cache.latest = (part[-1], self.cache.prompts[part[-1]])
+            hidden = self._read(layout, on_device([end - 1 for end in ends], self.device))
+            found.update(zip(part, self._head(hidden), strict=True))
+            self.cache.latest = (part[-1], self.cache.own(part[-1]))
         return torch.stack([found[p] for p in prompts])
 
     def forget(self) -> None:
@@ -172,15 +175,15 @@ class Runner:
         """Logits at every position of a prompt; the cache is left as it was."""
         return self._head(self._read(PromptLayout(Cache(0, 0), [tokens])))
 
-    def _read(self, layout: PromptLayout) -> Float[torch.Tensor, "N D"]:
-        tokens = [t for part in layout.parts for t in part]
-        positions = [
-            start + i
-            for start, part in zip(layout.starts, layout.parts, strict=True)
-            for i in range(len(part))
-        ]
-        fed, at = on_device([tokens, positions], self.device)[:, None]
-        return hidden_states(self.model, fed, at, layout)[0]
+    def _read(
+        self, layout: PromptLayout, wanted: Int[torch.Tensor, "N"] | None = None
+    ) -> Float[torch.Tensor, "N D"]:
+        """Hidden states of the tokens that are run, or of those wanted."""
+        if self.compiled_step is not None and max(map(len, layout.prompts)) <= SHORT:
+            return self.compiled_step.read(layout, wanted)
+        fed, at = layout.fed(self.device)[:, None]
+        hidden = hidden_states(self.model, fed, at, layout)[0]
+        return hidden if wanted is None else hidden[wanted]
 
     @torch.no_grad()
     def decode(self, tokens: list[int], lengths: list[int]) -> Float[torch.Tensor, "B V"]:
