@@ -78,10 +78,7 @@ def draw(
 
     >>> draw(torch.tensor([[0.0, 5.0]]), [Sampling(temperature=0.0)], [0.5])[0]
     [1]
-    >>> draw(torch.zeros(1, 2), [Sampling()], [0.5], {0: {1: 0.5}})[:2]
-    ([0], [0.0])
     """
-    device = logits.device
     # Below float32's smallest normal number a temperature would become 0, and 0 / 0 not a number.
     warmth = [max(float(s.temperature) or 1.0, 1e-37) for s in sampling]
     if kernels is not None and kernels.dtype == logits.dtype:
@@ -89,8 +86,8 @@ def draw(
         if plain:
             rows = range(len(sampling)) if rows is None else rows
             return _draw_apart(logits, sampling, uniforms, excluded, kernels, warmth, plain, rows)
-    if rows is not None:
-        logits = logits[on_device([*rows], device)]
+    logits = logits if rows is None else logits[on_device([*rows], logits.device)]
+    device = logits.device
     temperature, u = on_device([warmth, uniforms], device)
     # The highest is taken off first: large logits over a low temperature would lose their small differences.
     z = (logits.float() - logits.amax(-1, keepdim=True).float()).div_(temperature.float()[:, None])
@@ -114,8 +111,7 @@ def draw(
         logp_gen[less] = drawn[less]
     if greedy is not None:
         logp_gen[greedy] = 0.0
-    # float64 holds each of them exactly.
-    found = torch.stack([token.double(), logp_gen.double(), logp_policy.double()]).cpu()
+    found = torch.stack([token.double(), logp_gen.double(), logp_policy.double()]).cpu()  # each exactly
     tokens: list[int] = found[0].long().tolist()
     gen, policy = found[1:].tolist()
     _check(policy)
