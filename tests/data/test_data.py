@@ -601,6 +601,12 @@ def test_the_system_message_of_the_config_takes_the_place_of_a_column(tmp_path):
     assert task.messages == (user("Be rude. q"),)
 
 
+def test_a_template_leaves_what_follows_the_mark_as_the_answer(tmp_path):
+    [task] = load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", GSM8K), template="{question} Think."))
+    assert (task.messages, task.answer) == ((user("Two and two? Think."),), "4")
+    assert task.fields["completion"] == GSM8K["answer"]
+
+
 def test_a_column_that_is_null_everywhere_was_read(tmp_path):
     record = {"prompt": "q", "chosen": "a", "rejected": "b", "m": None}
     assert len(load_rankings(Data(path=jsonl(tmp_path / "d.jsonl", record), columns={"margin": "m"}))) == 1

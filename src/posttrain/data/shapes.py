@@ -7,7 +7,7 @@ Looked for in this order; the first that is there counts:
 | chosen and rejected | the prompt of the two (posttrain.data.pairs) | answer; what is learnt is chosen |
 | messages | as they stand: {"role", "content"} | answer |
 | prompt | one user message, or messages if it is a list | answer, else completion |
-| question | one user message | answer; only what follows #### if that is in it (GSM8K) |
+| question | one user message, or a template's | answer; only what follows #### if that is in it (GSM8K) |
 | problem | one user message | answer |
 | instruction (and input) | one user message, the two with a blank line between | answer, else output |
 | conversations | turns of {"from", "value"} with human, gpt, system, tool | answer |
@@ -72,7 +72,8 @@ def shaped(fields: Fields) -> Shaped:
     if answer is None and own and isinstance(completion, str):
         answer = completion
     completion = answer if completion is None else completion
-    if shape == "question" and answer is not None and _GOLD in answer:
+    templated = fields.template is not None and "question" in fields.record.fields
+    if (shape == "question" or templated) and answer is not None and _GOLD in answer:
         answer = answer.rpartition(_GOLD)[2].strip()
     name, messages = fields.id(), with_system(fields, messages)
     rest = fields.rest
