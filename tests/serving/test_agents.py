@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 from posttrain.api.answering import load_policy
 from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
-from posttrain.envs.agent import Agent
+from posttrain.envs.agent import Agent, _run
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.runtime.model_info import NO_TASK
 from posttrain.samplers.agents import AgentRunner
@@ -322,6 +323,18 @@ def test_a_program_is_told_its_task_and_where_to_ask(able: Path) -> None:
     failing = Agent(command=(sys.executable, "-c", "raise SystemExit('no luck')"), at_once=2)
     for episode in played(able, failing):
         assert (episode.verdict.label, "no luck" in episode.verdict.reason) == ("raised", True)
+
+
+def test_of_what_a_program_writes_the_end_is_kept_and_nothing_on_the_disk(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))  # where nothing can be written
+    code = "import sys; sys.stderr.write('x\\n' * 5_000_000); raise SystemExit('no luck')"
+    with pytest.raises(RuntimeError, match="exit status 1: no luck"):
+        _run((sys.executable, "-c", code), "{}", {})
+    behind = "import subprocess; subprocess.Popen(['sleep', '5']); raise SystemExit('no luck')"
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="no luck"):
+        _run((sys.executable, "-c", behind), "{}", {})
+    assert time.monotonic() - begin < 4
 
 
 # ---------------------------------------------------------------------- learning

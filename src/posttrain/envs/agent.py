@@ -11,9 +11,9 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 from posttrain.base.usercode import asked, load_named, signature
@@ -104,7 +104,11 @@ def play(agent: Agent, task: Mapping[str, Any], base_url: str) -> float | str | 
 
 def _run(command: tuple[str, ...], task: str, told: Mapping[str, str]) -> None:
     """Runs a program to its end; RuntimeError with the last that it wrote if it fails."""
-    with tempfile.TemporaryFile() as wrote:
+    reads, writes = os.pipe()
+    kept = bytearray()
+    reader = Thread(target=_keep_last, args=(reads, kept), daemon=True)
+    reader.start()
+    with open(writes, "wb") as wrote:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -113,11 +117,18 @@ def _run(command: tuple[str, ...], task: str, told: Mapping[str, str]) -> None:
             env={**os.environ, **told},
             text=True,
         )
-        process.communicate(task)
-        if not process.returncode:
-            return
-        wrote.seek(max(0, wrote.seek(0, os.SEEK_END) - 4 * _TOLD))
-        lines = wrote.read().decode("utf-8", "replace").strip().splitlines()
-    code = process.returncode
+    process.communicate(task)
+    if not (code := process.returncode):
+        return
+    reader.join(1.0)  # what the program has begun may still write
+    lines = bytes(kept).decode("utf-8", "replace").strip().splitlines()
     how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
     raise RuntimeError(f"the program ended with {how}: {lines[-1][-_TOLD:] if lines else 'it wrote nothing'}")
+
+
+def _keep_last(pipe: int, kept: bytearray) -> None:
+    """Reads all, as a program waits whose pipe is full, and keeps the end."""
+    with open(pipe, "rb", buffering=0) as wrote:
+        while piece := wrote.read(1 << 16):
+            kept += piece
+            del kept[: -4 * _TOLD]
