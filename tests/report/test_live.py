@@ -127,7 +127,7 @@ def test_only_this_machine_is_answered_and_only_with_the_page(short: Path) -> No
         for path in ("/news?from=x", "/news?from=-1", "/news?from=1e3"):
             assert asked(port, path)[0] == 400, path
         for method in ("POST", "PUT", "DELETE"):
-            assert asked(port, "/", method)[0] == 501
+            assert asked(port, "/", method)[0] == 405
 
 
 def test_half_a_line_waits_and_a_file_that_was_cut_begins_again(short: Path) -> None:

@@ -199,6 +199,19 @@ def test_a_page_of_another_site_a_foreign_path_and_a_flood_of_bytes_are_refused(
     assert post(served, {"messages": ASKED, "n": 4})[0] == 503
 
 
+@pytest.mark.parametrize("method", ["PUT", "OPTIONS", "DELETE", "HEAD"])
+def test_a_method_that_is_not_served_is_refused_in_the_words_of_the_api(served, method) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", served.server_address[1])) as wire:
+        wire.request(method, "/v1/chat/completions", b"{}")
+        got = wire.getresponse()
+        said = got.read()
+    assert (got.status, got.headers["Allow"], got.headers["Connection"]) == (405, "GET, POST", "close")
+    if method == "HEAD":
+        assert said == b""
+    else:
+        assert json.loads(said)["error"]["message"] == f"{method} is not served here"
+
+
 def test_the_body_of_what_is_refused_is_no_request(served) -> None:
     inner = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: evil.example\r\nContent-Length: {len(inner)}\r\n\r\n"

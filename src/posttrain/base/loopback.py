@@ -1,6 +1,7 @@
 """An HTTP server for this machine alone."""
 
 import re
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -51,6 +52,17 @@ class LoopbackRequest(BaseHTTPRequestHandler):
     def log_message(self, *words: Any) -> None:
         """Says nothing: a line for each request would bury the address."""
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuses what is no request, and a method that is not served; what follows may be its body."""
+        self.close_connection = True
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            code, message = HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command} is not served here"
+        self.refuse(code, message or HTTPStatus(code).phrase)
+
+    def refuse(self, code: int, what: str) -> None:
+        """Answers with what is wrong."""
+        self.say(code, "text/plain", what)
+
     def say(self, code: int, kind: str, text: str) -> None:
         """Answers with this text, whose kind no browser guesses, and which none keeps or shows in a frame."""
         content = text.encode("utf-8", "replace")
@@ -60,5 +72,11 @@ class LoopbackRequest(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("X-Frame-Options", "DENY")
+        if code == HTTPStatus.METHOD_NOT_ALLOWED:
+            served = (name.removeprefix("do_") for name in dir(self) if name.startswith("do_"))
+            self.send_header("Allow", ", ".join(served))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)

@@ -47,7 +47,7 @@ class _Answer(LoopbackRequest):
         """Answers with the page, with news, or not at all."""
         asked = urlsplit(self.path)
         if not self.is_own_name:
-            self.say(403, "text/plain", "this page is for this machine alone")
+            self.refuse(403, "this page is for this machine alone")
             return
         try:
             if asked.path == "/":
@@ -58,11 +58,11 @@ class _Answer(LoopbackRequest):
                 told["running"] = self.server.running(self.server.run_dir)
                 self.say(200, "application/json", json.dumps(told))
             else:
-                self.say(404, "text/plain", "there is nothing else here")
+                self.refuse(404, "there is nothing else here")
         except ValueError:
-            self.say(400, "text/plain", "from is a number of bytes")
+            self.refuse(400, "from is a number of bytes")
         except UserError as error:  # the directory is gone
-            self.say(410, "text/plain", str(error))
+            self.refuse(410, str(error))
 
 
 class Curves:

@@ -248,6 +248,10 @@ class _Client(LoopbackRequest):
         if asked.usage:
             yield spoken.cost(len(waits.requests[0].prompt), ended)
 
+    def refuse(self, code: int, what: str) -> None:
+        """Answers with what is wrong, as the API says it."""
+        self._refuse(RefusedError(what, status=code))
+
     def _refuse(self, error: RefusedError) -> None:
         self._tell(error.status, error.body())
 
