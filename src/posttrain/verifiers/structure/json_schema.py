@@ -198,7 +198,7 @@ def _validator(schema: str) -> Any:
         names = here.contents.get("patternProperties") if isinstance(here.contents, dict) else None
         # Several of the library's rules search for these. A reference may lead by way of one.
         if isinstance(names, dict) and "/patternProperties/" not in schema:
-            here.contents["patternProperties"] = {_ended(each): names[each] for each in names}
+            here.contents["patternProperties"] = {_ecma(each): names[each] for each in names}
     return checker(contents, registry=Registry())
 
 
@@ -222,12 +222,13 @@ def _pattern(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[E
     """The library's own rule, as ECMA-262 reads patterns: digits are 0 to 9, and $ is the very end."""
     from jsonschema import ValidationError
 
-    if isinstance(value, str) and not re.search(_ended(wanted), value, re.ASCII):
+    if isinstance(value, str) and not re.search(_ecma(wanted), value):
         yield ValidationError(f"{value!r} does not match {wanted!r}")
 
 
-def _ended(pattern: str) -> str:
-    """A pattern whose $ is the very end in Python as well, and whose white space is that of ECMA-262."""
+def _ecma(pattern: str) -> str:
+    """A pattern for Python whose letters, digits, white space and end are those of ECMA-262."""
+    flags = re.findall(r"^(?:\(\?[a-zA-Z]+\))?", pattern)[0]
     meant = {"$": r"\Z", r"\s": f"[{_SPACE}]", r"\S": f"[^{_SPACE}]"}
 
     def plain(found: re.Match[str]) -> str:
@@ -235,7 +236,7 @@ def _ended(pattern: str) -> str:
         inner = re.sub(r"\\.", lambda each: _SPACE if each[0] == r"\s" else each[0], text, flags=re.DOTALL)
         return meant.get(text, inner)
 
-    return _ESCAPED.sub(plain, pattern)
+    return f"{flags}(?a:{_ESCAPED.sub(plain, pattern[len(flags) :])})"
 
 
 def _check_schema(schema: Mapping[str, Any]) -> None:
