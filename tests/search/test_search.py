@@ -222,6 +222,16 @@ def test_puct_goes_where_values_are_best():
     assert visits["better"] > 2 * visits["worse"]
 
 
+def test_puct_begins_with_what_is_likely_in_whatever_order_moves_are_drawn():
+    class Drawn(Toy):
+        def says(self, state: State, first: int, count: int) -> list[Move]:
+            return super().says(state, first, count)[::-1]
+
+    toy = Drawn({0: {"likely": (0.9, 1), "rare": (0.09999, 2)}}, goal=-1)
+    solved(puct(toy.state(0), Budget(moves=2, depth=1000), width=2), toy)
+    assert toy.asked[0] == "likely"
+
+
 def test_rmax_is_paid_for_new_states_only():
     """One arm leads in a circle of states that are known, the other to new ones: it leaves the circle."""
     ring = {1: {"ab": (0.99999, 2)}, 2: {"ba": (0.99999, 1)}}

@@ -41,10 +41,10 @@ def puct(
 
 
 def bonus(node: Node, edge: Edge, c: float) -> float:
-    """c P(s, a) √N(s) / (1 + N(s, a)): what a move is worth for being likely and seldom taken."""
+    """c P(s, a) √N(s) / (1 + N(s, a)), N(s) at least 1: a move's worth for being likely and seldom taken."""
     most = max(each.move.counted for each in node.edges.values())  # moves may be too improbable for exp
     mass = sum(exp(each.move.counted - most) for each in node.edges.values())
-    return c * exp(edge.move.counted - most) / mass * sqrt(node.visits) / (1 + edge.weight)
+    return c * exp(edge.move.counted - most) / mass * sqrt(max(node.visits, 1)) / (1 + edge.weight)
 
 
 def rmax(root: State, budget: Budget, *, width: int = 8, discount: float = 0.99) -> Search:
