@@ -12,11 +12,13 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
@@ -454,6 +456,21 @@ def test_a_path_that_leads_nowhere_says_so_with_the_nearest_name(
     assert "has a LoRA adapter beside its weights" in refusal(resolve, str(saved))
     (saved / "model.safetensors").rename(saved / "adapter_model.safetensors")
     assert "is a LoRA adapter, not a model; merge it" in refusal(resolve, str(saved))
+
+
+def test_named_templates_are_fetched_and_other_formats_are_not(monkeypatch) -> None:
+    files = [
+        "model.safetensors",
+        "onnx/config.json",
+        "additional_chat_templates/tools.jinja",
+        "a/b.jinja.bin",
+    ]
+
+    def download(name: str, **patterns: Any) -> str:
+        return "/".join(filter_repo_objects(files, **patterns))
+
+    monkeypatch.setattr(pretrained, "snapshot_download", download)
+    assert pretrained.fetch("org/name") == Path(files[0]) / files[2]
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:

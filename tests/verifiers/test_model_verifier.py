@@ -394,11 +394,15 @@ def test_a_kind_is_not_the_other(outcome, process):
         RewardModel(paths=(process,)).require()
 
 
-def test_an_adapter_alone_is_told_from_a_broken_model(tmp_path):
+def test_an_adapter_is_told_from_a_broken_model_and_from_weights(outcome, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match="is a LoRA adapter"):
         RewardModel(paths=(str(tmp_path),)).require()
+    beside = shutil.copytree(outcome, tmp_path / "beside")
+    (beside / "adapter_config.json").write_text("{}")  # transformers loads its base model
+    with pytest.raises(UserError, match="has a LoRA adapter beside its weights"):
+        RewardModel(paths=(str(beside),)).require()
 
 
 def test_weights_that_would_be_drawn_at_random_are_refused(make, tmp_path):

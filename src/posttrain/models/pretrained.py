@@ -118,7 +118,7 @@ def cache_directory() -> Path:
 def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Path:
     if (local / "config.toml").is_file():
         return _from_run(local)
-    _refuse_adapter(local)
+    refuse_adapter(local)
     if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
         return local
     ggufs = sorted(local.glob("*.gguf"))
@@ -132,9 +132,8 @@ def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Pat
     _refuse_pickles(local)
     if (local / "config.json").exists():
         return local
-    raise UserError(
-        "has no config.json and no .gguf, so it is no model", where=str(local), mend=f"check {KEY}"
-    )
+    what = "has no config.json and no .gguf, so it is no model"
+    raise UserError(what, where=str(local), mend=f"check {KEY}")
 
 
 def _from_run(run: Path) -> Path:
@@ -148,7 +147,8 @@ def _from_run(run: Path) -> Path:
     return newest / "model"
 
 
-def _refuse_adapter(local: Path) -> None:
+def refuse_adapter(local: Path) -> None:
+    """UserError for an adapter, alone or beside a model's weights."""
     if (local / "adapter_config.json").exists():
         what, mend = "is a LoRA adapter, not a model", ""
         if any(local.glob("model*.safetensors")):
@@ -170,10 +170,16 @@ def _refuse_pickles(local: Path) -> None:
         )
 
 
+def fetch(name: str) -> Path:
+    """The directory of a Hub model: what lies at its top, and templates, some of which lie deeper."""
+    deeper = [f"*/{pattern}" for pattern in HUB_FILES if pattern != "*.jinja"]
+    return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=deeper))
+
+
 def _from_hub(name: str, say: Callable[[str], None]) -> Path:
     say(f"fetching {name} from the Hugging Face Hub")
     try:
-        local = Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=["*/*"]))
+        local = fetch(name)
     except GatedRepoError:
         raise UserError(
             f"{name} asks for its licence to be accepted", where=KEY, mend="accept it, then hf auth login"
@@ -186,7 +192,7 @@ def _from_hub(name: str, say: Callable[[str], None]) -> Path:
         raise RunError(
             f"{KEY}: {name} is no directory here and could not be fetched from the Hub: {_cause(error)}"
         ) from error
-    _refuse_adapter(local)
+    refuse_adapter(local)
     if not any(local.glob("*.safetensors")):
         raise UserError(
             f"{name} has no safetensors weights", where=KEY, mend="download a .gguf and give its path"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import snapshot_download
 from jaxtyping import Float
 from transformers import (
     AutoModelForSequenceClassification,
@@ -25,11 +24,11 @@ from posttrain.base.usercode import cause
 from posttrain.models.attention import context_of
 from posttrain.models.fingerprint import finite
 from posttrain.models.loading import Dtype, dtype_of, quiet, score_heads, usable_device
+from posttrain.models.pretrained import fetch, refuse_adapter
 from posttrain.types import Message, UserError
 from posttrain.verifiers.model.scores import Step
 
 Kind = Literal["outcome", "process"]
-_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ def directory(path: str) -> Path:
                 mend="give a directory or org/name",
             )
         try:
-            local = Path(snapshot_download(path, allow_patterns=_FILES, ignore_patterns=["*/*"]))
+            local = fetch(path)
         except Exception as error:  # of its HTTP stack, any
             raise UserError(
                 f"no directory is called {path!r}, nor can it be fetched from the Hub: {cause(error)}",
@@ -66,11 +65,9 @@ def directory(path: str) -> Path:
 
 
 def check_config(local: Path, kind: Kind) -> None:
-    """UserError if config.json says that this is no reward model of that kind."""
+    """UserError if this is an adapter, or config.json says that it is no reward model of that kind."""
+    refuse_adapter(local)
     file = local / "config.json"
-    if not file.exists() and (local / "adapter_config.json").exists():
-        what, mend = "is a LoRA adapter, not a model", "merge it into its base model, and save that"
-        raise UserError(what, where=str(local), mend=mend)
     try:
         raw = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
