@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from posttrain.verifiers.math.identity import Finding, compare, proportional
+from posttrain.verifiers.math.identity import Finding, compare, proportional, same_family
 from posttrain.verifiers.math.quantities import Rules, same_quantity
 from posttrain.verifiers.math.reading.forms import (
     as_tuple,
@@ -82,6 +82,8 @@ def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Finding:
         given = both_signs(given)
     if isinstance(given, Scalar):
         found = same_quantity(given, gold, rules)
+        if found.same is False and same_family(given.expr, gold.expr):
+            return Finding(True, "but for the constant")
         product = as_product(given, symbols(gold.expr)) if not found.same and gold.unit is None else None
         return found if product is None else same_quantity(product, gold, rules)
     if isinstance(given, Many) and given.brackets in ("", "{}") and given.items:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from posttrain.verifiers.math.algebra import rational_identity, simplifies_to_zero
 from posttrain.verifiers.math.exact import UndefinedError, exact
 from posttrain.verifiers.math.reading.parser import UNKNOWN_BASE
-from posttrain.verifiers.math.reading.tree import Expr, TooHardError, contains, symbols
+from posttrain.verifiers.math.reading.tree import Call, Expr, Symbol, TooHardError, add, contains, symbols
 from posttrain.verifiers.math.values import (
     MOST_WIDTH,
     Complex,
@@ -27,6 +27,8 @@ LEAST_POINTS = 4
 _SCALES = (1, 1, 1, 1, 1, 1, 1, 10, 10, 100, 1, 1, 1000, -1000, 10**9, -(10**9))
 """The last ones lie beyond the kinks of |x - 400| and its like, on both sides."""
 _POINTS = len(_SCALES)
+_MOST_WHOLE = (30, 6, 30, 6, 30, 6, 30, 6, 30, 6, 100, 6, 200, 200, 1000, 10**4)
+"""So many that the last are beyond where n! + ⌊n / 40⌋ parts from n!."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,10 @@ def at_points(left: Expr, right: Expr, w: int) -> bool | None:
     names = sorted(symbols(left) | symbols(right))
     anywhere = contains(left, frozenset({"i"})) or contains(right, frozenset({"i"}))
     outside: list[bool] = []
-    for points in (_reals, _whole_numbers):
+    for points, digits in ((_reals, w), (_whole_numbers, MOST_WIDTH)):
         agreed = 0
-        for a, b, inside in _pairs(left, right, points(names, seeded(left, right)), w):
-            same = gap(a, b, w) == 0
+        for a, b, inside in _pairs(left, right, points(names, seeded(left, right)), digits):
+            same = gap(a, b, digits) == 0
             if not (inside or anywhere):
                 outside.append(same)
             elif not same:
@@ -133,20 +135,46 @@ def at_points(left: Expr, right: Expr, w: int) -> bool | None:
     return all(outside) if len(outside) >= LEAST_POINTS else None
 
 
+def same_family(given: Expr, gold: Expr) -> bool:
+    """Whether the gold is f(x) + C, and the other such a sum too, with an f that differs by a constant."""
+    ours, theirs = _without_constant(given, "CcKk"), _without_constant(gold, "C")
+    if ours is None or theirs is None or symbols(ours) != symbols(theirs) or len(symbols(theirs)) != 1:
+        return False
+    left, right = add(ours, _elsewhere(theirs)), add(theirs, _elsewhere(ours))
+    return compare(left, right).same is True
+
+
+def _without_constant(expr: Expr, letters: str) -> Expr | None:
+    """What is added to one of these letters, which stands nowhere else."""
+    args = expr.args if isinstance(expr, Call) and expr.name == "add" else ()
+    for i, letter in enumerate(args):
+        rest = Call("add", (*args[:i], *args[i + 1 :]))
+        if isinstance(letter, Symbol) and letter.name in letters and letter.name not in symbols(rest):
+            return rest
+    return None
+
+
+def _elsewhere(expr: Expr) -> Expr:
+    """A function of one variable at another place."""
+    if isinstance(expr, Symbol):
+        return Symbol("elsewhere")
+    return Call(expr.name, tuple(map(_elsewhere, expr.args))) if isinstance(expr, Call) else expr
+
+
 def proportional(left: Expr, right: Expr, *, positive: bool) -> Finding:
     """Whether left is right times a constant that is not 0, and above 0 if that is asked for."""
     names = sorted(symbols(left) | symbols(right))
     try:
         w = width(left, right)
-        for points in (_reals, _whole_numbers):
-            seen = list(_pairs(left, right, points(names, seeded(left, right)), w))
+        for points, digits in ((_reals, w), (_whole_numbers, MOST_WIDTH)):
+            seen = list(_pairs(left, right, points(names, seeded(left, right)), digits))
             pairs = [(a, b) for a, b, inside in seen if inside] or [(a, b) for a, b, _ in seen]
             if len(pairs) < LEAST_POINTS:
                 continue
             top, bottom = pairs[0]
             if top == 0 or bottom == 0 or (positive and (top * bottom).real < 0):
                 return Finding(False, "at a random point")
-            same = all(gap(a * bottom, b * top, w) == 0 for a, b in pairs)
+            same = all(gap(a * bottom, b * top, digits) == 0 for a, b in pairs)
             return Finding(same, "at random points" if same else "at a random point")
     except UndecidedError:
         pass
@@ -199,8 +227,7 @@ def _reals(names: list[str], source: random.Random) -> Iterator[dict[str, Fracti
 
 
 def _whole_numbers(names: list[str], source: random.Random) -> Iterator[dict[str, Fraction]]:
-    for number in range(_POINTS):
-        most = 6 if number % 2 else 30
+    for most in _MOST_WHOLE:
         yield {
             name: Fraction(source.randrange(2 if name == UNKNOWN_BASE.name else 1, most)) for name in names
         }

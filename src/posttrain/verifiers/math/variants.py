@@ -45,7 +45,7 @@ def near_misses(text: str, gold: Answer, rules: Rules) -> list[str]:
 
 def _other_values(text: str, gold: Scalar, rules: Rules) -> list[str]:
     if symbols(gold.expr):
-        return [f"({text}) + 1"]
+        return [f"2 ({text}) + 1"]
     try:
         value = exact(gold.expr)
     except (UndefinedError, TooHardError):

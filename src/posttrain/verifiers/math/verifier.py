@@ -1,5 +1,6 @@
 """The verifier `math`."""
 
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Literal, cast, get_args
@@ -22,7 +23,7 @@ from posttrain.verifiers.math.places import (
 )
 from posttrain.verifiers.math.quantities import Rules
 from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS
-from posttrain.verifiers.math.reading.forms import gold_form
+from posttrain.verifiers.math.reading.forms import gold_form, is_fraction
 from posttrain.verifiers.math.reading.lexer import GREEK, MOST_CHARACTERS, Token, plain, tokens, unbold
 from posttrain.verifiers.math.reading.reader import read
 from posttrain.verifiers.math.reading.tree import (
@@ -46,6 +47,10 @@ AnswerType = Literal[
 SECONDS = 1.0
 _FACTORIAL = frozenset({"factorial"})
 _KILLED_AFTER_S = 8.0
+_DECIMAL_COMMA = re.compile(
+    r"\A(\s*[-+]?(?:0(?=[{,])|\d+(?!\{?,\}?\d{3}(?!\d))))(?:,|\{,\})(\d+)(?=[^\d.,;]*\Z)"
+)
+"""12,5 and 0,125, and not 1,234."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +228,10 @@ def _whole(text: str, kind: str, gold: Answer | None = None) -> Answer:
     """The answer that the whole text is: the gold, or one that is to be compared with it."""
     if len(text) > MOST_CHARACTERS:
         raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
-    found = _tokens(plain(phrase(text) or text), kind, gold)
+    text = plain(phrase(text) or text)
+    if gold is not None and is_fraction(gold):
+        text = _DECIMAL_COMMA.sub(r"\1.\2", text)
+    found = _tokens(text, kind, gold)
     if has_prose(found):
         raise UnreadableError("it is a sentence")
     return read(found, units=kind not in ("expression", "equation"))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from posttrain.verifiers.math.exact import exact
 from posttrain.verifiers.math.reading.reader import interval
 from posttrain.verifiers.math.reading.spans import merged
 from posttrain.verifiers.math.reading.tree import (
@@ -147,6 +148,12 @@ def _letters(expr: Expr) -> list[str]:
     taken = [arg.args[0] if isinstance(arg, Call) and arg.name == "neg" else arg for arg in others]
     parts = [_letters(arg) for arg in (first, *taken)]
     return [letter for part in parts for letter in part] if all(parts) else []
+
+
+def is_fraction(answer: Answer) -> bool:
+    """Whether it is a number that is not whole, so that 12,5 can only mean a decimal."""
+    value = exact(answer.expr) if isinstance(answer, Scalar) else None
+    return value is not None and value.denominator > 1
 
 
 def both_signs(value: Scalar) -> Answer:

@@ -18,6 +18,14 @@ _ROW = re.compile(r"\\\\(?:\*|\s{0,9}\[-?[\d.]+\s{0,9}(?:pt|em|ex|mm|cm|mu)\])|\
 _ALIGNED = re.compile(
     r"\\begin\{(aligned|(?:align|gather|equation)\*?)\}((?:[^\\]|\\(?!begin|end))*)\\end\{\1\}"
 )
+_SYSTEM = re.compile(
+    r"""\\left\s{0,9}\\\{\s{0,9}\\begin\{(?:aligned|array)\}(?:\{[lcr]{1,9}\})?(?P<braced>(?:[^\\]|\\(?!begin|end))*)
+        \\end\{(?:aligned|array)\}\s{0,9}\\right\s{0,9}\.
+    |\\begin\{cases\}(?P<cases>(?:[^\\]|\\(?!begin|end))*)\\end\{cases\}""",
+    re.VERBOSE,
+)
+_MISALIGNED = re.compile(r"(?<!\\)&(?!\s*(?:=|[<>]|\\[lg]e))")
+_ROW_END = re.compile(r"(?<!\\)[,;.]\s*$")
 _CONTINUED = re.compile(r"\\\\(?=\s*=)")
 _FRACTION = re.compile(r"\\(?:[dtc]|nice|s)frac(?![A-Za-z])")
 _INFIX = re.compile(rf"(?<!\\)\{{({_PART})\\(over|choose)(?![A-Za-z])\s*({_PART})\}}")
@@ -37,7 +45,7 @@ def simpler(text: str) -> str:
     if "\\" not in text:
         return text
     text = _ROW.sub(r"\\\\ ", _FRACTION.sub(r"\\frac", text))
-    text = _ALIGNED.sub(_chain, _LAYOUT.sub(" ", text))
+    text = _ALIGNED.sub(_chain, _SYSTEM.sub(_listed, _LAYOUT.sub(" ", text)))
     if re.search(r"\\(?:over|choose)(?![A-Za-z])", text):
         text = _INFIX.sub(_prefix, text)
         whole = _INFIX.fullmatch(f"{{{text}}}")
@@ -48,8 +56,20 @@ def simpler(text: str) -> str:
 
 def _chain(aligned: re.Match[str]) -> str:
     """Rows without their alignment: x &= 2 + 1 and &= 3 as x = 2 + 1 = 3, others as a list."""
-    rows = _CONTINUED.sub(" ", aligned[2].replace("&", ""))
-    return rows.replace(r"\\", ",")
+    return _rows(_CONTINUED.sub(" ", aligned[2].replace("&", "")))
+
+
+def _listed(system: re.Match[str]) -> str:
+    """The equations of a system as a list; with cells behind them, as a piecewise function has, as it is."""
+    content = system["cases"] or system["braced"] or ""
+    if _MISALIGNED.search(content):
+        return system.group()
+    return _rows(content.replace("&", ""))
+
+
+def _rows(content: str) -> str:
+    rows = (_ROW_END.sub("", row) for row in content.split(r"\\"))
+    return ", ".join(row for row in rows if row.strip())
 
 
 def _prefix(infix: re.Match[str]) -> str:

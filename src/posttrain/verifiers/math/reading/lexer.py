@@ -31,7 +31,11 @@ _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen
 BASES = {name: str(base) for base, name in enumerate(_NUMERALS.split(), 2)}
 """Bases that are written as words."""
 
-_WITHIN_NUMBER = re.compile(r"(?<=\d)(?:\{,\}|,?\\!\s*|\\[,;:]\s?|\{\\,\})(?=\d{3}(?!\d))")
+_WITHIN_NUMBER = re.compile(r"(?<=\d)(?<!(?<![\d.])0)(?:\{,\}|,?\\!\s*|\\[,;:]\s?|\{\\,\})(?=\d{3}(?!\d))")
+_SPACED_NUMBER = re.compile(
+    r"\A\s*[-+$]*[1-9]\d{0,2}(?:(?:\s|~|\\ )\d{3})+(?![\d,/^_!]|(?:\s|~|\\ )*(?:\d|/|\\frac))"
+)
+"""1 000 000 at the beginning of an answer; what is followed by a fraction is a mixed number."""
 _MATH_DOLLARS = re.compile(r"\$\$|(?<!\\)\$(?=\S)([^$]*)(?<=[^\s\\$])\$(?!\d)")
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*)\*\*")
@@ -72,7 +76,7 @@ _MEASURES = re.compile(
     r"""(?:\\mathrm\s{0,9}\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\^(?:\d|\{-?\d\})|[/\s~]|\\cdot|\\[,;:])+(?:[.,=)\]]|$)""",
 )
 """Units in \\mathrm up to the end of a value."""
-_GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?|\d{1,3}(?:,\d{3})+(?=,\D|,$)")
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:(?![\d,])(?:\.\d+)?|(?=,\D|,$))")
 _REPEATING = re.compile(
     r"""(?P<whole>\d*)\.(?P<fixed>\d*)(?:
         (?P<open>\{)?\\(?:overline|bar|dot)\s{0,9}(?:\{(?P<lined>\d+)\}|(?P<digit>\d))(?(open)\}|(?!\d*\\dot))
@@ -114,6 +118,7 @@ def plain(text: str) -> str:
     text = _SET_NAMES.sub(r"\\Reals ", text)
     text = _MATH_DOLLARS.sub(lambda m: m.group(1) if m.group(1) is not None else " ", text)
     text = unbold(text)
+    text = _SPACED_NUMBER.sub(lambda m: re.sub(r"(?<=\d)\D+", "", m.group()), text)
     return _WITHIN_NUMBER.sub("", text)
 
 
