@@ -4,12 +4,14 @@ from dataclasses import replace
 
 from posttrain.verifiers.math.reading.lexer import Token
 from posttrain.verifiers.math.reading.tree import UnreadableError, word_set
+from posttrain.verifiers.math.scalars import FRACTIONS
 
-_NEGATIONS = word_set("never than without except nor")
-_CHANGING = word_set("dozen squared cubed factorial or minus plus")
+_NEGATIONS = word_set("never than without except nor neither")
+_CHANGING = FRACTIONS | word_set("dozen squared cubed factorial or nor minus plus")
 """Behind an expression these make another value of it."""
 _TIMES = word_set("half twice double triple")
 """Right before a number; elsewhere they may be of its name, as in the ordered triple (1, 2, 3)."""
+_COMPARED = word_set("less more fewer greater")
 _OF = _TIMES | word_set("root logarithm reciprocal opposite negative")
 """Before an "of" or "of the" of an expression."""
 
@@ -21,7 +23,14 @@ def refuse_changed(tokens: list[Token], start: int, end: int) -> None:
     denied |= behind[:1] in (["is"], ["are"]) and behind[1:] in (["wrong"], ["incorrect"], ["false"], ["not"])
     if denied or (behind[:1] and behind[0] in _CHANGING) or behind == ["and", "a"]:
         raise UnreadableError(f"{behind[0]!r} stands behind it")
+    if behind[:1] and behind[0] in _COMPARED and behind[1:] == ["than"] and _begins_value(tokens, end + 2):
+        raise UnreadableError("it is a part of another value")
+    equation = any(token.text == "=" for token in tokens[start:end])
     before = [token.text.lower() for token in reversed(tokens[max(0, start - 3) : start])]
+    if not equation and (
+        before[:1] in (["plus"], ["times"]) or before[:2] == ["of", "out"] or _shares(tokens, start)
+    ):
+        raise UnreadableError(f"{before[0]!r} stands before it")
     changing = _TIMES if tokens[start].kind == "number" else frozenset[str]()
     if before[:1] == ["of"] or before[:2] == ["the", "of"]:
         before, changing = before[before.index("of") + 1 :], _OF
@@ -29,6 +38,18 @@ def refuse_changed(tokens: list[Token], start: int, end: int) -> None:
         before[0] in {*changing, "minus", "negative"} or before[:2] in (["least", "at"], ["most", "at"])
     ):
         raise UnreadableError(f"{before[0]!r} stands before it")
+
+
+def _shares(tokens: list[Token], start: int) -> bool:
+    """Whether a part of it is meant, as in 2 of 3 and 20% of 50."""
+    before = tokens[start - 2] if start > 1 and tokens[start - 1].text == "of" else None
+    return before is not None and (ends_value(before) or before.text in ("%", "percent"))
+
+
+def _begins_value(tokens: list[Token], at: int) -> bool:
+    """Whether a number or a variable stands there, as in 5 less than x."""
+    token = tokens[at] if at < len(tokens) else None
+    return token is not None and (token.kind in ("number", "command") or token.text in "bcdfghjkmnpqrstwxyz")
 
 
 def signed(tokens: list[Token]) -> list[Token]:

@@ -23,6 +23,7 @@ from posttrain.verifiers.math.values import (
 )
 
 _BASED = frozenset({"in base"})
+_FACTORIAL, _STEPS = frozenset({"factorial"}), frozenset({"floor", "ceil"})
 LEAST_POINTS = 4
 _SCALES = (1, 1, 1, 1, 1, 1, 1, 10, 10, 100, 1, 1, 1000, -1000, 10**9, -(10**9))
 """The last ones lie beyond the kinks of |x - 400| and its like, on both sides."""
@@ -98,7 +99,9 @@ def _functions(left: Expr, right: Expr) -> Finding:
     proved = rational_identity(left, right)
     if proved is not None:
         return Finding(proved, "by multiplying out")
-    if found:
+    # A step may lie beyond the numbers whose factorials can be held.
+    steps = contains(left, _STEPS) != contains(right, _STEPS)
+    if found and not (steps and contains(add(left, right), _FACTORIAL)):
         return Finding(True, "at random points")
     return _simplified(left, right)
 

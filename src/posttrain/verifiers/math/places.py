@@ -128,7 +128,7 @@ def last_expression(tokens: list[Token], *, equation: bool = False) -> list[Toke
             words = {token.text.lower() for token in between}
             hedged = not words.isdisjoint(_HEDGES) or ("also" in words and not words.isdisjoint(_POSSIBLE))
             ors = "or" in words or hedged
-            if words == {"to"} and earlier_start == 0:
+            if words == {"to"} and all(token.text.lower() == "from" for token in tokens[:earlier_start]):
                 raise UnreadableError("'to' makes a range of it")
             direct = all(token.text in ("and", "or", ",", ";") for token in between)
             if (

@@ -27,6 +27,9 @@ MOST_LABEL_WORDS = 6
 MOST_UNIT_TOKENS = 16
 LARGE = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Powers of ten that stand as words behind a number."""
+FRACTIONS = word_set(
+    "halves thirds fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths"
+)
 _AREA = re.compile(r"units? \^ (?:\{ )?([23])(?: \})?", re.IGNORECASE)
 _POWERS = {"2": "square", "3": "cubic"}
 _TEN = Number(Fraction(10))
@@ -184,6 +187,8 @@ def _behind(expr: Expr, behind: list[Token]) -> tuple[Expr, Unit | None, tuple[s
             if unit is not None:
                 _check_label(words[end:])
                 return expr, replace(unit, name=name), ()
+    if words[0].lower() in FRACTIONS:
+        raise UnreadableError(f"{words[0][:20]!r} makes a fraction of the value")
     _check_label(words)
     return expr, None, tuple(word.lower() for word in words)
 

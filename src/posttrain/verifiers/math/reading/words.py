@@ -11,13 +11,13 @@ _ALL_TEXT = re.compile(r"\\text(?:bf|it|rm)?\s?\{\s*[A-Za-z]{2}[^{}]*\}[.]?")
 _LAYOUT = re.compile(r"\\[,;:!>\s{}]|[$~{}]|\\(?:left|right|quad|qquad)\b")
 _OPTION = re.compile(r"(?<![A-Za-z\\'’])(\(?)([A-Z])([).:\]]?)(?![A-Za-z0-9'’])")
 _WHOLE_OPTION = re.compile(
-    r"\W*(?:(?:option|choice|answer)s?\W+)?\(?([A-Za-z])(?:[).:\]](?!\s+(?:is|or|and)\b)(?:\s.*)?|\W*)",
+    r"\W*(?:(?:option|choice|answer)s?\W+)?\(?([A-Za-z])(?:[).:\]](?!\s+(?:is|or|and|but)\b)(?:\s.*)?|\W*)",
     re.IGNORECASE | re.DOTALL,
 )
 _NEXT_OPTION = re.compile(r"(?<![A-Za-z])\(?[A-J][).:](?:\s|$)")
 _LISTED = re.compile(r"\W*[A-Z](?:\W+(?:and\W+)?[A-Z])*\W*")
 _INTRODUCED = re.compile(
-    r"(?:\b(?:is|be|option|choice|answer|choose|pick|select|letter|not|and|or|nor|both|than)|[:=,])\W*$",
+    r"(?:\b(?:is|be|option|choice|answer|choose|pick|select|letter|not|and|or|nor|both|either|between|than)|[:=,/])\W*$",
     re.IGNORECASE,
 )
 _NEGATED = re.compile(
@@ -29,7 +29,7 @@ _DENIED = re.compile(r"\W*\s(?:is|are)(?:n't|n’t|\s+(not|wrong|incorrect|false
 _AFFIRMED = re.compile(
     r"\s+is\s+(?:right|correct|the\s+(?:(?:right|correct|best)\s+)?(?:answer|option|choice))\b", re.IGNORECASE
 )
-_MORE_WORDS = re.compile(r"\s+(?!and\b|or\b|is\b|because\b|since\b)[a-z]")
+_MORE_WORDS = re.compile(r"\s+(?!(?:and|or|is|because|since|but|maybe|perhaps|possibly)\b)[a-z]")
 _AROUND = " .,;:!?()`'\"\\“”‘’"
 _PHRASES = dict.fromkeys(
     ("no solution", "no solutions", "no real solution", "no real solutions", "none", "empty set"),
