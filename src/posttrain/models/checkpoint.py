@@ -5,8 +5,9 @@
     step_000040/            renamed to when everything is on the disk
     step_000040/resume/     what only a resume needs; an older one may be kept without it
 
-What a crash leaves is a .tmp- directory that nobody reads. Resuming takes the newest checkpoint
-whose manifest holds and names files of resume/, and names each one that it passes over.
+What a crash leaves is a .tmp- directory that nobody reads. One of an update that is saved again is called
+step_000040.before until the new one is there, and is read where a crash left no other. Resuming takes the
+newest checkpoint whose manifest holds and names files of resume/, and names each one that it passes over.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ from posttrain.types import RunError
 MANIFEST = "manifest.json"
 STATE = "state.json"
 RESUME = "resume"
-_NAME = re.compile(r"step_(\d{6,})")
+_NAME = re.compile(r"step_(\d{6,})(\.before)?")
 
 
 def save(
@@ -48,10 +49,13 @@ def save(
     Raises RunError when the disk refuses; older checkpoints are then untouched.
     """
     final = root / f"step_{update:06d}"
-    working = root / f"{final.name}.tmp-{os.getpid()}"
+    working, before = root / f"{final.name}.tmp-{os.getpid()}", root / f"{final.name}.before"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for stale in root.glob("*.tmp-*"):
+        for stale in [
+            *root.glob("*.tmp-*"),
+            *(p for p in root.glob("*.before") if p.with_suffix("").exists()),
+        ]:
             shutil.rmtree(stale, ignore_errors=True)
         working.mkdir()
         write(working)
@@ -64,10 +68,13 @@ def save(
         flush(working / MANIFEST)
         for folder in {f.parent for f in files}:
             flush(folder)
-        if final.exists():  # of a run that went on from before it
-            shutil.rmtree(final)
+        if final.exists():  # saved twice, or of a run that went on from before it
+            final.rename(before)
         working.rename(final)
         flush(root)
+        if before.exists():
+            before.rename(working)  # a kill leaves what nobody takes for a checkpoint
+            shutil.rmtree(working)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(working, ignore_errors=True)
         raise RunError(f"{final}: the checkpoint cannot be written: {error}") from error
@@ -196,8 +203,8 @@ class Stored(Mapping[str, torch.Tensor]):
 
 def numbered(root: Path) -> Iterator[tuple[int, Path]]:
     """(update, path) of each checkpoint, damaged or not, from the first to the last."""
-    found = [(int(m[1]), p) for p in root.glob("step_*") if (m := _NAME.fullmatch(p.name))]
-    yield from sorted(found)
+    found = [(int(m[1]), not m[2], p) for p in root.glob("step_*") if (m := _NAME.fullmatch(p.name))]
+    yield from {update: path for update, _, path in sorted(found)}.items()
 
 
 def _sha256(file: Path) -> str:
