@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from posttrain.commands.runs import UNREADABLE, Listed, found_in, listed
+from posttrain.commands.runs import Listed, found_in, listed
 from posttrain.models import checkpoint
 from posttrain.report.headline import best
 from posttrain.report.record import read
@@ -116,7 +116,7 @@ def _with_stages(folder: Path) -> Iterator[Listed]:
         run = listed(path)
         if run.kind == "pipeline":
             stages = map(listed, found_in(path))  # which need not all be of a recipe
-            yield from (each for each in stages if each.kind == "run" or each.note.startswith(UNREADABLE))
+            yield from (each for each in stages if each.kind == "run" or each.unreadable)
         else:
             yield run
 

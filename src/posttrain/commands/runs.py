@@ -24,7 +24,6 @@ from posttrain.report.terminal import console, out
 from posttrain.runtime.record.rundir import in_use
 
 STAGES = "stages.json"
-UNREADABLE = "it cannot be read"
 DEPTH = 3
 """Folders below the one that is named in which runs are looked for."""
 
@@ -45,6 +44,8 @@ class Listed:
     """done, stopped, running, failed or broken."""
     note: str = ""
     """Why it is broken or has failed."""
+    unreadable: bool = False
+    """Whether it is broken since it cannot be read, and not for want of a record."""
     metric: str = ""
     """Of its best evaluation, with the update and the value."""
     at: int | None = None
@@ -166,8 +167,9 @@ def listed(path: Path) -> Listed:
             return _pipeline(path, told)
         return _run(path, told)
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = error.what if isinstance(error, UserError) else f"{UNREADABLE}: {error}"
-        return Listed(**told, kind="unknown", state="broken", note=what)
+        unreadable = not isinstance(error, UserError)
+        what = error.what if isinstance(error, UserError) else f"it cannot be read: {error}"
+        return Listed(**told, kind="unknown", state="broken", note=what, unreadable=unreadable)
 
 
 def _files(path: Path) -> Iterator[os.stat_result]:
@@ -183,7 +185,7 @@ def _run(path: Path, told: dict[str, Any]) -> Listed:
         raise UserError("it has no config.toml" if any(path.iterdir()) else "it is empty")
     record = read(path)
     if not record.config:
-        raise UserError(f"{UNREADABLE}: {(record.notes or ['config.toml is empty'])[0]}")
+        raise ValueError((record.notes or ["config.toml is empty"])[0])
     tables = tomllib.loads(record.config)
     updates = tables.get("run", {}).get("updates")
     if updates is None:
