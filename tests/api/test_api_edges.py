@@ -14,6 +14,7 @@ from peft import LoraConfig
 
 import posttrain
 from posttrain import Callback, Recipe, RunError, Sampling, Task, UserError
+from posttrain.api.given import _written
 from posttrain.api.words import python_words
 from posttrain.base.usercode import load_named
 from posttrain.data import InMemoryData
@@ -328,6 +329,16 @@ def test_functions_of_a_script_are_tools_and_judge_with_them(model, monkeypatch)
     tools = run.recipe.settings.task.tools
     assert (tools.max_turns, [r.tool.name for r in tools.runners()]) == (2, ["double"])
     assert load_named(tools.functions[0])(4) == 8
+    with pytest.raises(UserError, match=r"double_\w+: put it into a file"):
+        Recipe(model, data=SUMS, tools=[double]).write("recipe.toml")
+    _written.cache_clear()  # as in another process, where the directory is moved to
+    run = posttrain.load(run.path.rename("moved"))
+    assert {Path(name).parent for name in run.recipe.settings.task.tools.functions} == {
+        Path("moved/code").resolve()
+    }
+    task = {"tools": {"max_turns": 2}}
+    more = posttrain.train(model, task=task, dir="moved", resume=True, **asked | {"updates": 2}, **SMALL)
+    assert len(more.metrics) == 2
 
 
 def test_what_cannot_be_called_in_another_process_is_no_tool(model, monkeypatch):

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base.reader import key_of, keys_at
-from posttrain.base.usercode import MEMORY
+from posttrain.base.usercode import MEMORY, file_of
 from posttrain.methods.table import Line, like, line
+from posttrain.recipe import config
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.verifier import VERIFIERS, VerifierChoice
 from posttrain.types import UserError
@@ -197,9 +198,25 @@ def _definition(name: str, value: Any) -> str:
 
 @cache
 def _written() -> Path:
-    made = Path(tempfile.mkdtemp(prefix="posttrain-"))
+    made = Path(tempfile.mkdtemp(prefix="posttrain-")).resolve()
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
+
+
+def written_files(tables: Mapping[str, Any]) -> list[Path]:
+    """Of the files that the tables name those that `named_file` wrote, which end with the program."""
+    return [file for file in config.named_files(tables) if file.parent == _written()]
+
+
+def named_in(folder: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with those files named by their copies in this folder, where it has them."""
+
+    def copied(name: str) -> str:
+        file = file_of(name) or Path()
+        copy = folder.resolve() / file.name
+        return f"{copy}:{name.rpartition(':')[2]}" if file.parent == _written() and copy.is_file() else name
+
+    return config.renamed(tables, copied, config.CALLED)
 
 
 def sources_of(held: Mapping[str, Any]) -> dict[str, str]:

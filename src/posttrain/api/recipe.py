@@ -23,6 +23,7 @@ from posttrain.api.given import (
     records_of,
     rewards_of,
     table_of,
+    written_files,
 )
 from posttrain.api.words import python_words
 from posttrain.base.nearest import did_you_mean, elsewhere
@@ -118,7 +119,8 @@ class Recipe:
         self._read()
 
     @classmethod
-    def _of(cls, tables: dict[str, Any], held: Mapping[str, Any]) -> "Recipe":
+    def of(cls, tables: dict[str, Any], held: Mapping[str, Any]) -> "Recipe":
+        """That of these tables, beside what of them only this program holds."""
         made = cls.__new__(cls)
         made.tables, made.held = tables, dict(held)
         made._read()
@@ -127,7 +129,7 @@ class Recipe:
     @staticmethod
     def read(path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
         """That of a file, with "section.key=value" on top; UserError, with file and line, for a mistake."""
-        return Recipe._of(config.read(Path(path), overrides).tables, {})
+        return Recipe.of(config.read(Path(path), overrides).tables, {})
 
     def write(self, path: str | Path) -> None:
         """Writes it as TOML, from which `read` makes the same.
@@ -144,6 +146,7 @@ class Recipe:
                     entry["function"] = place
                 else:
                     left.append(f"{key}{f' {name}' if name else ''}: {HOW_TO_SAVE[key]}")
+        left += [f"{file.stem}: put it into a file and give 'file.py:NAME'" for file in written_files(tables)]
         if left:
             raise UserError(f"only this program holds {'; '.join(left)}", where=str(path))
         Path(path).write_text(dump(tables), encoding="utf-8")
@@ -153,13 +156,12 @@ class Recipe:
         tables = copy.deepcopy(self.tables)
         for key, value in keys.items():
             config.put(tables, key, plain_of(value), key)
-        gone = {key for key in self.held if not names_memory(tables, key)}
-        return Recipe._of(tables, {k: v for k, v in self.held.items() if k not in gone})
+        return Recipe.of(tables, {k: v for k, v in self.held.items() if names_memory(tables, k)})
 
     def with_held_out(self, data: Any) -> "Recipe":
         """The recipe with other tasks to be evaluated on."""
         data = list(data) if isinstance(data, Iterator) else data
-        made = Recipe._of(copy.deepcopy(self.tables), self.held)
+        made = Recipe.of(copy.deepcopy(self.tables), self.held)
         gone = names_memory(made.tables, "task.data") and "task.data" not in made.held
         task = made.tables["task"]
         read = {key: value for key, value in (task.get("data") or {}).items() if key in ALIKE}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from posttrain.api.answering import evaluate_recipe
-from posttrain.api.given import sources_of
+from posttrain.api.given import named_in, sources_of, written_files
 from posttrain.api.recipe import Recipe
 from posttrain.api.run import Run
 from posttrain.api.training import (
@@ -37,7 +37,7 @@ from posttrain.report.terminal import view
 from posttrain.runtime import build, session
 from posttrain.runtime.loop import Callback, Loop
 from posttrain.runtime.record.journal import Show, stop_recorded
-from posttrain.runtime.record.rundir import RunDir, kept
+from posttrain.runtime.record.rundir import CODE, RunDir, kept
 from posttrain.types import Method, UserError
 
 Shown = Literal["auto", "table", "lines", "none"]
@@ -178,6 +178,9 @@ class Session(session.Session):
             if not directory.keep_source(name, source):
                 what = f"{name} has changed since the run began, which goes on with it as it is now:"
                 warnings.warn(f"{what} not as it would have gone on", stacklevel=5)
+        if not resume:
+            directory.keep(written_files(self.recipe.tables))
+        self.recipe = self.recipe.of(named_in(directory.path / CODE, self.recipe.tables), self.recipe.held)
         if "model.path" in self.recipe.held:
             start = (
                 before.tables["model"]["path"] if before else str(_save_given_model(self.recipe, directory))

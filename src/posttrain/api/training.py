@@ -1,7 +1,7 @@
 """A recipe that was read, run to its end: what `posttrain train` and each stage of a pipeline do."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,46 +77,46 @@ def train(
     if ranks is ALONE:
         check_alone()
     shown = terminal.quiet if ranks.rank else shown
-    directory: RunDir | None = None
     try:
-        directory = None if ranks.rank else open_run(found, path, resume)
-        ranks.gather(None, "the run directory")
-        directory = directory or RunDir(path, resume=resume, rank=ranks.rank)
-        told = silent if shown else say
-        found, chosen = prepare(
-            found, directory, title=title, resume=resume, say=told, ranks=ranks, recorded=bool(recorded)
-        )
-        if shown is None:
-            print_plan(chosen)
-            say(f"run directory: {directory.path}")
-        with process.configured(found.recipe.run.threads):
-            how: dict[str, Any] = {"resume": resume, "config": found.tables, "recorded": recorded}
-            how["ranks"] = ranks
-            return _run(chosen, directory, how, shown)
-    except UserError as error:
-        if directory is None:
-            raise
-        if not resume:
-            directory.discard()
-        raise found.locate(error) from None
+        with _opened(found, path, resume, ranks) as directory:
+            told = silent if shown else say
+            found, chosen = prepare(
+                found, directory, title=title, resume=resume, say=told, ranks=ranks, recorded=bool(recorded)
+            )
+            if shown is None:
+                print_plan(chosen)
+                say(f"run directory: {directory.path}")
+            with process.configured(found.recipe.run.threads):
+                how: dict[str, Any] = {"resume": resume, "config": found.tables, "recorded": recorded}
+                how["ranks"] = ranks
+                return _run(chosen, directory, how, shown)
     except KeyboardInterrupt as error:
         if str(error) or resume:
             raise
-        if directory and json_lines(path / "metrics.jsonl")[0]:
-            raise KeyboardInterrupt(kept(path)) from None
-        if directory:
-            directory.discard()
-        raise KeyboardInterrupt("nothing was trained yet") from None
-    finally:
-        if directory:
-            directory.close()
+        made = json_lines(path / "metrics.jsonl")[0]
+        raise KeyboardInterrupt(kept(path) if made else "nothing was trained yet") from None
 
 
-def open_run(found: config.LoadedRecipe, path: Path, resume: bool) -> RunDir:
-    """The run directory, with copies of the recipe's own code in it."""
-    directory = RunDir(path, resume=resume)
+@contextmanager
+def _opened(found: config.LoadedRecipe, path: Path, resume: bool, ranks: Ranks) -> Iterator[RunDir]:
+    """The run directory of this rank; nothing is left of one that ends before its first update."""
+    directory = open_run(found, path, resume, ranks.rank)
     try:
-        directory.keep(() if resume else config.own_files(found.tables))
+        ranks.gather(None, "the run directory")
+        yield directory
+    except (UserError, KeyboardInterrupt) as error:
+        if not resume:
+            directory.discard()
+        raise found.locate(error) if isinstance(error, UserError) else error from None
+    finally:
+        directory.close()
+
+
+def open_run(found: config.LoadedRecipe, path: Path, resume: bool, rank: int = 0) -> RunDir:
+    """The run directory, with copies of the recipe's own code in it."""
+    directory = RunDir(path, resume=resume, rank=rank)
+    try:
+        directory.keep(() if resume or rank else config.own_files(found.tables))
     except BaseException:
         directory.discard()
         directory.close()
@@ -127,7 +127,8 @@ def open_run(found: config.LoadedRecipe, path: Path, resume: bool) -> RunDir:
 def _config_text(found: config.LoadedRecipe, run: Path, digests: Mapping[str, str]) -> str:
     """The recipe as the run keeps it: its own code by the copies; with digests of what it read."""
     here = str((run / CODE).resolve())
-    text = dump(config.renamed(found.tables, lambda name: name.replace(here, CODE, 1)))
+    places = config.OWN + config.CALLED
+    text = dump(config.renamed(found.tables, lambda name: name.replace(here, CODE, 1), places))
     return text + "".join(f"\n# {name}: BLAKE2b {digest}\n" for name, digest in digests.items())
 
 
@@ -156,9 +157,8 @@ def check_alone() -> None:
     """UserError in a process that torchrun started as one of several, each of which would make the run."""
     if launched():
         what = "torchrun started several processes, each of which would make the whole run"
-        raise UserError(
-            what, where="torchrun", mend="several ranks are for `posttrain train RECIPE.toml` alone"
-        )
+        mend = "several ranks are for `posttrain train RECIPE.toml` alone"
+        raise UserError(what, where="torchrun", mend=mend)
 
 
 def prepare(

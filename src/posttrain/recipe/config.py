@@ -28,6 +28,8 @@ from posttrain.verifiers.protocol import Verifier
 MOST_BYTES = 1 << 24
 OWN = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curriculum", "kind"))
 """Where a recipe may name code of one's own that the training itself runs."""
+CALLED = (("task", "tools", "functions"), ("verifier", "function", "function"))
+"""Where it may name functions that other processes call; those of a program are in code/ too."""
 RENAMED = {"psi": "estimator"}
 """Keys of [method] as earlier versions called them, which are read for a release."""
 
@@ -73,6 +75,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
         put(tables, key, value, each)
         given[key] = f"--set {each}"
     tables = renamed(tables, lambda name: beside(name, path.parent))
+    tables = renamed(tables, lambda n: beside(n, path.parent) if n.startswith("code/") else n, CALLED)
     return from_tables(tables, Where(path, text, given))
 
 
@@ -212,14 +215,16 @@ def _has(tables: Any, loc: Sequence[str]) -> bool:
     return True
 
 
-def renamed(tables: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """The tables with each name of code of one's own that the training itself runs changed.
+def renamed(
+    tables: Mapping[str, Any], change: Callable[[str], str], places: Sequence[Sequence[str]] = OWN
+) -> dict[str, Any]:
+    """The tables with each name of code of one's own changed that stands in these places.
 
     >>> renamed({"method": {"name": "grpo", "credit": "mine.py:best"}}, lambda name: f"code/{name}")
     {'method': {'name': 'grpo', 'credit': 'code/mine.py:best'}}
     """
     made = dict(tables)
-    for place in OWN:
+    for place in places:
         table = made.get(place[0])
         if isinstance(table, Mapping):
             made[place[0]] = _renamed(table, place[1:], change)
@@ -230,6 +235,8 @@ def _renamed(value: Any, place: Sequence[str], change: Callable[[str], str]) -> 
     if isinstance(value, Mapping):
         chosen = place[:1] or value
         return {k: _renamed(v, place[1:], change) if k in chosen else v for k, v in value.items()}
+    if isinstance(value, list):
+        return [_renamed(each, place, change) for each in value]
     return change(value) if isinstance(value, str) and not place and file_of(value) else value
 
 
