@@ -22,19 +22,24 @@ def without_clock(run: Path) -> list[dict]:
     return repeatable(run / "metrics.jsonl")
 
 
-LONGER = {"run": {"updates": 25}}
 OWN: dict[str, dict] = {
-    "expert_iteration": {"optim": {"lr": 0.003}, "run": {"updates": 40}},
-    "ppo_penalty": {"steps": {"epochs": 2}} | LONGER,
+    "expert_iteration": {"optim": {"lr": 0.01}, "run": {"updates": 20}},
+    "ppo_penalty": {"steps": {"epochs": 2}, "optim": {"lr": 0.02}},
     "trpo_penalty": {"steps": {"epochs": 2}},
-    "trpo": {"optim": None, "trust": {"max_kl": 0.05}} | LONGER,
-    "klq": {"optim": {"lr": 0.01}, "critic": {"lr": 0.01}, "run": {"updates": 40}},
+    "trpo": {"optim": None, "trust": {"max_kl": 0.1}, "run": {"updates": 18}},
+    "klq": {"optim": {"lr": 0.02}, "critic": {"lr": 0.02}, "run": {"updates": 20}},
 }
-"""What a method needs besides: the rate of what is no step of AdamW, or more updates."""
+"""What a method needs besides: another rate, or more updates."""
+
+
+@pytest.fixture(scope="module")
+def shallow(make_model):
+    """A model of one layer, which suffices for what is asked of it here."""
+    return make_model(num_hidden_layers=1)
 
 
 @pytest.fixture
-def digits(online, write, tmp_path):
+def digits(online, write, shallow, tmp_path):
     """digits(method, ...) -> a recipe whose one right answer is a digit that is drawn now and then."""
 
     def make(method: str, **over):
@@ -42,13 +47,14 @@ def digits(online, write, tmp_path):
             "".join(json.dumps({"prompt": f"{n}?", "answer": "0"}) + "\n" for n in range(8))
         )
         tables = {
+            "model": {"path": str(shallow)},
             "method": {"name": method},
             "task": {"arithmetic": None, "data": {"path": str(tmp_path / "ask.jsonl")}},
             "verifier": {"number": {"where": "last"}},
             "sampling": {"max_new_tokens": 2},
-            "rollout": {"groups": 8, "group_size": 16},
-            "optim": {"lr": 0.012},
-            "run": {"updates": 16},
+            "rollout": {"groups": 4, "group_size": 16},
+            "optim": {"lr": 0.025},
+            "run": {"updates": 12},
             "eval": {"limit": 0},
             "checkpoint": {"every": 0},
         }
@@ -216,7 +222,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists(
         "eval": {"every": 1},
         "track": {"sinks": ["tensorboard"]},
     }
-    plain = {"model": {"path": str(able)}, "run": {"updates": 3}}
+    plain = {"model": {"path": str(able)}, "run": {"updates": 2}, "checkpoint": {"every": 0}}
     others = {
         "critic": {
             "method": {"name": "ppo", "correction": "token_truncated", "running_scale": 0.5},
@@ -296,7 +302,7 @@ def test_time_is_accounted_for(run_cli, online, write, tmp_path):
         assert line["speed/sample_tokens"] == pytest.approx(drawn / line["time/sample"])
 
 
-def test_offline_q_learning_prefers_what_was_worth_more(run_cli, offline, write, tmp_path):
+def test_offline_q_learning_prefers_what_was_worth_more(run_cli, offline, write, shallow, tmp_path):
     """Every answer is in the data as often as the others; only their rewards differ."""
     rows = [
         {"prompt": f"{n}?", "completion": str(d), "reward": float(d == 7)}
@@ -305,6 +311,7 @@ def test_offline_q_learning_prefers_what_was_worth_more(run_cli, offline, write,
     ]
     (tmp_path / "paid.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     over = {
+        "model": {"path": str(shallow)},
         "method": {"name": "klq_offline", "beta": 0.2},
         "task": {"arithmetic": None, "data": {"path": str(tmp_path / "paid.jsonl")}},
         "batch": {"batch_size": 40},
@@ -312,6 +319,7 @@ def test_offline_q_learning_prefers_what_was_worth_more(run_cli, offline, write,
         "optim": {"lr": 0.01},
         "critic": {"lr": 0.01},
         "eval": {"limit": 0},
+        "checkpoint": {"every": 0},
     }
     said = run_cli("train", write(offline, over), "--run-dir", tmp_path / "run", "--quiet")
     assert said.code == 0, said.err
