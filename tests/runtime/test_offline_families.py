@@ -50,9 +50,11 @@ RECORDS: dict[str, Callable[[str], list[dict[str, Any]]]] = {
 """One question of each kind of data: 7 is the better answer, or the right step."""
 
 OWN: dict[str, dict[str, Any]] = {
-    "pretrain": {"optim": {"lr": 0.01}},
-    "sft": {"optim": {"lr": 0.01}},
-    "klq_offline": {"method": {"beta": 0.2}, "critic": {"lr": 0.01}, "run": {"updates": 40}},
+    "pretrain": {"optim": {"lr": 0.02}},
+    "sft": {"optim": {"lr": 0.02}},
+    "ipo": {"run": {"updates": 25}},
+    "reward_regression": {"run": {"updates": 35}},
+    "klq_offline": {"method": {"beta": 0.2}, "critic": {"lr": 0.02}, "run": {"updates": 25}},
 }
 """What a method needs besides."""
 
@@ -62,8 +64,14 @@ def write_lines(file: Path, records: list[dict[str, Any]]) -> str:
     return str(file)
 
 
+@pytest.fixture(scope="session")
+def shallow(make_model) -> Path:
+    """A model of one layer, which suffices for what is learnt here."""
+    return make_model(num_hidden_layers=1)
+
+
 @pytest.fixture
-def family(offline, write, tmp_path) -> Callable[..., Path]:
+def family(offline, shallow, write, tmp_path) -> Callable[..., Path]:
     """family(method, over) -> the recipe with which a method learns that 7 is better than 3."""
 
     def make(method: str, over: dict[str, Any] | None = None, name: str = "recipe") -> Path:
@@ -82,14 +90,15 @@ def family(offline, write, tmp_path) -> Callable[..., Path]:
             write_lines(Path(files[0]), [RECORDS["answers"](q)[0] for q in LEARNT])
         kinds = ("text", "held_out_text") if learns == "text" else ("data", "held_out")
         tables = {
+            "model": {"path": str(shallow)},
             "method": {"name": method},
             "task": {"arithmetic": None} | {k: {"path": f} for k, f in zip(kinds, files, strict=True)},
-            "optim": {"lr": 0.003},
-            "run": {"updates": 25},
+            "optim": {"lr": 0.006},
+            "run": {"updates": 14},
             "checkpoint": {"every": 0},
         }
         if "head" in METHODS[method].method.needs:
-            tables["critic"] = {"lr": 0.03}
+            tables |= {"critic": {"lr": 0.05}, "run": {"updates": 25}}
         recipe = write(offline, tables, name)
         for more in (OWN.get(method, {}), over or {}):
             recipe = write(config.read(recipe).tables, more, name)
@@ -163,13 +172,13 @@ def scores(folder: Path, learns: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("method", OFFLINE)
-def test_every_offline_method_learns_which_answer_is_better(run_cli, family, tiny, tmp_path, method):
+def test_every_offline_method_learns_which_answer_is_better(run_cli, family, shallow, tmp_path, method):
     run = train(run_cli, family(method), tmp_path / "run")
     line, last = METHODS[method], lines(run)[-1]
     trained = ended(run) / "model"
     print(method, {k: round(v, 3) for k, v in last.items() if k.startswith("eval/")})
     if "head" not in line.method.needs:
-        before, after = preferences(tiny, line.learns), preferences(trained, line.learns)
+        before, after = preferences(shallow, line.learns), preferences(trained, line.learns)
         gained = [b - a for a, b in zip(before, after, strict=True)]
         print([round(x, 2) for x in gained])
         assert min(gained) > 1.0
@@ -366,11 +375,10 @@ def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path,
         run_cli("score", own, data["path"], *more, "--json").out for more in (("--reference", begun), ())
     )
     assert named == unsaid
+    whole = shutil.copytree(run, tmp_path / "whole")
     for step in (3, 4):
         shutil.rmtree(run / "checkpoints" / f"step_{step:06d}")
     (run / REFERENCE).unlink()
-    whole = tmp_path / "whole"
-    train(run_cli, recipe, whole)
     train(run_cli, recipe, run, "--resume")
     assert all(torch.equal(load_file(run / REFERENCE)[key], met[key]) for key in met)
     assert_same(run, whole)
@@ -384,7 +392,8 @@ def test_a_policy_is_paid_by_the_least_of_a_reward_models_heads(run_cli, family,
     judge = train(run_cli, family("reward", over), tmp_path / "judge")
     assert lines(judge)[-1]["score/std"] > 0
     paid = {
-        "verifier": {"number": None, "model": {"paths": [str(ended(judge) / "model")], "ensemble": "min"}}
+        "verifier": {"number": None, "model": {"paths": [str(ended(judge) / "model")], "ensemble": "min"}},
+        "rollout": {"workers": 1},
     }
     run = train(run_cli, write(online, paid | {"run": {"updates": 1}}, "grpo"), tmp_path / "grpo")
     parts = {key: value for key, value in lines(run)[-1].items() if key.startswith("part/")}
@@ -403,7 +412,10 @@ def test_several_heads_go_on_as_one_and_the_curves_of_the_rlhf_recipe_are_drawn_
     said = run_cli("inspect", alone)
     assert (said.code, "of another number of heads" in said.out) == (0, True)
     asked = write_lines(tmp_path / "asked.jsonl", [{"prompt": f"{q}?"} for q in LEARNT])
-    paid = {"verifier": {"number": None, "model": {"paths": [str(ended(alone) / "model")]}}}
+    paid = {
+        "verifier": {"number": None, "model": {"paths": [str(ended(alone) / "model")]}},
+        "rollout": {"workers": 1},
+    }
     task = {"task": {"arithmetic": None, "data": {"path": asked}}}
     run = train(run_cli, write(online, paid | task | {"run": {"updates": 2}}, "grpo"), tmp_path / "grpo")
     file = Path(__file__).parents[2] / "recipes" / "rlhf" / "curves.py"
