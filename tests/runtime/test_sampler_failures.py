@@ -21,7 +21,7 @@ from posttrain.runtime.sampling import WorkerFactory, build_native_engine, build
 from posttrain.runtime.weight_sync import Publisher
 from posttrain.samplers.pool import SamplerPool
 from posttrain.samplers.protocol import GroupRequest
-from posttrain.samplers.remote import ProcessChannel
+from posttrain.samplers.remote import ProcessChannel, ThreadChannel
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.samplers.snapshots import SharedMemoryStore
 from posttrain.types import RunError, Task, Trajectory, Verdict
@@ -43,6 +43,12 @@ class Set:
         """Samplers that hold the weights."""
         made = made or WorkerFactory(self.recipe, 1)
         pool = SamplerPool(lambda n: ProcessChannel(made, self.logs / f"{n}.log"), count, **limits)
+        self.pools.append(pool)
+        return pool
+
+    def thread(self) -> SamplerPool:
+        """A sampler that serves in a thread of this process, as one in a process does."""
+        pool = SamplerPool(lambda n: ThreadChannel(WorkerFactory(self.recipe, 0)), 1)
         self.pools.append(pool)
         return pool
 
@@ -204,7 +210,7 @@ def test_one_that_is_slow_to_start_draws_by_the_weights_it_was_sent_first():
 
 
 def test_one_flipped_bit_where_the_weights_lie_is_refused(made):
-    pool = made.pool()
+    pool = made.thread()
     made.publisher.publish(pool)
     until_live(pool, 0)
     snapshot = made.publisher.snapshot(1)
@@ -216,7 +222,7 @@ def test_one_flipped_bit_where_the_weights_lie_is_refused(made):
 
 
 def test_weights_of_another_learner_are_refused(made):
-    pool = made.pool()
+    pool = made.thread()
     made.publisher.publish(pool)
     until_live(pool, 0)
     pool.publish(replace(made.publisher.snapshot(1), run="one that has ended"))
@@ -225,7 +231,7 @@ def test_weights_of_another_learner_are_refused(made):
 
 
 def test_memory_of_superseded_weights_is_written_again_and_never_under_a_reader(made):
-    pool = made.pool()
+    pool = made.thread()
     for version in range(12):
         made.learner.update_count = version
         made.publisher.publish(pool)
