@@ -157,35 +157,75 @@ def said(run: Path) -> list[tuple[Any, ...]]:
     return sorted((name, r["task"], r["sample"], "".join(r["pieces"]), r["score"]) for name, r in rows)
 
 
+def started(place: Path, name: str, *words: str) -> subprocess.Popen[str]:
+    command = [*TORCHRUN, "2", "-m", "posttrain", "train", "grpo.toml", "--run-dir", name, "--quiet", *words]
+    return subprocess.Popen(command, cwd=place, env=ENV, stderr=subprocess.PIPE, text=True)
+
+
+def ranks_of(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The processes of a run, in the order in which they began."""
+    return sorted(psutil.Process(run.pid).children(), key=lambda p: p.create_time())
+
+
+def until(happened: Callable[[], bool], run: subprocess.Popen[str]) -> None:
+    while not happened():
+        assert run.poll() is None, run.communicate()[1][-3000:]
+        time.sleep(0.05)
+
+
+NAMES = ("grpo", "dpo", "reward", "seats", "ahead")
+SHARD = ["--set", "train.shard=true"]
+LONGER = ["--set", "run.updates=6", *SHARD]
+
+
 @pytest.fixture(scope="module")
-def place(able: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the same recipes were run by one process, and by two and three ranks."""
+def written(able: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with recipes."""
     root = tmp_path_factory.mktemp("runs")
     recipes = {"grpo": online(able)} | {name: offline(able, root, name) for name in ("dpo", "reward")}
-    recipes["seats"] = seats(able, root)
-    for name, tables in {**recipes, "ahead": ahead(able)}.items():
-        (root / f"{name}.toml").write_text(dump(tables))
-    shard = ["--set", "train.shard=true"]
+    recipes |= {"seats": seats(able, root), "ahead": ahead(able)}
+    for name in NAMES:
+        (root / f"{name}.toml").write_text(dump(recipes[name]))
+    return root
+
+
+@pytest.fixture(scope="module")
+def killed(written: Path) -> str:
+    """What a run of two ranks said, one of which was killed after its second update."""
+    run = started(written, "killed", *LONGER)
+    until(lambda: (written / "killed" / "checkpoints" / "step_000002").exists(), run)
+    ranks_of(run)[-1].kill()
+    _, err = run.communicate(timeout=120)
+    assert run.returncode != 0
+    assert not list((written / "killed" / "checkpoints").glob("step_000006"))
+    return err
+
+
+@pytest.fixture(scope="module")
+def place(written: Path, killed: str) -> Path:
+    """The folder once the same recipes were run by one process, and by two ranks."""
+    root, alone = written, NAMES[:-1]
     before = Path.cwd()
     os.chdir(root)
     try:
-        for name in recipes:
+        for name in alone:
             assert cli.run(["train", f"{name}.toml", "--run-dir", f"one-{name}", "--quiet"]) == 0
     finally:
         os.chdir(before)
     two: list[list[Any]] = [
-        ["train", f"{name}.toml", "--run-dir", f"two-{name}", "--quiet"] for name in recipes
+        ["train", f"{name}.toml", "--run-dir", f"two-{name}", "--quiet"] for name in alone
     ]
-    two.append(["train", "grpo.toml", "--run-dir", "shards", "--quiet", *shard])
+    two.append(["train", "grpo.toml", "--run-dir", "shards", "--quiet", *SHARD])
     # Begun as shards, for others to go on from.
-    two.append(["train", "grpo.toml", "--run-dir", "begun", "--quiet", *shard, "--set", "run.updates=2"])
-    two.append(["train", "grpo.toml", "--run-dir", "whole", "--quiet", *shard, "--set", "run.updates=6"])
+    two.append(["train", "grpo.toml", "--run-dir", "begun", "--quiet", *SHARD, "--set", "run.updates=2"])
+    two.append(["train", "grpo.toml", "--run-dir", "whole", "--quiet", *LONGER])
+    two.append(["train", "grpo.toml", "--run-dir", "killed", "--quiet", "--resume", *LONGER])
     two.append(["train", "grpo.toml", "--run-dir", "other", {"1": ["--set", "optim.lr=0.1"]}, "--quiet"])
     words = ["train", "ahead.toml", "--run-dir", "ahead", "--quiet"]
     two += [[*words, "--set", "run.updates=2"], [*words, "--resume"]]
     # All at once: that a rank starts takes longer than what it then does.
     codes = launched(root, 2, two)
-    assert codes == [[0, 0, 0, 0, 0, 0, 0, 2, 0, 0]] * 2, (root / "said-2.txt").read_text()[-3000:]
+    assert codes == [[0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0]] * 2, (root / "said-2.txt").read_text()[-3000:]
     return root
 
 
@@ -227,35 +267,11 @@ def test_ranks_that_were_told_otherwise_are_refused(place: Path) -> None:
     assert not (place / "other").exists(), "nothing of it is left"
 
 
-def started(place: Path, name: str, *words: str) -> subprocess.Popen[str]:
-    command = [*TORCHRUN, "2", "-m", "posttrain", "train", "grpo.toml", "--run-dir", name, "--quiet", *words]
-    return subprocess.Popen(command, cwd=place, env=ENV, stderr=subprocess.PIPE, text=True)
-
-
-def ranks_of(run: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The processes of a run, in the order in which they began."""
-    return sorted(psutil.Process(run.pid).children(), key=lambda p: p.create_time())
-
-
-def until(happened: Callable[[], bool], run: subprocess.Popen[str]) -> None:
-    while not happened():
-        assert run.poll() is None, run.communicate()[1][-3000:]
-        time.sleep(0.05)
-
-
-def test_a_rank_that_is_killed_is_named_and_the_run_goes_on_bit_for_bit(place: Path) -> None:
+def test_a_rank_that_is_killed_is_named_and_the_run_goes_on_bit_for_bit(killed: str, place: Path) -> None:
     """As shards: also while weights are gathered for samplers and for a checkpoint."""
-    more = ("--set", "run.updates=6", "--set", "train.shard=true")
-    run = started(place, "killed", *more)
-    until(lambda: (place / "killed" / "checkpoints" / "step_000002").exists(), run)
-    ranks_of(run)[-1].kill()
-    _, err = run.communicate(timeout=120)
-    assert run.returncode != 0
-    assert re.search(r"rank [01] of 2 was killed or stopped while the others waited for", err), err[-3000:]
-    assert not list((place / "killed" / "checkpoints").glob("step_000006"))
-    again = started(place, "killed", "--resume", *more)
-    _, err = again.communicate(timeout=200)
-    assert again.returncode == 0, err[-3000:]
+    assert re.search(r"rank [01] of 2 was killed or stopped while the others waited for", killed), killed[
+        -3000:
+    ]
     assert gap(place / "whole", place / "killed") == 0.0
 
 
