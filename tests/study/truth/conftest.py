@@ -8,7 +8,7 @@ import torch
 
 from posttrain.learner.critic import CriticModel
 from posttrain.learner.learner import Learner
-from posttrain.study.truth import Row, rows, world
+from posttrain.study.truth import world
 from posttrain.study.truth.world import World
 from posttrain.types import Batch, Method
 
@@ -38,12 +38,6 @@ def either(request: pytest.FixtureRequest) -> World:
     """Each of the two worlds with many answers."""
     found: World = request.getfixturevalue(request.param)
     return found
-
-
-@pytest.fixture(scope="session")
-def table() -> list[Row]:
-    """The whole table, computed once."""
-    return rows()
 
 
 @pytest.fixture

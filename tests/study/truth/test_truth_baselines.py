@@ -10,6 +10,12 @@ from posttrain.study.truth.world import World
 EXACT = 1e-10
 
 
+@pytest.fixture(scope="module")
+def table(short: World) -> list[Row]:
+    """The sections of this file's questions; the whole table takes as long as all of these tests."""
+    return [*baselines.baselines(short), *baselines.certain(short)]
+
+
 @pytest.fixture(params=["short", "uneven"])
 def both(request: pytest.FixtureRequest) -> World:
     """A world of four answers and one of fifteen."""

@@ -11,7 +11,7 @@ from posttrain.methods.imitation import ExpertIteration
 from posttrain.methods.table import EXPERT
 from posttrain.study.truth import Row, exact, rewards
 from posttrain.study.truth.answers import group_chances
-from posttrain.study.truth.imitation import SIZE, iterated
+from posttrain.study.truth.imitation import SIZE, fixed_points, iterated
 from posttrain.study.truth.preferences import lowest
 from posttrain.study.truth.soft import Free
 from posttrain.study.truth.world import World
@@ -19,6 +19,12 @@ from posttrain.types import Outputs
 
 COUNTED = replace(EXPERT, repeats=selection.counted)
 RIGHT = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def table(short: World) -> list[Row]:
+    """The sections of this file's questions; the whole table takes as long as all of these tests."""
+    return [*fixed_points(short)]
 
 
 @pytest.mark.parametrize("reduction", [reduce.per_row, reduce.per_sequence, reduce.per_token])

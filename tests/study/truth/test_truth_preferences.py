@@ -11,6 +11,7 @@ import torch
 from posttrain.math import preference
 from posttrain.methods.preference import Preference
 from posttrain.methods.table import CDPO, DPO, F_DPO, IPO, METHODS, RDPO, SLIC
+from posttrain.study import truth
 from posttrain.study.truth import Row, exact, preferences, rewards
 from posttrain.study.truth.preferences import (
     bradley_terry,
@@ -32,6 +33,14 @@ from posttrain.study.truth.world import World
 
 EXACT = 1e-10
 BETA = 0.4
+
+
+@pytest.fixture(scope="module")
+def table(short: World) -> list[Row]:
+    """The sections of this file's questions; the whole table takes as long as all of these tests."""
+    asked = (preferences.minima, preferences.pulls, preferences.certain, preferences.shift)
+    asked += (rewards.likelihood, rewards.choosing)
+    return [*truth.rows("online_dpo"), *(row for section in asked for row in section(short))]
 
 
 def method(line: Preference, beta: float = BETA) -> Preference:

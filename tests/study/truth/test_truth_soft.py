@@ -15,6 +15,12 @@ EXACT = 1e-10
 BETA = 0.4
 
 
+@pytest.fixture(scope="module")
+def table(short: World) -> list[Row]:
+    """The sections of this file's questions; the whole table takes as long as all of these tests."""
+    return [*soft.bellman(short)]
+
+
 @pytest.fixture(params=["short", "uneven"])
 def paid(request: pytest.FixtureRequest) -> World:
     """A world that pays along the way too."""

@@ -24,6 +24,12 @@ from posttrain.types import Batch, UserError
 ONLINE = [name for name, line in METHODS.items() if line.loop == "online"]
 
 
+@pytest.fixture(scope="module")
+def table() -> list[Row]:
+    """The whole table, computed once."""
+    return truth.rows()
+
+
 def found(table: list[Row], section: str) -> dict[tuple[str, str], Row]:
     """(name, quantity) -> row, of the section that begins so."""
     return {(r.name, r.quantity): r for r in table if r.section.startswith(section)}
@@ -34,6 +40,18 @@ def test_every_method_that_samples_has_its_rows(table: list[Row]) -> None:
     assert names == [name for name in ONLINE for _ in range(3)]
     assert all(r.sentence for r in table)
     assert {r.quantity for r in table} == set(MEANING)
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        *("Expert iteration", "Pairs of Bradley", "DPO's gradient", "A judge", "DPO, by who", "KLQ", "TRPO"),
+        *("Bradley and Terry's likelihood", "The best of n", "A policy that is right", "PPO's second"),
+        *("V-trace", "Shaping"),
+    ],
+)
+def test_what_other_files_look_at_is_in_it(table: list[Row], begins: str) -> None:
+    assert any(row.section.startswith(begins) for row in table)
 
 
 def test_all_rows_of_a_name_have_one_verdict_and_one_sentence(table: list[Row]) -> None:

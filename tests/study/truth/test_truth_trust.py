@@ -18,6 +18,12 @@ EXACT = 1e-10
 
 
 @pytest.fixture(scope="module")
+def table(short: World) -> list[Row]:
+    """The sections of this file's questions; the whole table takes as long as all of these tests."""
+    return [*trust.clipping(short), *trust.region(short)]
+
+
+@pytest.fixture(scope="module")
 def whole(short: World) -> World:
     """A world of which sixteen answers are the whole truth."""
     return trust.whole(short)

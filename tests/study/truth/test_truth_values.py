@@ -17,6 +17,12 @@ EXACT = 1e-10
 CAPS = (0.7, 1.0, 2.0, math.inf)
 
 
+@pytest.fixture(scope="module")
+def table(short: World) -> list[Row]:
+    """The sections of this file's questions; the whole table takes as long as all of these tests."""
+    return [*values.older(short), *values.shaping(short)]
+
+
 @pytest.fixture(params=["short", "uneven"])
 def paid(request: pytest.FixtureRequest) -> World:
     """A world that pays along the way too."""
