@@ -231,6 +231,17 @@ def leave_with_gradients(s, monkeypatch):
     s.forward_backward(s.sample())
 
 
+FOUR = {"data": SUMS, "reward": digits, "updates": 4, "lr": 0.01, **SMALL}
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory):
+    """The directory of a run of FOUR that nobody left."""
+    place = tmp_path_factory.mktemp("whole")
+    posttrain.train({"path": str(tiny), **EXACT}, dir=place, show="none", **FOUR)
+    return place
+
+
 @pytest.mark.parametrize(
     ("leave", "error", "kept"),
     [
@@ -241,13 +252,10 @@ def leave_with_gradients(s, monkeypatch):
     ],
 )
 def test_a_session_that_is_left_saves_what_it_trained_and_goes_on_exactly(
-    model, monkeypatch, leave, error, kept
+    model, whole, monkeypatch, leave, error, kept
 ):
-    asked = {"data": SUMS, "reward": digits, "updates": 4, "lr": 0.01, **SMALL}
-    posttrain.train(model, dir="whole", show="none", **asked)
-
     def left():
-        with posttrain.Session(model, dir="left", **asked) as s:
+        with posttrain.Session(model, dir="left", **FOUR) as s:
             for _ in range(2):
                 s.update(s.sample())
                 s.publish()
@@ -257,11 +265,11 @@ def test_a_session_that_is_left_saves_what_it_trained_and_goes_on_exactly(
     with pytest.raises(error or RuntimeError) as ended:
         left()
     assert any(f"step_{kept:06d} is kept, go on with dir='left'" in note for note in ended.value.__notes__)
-    with posttrain.Session(model, dir="left", resume=True, **asked) as s:
+    with posttrain.Session(model, dir="left", resume=True, **FOUR) as s:
         assert s.update_count == kept
         s.run()
-    assert posttrain.load("left").metrics["loss"] == posttrain.load("whole").metrics["loss"]
-    assert bytes_of("left") == bytes_of("whole")
+    assert posttrain.load("left").metrics["loss"] == posttrain.load(whole).metrics["loss"]
+    assert bytes_of("left") == bytes_of(whole)
 
 
 def test_a_session_that_nobody_closes_ends_with_its_program_in_silence(model):
