@@ -40,6 +40,10 @@ _MATH_DOLLARS = re.compile(r"\$\$|(?<!\\)\$(?=\S)([^$]*)(?<=[^\s\\$])\$(?!\d)")
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*)\*\*")
 _SPACED_SIGN = re.compile(r"(?:\\math(?:bin|rel|punct)\s{0,9}|(?<![A-Za-z]))\{\s{0,9}(:|\\colon)\s{0,9}\}")
+_ANY_INTEGER = re.compile(
+    r"[,;](?:\s|~|\\[,;: ]|\\q?quad)*(?!x)[a-z]\s*\\in\s*(?:\\mathbb\s*)?(?:Z|\{\s*Z\s*\})\s*\.?\s*\Z"
+)
+"""Behind k pi what k is."""
 _SET_NAMES = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?")
 
 _DROPPED = word_set(
@@ -117,7 +121,7 @@ def plain(text: str) -> str:
     text = _SPACED_SIGN.sub(r"\1", text)
     text = _SET_NAMES.sub(r"\\Reals ", text)
     text = _MATH_DOLLARS.sub(lambda m: m.group(1) if m.group(1) is not None else " ", text)
-    text = unbold(text)
+    text = _ANY_INTEGER.sub("", unbold(text))
     text = _SPACED_NUMBER.sub(lambda m: re.sub(r"(?<=\d)\D+", "", m.group()), text)
     return _WITHIN_NUMBER.sub("", text)
 
