@@ -132,15 +132,21 @@ def _labels(groups: list[list[Record]]) -> list[str]:
 
 
 def _over(runs: Sequence[Record]) -> tuple[Metrics, Metrics, Metrics]:
-    """Mean, least and greatest of several curves at each update of all runs: none where one has none."""
+    """Mean, least and greatest of several curves at updates of all runs: none where one has none.
+
+    Of evaluations at each update, of other curves where they are drawn.
+    """
     if len(runs) == 1:
         return (runs[0].metrics,) * 3
     shared = sorted(set.intersection(*(set(run.metrics.updates) for run in runs)))
     names = set.intersection(*(set(run.metrics.series) for run in runs))
     found = [dict[str, dict[int, float | None]]() for _ in range(3)]
-    for name in sorted(names):
+    updates = shared
+    for name in sorted(names, key=lambda name: (not name.startswith("eval/"), name)):
+        if updates is shared and not name.startswith("eval/"):
+            updates, _ = drawn(Metrics(tuple(shared), found[0]))
         each = [run.metrics.series[name] for run in runs]
-        at = [u for u in shared if all(u in curve for curve in each)]
+        at = [u for u in updates if all(u in curve for curve in each)]
         rows = [[curve[u] for curve in each] for u in at]
         for curves, of in zip(found, (mean, min, max), strict=True) if at else ():
             values = (None if None in row else of(row) for row in rows)  # type: ignore[operator]

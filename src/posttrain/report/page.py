@@ -174,12 +174,10 @@ def drawn(metrics: Metrics) -> tuple[list[int], list[str]]:
     """The updates to draw: all, or some at even distances with every evaluated one."""
     if len(metrics.updates) <= POINTS:
         return list(metrics.updates), []
-    evaluated = [
-        u
-        for u in metrics.updates
-        if any(n.startswith("eval/") and u in metrics.series[n] for n in metrics.series)
-    ]
-    kept = sorted({*evenly(metrics.updates, POINTS), *evenly(evaluated, POINTS)})
+    evaluated = set[int]().union(
+        *(curve for name, curve in metrics.series.items() if name.startswith("eval/"))
+    )
+    kept = sorted({*evenly(metrics.updates, POINTS), *evenly(sorted(evaluated), POINTS)})
     return kept, [f"The curves show {len(kept)} of {len(metrics.updates)} updates, at even distances."]
 
 

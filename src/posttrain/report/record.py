@@ -13,6 +13,7 @@ from typing import Any
 
 from posttrain.errors import UserError
 from posttrain.report import profile
+from posttrain.report.series import Curve
 
 Row = dict[str, Any]
 
@@ -42,8 +43,7 @@ class Metrics:
 
     def points(self, name: str) -> list[tuple[int, float]]:
         """(update, value) of the finite values of a curve, in order."""
-        values = self.series.get(name, {})
-        return [(u, y) for u in self.updates if (y := values.get(u)) is not None]
+        return [(u, y) for u, y in sorted(self.series.get(name, {}).items()) if y is not None]
 
     def windows(self, names: Sequence[str], size: int) -> list[tuple[int, tuple[list[float], ...]]]:
         """Each `size` updates in a row of those that have all these curves: (the last, values of each).
@@ -185,7 +185,7 @@ def metrics(rows: Iterable[Row], before: Metrics | None = None) -> tuple[Metrics
     ([(1, 1.5)], [(1, 1.5), (2, 1.0)])
     """
     updates = dict.fromkeys(before.updates if before else ())
-    series: dict[str, dict[int, float | None]] = dict(before.series) if before else {}  # type: ignore[arg-type]
+    series: dict[str, Curve] = dict(before.series) if before else {}  # type: ignore[arg-type]
     nameless = 0
     for row in rows:
         update = whole(row.get("update"))
@@ -195,7 +195,9 @@ def metrics(rows: Iterable[Row], before: Metrics | None = None) -> tuple[Metrics
         updates[update] = None
         for name, value in row.items():
             if name != "update" and (value is None or isinstance(value, (int, float))):
-                series.setdefault(name, {})[update] = number(value)
+                if name not in series:
+                    series[name] = Curve()
+                series[name][update] = number(value)
     notes = [f"metrics.jsonl has {nameless} line(s) that name no update: left out."] if nameless else []
     return Metrics(tuple(sorted(updates)), series), notes
 

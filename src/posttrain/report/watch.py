@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from posttrain.report.alarms import RULES, Rule
 from posttrain.report.evidence import Evidence, Finding
 from posttrain.report.record import Metrics, number, whole
+from posttrain.report.series import Curve
 
 EACH = 100
 """Updates of a run after each of which the rules are checked; they look at all of them."""
@@ -32,7 +33,7 @@ class Watch:
         """`earlier`: lines of before a resume; what they break is told with the first new line."""
         self._now, self._next = now, -math.inf
         self._updates: list[int] = []
-        self._series: dict[str, dict[int, float | None]] = {}
+        self._series: dict[str, Curve] = {}
         self._told: set[str] = set()
         for line in earlier:
             self._take(line)
@@ -63,4 +64,6 @@ class Watch:
                 values.pop(again, None)
         self._updates.append(update)
         for name, value in line.items():
-            self._series.setdefault(name, {})[update] = number(value)
+            if name not in self._series:
+                self._series[name] = Curve()
+            self._series[name][update] = number(value)
