@@ -193,6 +193,19 @@ def test_a_variable_of_torchrun_that_is_no_number_is_named(
         pass
 
 
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_a_rank_beyond_the_world_waits_for_nobody(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": rank,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"RANK is {rank} of WORLD_SIZE 2"), join_ranks(Parallel()):
+        pass
+
+
 def test_an_empty_count_of_restarts_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "")
     assert restarts() == 0

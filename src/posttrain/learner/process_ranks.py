@@ -37,7 +37,10 @@ class ProcessRanks:
     def __init__(self, deadline_s: float) -> None:
         """Joins the others, as the environment of torchrun names them; UserError where they do not come."""
         self.deadline_s, cuda = deadline_s, torch.cuda.is_available()
-        place, *_ = map(told_number, ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_WORLD_SIZE"))
+        told = map(told_number, ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_WORLD_SIZE"))
+        place, rank, size, *_ = told
+        if not 0 <= rank < size:
+            raise UserError(f"RANK is {rank} of WORLD_SIZE {size}", where="torchrun", mend="count from 0")
         if cuda and place < torch.cuda.device_count():
             torch.cuda.set_device(place)
         # NCCL is to give up and let this process say who was lost, not to end it without a word.
@@ -55,8 +58,8 @@ class ProcessRanks:
                 timeout=limit,
             )
         except (dist.DistError, RuntimeError, ValueError) as error:
-            first = str(error).splitlines()[0]
-            raise UserError(f"the ranks did not find one another: {first}", where="torchrun") from error
+            what = f"the ranks did not find one another: {str(error).splitlines()[0]}"
+            raise UserError(what, where="torchrun") from error
         self.store = store
         self._sent: Counter[str] = Counter()
         self._began = 0
