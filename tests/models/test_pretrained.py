@@ -179,6 +179,13 @@ def test_the_terminal_stays_clean_and_the_settings_of_transformers_come_back(
     with pytest.raises(ZeroDivisionError), quiet():
         _ = 1 / transformers_logging.is_progress_bar_enabled()  # zero inside
     assert (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()) == before
+    first, second = quiet(), quiet()  # as of two threads, of which the one that began first also ends first
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not transformers_logging.is_progress_bar_enabled()
+    second.__exit__(None, None, None)
+    assert (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()) == before
 
 
 # Weights that are refused
