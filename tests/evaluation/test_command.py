@@ -1,11 +1,14 @@
 """posttrain eval --suite, compare and contamination: what is left, what goes on, and what is refused."""
 
+import io
 import json
 import shutil
 import unicodedata
 
 import pytest
+from rich.console import Console
 
+from posttrain.commands import evaluate
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
 from posttrain.evaluation.suites.model import Evaluated, model_of
 from posttrain.evaluation.suites.run import lines_of
@@ -337,3 +340,14 @@ def test_a_suite_that_vllm_cannot_be_asked_is_refused_before_it_is_begun(able, n
     with pytest.raises(UserError, match=message) as refused:
         Evaluated(recipe, adapter, 0, silent).asking(SUITES[name], None, None)
     assert refused.value.where == "--engine"
+
+
+def test_the_table_is_whole_in_eighty_columns():
+    metric = {"value": 0.123, "error": 0.031, "low": 0.08, "high": 0.1556}
+    suite = {"fingerprint": {"problems": 1319}, "answers": 1319, "errors": 0, "cut_off": 146}
+    told = Console(width=80, file=io.StringIO())
+    found = {"suites": {"gsm8k_5shot": suite | {"metrics": {"strict": metric}}}}
+    told.print(evaluate._table(found, ["gsm8k_5shot"]))
+    shown = told.file.getvalue()
+    assert "8.0 – 15.6" in shown
+    assert "…" not in shown

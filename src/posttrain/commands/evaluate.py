@@ -202,7 +202,8 @@ def _suite(who: Evaluated, asking: Asking, problems: Sequence[Problem], where: P
 
 
 def _table(found: Mapping[str, Any], names: Sequence[str]) -> Table:
-    table = Table("suite", "metric", "value", "95 %", "problems", "answers", "errors", "cut off")
+    heads = ("suite", "metric", "value", "95 %", "problems", "answers", "errors", "cut off")
+    table = Table(*heads, box=None, padding=(0, 1, 0, 0), pad_edge=False)  # whole in 80 columns
     for name in names:
         each = found["suites"][name]
         counts = [each["fingerprint"]["problems"], *(each[key] for key in ("answers", "errors", "cut_off"))]
