@@ -266,6 +266,12 @@ BAD = [
     ("cut.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n' * 99)[:-20], "", "cut off"),
     ("bad.jsonl.gz", b"\x1f\x8bnot gzip at all", "", "damaged"),
     ("crc.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n')[:-8] + b"\0" * 8, "", "damaged"),
+    (
+        "one.json",
+        b'{"n": 1,\n "data": [{"prompt": "a"}]}',
+        "",
+        "its records are in 'data', write that list alone",
+    ),
     ("bad.parquet", b"PAR1 and nothing more", "", "Parquet file cannot be read"),
 ]
 
@@ -283,6 +289,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_line(tmp_path, name, data,
 BAD_RECORDS = [
     ({"promt": "a?"}, "'promt': did you mean 'prompt'?"),
     ({"Question": "a?"}, "'Question': did you mean 'question'?"),
+    ({"rows": [{"prompt": "a"}]}, "if its records are in 'rows', write that list alone"),
     ({"x": 1}, "there is none of messages, prompt"),
     ({}, "it has no fields"),
     ({"prompt": ""}, "prompt is empty"),
@@ -769,6 +776,7 @@ def test_an_answer_that_is_no_text_becomes_one(given, text):
         ("a,a\n1,2\n", "a.csv:1: the first row must name each column"),
         ('a,b\n"1,2\n', "a.csv:2: it is not CSV"),
         ("a,b\n", "the file has no records"),
+        ("a;b\n1,5;2\n", "a.csv:1: its columns seem to be separated by ';', not ','"),
         ("", "a.csv"),
     ],
 )

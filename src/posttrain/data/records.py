@@ -21,6 +21,7 @@ from typing import Any
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import cause
 from posttrain.data.separated import separated
+from posttrain.data.wrapped import check_lines
 from posttrain.types import UserError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -162,6 +163,7 @@ def _from_bytes(data: bytes, name: str, whole: bool) -> Iterator[Record]:
         return (Record(*row) for row in separated(text, name, _SEPARATED[suffix]))
     if start.lstrip()[:1] == b"[":
         return _array(_decoded(start, name, 1, whole), name, whole)
+    check_lines(start, name)
     return _lines(start, name, whole)
 
 
@@ -173,8 +175,7 @@ def _lines(data: bytes, name: str, whole: bool) -> Iterator[Record]:
             raise UserError("the line has more than 128 MiB", where=f"{name}:{number}")
         text = _decoded(raw, name, number, whole).strip(_JSON_SPACE)
         if text:
-            last = number == len(lines)  # it does not end in a newline
-            yield _object(text, f"{name}:{number}", last, whole)
+            yield _object(text, f"{name}:{number}", number == len(lines), whole)
 
 
 def _array(text: str, name: str, whole: bool) -> Iterator[Record]:
@@ -260,8 +261,7 @@ def _parquet(data: bytes, name: str) -> Iterator[Record]:
         rows = pyarrow.parquet.read_table(io.BytesIO(data)).to_pylist()
     except Exception as error:  # what a damaged file raises is not documented
         raise UserError(f"the Parquet file cannot be read: {cause(error)}", where=name) from None
-    for number, row in enumerate(rows, start=1):
-        yield of_columns(row, f"{name}:{number}")
+    yield from (of_columns(row, f"{name}:{number}") for number, row in enumerate(rows, start=1))
 
 
 def of_columns(row: dict[str, Any], source: str) -> Record:

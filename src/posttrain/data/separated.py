@@ -43,6 +43,12 @@ def separated(text: str, name: str, separator: str) -> Iterator[Row]:
     (_, head), *rows = [(line, row) for line, row in rows if row] or [(1, [])]
     if len(set(head)) < len(head) or not all(head):
         raise UserError("the first row must name each column, and none twice", where=f"{name}:1")
+    if len(head) == 1 and (
+        other := next((mark for mark in ";\t,|" if mark in head[0] and mark != separator), "")
+    ):
+        what = f"its columns seem to be separated by {other!r}, not {separator!r}"
+        mend = f"write it with {separator!r}" + (", or call it .tsv" if other == "\t" else "")
+        raise UserError(what, where=f"{name}:1", mend=mend)
     for line, row in rows:
         if len(row) != len(head):
             raise UserError(f"{len(row)} columns, and {len(head)} have names", where=f"{name}:{line}")

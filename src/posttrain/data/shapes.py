@@ -24,6 +24,7 @@ from posttrain.base.nearest import did_you_mean
 from posttrain.data.fields import PAIR, PROMPTS, WORKED, Fields
 from posttrain.data.pairs import is_pair, paired
 from posttrain.data.turns import asked, said, with_system
+from posttrain.data.wrapped import in_list
 from posttrain.types import Message, UserError
 
 _GOLD = "####"
@@ -118,5 +119,5 @@ def _no_shape(fields: Fields) -> UserError:
     plain = text if "text" in columns else ""
     return fields.fault(
         f"there is none of {', '.join(PROMPTS)}; it has {', '.join(map(repr, columns)) or 'no fields'}",
-        near or f"say in [task.data.columns] which column is the prompt{plain}",
+        near or in_list(columns) or f"say in [task.data.columns] which column is the prompt{plain}",
     )
