@@ -89,7 +89,7 @@ def build_learner(case: Case, ranks: Ranks, parallel: Parallel) -> Learner:
         optim=Optim(lr=1e-2),
         critic_optim=Optim(lr=1e-2),
         temperature=0.9,
-        steps=Steps(microbatch_tokens=20, **given.pop("steps", {})),
+        steps=Steps(microbatch_tokens=40, **given.pop("steps", {})),
         ranks=ranks,
         parallel=parallel,
         **given,
