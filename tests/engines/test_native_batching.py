@@ -256,8 +256,7 @@ def test_a_common_beginning_runs_once_and_answers_are_as_alone(lab, family: str,
     model = lab.tiny(family, torch.float64)
     requests = greeted(lab, 12, [4, 1, 9, 2, 2, 7, 1, 3])
     engine = lab.build_native_engine(model, rows=rows)
-    read, fed = engine.runner._read, []
-    engine.runner._read = lambda at, *of: (fed.extend(map(len, at.parts)), read(at, *of))[1]
+    fed = fed_to(engine)
     got = lab.answers(engine, requests)
     assert sum(fed) == 12 + sum(len(r.prompt) - 12 for r in requests)
     for request, answer in zip(requests, got, strict=True):
@@ -361,8 +360,7 @@ def test_another_beginning_takes_the_place_of_the_last(lab) -> None:
 def test_a_short_beginning_is_not_set_apart(lab) -> None:
     """A first token that all prompts have must not put long prompts under a mask."""
     engine = lab.build_native_engine(lab.tiny("smollm"), rows=8)
-    read, fed = engine.runner._read, []
-    engine.runner._read = lambda at, *of: (fed.extend(map(len, at.parts)), read(at, *of))[1]
+    fed = fed_to(engine)
     lab.answers(engine, greeted(lab, 1, [30, 30, 30]))
     assert fed == [31, 31, 31]
 

@@ -94,6 +94,12 @@ def launcher() -> Iterator[Launcher]:
     made.process.stdout.close()
 
 
+@pytest.fixture(scope="session")
+def shallow(make_model: Callable[..., Path]) -> Path:
+    """A model of one layer, which suffices where something simple is to be learnt."""
+    return make_model(num_hidden_layers=1)
+
+
 @pytest.fixture
 def ahead(online: dict[str, Any], able: Path) -> dict[str, Any]:
     """Sums of one digit by a model that says many things: six updates of 3 × 4 answers of up to 12 tokens."""

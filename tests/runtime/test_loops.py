@@ -32,12 +32,6 @@ OWN: dict[str, dict] = {
 """What a method needs besides: another rate, or more updates."""
 
 
-@pytest.fixture(scope="module")
-def shallow(make_model):
-    """A model of one layer, which suffices for what is asked of it here."""
-    return make_model(num_hidden_layers=1)
-
-
 @pytest.fixture
 def digits(online, write, shallow, tmp_path):
     """digits(method, ...) -> a recipe whose one right answer is a digit that is drawn now and then."""

@@ -64,12 +64,6 @@ def write_lines(file: Path, records: list[dict[str, Any]]) -> str:
     return str(file)
 
 
-@pytest.fixture(scope="session")
-def shallow(make_model) -> Path:
-    """A model of one layer, which suffices for what is learnt here."""
-    return make_model(num_hidden_layers=1)
-
-
 @pytest.fixture
 def family(offline, shallow, write, tmp_path) -> Callable[..., Path]:
     """family(method, over) -> the recipe with which a method learns that 7 is better than 3."""

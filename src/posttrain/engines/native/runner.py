@@ -19,8 +19,6 @@ from posttrain.models.loading import on_device
 
 PASS = 8192
 """Prompt tokens that run together: enough to fill a machine, and the activations stay small."""
-
-
 SHORT = 256
 """Tokens of prompts that decode.cpp reads: of longer ones PyTorch's attention takes less time."""
 
