@@ -88,3 +88,18 @@ def test_explained_variance_is_one_less_the_share_that_is_left() -> None:
     spoilt = torch.where(mask, target, math.nan), torch.where(mask, value, math.inf)
     assert float(diagnose.explained_variance(*spoilt, mask)) == pytest.approx(wanted)
     assert diagnose.explained_variance(torch.ones(4, 6), value, mask).isnan()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_zero_groups_are_those_without_an_advantage_at_any_trained_token(seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    advantage = torch.randint(-1, 2, (12, 3), generator=g) * (torch.rand(12, 3, generator=g) < 0.3).float()
+    mask = torch.rand(12, 3, generator=g) < 0.6
+    group = torch.randint(0, 6, (12,), generator=g)
+    held: dict[int, list[float]] = {}
+    for n, row, on in zip(group.tolist(), advantage, mask, strict=True):
+        held.setdefault(n, []).extend(row[on].tolist())
+    trained = [any(values) for values in held.values() if values]
+    got = diagnose.share_of_zero_groups(advantage, mask, group)
+    assert float(got) == pytest.approx(1 - sum(trained) / len(trained)), seed
+    assert diagnose.share_of_zero_groups(advantage, torch.zeros_like(mask), group).isnan()

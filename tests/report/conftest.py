@@ -162,6 +162,7 @@ def measured(
         "kl/old": abs(draw.gauss(1e-3, 5e-4)),
         "kl/ref": 0.002 * update * draw.uniform(0.8, 1.2),
         "entropy": 1.1 * math.exp(-update / 40) * draw.uniform(0.9, 1.1),
+        "advantage/zero": stds.count(0) / TASKS,
         "clip/fraction": draw.uniform(0, 0.02),
         "grad_norm": draw.uniform(0.4, 1.3),
         "lr": 2e-5 * min(1.0, update / 5),

@@ -27,15 +27,16 @@ def alarms(rows: list[dict[str, Any]], steps: list[Step] | None = None) -> list[
     return [rule.name for rule, _ in findings(Evidence(metrics(rows)[0], steps or []))]
 
 
-def step(groups: int, equal: int, failed: int = 0, kind: str = "train") -> Step:
-    return Step(kind=kind, update=4, packed="[]", shown=8, total=8, groups=groups, equal=equal, failed=failed)
+def step(failed: int = 0) -> Step:
+    return Step(kind="train", update=4, packed="[]", shown=8, total=8, failed=failed)
 
 
 CASES: list[tuple[str, list[dict[str, Any]], list[dict[str, Any]]]] = [
     ("Not a number", curve("loss", [1, 2]), curve("loss", [1, None])),
     ("Verifier failed", curve("hacking/error_rate", [0, 0]), curve("hacking/error_rate", [0, 0.01])),
     ("Tampering", curve("hacking/forbidden", [0, 0.01]), curve("hacking/forbidden", [0, 1 / 64])),
-    ("No signal", curve("reward/group_std", [0.1, 0.2]), curve("reward/group_std", [0.1, 0.0])),
+    ("No signal", curve("advantage/zero", [0.99, 0.5]), curve("advantage/zero", [1, 0.5])),
+    ("Little signal", curve("advantage/zero", [0.9, 0.5]), curve("advantage/zero", [0.5, 0.51])),
     ("Entropy collapse", curve("entropy", [1.0] * 5 + [0.11] * 5), curve("entropy", [1.0] * 5 + [0.09] * 5)),
     ("KL blow-up", curve("kl/ref", [2.0, 0.1, 4.0]), curve("kl/ref", [0.1, 0.51, 0.1])),
     ("Sampler and trainer disagree", curve("kl/mismatch", [0.05]), curve("kl/mismatch", [0.06])),
@@ -72,15 +73,8 @@ def test_reward_up_while_held_out_accuracy_falls() -> None:
     assert alarms(run(0.4, 0.5)) == []
 
 
-def test_groups_of_the_last_update_with_equal_rewards() -> None:
-    assert alarms([], [step(8, 5)]) == ["Little signal"]
-    assert alarms([], [step(8, 4)]) == []
-    assert alarms([], [step(8, 8), step(8, 0)]) == []
-    assert alarms([], [step(8, 8, kind="eval")]) == []
-
-
 def test_a_rollout_without_a_score_is_an_alarm_even_if_no_metric_says_so() -> None:
-    assert alarms([], [step(8, 0, failed=2)]) == ["Verifier failed"]
+    assert alarms([], [step(failed=2)]) == ["Verifier failed"]
 
 
 def test_an_empty_run_breaks_no_rule() -> None:
@@ -94,7 +88,7 @@ def test_a_scored_timeout_is_no_failure_of_the_verifier() -> None:
 
 
 def test_a_failure_is_told_with_its_first_cause() -> None:
-    broken = Step("train", 4, "[]", 8, 8, groups=1, equal=0, failed=2, cause="raised: KeyError: 'unit'")
+    broken = Step("train", 4, "[]", 8, 8, failed=2, cause="raised: KeyError: 'unit'")
     rows = curve("hacking/error_rate", [0.0, 0.0, 0.0, 0.25])
     [(_, found)] = findings(Evidence(metrics(rows)[0], [broken]))
     assert found.text.startswith("25.0% of the episodes of update 4 have no score; ")

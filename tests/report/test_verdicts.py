@@ -13,7 +13,7 @@ from posttrain.report.verdicts import BINS, LEAST, by_length, classes
 
 
 def step(update: int, paid: list[tuple[int, float]], kind: str = "train") -> Step:
-    return Step(kind, update, "[]", 1, 1, groups=0, equal=0, failed=0, paid=tuple(paid))
+    return Step(kind, update, "[]", 1, 1, failed=0, paid=tuple(paid))
 
 
 def packed(tmp_path: Path, rows: list[dict[str, Any]]) -> Step:

@@ -257,6 +257,9 @@ class Learner:
         if batch.value is not None and batch.target is not None:
             explained = diagnose.explained_variance(batch.target, batch.value, batch.mask, self.ranks)
             metrics["value/explained"] = float(explained)
+        if batch.advantage is not None:
+            zero = diagnose.share_of_zero_groups(batch.advantage, batch.mask, batch.group, self.ranks)
+            metrics["advantage/zero"] = float(zero)
         # What the first step saw was computed on the weights that had drawn it; later steps had moved them.
         fresh = torch.zeros_like(computed).index_fill_(0, steps[0][1], True) & computed
         fresh &= ((batch.version == self.update_count - 1) | ~batch.mask).all(-1)

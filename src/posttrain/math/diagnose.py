@@ -7,7 +7,7 @@ the last ones judge how far the sampler's policy was from the trainer's.
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import row_sum, variance
@@ -75,3 +75,20 @@ def explained_variance(
     """
     spread = variance(target, mask, everywhere)
     return 1 - variance(target - value, mask, everywhere) / spread.where(spread > 0, torch.nan)
+
+
+def share_of_zero_groups(
+    advantage: PerToken, mask: Mask, group: Int[torch.Tensor, "B"], everywhere: Everywhere = HERE
+) -> Float[torch.Tensor, ""]:
+    """The share of the groups with a trained token in which every trained token's advantage is 0.
+
+    NaN when no token is trained. A group lies whole on one rank.
+
+    >>> m = torch.ones(3, 1, dtype=torch.bool)
+    >>> share_of_zero_groups(torch.tensor([[0.0], [1.0], [0.0]]), m, torch.tensor([0, 0, 1]))
+    tensor(0.5000)
+    """
+    learns = ((advantage != 0) & mask).any(-1)
+    counts = torch.tensor([len(group[rows].unique()) for rows in (learns, mask.any(-1))])
+    some, every = everywhere.sum(counts.to(advantage))
+    return 1 - some / every

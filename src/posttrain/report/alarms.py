@@ -97,22 +97,22 @@ def _verifier_failed(evidence: Evidence) -> Finding | None:
     return None
 
 
-def _equal_groups(evidence: Evidence) -> Finding | None:
-    trained = [s for s in evidence.steps if s.kind == "train" and s.groups]
-    if not trained or trained[-1].equal * 2 <= trained[-1].groups:
+def _some_idle(evidence: Evidence) -> Finding | None:
+    points = evidence.metrics.points("advantage/zero")
+    if not points or points[-1][1] <= 0.5:
         return None
-    last = trained[-1]
-    found = f"{last.equal} of {last.groups} groups of update {last.update} have equal rewards"
-    return Finding(found, last.update, "reward/group_std")
+    update, share = points[-1]
+    found = f"in {percent(share)} of the groups of update {update} every advantage is 0"
+    return Finding(found, update, "advantage/zero")
 
 
-def _no_spread(evidence: Evidence) -> Finding | None:
-    points = evidence.metrics.points("reward/group_std")
-    flat = [u for u, y in points if y < 1e-9]
-    if not flat:
+def _all_idle(evidence: Evidence) -> Finding | None:
+    points = evidence.metrics.points("advantage/zero")
+    idle = [u for u, y in points if y == 1]
+    if not idle:
         return None
-    found = f"all groups had equal rewards in {len(flat)} of {len(points)} updates, last in update {flat[-1]}"
-    return Finding(found, flat[-1], "reward/group_std")
+    found = f"every advantage was 0 in {len(idle)} of {len(points)} updates, last in update {idle[-1]}"
+    return Finding(found, idle[-1], "advantage/zero")
 
 
 def _entropy_collapse(evidence: Evidence) -> Finding | None:
@@ -183,8 +183,8 @@ RULES = (
         f"correlate by {LINKED:g} or more.",
         longer_pays,
     ),
-    Rule("No signal", "An update in which every group has equal rewards.", _no_spread),
-    Rule("Little signal", "Over half of the groups of the last update have equal rewards.", _equal_groups),
+    Rule("No signal", "An update in which every advantage is 0.", _all_idle),
+    Rule("Little signal", "Over half of the groups of the last update have no advantage but 0.", _some_idle),
     Rule(
         "Entropy collapse",
         f"Entropy of the last {WINDOW} updates is below a tenth of that of the first {WINDOW}.",

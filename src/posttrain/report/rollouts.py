@@ -46,10 +46,6 @@ class Step:
     """JSON."""
     shown: int
     total: int
-    groups: int
-    """Groups of two rollouts or more that were all judged, before thinning."""
-    equal: int
-    """Those of them in which every score is the same: they teach nothing."""
     failed: int
     """Rollouts that the verifier could not judge."""
     recorded: int = 0
@@ -133,7 +129,6 @@ def pack_file(file: Samples) -> tuple[Step, list[str]]:
         names = ", ".join(sorted(misfits))
         notes.append(f"{file.path.name}: lists that do not match their tokens were left out ({names}).")
     scores = [[r["score"] for r in members] for members in groups.values()]
-    judged = [s for s in scores if len(s) > 1 and None not in s]
     kept = fitting([_group(*item) for item in groups.items()], lambda group: len(group[0]), STEP_BYTES)
     return Step(
         kind=file.kind,
@@ -141,8 +136,6 @@ def pack_file(file: Samples) -> tuple[Step, list[str]]:
         packed="[" + ",".join(packed for packed, _ in kept) + "]",
         shown=sum(size for _, size in kept),
         total=len(rows),
-        groups=len(judged),
-        equal=sum(len(set(s)) == 1 for s in judged),
         failed=sum(s.count(None) for s in scores),
         recorded=len(groups),
         cause=next((_cause(row) for row in rows if number(row.get("score")) is None), ""),

@@ -33,7 +33,7 @@ const CURVES = [
       },
       {
         title: 'Spread within groups',
-        hint: 'deviation of one task’s rewards; 0 teaches nothing',
+        hint: 'deviation of one task’s rewards',
         lines: { 'reward/group_std': 'mean of groups' },
       },
       {
@@ -258,6 +258,13 @@ const CURVES = [
         hint: 'share of responses that never ended',
         format: 'percent',
         lines: { 'length/clipped': 'cut' },
+      },
+      {
+        title: 'Groups that teach nothing',
+        hint: 'of those trained on: every advantage is 0',
+        format: 'percent',
+        range: [0, 1],
+        lines: { 'advantage/zero': 'of groups' },
       },
       {
         title: 'Clip fraction',
