@@ -119,7 +119,8 @@ def test_the_best_exploring_policy_is_the_best_of_all_exploring_ones():
     best = np.max([exact.value(mdp, p) for p in policies], axis=0)
     q = exact.explored_optimum(mdp, epsilon)
     np.testing.assert_allclose(q, exact.action_values(mdp, best), atol=1e-10)
-    np.testing.assert_allclose(exact.value(mdp, exact.explored(q, epsilon)), best, atol=1e-10)
+    explored = epsilon / 2 + (1 - epsilon) * exact.deterministic(exact.best(q), 2)
+    np.testing.assert_allclose(exact.value(mdp, explored), best, atol=1e-10)
 
 
 def test_sampled_returns_have_the_mean_j():

@@ -211,16 +211,6 @@ def policy_iteration(mdp: Mdp) -> Solution:
         action = np.where(better, best(q), action)
 
 
-def explored(action_value: Array, epsilon: float) -> Array:
-    """The ε-greedy policy: (1 − ε) on the best action (the first of equals) and ε/A on every one.
-
-    >>> explored(np.array([[1.0, 2.0]]), 0.2).tolist()
-    [[0.1, 0.9]]
-    """
-    A = action_value.shape[1]
-    return np.asarray(epsilon / A + (1 - epsilon) * deterministic(best(action_value), A))
-
-
 def explored_optimum(mdp: Mdp, epsilon: float, *, tolerance: float = 1e-12) -> Array:
     """Q of the best among the policies that explore with ε: what SARSA with a fixed ε learns.
 
