@@ -46,9 +46,8 @@ def simplifies_to_zero(left: Expr, right: Expr) -> bool:
     difference = tree_of(left) - tree_of(right)
     if difference == 0:
         return True
-    if not symbols(left) or symbols(left) != symbols(
-        right
-    ):  # numbers beyond what we hold slow SymPy down too
+    # Numbers beyond what we hold slow SymPy down too.
+    if not symbols(left) or symbols(left) != symbols(right):
         return False
     if max(*_terms(left, atoms=True), *_terms(right, atoms=True)) > MOST_TERMS:
         return False

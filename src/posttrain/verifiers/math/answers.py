@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
+from itertools import chain
 
 from posttrain.verifiers.math.identity import Finding, compare, proportional, same_family
 from posttrain.verifiers.math.quantities import Rules, same_quantity
@@ -69,7 +71,7 @@ def _same(given: Answer, gold: Answer, rules: Rules) -> Finding:
         if gold.brackets in ("", "{}"):
             return _same_set(given, gold, replace(rules, kind="auto"))
         return _same_order(given, gold, rules)
-    raise AssertionError(gold)
+    return Finding(given == gold, "the same" if given == gold else "it is not the answer")
 
 
 # ---------------------------------------------------------------------- one value
@@ -159,12 +161,10 @@ def _same_set(given: Answer, gold: Many, rules: Rules) -> Finding:
     ours, theirs = elements(given.items), [gold_form(item, "auto") for item in elements(gold.items)]
     if not ours or not theirs:
         return Finding(not ours and not theirs, "one is empty" if ours or theirs else "both are empty")
-    known: dict[tuple[int, int], Finding] = {}
 
+    @cache
     def pair(i: int, j: int) -> Finding:
-        if (i, j) not in known:
-            known[i, j] = _same(ours[i], theirs[j], rules)
-        return known[i, j]
+        return _same(ours[i], theirs[j], rules)
 
     rows = [_any(pair(i, j) for j in _from(i, len(theirs))) for i in range(len(ours))]
     if not all(row.same for row in rows):
@@ -190,7 +190,7 @@ def _any(findings: Iterator[Finding]) -> Finding:
 
 def _same_order(given: Answer, gold: Many, rules: Rules) -> Finding:
     if isinstance(given, Matrix) and gold.brackets != ":" and 1 in (len(given.rows), len(given.rows[0])):
-        given = Many(tuple(Scalar(cell) for row in given.rows for cell in row), "()")
+        given = Many(tuple(map(Scalar, chain(*given.rows))), "()")
     if isinstance(given, Many) and given.brackets == "{}" and len(given.items) == 1:  # {(2, 3)}
         given = given.items[0]
     try:
@@ -221,12 +221,10 @@ def _same_region(given: Answer, gold: Region, rules: Rules) -> Finding:
     if not isinstance(given, Region):
         return Finding(False, "it is no interval")
     spans = given.spans if is_symbolic(given) else merged(given)
-    if len(spans) != len(gold.spans) or any(
-        a.closed != b.closed for a, b in zip(spans, gold.spans, strict=True)
-    ):
+    if [span.closed for span in spans] != [span.closed for span in gold.spans]:
         return Finding(False, "the intervals or whether they are closed differ")
-    ends = [(a.low, b.low) for a, b in zip(spans, gold.spans, strict=True)]
-    ends += [(a.high, b.high) for a, b in zip(spans, gold.spans, strict=True)]
+    pairs = list(zip(spans, gold.spans, strict=True))
+    ends = [(a.low, b.low) for a, b in pairs] + [(a.high, b.high) for a, b in pairs]
     return _every([_same_entry(a, b, rules) for a, b in ends])
 
 
@@ -238,15 +236,11 @@ def _same_matrix(given: Answer, gold: Matrix, rules: Rules) -> Finding:
     if not isinstance(given, Matrix):
         if 1 not in (len(gold.rows), len(gold.rows[0])):
             return Finding(False, "it is no matrix")
-        entries = Many(tuple(Scalar(cell) for row in gold.rows for cell in row), "()")
+        entries = Many(tuple(map(Scalar, chain(*gold.rows))), "()")
         return _same_order(given, entries, replace(rules, kind="auto"))
     if [len(row) for row in given.rows] != [len(row) for row in gold.rows]:
         return Finding(False, "the matrices differ in shape")
-    cells = [
-        (a, b)
-        for ours, theirs in zip(given.rows, gold.rows, strict=True)
-        for a, b in zip(ours, theirs, strict=True)
-    ]
+    cells = zip(chain(*given.rows), chain(*gold.rows), strict=True)
     return _every([_same_entry(a, b, rules) for a, b in cells])
 
 

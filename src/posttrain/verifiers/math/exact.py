@@ -103,7 +103,8 @@ def _whole_root(number: int, n: int) -> int | None:
     return low if low**n == number else None
 
 
-def _factorial(value: Fraction) -> Fraction | None:
+def factorial(value: Fraction) -> Fraction:
+    """value!; UndefinedError or TooHardError."""
     if value.denominator > 1 or value < 0:
         raise UndefinedError("a factorial of what is no whole number")
     if value > MOST_FACTORIAL:
@@ -111,7 +112,8 @@ def _factorial(value: Fraction) -> Fraction | None:
     return Fraction(math.factorial(value.numerator))
 
 
-def _binomial(n: Fraction, k: Fraction) -> Fraction | None:
+def binomial(n: Fraction, k: Fraction) -> Fraction:
+    """n over k; UndefinedError or TooHardError."""
     if n.denominator > 1 or k.denominator > 1 or n < 0:
         raise UndefinedError("a binomial coefficient of what is no whole number")
     if n > MOST_FACTORIAL:
@@ -130,8 +132,8 @@ _EXACT: dict[str, Callable[..., Fraction | None]] = {
     "cbrt": lambda value: _root(value, Fraction(3)),
     "root": _root,
     "percent": lambda value: value / 100,
-    "factorial": _factorial,
-    "binomial": _binomial,
+    "factorial": factorial,
+    "binomial": binomial,
     "floor": lambda value: Fraction(math.floor(value)),
     "ceil": lambda value: Fraction(math.ceil(value)),
     "re": lambda value: value,

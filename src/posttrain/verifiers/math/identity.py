@@ -27,7 +27,6 @@ _FACTORIAL, _STEPS = frozenset({"factorial"}), frozenset({"floor", "ceil"})
 LEAST_POINTS = 4
 _SCALES = (1, 1, 1, 1, 1, 1, 1, 10, 10, 100, 1, 1, 1000, -1000, 10**9, -(10**9))
 """The last ones lie beyond the kinks of |x - 400| and its like, on both sides."""
-_POINTS = len(_SCALES)
 _MOST_WHOLE = (30, 6, 30, 6, 30, 6, 30, 6, 30, 6, 100, 6, 200, 200, 1000, 10**4)
 """So many that the last are beyond where n! + ⌊n / 40⌋ parts from n!."""
 
@@ -193,7 +192,7 @@ def _pairs(
     """
     found = 0
     for number, point in enumerate(points):
-        if number == _POINTS // 2 and not found:
+        if number == len(_SCALES) // 2 and not found:
             return
         try:
             try:
@@ -218,8 +217,7 @@ def _rational(source: random.Random) -> Fraction:
 
 
 def _reals(names: list[str], source: random.Random) -> Iterator[dict[str, Fraction]]:
-    for number in range(_POINTS):
-        scale = _SCALES[number]
+    for number, scale in enumerate(_SCALES):
         signed = number % 2 and abs(scale) < 1000
         yield {
             name: _rational(source)

@@ -34,8 +34,9 @@ def same_quantity(given: Scalar, gold: Scalar, rules: Rules) -> Finding:
     if is_percent(gold.expr) and not is_percent(given.expr) and rules.kind == "unit":
         return Finding(False, "the percent sign is missing")
     ours, theirs = given.expr, gold.expr
-    if given.unit is not None and gold.unit is not None:
-        ours = _in_units(given, given.unit.factor / gold.unit.factor)
+    if given.unit is not None and gold.unit is not None and given.unit.factor != gold.unit.factor:
+        # In units of the gold, in which a tolerance is too.
+        ours = mul(ours, Number(given.unit.factor / gold.unit.factor))
     found = _compared(ours, theirs, rules)
     if found.same and not _is_worked_out(given, gold, rules):
         return Finding(False, "the value is right, but it is not worked out")
@@ -51,18 +52,9 @@ def _other_unit(given: Scalar, gold: Scalar, kind: str) -> str:
             )
         return "" if given.unit.dimension == gold.unit.dimension else "the unit measures something else"
     if gold.label and (given.unit is not None or given.label):
-        ours, theirs = ({_stem(word) for word in side.label} for side in (given, gold))
+        ours, theirs = ({word.rstrip("s") or word for word in side.label} for side in (given, gold))
         return "" if ours & theirs else "something else is counted"
     return "the unit is missing" if gold.label and kind == "unit" else ""
-
-
-def _stem(word: str) -> str:
-    return word.rstrip("s") or word
-
-
-def _in_units(value: Scalar, factor: Fraction) -> Expr:
-    """The number of it in units that it is so many of: a tolerance is in those of the gold."""
-    return value.expr if factor == 1 else mul(value.expr, Number(factor))
 
 
 def _compared(given: Expr, gold: Expr, rules: Rules) -> Finding:

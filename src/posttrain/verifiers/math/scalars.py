@@ -60,11 +60,9 @@ def scalar(tokens: Sequence[Token], *, units: bool = True) -> Scalar:
     if behind and behind[0].kind in ("word", "text") and behind[0].text.lower() in LARGE:
         expr = mul(expr, Call("pow", (_TEN, Number(Fraction(LARGE[behind[0].text.lower()])))))
         behind = behind[1:]
-    words = [token.text for token in behind]
-    if [word.lower() for word in words[:2]] == ["per", "cent"] or [w.lower() for w in words[:1]] == [
-        "percent"
-    ]:
-        expr, behind = Call("percent", (expr,)), behind[1 if words[0].lower() == "percent" else 2 :]
+    words = [token.text.lower() for token in behind[:2]]
+    if words == ["per", "cent"] or words[:1] == ["percent"]:
+        expr, behind = Call("percent", (expr,)), behind[1 if words[0] == "percent" else 2 :]
     if negative:
         expr = neg(expr)
     if behind and units and not symbols(expr):
@@ -94,9 +92,10 @@ def _compound(expr: Expr, behind: list[Token], rest: Scalar) -> Scalar:
         or unit is None
         or rest.unit is None
         or unit.dimension != rest.unit.dimension
+        or not unit.dimension
+        or value.denominator > 1
+        or not 0 <= other * rest.unit.factor < unit.factor
     ):
-        raise UnreadableError("two values stand behind one another")
-    if not unit.dimension or value.denominator > 1 or not 0 <= other * rest.unit.factor < unit.factor:
         raise UnreadableError("two values stand behind one another")
     total = value * unit.factor + other * rest.unit.factor
     return Scalar(Number(total), Unit(Fraction(1), unit.dimension))
@@ -158,10 +157,10 @@ def _money(tokens: Sequence[Token]) -> tuple[bool, Unit | None, list[Token]]:
     signs = [token.text if token.kind in ("sign", "word") else "" for token in rest[:3]]
     if signs[:2] == ["US", "$"]:
         rest, signs = rest[1:], signs[1:]
-    if len(signs) >= 2 and signs[0] == "-" and signs[1] and signs[1] in CURRENCIES:
-        return True, unit_named(signs[1]), rest[2:]
-    if signs and signs[0] and signs[0] in CURRENCIES:
-        return False, unit_named(signs[0]), rest[1:]
+    negative = signs[:1] == ["-"]
+    for sign in signs[negative : negative + 1]:
+        if sign in CURRENCIES:
+            return negative, unit_named(sign), rest[negative + 1 :]
     return False, None, rest
 
 

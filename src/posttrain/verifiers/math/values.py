@@ -14,7 +14,7 @@ from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
-from posttrain.verifiers.math.exact import UndefinedError, exact
+from posttrain.verifiers.math.exact import UndefinedError, binomial, exact, factorial
 from posttrain.verifiers.math.reading.tree import (
     INFINITY,
     Call,
@@ -220,16 +220,6 @@ def _counted(value: Complex) -> Fraction:
     return Fraction(int(value.real))
 
 
-def _count(name: str) -> Callable[..., Complex]:
-    def counted(w: int, *args: Complex) -> Complex:
-        value = exact(Call(name, tuple(Number(_counted(arg)) for arg in args)))
-        if value is None:
-            raise AssertionError(name)
-        return mpmath.mpf(value.numerator)
-
-    return counted
-
-
 def _plain(function: Callable[..., Complex]) -> Callable[..., Complex]:
     return lambda w, *args: function(*args)
 
@@ -260,6 +250,6 @@ _OPERATIONS: dict[str, Callable[..., Complex]] = {
     "log": _plain(lambda value, base: mpmath.log(value) / mpmath.log(base)),
     "floor": lambda w, value: _rounded(w, value, mpmath.floor),
     "ceil": lambda w, value: _rounded(w, value, mpmath.ceil),
-    "factorial": _count("factorial"),
-    "binomial": _count("binomial"),
+    "factorial": _plain(lambda n: _real(factorial(_counted(n)))),
+    "binomial": _plain(lambda n, k: _real(binomial(_counted(n), _counted(k)))),
 }

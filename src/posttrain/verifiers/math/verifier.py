@@ -1,9 +1,10 @@
 """The verifier `math`."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.cpu_limit import OverTimeError, within
@@ -11,7 +12,6 @@ from posttrain.verifiers.math import algebra
 from posttrain.verifiers.math.answers import same
 from posttrain.verifiers.math.denials import signed
 from posttrain.verifiers.math.exact import UndefinedError
-from posttrain.verifiers.math.identity import Finding
 from posttrain.verifiers.math.places import (
     Where,
     behind_lead,
@@ -28,13 +28,11 @@ from posttrain.verifiers.math.reading.lexer import GREEK, MOST_CHARACTERS, Token
 from posttrain.verifiers.math.reading.reader import read
 from posttrain.verifiers.math.reading.tree import (
     Answer,
-    Choice,
     Many,
     Relation,
     Scalar,
     TooHardError,
     UnreadableError,
-    Words,
     contains,
 )
 from posttrain.verifiers.math.reading.words import choice, is_option, is_text, phrase, words
@@ -46,6 +44,8 @@ AnswerType = Literal[
 ]
 SECONDS = 1.0
 _FACTORIAL = frozenset({"factorial"})
+_WORDS: dict[str, Callable[[str], Answer]] = {"choice": choice, "text": words}
+"""Of answers that are no mathematics, what reads them."""
 _KILLED_AFTER_S = 8.0
 _DECIMAL_COMMA = re.compile(
     r"\A(\s*[-+]?(?:0(?=[{,])|\d+(?!\{?,\}?\d{3}(?!\d))))(?:,|\{,\})(\d+)(?=[^\d.,;]*\Z)"
@@ -149,37 +149,20 @@ class Math(Verifier):
             ) from None
 
     def _rules(self, task: Task) -> Rules:
-        kind = task.fields.get("answer_type", self.answer_type)
-        if kind not in get_args(AnswerType):
-            raise UserError(
-                f"task {task.id!r} has the answer_type {kind!r}",
-                where=task.source,
-                mend=f"it is one of {', '.join(get_args(AnswerType))}",
-            )
-        tolerance = task.fields.get("tolerance", self.tolerance)
-        if (
-            isinstance(tolerance, bool)
-            or not isinstance(tolerance, int | float)
-            or not 0 <= tolerance < float("inf")
-        ):
-            raise UserError(f"task {task.id!r} has the tolerance {tolerance!r}", where=task.source)
-        way = task.fields.get("tolerance_is", self.tolerance_is)
-        if way not in ("absolute", "relative"):
-            raise UserError(
-                f"task {task.id!r} has the tolerance_is {way!r}",
-                where=task.source,
-                mend="absolute or relative",
-            )
-        unsimplified = task.fields.get("unsimplified", self.unsimplified)
-        if not isinstance(unsimplified, bool):
-            raise UserError(
-                f"task {task.id!r} has unsimplified = {unsimplified!r}, not true or false", where=task.source
-            )
+        """Those of the verifier, but for the task's own fields; UserError for one without meaning."""
+
+        def said(name: str, fits: Callable[[Any], bool], mend: str = "") -> Any:
+            value = task.fields.get(name, getattr(self, name))
+            if not fits(value):
+                raise UserError(f"task {task.id!r} has the {name} {value!r}", where=task.source, mend=mend)
+            return value
+
+        kinds, ways = get_args(AnswerType), ("absolute", "relative")
         return Rules(
-            kind=cast(str, kind),
-            tolerance=Fraction(str(tolerance)),
-            relative=way == "relative",
-            unsimplified=unsimplified,
+            kind=said("answer_type", lambda x: x in kinds, f"it is one of {', '.join(kinds)}"),
+            tolerance=Fraction(str(said("tolerance", _is_tolerance))),
+            relative=said("tolerance_is", lambda x: x in ways, "absolute or relative") == "relative",
+            unsimplified=said("unsimplified", lambda x: isinstance(x, bool), "true or false"),
         )
 
     # ------------------------------------------------------------------ the response
@@ -193,12 +176,16 @@ class Math(Verifier):
             given = _given(part, rules.kind, gold, prose=prose)
             if given is None:
                 return "no_answer", f"{shown(part)} holds no expression"
-            found = _found(given, gold, rules)
+            found = same(given, gold, rules)
         except (UnreadableError, UndefinedError) as error:
             return "unreadable", f"{shown(part)}: {error}"
         if found.same is None:
             return "too_hard", f"{shown(part)}: {found.how}"
         return ("right" if found.same else "wrong"), f"{shown(part)}: {found.how}"
+
+
+def _is_tolerance(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _kind(gold: str) -> str:
@@ -211,10 +198,8 @@ def _kind(gold: str) -> str:
 
 
 def _parse_answer(text: str, kind: str) -> Answer:
-    if kind == "choice":
-        return choice(text)
-    if kind == "text":
-        return words(text)
+    if kind in _WORDS:
+        return _WORDS[kind](text)
     return gold_form(_whole(text, kind), kind)
 
 
@@ -247,10 +232,8 @@ def _given(part: str, kind: str, gold: Answer, *, prose: bool) -> Answer | None:
     line = behind_lead(unbold(part)) if prose else part
     if prose and line != part and not (isinstance(gold, Scalar) and contains(gold.expr, _FACTORIAL)):
         line = line.rstrip().removesuffix("!")  # of the sentence
-    if kind == "text":
-        return words(line)
-    if kind == "choice":
-        return choice(line)
+    if kind in _WORDS:
+        return _WORDS[kind](line)
     try:
         return _whole(line, kind, gold)
     except UnreadableError:
@@ -260,9 +243,3 @@ def _given(part: str, kind: str, gold: Answer, *, prose: bool) -> Answer | None:
         found = _tokens(plain(behind_lead(unbold(end))), kind, gold)
         expression = last_expression(found, equation=isinstance(gold, Relation))
         return read(expression, units=kind not in ("expression", "equation")) if expression else None
-
-
-def _found(given: Answer, gold: Answer, rules: Rules) -> Finding:
-    if isinstance(gold, Words | Choice):
-        return Finding(given == gold, "the same" if given == gold else "it is not the answer")
-    return same(given, gold, rules)

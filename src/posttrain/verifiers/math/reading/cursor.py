@@ -86,21 +86,17 @@ class Cursor:
 
     def take(self, *texts: str) -> str | None:
         """The sign that stands next, taken, if it is one of these."""
-        token = self.here
-        if token is None or token.kind != "sign" or token.text not in texts:
-            return None
-        self._at += 1
-        return token.text
+        return self.next().text if self.at_sign(*texts) else None
 
     def need(self, text: str) -> None:
         """Takes this sign, which must stand next."""
         if self.take(text) is None:
             raise UnreadableError(f"{text!r} is missing")
 
-    def at_sign(self, text: str) -> bool:
-        """Whether this sign stands next."""
+    def at_sign(self, *texts: str) -> bool:
+        """Whether one of these signs stands next."""
         token = self.here
-        return token is not None and token.kind == "sign" and token.text == text
+        return token is not None and token.kind == "sign" and token.text in texts
 
     def take_command(self, *names: str) -> bool:
         """Whether one of these commands stands next; it is taken."""

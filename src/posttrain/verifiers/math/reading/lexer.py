@@ -24,7 +24,7 @@ _GREEK = word_set(
     "upsilon phi chi psi omega"
 )
 GREEK = _GREEK | {name.capitalize() for name in _GREEK} | {"varphi", "varepsilon", "vartheta", "ell"}
-CURRENCIES = "$€£¥₹¢"
+CURRENCIES = frozenset("$€£¥₹¢")
 JOINING = frozenset({"and", "or"})
 OPENERS, CLOSERS = ("(", "[", "{", "{{", "⟨"), (")", "]", "}", "}}", "⟩")
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"

@@ -280,7 +280,7 @@ class Parser:
 
     def _function_argument(self) -> Expr:
         """A bracket, or the product up to the next sign or function."""
-        if self._cursor.at_sign("(") or self._cursor.at_sign("{"):
+        if self._cursor.at_sign("(", "{"):
             return self._group()
         product = self._signed()
         while self._begins_atom() and not self._begins_function():

@@ -34,7 +34,6 @@ MOST_ENTRIES = 400
 MOST_NESTING = 4
 _SIGNS = ("=", "<", ">", "≤", "≥", "≠", "≈")
 _INEQUALITIES = frozenset("<>≤≥≠")
-_CLOSED_BY = {"(": ")", "{": "}", "[": "]", "{{": "}}", "⟨": "⟩"}
 _BRACKETED_ARRAYS = {("(", "begin", "end"), ("[", "begin", "end")}
 _MATRICES = frozenset({"matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix"})
 
@@ -217,13 +216,13 @@ def _bracketed(tokens: list[Token], *, units: bool, depth: int) -> Answer | None
     if len(parts) > MOST_ITEMS:
         raise TooHardError(f"more than {MOST_ITEMS} items")
     items = tuple(read(part, units=units, depth=depth + 1) for part in parts)
+    matched = OPENERS.index(opening) == CLOSERS.index(closing)
     if opening in ("{", "{{"):
-        if closing != _CLOSED_BY[opening]:
+        if not matched:
             raise UnreadableError("the brackets do not match")
         return Many(items, "{}")
     found = Many(items, opening + closing)
-    mixed = closing != _CLOSED_BY[opening]
-    return interval(found) if mixed or _is_unbounded(items) else found
+    return interval(found) if not matched or _is_unbounded(items) else found
 
 
 def _is_unbounded(items: tuple[Answer, ...]) -> bool:
@@ -277,11 +276,8 @@ def _matrix(tokens: list[Token]) -> Matrix:
             raise UnreadableError(f"{tokens[0].text[:30]} is not in the grammar")
         inner = tokens[1:-1]
         if name == "array" and inner and inner[0].text == "{":  # the alignment of its columns
-            inner = (
-                inner[[token.text for token in inner].index("}") + 1 :]
-                if any(t.text == "}" for t in inner)
-                else []
-            )
+            end = next((i for i, token in enumerate(inner) if token.text == "}"), len(inner))
+            inner = inner[end + 1 :]
         rows = [row for row in _split(inner, lambda token: token.kind == "row") if row]
         cells = [_split(row, lambda token: token.kind == "sign" and token.text == "&") for row in rows]
     else:
