@@ -52,8 +52,8 @@ def part_of(response: str, where: Where, marker: str, tag: str) -> tuple[str | N
     else:
         part, prose = last_line(response), True
     box = None if part is None else boxed(part)
-    if part is None or box is None:
-        return part, prose
+    if part is None or not box:  # an empty one is an answer that is not there
+        return part if box is None else box, prose
     before, _, behind = part.rpartition(box)
     # Not where the box is a piece of what is said, as in -\boxed{7}, or denied.
     piece = re.search(r"[-+*/^<>]\s*\$?\s*\\boxed\s*\{$|\\boxed.*\\boxed|\bnot\b|n't", before, re.DOTALL)
