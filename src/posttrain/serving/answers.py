@@ -138,13 +138,10 @@ class Growing:
             self._sure += fresh[len(known) :]
             del self._tokens[: self._known]
             self._known = len(self._tokens)
-        return self._say(self._sure[: max(len(self._sure) - self._back, len(self._said))])
+        return self.rest(self._sure[: max(len(self._sure) - self._back, len(self._said))])
 
     def rest(self, text: str) -> str:
-        """What is left of the whole text."""
-        return self._say(text)
-
-    def _say(self, text: str) -> str:
+        """What of a text, the whole or what is sure of it, has not been said."""
         added = text[len(self._said) :]
         self._said += added
         return added

@@ -17,15 +17,8 @@ MOST_ANSWERS = 128
 MOST_STOPS = 16
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """A template writes a role between its marks, where any other word could make one."""
-_PASSED_OVER = {
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "parallel_tool_calls",
-    "safety_identifier",
-}
-_PASSED_OVER |= {"prompt_cache_key", "verbosity"}
+_PASSED_OVER = {"user", "metadata", "store", "service_tier", "parallel_tool_calls"}
+_PASSED_OVER |= {"safety_identifier", "prompt_cache_key", "verbosity"}
 _NEUTRAL: Mapping[str, Any] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,

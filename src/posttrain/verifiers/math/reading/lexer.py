@@ -143,8 +143,7 @@ def tokens(text: str, *, thousands: bool = True) -> list[Token]:
     at, depth, spaced = 0, 0, True
     while at < len(text):
         match = _TOKEN.match(text, at)
-        if match is None:
-            raise AssertionError(text[at])
+        assert match is not None
         kind, piece = match.lastgroup or "", match.group()
         if kind == "space":
             at, spaced = match.end(), True
@@ -235,8 +234,7 @@ def _number(text: str, at: int, spaced: bool, *, thousands: bool) -> Token:
             return Token("number", repeating.group(), spaced, _repeating(*endless))
     grouped = _GROUPED.match(text, at) if thousands else None
     match = grouped or _TOKEN.match(text, at)
-    if match is None:
-        raise AssertionError(text[at])
+    assert match is not None
     digits, end, power = match.group().replace(",", ""), match.end(), 0
     scientific = _EXPONENT.match(text, end)
     if scientific:

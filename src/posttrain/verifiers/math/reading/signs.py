@@ -6,24 +6,15 @@ import unicodedata
 _SIGNS = (
     dict.fromkeys("×⋅·∙∗•⨯", "*")
     | dict.fromkeys("÷∕⁄", "/")
-    | dict.fromkeys("−–—‒﹣－", "-")
+    | dict.fromkeys("−–—‒", "-")
     | dict.fromkeys("≤⩽", r"\le ")
     | dict.fromkeys("≥⩾", r"\ge ")
     | dict.fromkeys("\u00a0\u2009\u202f", r"\, ")
     | dict.fromkeys("°º", r"\degree ")
     | dict.fromkeys("’′", "'")
-    | dict.fromkeys("∶：", ":")
-    | {
-        "≠": r"\ne ",
-        "≈": r"\approx ",
-        "π": r"\pi ",
-        "∞": r"\infty ",
-        "√": r"\surd ",
-        "∛": r"\cbrt ",
-        "±": r"\pm ",
-    }
+    | {"≠": r"\ne ", "≈": r"\approx ", "∞": r"\infty ", "√": r"\surd ", "∛": r"\cbrt ", "±": r"\pm "}
     | {"∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\Reals ", "∖": r"\setminus ", "∓": r"\mp "}
-    | {"⟨": r"\langle ", "⟩": r"\rangle ", "，": ", ", "∧": " and ", "∨": " or "}
+    | {"⟨": r"\langle ", "⟩": r"\rangle ", "，": ", ", "∧": " and ", "∨": " or ", "∶": ":"}
     | {"∴": r"\therefore ", "✓": r"\checkmark ", "✔": r"\checkmark "}
     | {"⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil "}
 )

@@ -90,7 +90,7 @@ def _table() -> dict[str, Unit]:
         unit = Unit(Fraction(factor.strip()), tuple(sorted(_dimension(dimension).items())))
         for name in names.split():
             units[name] = unit
-            if len(name) >= _FEWEST_LETTERS_FOLDED or name in ("day", "ton", "yard", "mile", "inch"):
+            if len(name) >= _FEWEST_LETTERS_FOLDED or name in ("day", "ton"):
                 units[f"{name}s"] = unit
     return units
 
