@@ -11,7 +11,6 @@ from posttrain.study.classic.tabular import (
     constant,
     decaying,
     double_q_learning,
-    linear,
     q_learning,
     sarsa,
 )
@@ -133,4 +132,3 @@ def test_terminal_states_are_worth_nothing():
 
 def test_schedules():
     assert [decaying(0.5)(n) for n in (0, 1, 4)] == [1.0, 1.0, 0.5]
-    assert [linear(1.0, 0.2, 10)(t) for t in (0, 5, 10, 99)] == pytest.approx([1.0, 0.6, 0.2, 0.2])

@@ -42,15 +42,6 @@ def decaying(power: float) -> Schedule:
     return lambda n: float(max(n, 1) ** -power)
 
 
-def linear(first: float, last: float, steps: int) -> Schedule:
-    """From `first` to `last` in `steps` steps, and `last` from then on.
-
-    >>> [linear(1.0, 0.0, 4)(t) for t in (0, 1, 9)]
-    [1.0, 0.75, 0.0]
-    """
-    return lambda t: last + (first - last) * max(0.0, 1 - t / steps)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Learning:
     """How long, with which step size and how much exploration."""

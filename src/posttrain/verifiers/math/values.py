@@ -99,18 +99,15 @@ def compared(left: Expr, right: Expr) -> int:
         a, b = exact(left), exact(right)
         if a is not None and b is not None:
             return (a > b) - (a < b)
-        return _compared(left, right, width(left, right))
+        w = width(left, right)
+        x, y = evaluate(left, {}, w), evaluate(right, {}, w)
+        if not (is_real(x) and is_real(y)):
+            raise UnreadableError("the ends of an interval must be real")
+        return gap(x, y, w) * (1 if x.real > y.real else -1)
     except UndefinedError as error:
         raise UnreadableError(str(error)) from None
     except UndecidedError as error:
         raise TooHardError(str(error)) from None
-
-
-def _compared(left: Expr, right: Expr, w: int) -> int:
-    a, b = evaluate(left, {}, w), evaluate(right, {}, w)
-    if not (is_real(a) and is_real(b)):
-        raise UnreadableError("the ends of an interval must be real")
-    return gap(a, b, w) * (1 if a.real > b.real else -1)
 
 
 def is_real(value: Complex) -> bool:
