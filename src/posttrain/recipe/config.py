@@ -112,8 +112,8 @@ def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
     """
     path, text, tables = Path(chosen), "", {}
     if chosen.endswith(".toml"):
-        text = _text(path)
-        tables = {"verifier": _tables(path, text).get("verifier", {})}
+        found, text = document(path)
+        tables = {"verifier": found.get("verifier", {})}
         prefix = "verifier"
     elif chosen in VERIFIERS:
         tables, prefix = {"verifier": {chosen: {}}}, f"verifier.{chosen}"
@@ -137,12 +137,8 @@ def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
 def document(path: Path) -> tuple[dict[str, Any], str]:
     """The tables of a TOML file, and its text; UserError, with the line, if it cannot be read."""
     text = _text(path)
-    return _tables(path, text), text
-
-
-def _tables(path: Path, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"\(at line (\d+), column \d+\)", str(error))
         where = f"{path}:{at[1]}" if at else f"{path}:{text.count(chr(10)) + 1}"
