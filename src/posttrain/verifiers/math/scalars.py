@@ -21,7 +21,7 @@ from posttrain.verifiers.math.reading.tree import (
     symbols,
     word_set,
 )
-from posttrain.verifiers.math.reading.units import read_unit, unit_named
+from posttrain.verifiers.math.reading.units import multiplied, read_unit, unit_named
 
 MOST_LABEL_WORDS = 6
 MOST_UNIT_TOKENS = 16
@@ -110,24 +110,19 @@ def as_quantity(value: Scalar) -> Scalar | None:
     if value.unit is not None:
         return value
     expr = value.expr
-    if isinstance(expr, Call) and expr.name in ("mul", "div"):
-        last, others = expr.args[-1], expr.args[:-1]
-        left = others[0] if len(others) == 1 else Call("mul", others)
-        if expr.name == "div":  # 5 m/s
-            inner, phrase = as_quantity(Scalar(left)), _unit_phrase(last)
-            unit = read_unit(phrase) if phrase else None
-            if inner is None or inner.unit is None or unit is None:
-                return None
-            powers = dict(inner.unit.dimension)
-            for name, n in unit.dimension:
-                powers[name] = powers.get(name, 0) - n
-            dimension = tuple(sorted((name, n) for name, n in powers.items() if n))
-            return Scalar(inner.expr, Unit(inner.unit.factor / unit.factor, dimension))
-        phrase = _unit_phrase(last)
-        unit = read_unit(phrase) if phrase and expr.name == "mul" else None
-        if unit is not None and not symbols(left):
-            return Scalar(left, unit)
-    return None
+    if not isinstance(expr, Call) or expr.name not in ("mul", "div"):
+        return None
+    *others, last = expr.args
+    left = others[0] if len(others) == 1 else Call("mul", tuple(others))
+    unit = read_unit(_unit_phrase(last))
+    if unit is None or expr.name == "mul":
+        return None if unit is None or symbols(left) else Scalar(left, unit)
+    inner = as_quantity(Scalar(left))  # 5 m/s
+    if inner is None or inner.unit is None:
+        return None
+    powers = dict(inner.unit.dimension)
+    factor = inner.unit.factor * multiplied(unit, -1, powers)
+    return Scalar(inner.expr, Unit(factor, tuple(sorted((name, n) for name, n in powers.items() if n))))
 
 
 def as_product(value: Scalar, variables: frozenset[str]) -> Scalar | None:

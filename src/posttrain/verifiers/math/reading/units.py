@@ -137,20 +137,20 @@ def read_unit(phrase: str) -> Unit | None:
             times = _POWERS_BEHIND[piece_text] if piece_text in _POWERS_BEHIND else int(digits)
             if abs(last[1] * times) > _MOST_EXPONENT:
                 return None
-            factor *= _raise(last[0], last[1] * (times - 1), powers)
+            factor *= multiplied(last[0], last[1] * (times - 1), powers)
             last = (last[0], last[1] * times)
         else:
             unit = unit_named(piece_text)
             if unit is None or (piece_text == "a" and last is None):
                 return None
-            factor *= _raise(unit, sign * power, powers)
+            factor *= multiplied(unit, sign * power, powers)
             last, power = (unit, sign * power), 1
     if last is None or any(abs(n) > _MOST_EXPONENT for n in powers.values()):
         return None
     return Unit(factor, tuple(sorted((name, n) for name, n in powers.items() if n)))
 
 
-def _raise(unit: Unit, power: int, powers: dict[str, int]) -> Fraction:
+def multiplied(unit: Unit, power: int, powers: dict[str, int]) -> Fraction:
     """The factor of unit ** power, whose dimension is counted into `powers`."""
     for name, n in unit.dimension:
         powers[name] = powers.get(name, 0) + n * power
