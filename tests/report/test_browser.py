@@ -69,7 +69,16 @@ CHARTS = [
     *("Verdicts", "Verdicts by class", "Reward with length", "Reward by length"),
     *("Tampering and failures", "Agreement with the reward", "Auditors", "Parts of the reward"),
     *("KL", "Entropy", "Response length", "Cut by the limit", "Groups that teach nothing"),
-    *("Clip fraction", "Gradient norm", "Learning rate", "Effective sample size", "Lag", "Time per update", "Speed", "memory/peak"),
+    *(
+        "Clip fraction",
+        "Gradient norm",
+        "Learning rate",
+        "Effective sample size",
+        "Lag",
+        "Time per update",
+        "Speed",
+        "memory/peak",
+    ),
 ]
 FOLDED = ["Tampering and failures", "Cut by the limit", "Lag"]
 """Those of them that never move in the run of 40 updates."""

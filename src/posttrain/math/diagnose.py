@@ -89,6 +89,6 @@ def share_of_zero_groups(
     tensor(0.5000)
     """
     learns = ((advantage != 0) & mask).any(-1)
-    counts = torch.tensor([len(group[rows].unique()) for rows in (learns, mask.any(-1))])
-    some, every = everywhere.sum(counts.to(advantage))
-    return 1 - some / every
+    counts = [len(set(group[rows].tolist())) for rows in (learns, mask.any(-1))]
+    sums = everywhere.sum(torch.tensor(counts).to(advantage))
+    return 1 - sums[0] / sums[1]
