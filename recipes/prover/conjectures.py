@@ -85,6 +85,8 @@ def conjectured(
     counts["paid"] = len(paid)
     known = read_lines(Path(before) / "proved.jsonl") if before else []
     kept = {form(_read(row)): row for row in (*known, *(row for row, _ in proved))}
+    if not kept:
+        raise ValueError(f"no conjecture is proved or refuted, so there is nothing to learn: {dict(counts)}")
     write_lines(directory / "proved.jsonl", kept.values())
     write_lines(
         directory / "paid.jsonl", ({"prompt": _ask(n), "answer": each} for n, each in enumerate(paid))

@@ -66,6 +66,8 @@ def harvested(directory: Path, *, model: str, limit: int = 600) -> None:
         for move in state["moves"]
         if move.get("found")
     }
+    if not rows:
+        raise ValueError(f"{model} proves none of {len(found)} theorems, so there is no move to learn")
     told = ({"prompt": shown, "answer": move} for shown, move in rows.items())
     write_lines(directory / "sft.jsonl", told)
 
@@ -74,7 +76,8 @@ def searched(directory: Path, model: str, *how: str) -> list[dict[str, Any]]:
     """The lines of trees/ that `posttrain search` of prove.toml leaves in a new folder of the directory."""
     recipe, found = str(Path(__file__).with_name("prove.toml")), directory / "found"
     command = [sys.executable, "-m", "posttrain", "search", recipe, "--model", model, *how]
-    subprocess.run([*command, "--out", str(found)], check=True)
+    if subprocess.run([*command, "--out", str(found)], check=False).returncode:
+        raise ValueError(f"posttrain search of {model} failed, as is said above")
     [path] = (found / "trees").iterdir()
     return read_lines(path)
 
