@@ -34,6 +34,8 @@ def allowed(said: str) -> Said | Refused:
     (('apply h3.',), ('2: split.',))
     >>> [allowed(each).label for each in ("Abort.", "all: Abort.", "admit.", "auto. auto.", "- auto", "")]
     ['forbidden', 'forbidden', 'forbidden', 'form', 'form', 'form']
+    >>> allowed("Abort.").reason, allowed("").reason
+    ('it is a command', 'it is no tactic')
     """
     text = said.strip()
     text = text if text.endswith(".") else f"{text}."
@@ -85,8 +87,8 @@ def _unfit(found: list[Sentence]) -> Refused | None:
     """Why these may not be said."""
     for each in found:
         if not is_tactic(each.code):
-            label = "forbidden" if unselected(each.code)[:1].isupper() else "form"
-            return Refused(label, "it is a command, and no tactic")
+            command = unselected(each.code)[:1].isupper()
+            return Refused("forbidden", "it is a command") if command else Refused("form", "it is no tactic")
     unfit = refusal(found)
     return Refused("forbidden", unfit.why) if unfit else None
 
