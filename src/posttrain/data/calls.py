@@ -44,12 +44,7 @@ class Calls:
             raise self._fields.fault(f"tool_calls of {place} is {kind(calls)}, not a list")
         made, self._waiting = [], []
         for call in calls:
-            what = call.get("function") or call if isinstance(call, dict) else None
-            if (
-                not isinstance(what, dict)
-                or not isinstance(what.get("name"), str)
-                or not what["name"].strip()
-            ):
+            if (what := _function(call)) is None:
                 raise self._fields.fault(f"a call of {place} names no function")
             own = f"call{self._count:05d}"
             self._count += 1
@@ -74,8 +69,7 @@ def tools_of(fields: Fields, messages: tuple[Message, ...]) -> tuple[dict[str, A
         raise fields.fault(f"{fields.column('tools')} is no list of tools")
     made = {}
     for tool in value:
-        what = tool.get("function") or tool if isinstance(tool, dict) else None
-        if not isinstance(what, dict) or not isinstance(what.get("name"), str) or not what["name"].strip():
+        if (what := _function(tool)) is None:
             raise fields.fault(f"a tool of {fields.column('tools')} has no name")
         schema = what.get("parameters")
         schema = schema if isinstance(schema, dict) else {"type": "object", "properties": {}}
@@ -85,6 +79,13 @@ def tools_of(fields: Fields, messages: tuple[Message, ...]) -> tuple[dict[str, A
     if made and (strange := [name for name in called if name not in made]):
         raise fields.fault(f"{strange[0]!r} is called, and is no tool of it", did_you_mean(strange[0], made))
     return tuple(made.values())
+
+
+def _function(given: Any) -> dict[str, Any] | None:
+    """The function of a call or a tool, which may stand alone; None of one without a name."""
+    what = given.get("function") or given if isinstance(given, dict) else None
+    name = what.get("name") if isinstance(what, dict) else None
+    return what if isinstance(name, str) and name.strip() else None
 
 
 def _read(value: Any) -> Any:
