@@ -247,8 +247,9 @@ def compared(
         file = folder / f"{name}.jsonl"
         if not file.exists():
             say(f"{name} answers")
-            _keep(file, answers(compare, model, partial(on_progress, name)))
-        said[name] = _read_answers(file)
+            found = answers(compare, model, partial(on_progress, name))
+            put(file, "".join(json.dumps(asdict(a), allow_nan=False) + "\n" for a in found))
+        said[name] = [Answer(**{**row, "tokens": tuple(row["tokens"])}) for row in lines_of(file)]
     first, *others = models
     if not (compare.measures_kl and asked_alike(said) and same_tokens(compare, list(models.values()))):
         return {name: [(a, None) for a in found] for name, found in said.items()}
@@ -258,11 +259,3 @@ def compared(
     for name in others:
         out[name] = [(a, a.logp - next(under)) for a in said[name]]
     return out
-
-
-def _keep(file: Path, found: Sequence[Answer]) -> None:
-    put(file, "".join(json.dumps(asdict(a), allow_nan=False) + "\n" for a in found))
-
-
-def _read_answers(file: Path) -> list[Answer]:
-    return [Answer(**{**row, "tokens": tuple(row["tokens"])}) for row in lines_of(file)]

@@ -65,11 +65,15 @@ def _mean(values: Sequence[tuple[str, float]]) -> dict[str, float | None] | None
     """Mean and standard error of (prompt, value) pairs; None of none."""
     if not values:
         return None
+    mean, error = mean_error(_prompt_means(values))
+    return {"mean": mean, "error": error}
+
+
+def _prompt_means(values: Sequence[tuple[str, float]]) -> list[float]:
     by_prompt: dict[str, list[float]] = {}
     for prompt, value in values:
         by_prompt.setdefault(prompt, []).append(value)
-    mean, error = mean_error([statistics.fmean(v) for v in by_prompt.values()])
-    return {"mean": mean, "error": error}
+    return [statistics.fmean(each) for each in by_prompt.values()]
 
 
 def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
@@ -99,11 +103,9 @@ def wins(of: Judged, over: Judged) -> dict[str, Any]:
     out: dict[str, Any] = {"won": won, "tied": ties, "lost": lost, "left_out": len(pairs) - len(known)}
     if not known:
         return out | {"rate": None, "low": None, "high": None}
-    by_prompt: dict[str, list[float]] = {}
-    for task, x, y in known:
-        by_prompt.setdefault(task, []).append((x > y) + (x == y) / 2)
-    rate = statistics.fmean(statistics.fmean(each) for each in by_prompt.values())
-    low, high = wilson(rate * len(by_prompt), len(by_prompt))
+    means = _prompt_means([(task, (x > y) + (x == y) / 2) for task, x, y in known])
+    rate = statistics.fmean(means)
+    low, high = wilson(rate * len(means), len(means))
     return out | {"rate": rate, "low": low, "high": high}
 
 

@@ -41,10 +41,10 @@ class Ratio(NamedTuple):
         return float(math.fsum(self.of) / per)
 
 
-def resampled(ratios: Sequence[Ratio], seed: int = 0) -> Any:
+def resampled(ratios: Sequence[Ratio]) -> Any:
     """[R, len(ratios)]: the ratios on problems drawn with replacement, the same problems for all of them."""
     n = len(ratios[0].of)
-    draws, columns = numpy.random.default_rng(seed), numpy.array(ratios, dtype=float)  # [ratios, 2, n]
+    draws, columns = numpy.random.default_rng(0), numpy.array(ratios, dtype=float)  # [ratios, 2, n]
     out = []
     for _ in range(0, RESAMPLES, step := max(1, min(RESAMPLES, _CELLS // n))):
         picked = columns[:, :, draws.integers(n, size=(step, n))].sum(-1)  # [ratios, 2, step]
@@ -54,7 +54,7 @@ def resampled(ratios: Sequence[Ratio], seed: int = 0) -> Any:
     return found[~numpy.isnan(found).any(1)]  # without those that drew nothing that could be judged
 
 
-def estimate(ratio: Ratio, seed: int = 0) -> Value:
+def estimate(ratio: Ratio) -> Value:
     """The ratio with the bootstrap's standard error and percentiles.
 
     Of problems that are right or wrong the interval is Wilson's, and so it is where all ended alike: near 0
@@ -64,20 +64,20 @@ def estimate(ratio: Ratio, seed: int = 0) -> Value:
     [0.0, 0.0, 0.0, 0.037]
     """
     n = len(ratio.of)
-    found = resampled([ratio], seed)[:, 0]
+    found = resampled([ratio])[:, 0]
     low, high = (float(x) for x in numpy.percentile(found, [2.5, 97.5]))
     if _right_or_wrong(ratio) or (ratio.value in (0.0, 1.0) and low == high):
         low, high = wilson(ratio.value * n, n)
     return Value(ratio.value, float(found.std()), low, high)
 
 
-def paired_difference(first: Ratio, second: Ratio, seed: int = 0) -> Value:
+def paired_difference(first: Ratio, second: Ratio) -> Value:
     """second - first on the same problems, which are drawn together.
 
     Of problems that are right or wrong the interval is Tango's, and so it is where none changed: where few
     do, few resamples differ.
     """
-    found = resampled([first, second], seed)
+    found = resampled([first, second])
     change = found[:, 1] - found[:, 0]
     low, high = (float(x) for x in numpy.percentile(change, [2.5, 97.5]))
     if first == second or (_right_or_wrong(first) and _right_or_wrong(second)):
