@@ -158,7 +158,7 @@ def _paid(row: Row) -> tuple[int, float]:
 
 def _group(key: tuple[str, str, str, str], members: list[Row]) -> tuple[str, int]:
     """JSON of a group, and how many rollouts it holds."""
-    group, task, prompt, answer = (_short(part) for part in key)
+    group, task, prompt, answer = (short(part) for part in key)
     members = fitting(members, lambda m: len(json_text(m)), STEP_BYTES)
     packed = {"group": group, "task": task, "prompt": prompt, "answer": answer, "rows": members}
     return json_text(packed), len(members)
@@ -189,17 +189,17 @@ def pack_row(row: Row) -> tuple[Row, set[str]]:
     sampled = [bool(s) for s in column("sampled") or [True] * min(n, TOKENS)]
     out: Row = {
         "sample": whole(row.get("sample")) or 0,
-        "pieces": [_short(text(p)) for p in pieces[:TOKENS]],
+        "pieces": [short(text(p)) for p in pieces[:TOKENS]],
         "sampled": _constant([int(s) for s in sampled], [True] * len(sampled)),
         "score": number(row.get("score")),
-        "label": _short(text(row.get("label"))) or "unlabelled",
-        "reason": _short(text(row.get("reason"))),
-        "stop": _short(text(row.get("stop"))),
+        "label": short(text(row.get("label"))) or "unlabelled",
+        "reason": short(text(row.get("reason"))),
+        "stop": short(text(row.get("stop"))),
         "turns": whole(row.get("turns")) or 1,
     }
     parts = row.get("parts")
     if isinstance(parts, dict) and parts:
-        out["parts"] = {_short(str(k)): number(v) for k, v in parts.items()}
+        out["parts"] = {short(str(k)): number(v) for k, v in parts.items()}
     if n > TOKENS:
         out["tokens"] = n
     for name in OF_THE_POLICY:
@@ -227,10 +227,9 @@ def _rounded(value: object) -> float | int | None:
     return int(x) if x.is_integer() else x
 
 
-def _short(value: str) -> str:
-    if len(value) <= CHARACTERS:
-        return value
-    return value[:CHARACTERS] + f" … ({len(value) - CHARACTERS} more characters)"
+def short(value: str, most: int = CHARACTERS) -> str:
+    """A text, cut behind so many characters."""
+    return value if len(value) <= most else f"{value[:most]} … ({len(value) - most} more characters)"
 
 
 def json_text(value: object) -> str:

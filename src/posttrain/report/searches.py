@@ -10,7 +10,7 @@ from typing import Any
 
 from posttrain.report.headline import Headline
 from posttrain.report.record import Row, Samples, json_lines, number, text, whole
-from posttrain.report.rollouts import fitting, json_text
+from posttrain.report.rollouts import fitting, json_text, short
 
 READ_BYTES = 60_000_000
 """Most bytes of trees/ that are read."""
@@ -148,8 +148,7 @@ def _ends(move: Row) -> str:
 
 
 def _cut(row: Row, name: str, most: int) -> str:
-    value = text(row.get(name))
-    return value if len(value) <= most else f"{value[:most]} … ({len(value) - most} more characters)"
+    return short(text(row.get(name)), most)
 
 
 def side_by_side(found: Sequence[Searches]) -> Headline | None:
