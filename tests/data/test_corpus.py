@@ -248,7 +248,5 @@ def test_a_configuration_that_cannot_be_is_refused(options, what):
 
 
 def test_a_row_of_one_token_predicts_nothing():
-    with pytest.raises(ValueError, match="max_length cannot be 1"):
-        Corpus([InMemoryDocuments(["x"])], Text(path="-"), encode=spelt, eos=EOS, max_length=1)
     with pytest.raises(UserError, match=r"batch\.max_length: a row of 1 token predicts nothing"):
         corpus(Path("-"), max_length=1)

@@ -48,8 +48,6 @@ class Corpus(Sequence[Trajectory]):
         eos: int,
         max_length: int,
     ) -> None:
-        if max_length < 2:
-            raise ValueError(f"a row needs 2 tokens to predict one, so max_length cannot be {max_length}")
         self._sources, self._encode, self._eos, self._stride = found, encode, eos, max_length - 1
         self._source, self._places = array("I"), (array("Q"), array("Q"), array("Q"))
         self._counts, self._sizes = array("Q"), array("Q")

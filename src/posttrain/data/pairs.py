@@ -11,7 +11,15 @@
 from dataclasses import dataclass
 
 from posttrain.data.fields import BESIDE, PAIR, SCORES_OF_PAIR, Fields, kind
-from posttrain.data.turns import answerable, asked, conversation, is_transcript, said, transcript, with_system
+from posttrain.data.turns import (
+    answerable,
+    asked,
+    conversation,
+    is_transcript,
+    spoken,
+    transcript,
+    with_system,
+)
 from posttrain.types import Message
 
 _AGREES = ("prompt", "question", "problem", "instruction")
@@ -103,11 +111,7 @@ def _texts(fields: Fields) -> Pair:
 
 
 def _spoken(fields: Fields) -> Pair:
-    sides = []
-    for name in PAIR:
-        value = fields.raw(name)
-        turns = [value] if isinstance(value, dict) else value
-        sides.append(said(fields, turns, fields.column(name), "role"))
+    sides = [spoken(fields, name) for name in PAIR]
     if len(sides[0]) > 1 or len(sides[1]) > 1:
         return _agreeing(fields, _shared(fields, sides[0], sides[1], "whole conversations"))
     for name, [message] in zip(PAIR, sides, strict=True):

@@ -23,7 +23,7 @@ from typing import Any
 from posttrain.base.nearest import did_you_mean
 from posttrain.data.fields import PAIR, PROMPTS, WORKED, Fields
 from posttrain.data.pairs import is_pair, paired
-from posttrain.data.turns import asked, said, with_system
+from posttrain.data.turns import asked, spoken, with_system
 from posttrain.data.wrapped import in_list
 from posttrain.types import Message, UserError
 
@@ -104,10 +104,9 @@ def _is_worked(fields: Fields, name: str) -> bool:
 
 def _spoken(fields: Fields, name: str) -> str | tuple[Message, ...]:
     """The answer of a field that holds messages: the assistant's one, or several that end with it."""
-    value, column = fields.raw(name), fields.column(name)
-    turns = said(fields, [value] if isinstance(value, dict) else value, column, "role")
+    turns = spoken(fields, name)
     if turns[-1]["role"] != "assistant":
-        raise fields.fault(f"{column} ends with the {turns[-1]['role']}, not the assistant")
+        raise fields.fault(f"{fields.column(name)} ends with the {turns[-1]['role']}, not the assistant")
     return turns[0]["content"] if len(turns) == 1 and "tool_calls" not in turns[0] else turns
 
 

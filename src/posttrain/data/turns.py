@@ -93,6 +93,12 @@ def answerable(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, 
     return messages
 
 
+def spoken(fields: Fields, name: str) -> tuple[Message, ...]:
+    """A field that holds a message, or a list of them."""
+    value = fields.raw(name)
+    return said(fields, [value] if isinstance(value, dict) else value, fields.column(name), "role")
+
+
 def said(fields: Fields, turns: Any, field: str, who: str) -> tuple[Message, ...]:
     """The messages of a list of turns, each of which says who spoke and what.
 
