@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from posttrain.learner.learner import Learner
 from posttrain.runtime.record import saving
 from posttrain.runtime.record.schedule import Recorder
-from posttrain.samplers.episode_runner import UNKNOWN, EpisodeRunner
+from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.live_episode import PartialEpisode, RunningEpisode
 from posttrain.samplers.local import LocalSampler
 from posttrain.samplers.protocol import GroupRequest
@@ -379,7 +379,7 @@ class Patient(EpisodeRunner):
     def busy(self) -> bool:
         return bool(self.left)
 
-    def open(self, task, size, sampling, *, epoch=0, state=UNKNOWN, begun=()) -> int:
+    def open(self, request: GroupRequest) -> int:
         number = len(self.left) + 10 * self.steps
         self.left[number] = 3
         return number

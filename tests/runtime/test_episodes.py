@@ -14,6 +14,7 @@ from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.envs.protocol import Start, Turn
 from posttrain.runtime.online import OnlineRun
+from posttrain.samplers.protocol import GroupRequest
 from posttrain.samplers.rollouts import Rollouts
 from posttrain.types import Completion, Request, Sampling, Task, Verdict
 
@@ -412,7 +413,7 @@ def test_a_prompt_is_rendered_once_for_all_its_samples(tiny, monkeypatch):
 
     monkeypatch.setattr(PreTrainedTokenizerBase, "apply_chat_template", spied)
     rollouts = Rollouts(Wordy(), chat, env=Acts(BEGIN, said("user", "5")), context=200)
-    rollouts.open(TASK, 16, Sampling(max_new_tokens=8))
+    rollouts.open(GroupRequest(number=0, task=TASK, size=16, sampling=Sampling(max_new_tokens=8)))
     rollouts.close()
     assert len(rendered) == 1
 

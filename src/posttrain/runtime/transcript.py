@@ -13,6 +13,7 @@ from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.runtime.model_info import ModelInfo
 from posttrain.runtime.resolve import Resolved
 from posttrain.runtime.sampling import build_episode_runner
+from posttrain.samplers.protocol import GroupRequest
 from posttrain.types import Completion, Episode, Request, Sampling, UserError, Verdict
 
 MOST = 6
@@ -98,7 +99,8 @@ def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
     script = Script(policy.chat, [first, gold])
     alone = replace(recipe, search=None, rollout=replace(recipe.rollout, workers=1))
     with closing(build_episode_runner(replace(resolved, recipe=alone), policy, script)) as plays:
-        number, done = plays.open(task, 1, Sampling()), dict[int, list[Episode]]()
+        number = plays.open(GroupRequest(number=0, task=task, size=1, sampling=Sampling()))
+        done: dict[int, list[Episode]] = {}
         while plays.busy and (recipe.task.agent or script.said.total() < MOST):
             done.update(plays.step())
         episodes = done.get(number, [])

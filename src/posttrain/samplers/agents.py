@@ -20,14 +20,15 @@ from posttrain.engines.protocol import Engine
 from posttrain.envs.agent import Agent, play, record
 from posttrain.envs.tools.call import AGENT
 from posttrain.samplers.conversations import Conversations
-from posttrain.samplers.episode_runner import UNKNOWN, EpisodeRunner
+from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.episodes import Call, EpisodeDesk, Game
 from posttrain.samplers.live_episode import PartialEpisode, RunningEpisode
+from posttrain.samplers.protocol import GroupRequest
 from posttrain.serving.server import Server
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import stream
-from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, Verdict
-from posttrain.verifiers.protocol import TrainerState, Verifier
+from posttrain.types import Completion, Episode, Trajectory, Verdict
+from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.workers.pool import Pool
 from posttrain.verifiers.workers.workers import Failed, Returned, Workers
 
@@ -83,28 +84,21 @@ class AgentRunner(EpisodeRunner):
         """Whether an episode is going on."""
         return bool(self._playing or self._judging or self._finished)
 
-    def open(
-        self,
-        task: Task,
-        size: int,
-        sampling: Sampling,
-        *,
-        epoch: int = 0,
-        state: TrainerState = UNKNOWN,
-        begun: Sequence[PartialEpisode] = (),
-    ) -> int:
+    def open(self, request: GroupRequest) -> int:
         """The number of a new group. What an agent was doing elsewhere nobody knows: it begins anew."""
         group, self._opened = self._opened, self._opened + 1
-        self._groups[group] = [None] * size
-        for part in begun:
+        self._groups[group] = [None] * request.size
+        for part in request.begun:
             if part.episode is not None:
                 self._over(group, part.episode)
-        for sample in range(size):
+        for sample in range(request.size):
             if self._groups[group][sample] is None:
-                self._start(group, task, sample, f"{epoch}:{task.id}", sampling)
+                self._start(group, request, sample)
         return group
 
-    def _start(self, group: int, task: Task, sample: int, key: str, sampling: Sampling) -> None:
+    def _start(self, group: int, request: GroupRequest, sample: int) -> None:
+        task, key, sampling = request.task, request.key, request.sampling
+
         def row(tokens: Sequence[int]) -> RunningEpisode:
             return RunningEpisode(task, sample, key, sampling, list(tokens))
 

@@ -5,10 +5,8 @@ from collections.abc import Callable, Sequence
 
 from posttrain.engines.protocol import Engine
 from posttrain.samplers.live_episode import PartialEpisode
+from posttrain.samplers.protocol import GroupRequest
 from posttrain.types import Completion, Episode, Sampling, Task
-from posttrain.verifiers.protocol import TrainerState
-
-UNKNOWN = TrainerState()
 
 
 class EpisodeRunner(ABC):
@@ -28,17 +26,8 @@ class EpisodeRunner(ABC):
         """Whether a group is going on."""
 
     @abstractmethod
-    def open(
-        self,
-        task: Task,
-        size: int,
-        sampling: Sampling,
-        *,
-        epoch: int = 0,
-        state: TrainerState = UNKNOWN,
-        begun: Sequence[PartialEpisode] = (),
-    ) -> int:
-        """The number of a new group of this size about a task; what has begun elsewhere goes on from it."""
+    def open(self, request: GroupRequest) -> int:
+        """The number of a new group; what of it has begun elsewhere goes on from there."""
 
     @abstractmethod
     def step(self) -> list[tuple[int, list[Episode]]]:
@@ -78,10 +67,12 @@ class EpisodeRunner(ABC):
         size: int,
         sampling: Sampling,
         on_progress: Callable[[int], None] | None = None,
-        state: TrainerState = UNKNOWN,
     ) -> list[list[Episode]]:
         """The groups of all these tasks, in their order; `on_progress` is told how many are complete."""
-        numbers = [self.open(task, size, sampling, state=state) for task in tasks]
+        asked = [
+            GroupRequest(number=n, task=task, size=size, sampling=sampling) for n, task in enumerate(tasks)
+        ]
+        numbers = [self.open(each) for each in asked]
         complete: dict[int, list[Episode]] = {}
         while self.busy:
             complete.update(self.step())

@@ -2,11 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from posttrain.base.chat import Chat
 from posttrain.types import Completion, Episode, Sampling, Task, Trajectory, Verdict
+
+_COLUMNS = [column.name for column in fields(Trajectory)]
 
 
 @dataclass(frozen=True)
@@ -113,26 +115,12 @@ class RunningEpisode:
 
     def truncate(self, length: int) -> None:
         """Takes back all tokens but the first ones, which nothing that was said is among."""
-        for column in (
-            self.tokens,
-            self.sampled,
-            self.logp_gen,
-            self.logp_policy,
-            self.version,
-            self.reward,
-        ):
-            del column[length:]
+        for name in _COLUMNS:
+            del getattr(self, name)[length:]
 
     def trajectory(self) -> Trajectory:
         """Its tokens, and what is known of each."""
-        return Trajectory(
-            tokens=self.tokens,
-            sampled=self.sampled,
-            logp_gen=self.logp_gen,
-            logp_policy=self.logp_policy,
-            version=self.version,
-            reward=self.reward,
-        )
+        return Trajectory(**{name: getattr(self, name) for name in _COLUMNS})
 
     def episode(self, verdict: Verdict) -> Episode:
         """The episode, once it is over and judged."""

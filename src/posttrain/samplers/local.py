@@ -15,6 +15,9 @@ class LocalSampler:
     to do; as if an update took as long as that. So what is drawn by which weights is the same in every run.
     """
 
+    restarted = 0
+    """It ends with the loop."""
+
     def __init__(self, worker: RolloutWorker, *, steps: int = 0) -> None:
         self.worker, self.steps = worker, steps
         self._published_at = 0
@@ -24,11 +27,6 @@ class LocalSampler:
     def oldest_version(self) -> int:
         """The version that the worker draws from."""
         return self.worker.live
-
-    @property
-    def restarted(self) -> int:
-        """None: it ends with the loop."""
-        return 0
 
     @property
     def reading(self) -> set[int]:

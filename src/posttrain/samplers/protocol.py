@@ -27,6 +27,11 @@ class GroupRequest:
     begun: tuple[PartialEpisode, ...] = ()
     """Its episodes as far as they have come; what is not here starts from the prompt."""
 
+    @property
+    def key(self) -> str:
+        """Of its random draws."""
+        return f"{self.epoch}:{self.task.id}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup:

@@ -320,11 +320,8 @@ class ProcessChannel(_Connected):
 def _main() -> None:
     """The process of a worker: what makes it comes first over the connection."""
     number, log = int(sys.argv[1]), sys.argv[2]
-    for each in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # sent to all of a group: the learner ends this when it is done
-        signal.signal(each, signal.SIG_IGN)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # sent to all of a group: the learner ends this when it is done
     with Path(log).open("a") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
         connection = Connection(number)

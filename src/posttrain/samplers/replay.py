@@ -20,6 +20,9 @@ class ReplaySampler:
     threads: of each worker; the learner has those that it had before.
     """
 
+    restarted = 0
+    """A run in which one was cannot be replayed."""
+
     def __init__(self, workers: Sequence[RolloutWorker], logs: Sequence[Iterable[Did]], threads: int) -> None:
         self.workers, self.logs, self.threads = workers, [deque(log) for log in logs], threads
         self._requests: dict[int, GroupRequest] = {}
@@ -36,11 +39,6 @@ class ReplaySampler:
     def reading(self) -> set[int]:
         """Versions that a worker has still to take."""
         return {int(did[2]) for log in self.logs for did in log if did[0] == "take"}
-
-    @property
-    def restarted(self) -> int:
-        """None: a run in which one was cannot be replayed."""
-        return 0
 
     def admit(self, requests: Sequence[GroupRequest]) -> None:
         """Keeps these until a worker is to begin them."""

@@ -18,9 +18,10 @@ from typing import Any
 from posttrain.base.chat import Chat
 from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env, Start, Turn, broken_turn, guarded_reply, guarded_start, suited, unfit
-from posttrain.samplers.episode_runner import UNKNOWN, EpisodeRunner
+from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.live_episode import Limits, PartialEpisode, RunningEpisode
-from posttrain.types import Completion, Episode, Request, Sampling, Task, UserError, Verdict
+from posttrain.samplers.protocol import GroupRequest
+from posttrain.types import Completion, Episode, Request, UserError, Verdict
 from posttrain.verifiers.protocol import Group, TrainerState, Verifier
 from posttrain.verifiers.workers.pool import Pool
 from posttrain.verifiers.workers.workers import Failed, Workers
@@ -103,29 +104,21 @@ class Rollouts(EpisodeRunner):
         """Whether an episode is going on."""
         return bool(self._answering or self._parked or self._judging or self._due or self._finished)
 
-    def open(
-        self,
-        task: Task,
-        size: int,
-        sampling: Sampling,
-        *,
-        epoch: int = 0,
-        state: TrainerState = UNKNOWN,
-        begun: Sequence[PartialEpisode] = (),
-    ) -> int:
-        """The number of a new group: `size` episodes about this task; `state` is for its verifier.
+    def open(self, request: GroupRequest) -> int:
+        """The number of a new group.
 
         Episodes that have begun elsewhere go on from there, once `unpause` is called.
         """
         group, self._opened = self._opened, self._opened + 1
+        task, begun = request.task, request.begun
         seats = max((part.live.seats for part in begun if part.live), default=1)
         there = {part.sample // seats for part in begun}
-        fresh = [n for n in range(size) if n not in there]
+        fresh = [n for n in range(request.size) if n not in there]
         self._groups[group] = dict.fromkeys([*(part.sample for part in begun), *fresh])
-        self._states[group] = state
+        self._states[group] = request.state
         for part in sorted(begun, key=lambda part: part.episode is None):
             self._go_on(group, part)
-        lives = [RunningEpisode(task, sample, f"{epoch}:{task.id}", sampling, []) for sample in fresh]
+        lives = [RunningEpisode(task, sample, request.key, request.sampling, []) for sample in fresh]
         if not lives:
             return group
         if self.env is None:

@@ -17,8 +17,9 @@ from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env
 from posttrain.methods.table import label
 from posttrain.recipe.recipe import Recipe
-from posttrain.samplers.episode_runner import UNKNOWN, EpisodeRunner
+from posttrain.samplers.episode_runner import EpisodeRunner
 from posttrain.samplers.live_episode import PartialEpisode
+from posttrain.samplers.protocol import GroupRequest
 from posttrain.search.choice import SearchChoice
 from posttrain.search.driver import Searches
 from posttrain.search.engine_requests import prompt_of
@@ -32,7 +33,7 @@ from posttrain.search.values import value_prompt
 from posttrain.types import Completion, Episode, Method, Sampling, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.proof.lean.verifier import Lean
-from posttrain.verifiers.protocol import TrainerState, Verifier
+from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.workers.pool import Pool
 
 _POLL_S = 0.05
@@ -79,23 +80,15 @@ class SearchRunner(EpisodeRunner):
         """Whether a group is going on."""
         return bool(self._groups or self._finished)
 
-    def open(
-        self,
-        task: Task,
-        size: int,
-        sampling: Sampling,
-        *,
-        epoch: int = 0,
-        state: TrainerState = UNKNOWN,
-        begun: Sequence[PartialEpisode] = (),
-    ) -> int:
+    def open(self, request: GroupRequest) -> int:
         """The number of a new search. One that has begun elsewhere begins anew, and draws the same again."""
+        task, size, sampling = request.task, request.size, request.sampling
         if sampling.greedy:
             sampling = replace(sampling, temperature=self.sampling.temperature)
         sampling = replace(sampling, stop=(*sampling.stop, *self.searches.world.stop))
         choice = self.choice
         make = choice.make(size if size > 1 else 0)
-        number = self.searches.begin(task, make, choice.budget, sampling, f"{epoch}:{task.id}")
+        number = self.searches.begin(task, make, choice.budget, sampling, request.key)
         self._groups[number] = (task, size)
         return number
 

@@ -47,9 +47,6 @@ class StoredWeights(Protocol):
 class WeightStore(Protocol):
     """Where a learner puts its versions."""
 
-    bytes: int
-    """Copied so far."""
-
     def put(self, version: int, weights: Callable[[], Named]) -> StoredWeights:
         """A copy of these weights, which may be gone through twice."""
         ...
@@ -265,7 +262,7 @@ class GatherOnlyStore:
     """The versions of a rank whose weights another one publishes: only shares are gathered with it."""
 
     def __init__(self, close: Callable[[], None]) -> None:
-        self.bytes, self.close = 0, close
+        self.close = close
         self._known = False
 
     def put(self, version: int, weights: Callable[[], Named]) -> LearnerWeights:

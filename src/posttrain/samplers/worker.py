@@ -169,10 +169,7 @@ class RolloutWorker:
         self._log("examine", *(each.number for each in requests))
         self.rollouts.pause()
         for each in requests:
-            number = self.rollouts.open(
-                each.task, each.size, each.sampling, epoch=each.epoch, state=each.state
-            )
-            self._examined[number] = each.number
+            self._examined[self.rollouts.open(each)] = each.number
         self.rollouts.run_only(set(self._examined))
 
     def open(self, requests: Sequence[GroupRequest]) -> None:
@@ -183,10 +180,7 @@ class RolloutWorker:
         for each in requests:
             if not each.begun:
                 self.rollouts.unpause()  # what has begun elsewhere stands before it
-            number = self.rollouts.open(
-                each.task, each.size, each.sampling, epoch=each.epoch, state=each.state, begun=each.begun
-            )
-            self._playing[number] = each
+            self._playing[self.rollouts.open(each)] = each
 
     def _log(self, what: str, *which: int) -> None:
         self.log.append((what, self.rollouts.steps, *which))
