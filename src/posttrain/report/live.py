@@ -51,7 +51,7 @@ class _Answer(LoopbackRequest):
             return
         try:
             if asked.path == "/":
-                offset = _whole(self.server.run_dir)
+                offset = len(lines_after(self.server.curves.file, 0) or b"")
                 self.say(200, "text/html", page(read(self.server.run_dir), live=offset))
             elif asked.path == "/news":
                 told = news(self.server.curves, int(parse_qs(asked.query).get("from", ["0"])[0]))
@@ -123,14 +123,6 @@ def news(curves: Curves, offset: int) -> dict[str, Any]:
                 "rollouts": len(samples),
             }
     return told
-
-
-def _whole(run_dir: Path) -> int:
-    """Bytes of the whole lines of metrics.jsonl."""
-    try:
-        return (run_dir / METRICS).read_bytes().rfind(b"\n") + 1
-    except OSError:
-        return 0
 
 
 def _objects(content: bytes) -> list[dict[str, Any]]:
