@@ -64,8 +64,11 @@ class OfflineRun:
         self.journal.progress.update -= 1
 
     def batch(self, groups: Sequence[Group]) -> Batch:
-        """This rank's rows of these groups, with those that only measure."""
-        return self._batch(with_probes(groups) if self.learner.method.probes else groups)
+        """This rank's rows of these groups, numbered alike on every rank, with those that only measure."""
+        rows, group = numbered(with_probes(groups) if self.learner.method.probes else groups)
+        mine = [n % self.learner.ranks.size == self.learner.ranks.rank for n in group]
+        batch = Batch.of(list(compress(rows, mine)), list(compress(group, mine)))
+        return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
 
     def feed(self) -> None:
         """Nobody samples."""
@@ -103,13 +106,6 @@ class OfflineRun:
         rows = ~(batch.version == PROBE).any(-1)
         reads_head = "head" in self.learner.method.needs
         return (batch.length - 1 if reads_head else batch.mask.sum(-1))[rows]
-
-    def _batch(self, groups: Sequence[Group]) -> Batch:
-        """This rank's rows of these groups, which are numbered alike on every rank."""
-        rows, group = numbered(groups)
-        mine = [n % self.learner.ranks.size == self.learner.ranks.rank for n in group]
-        batch = Batch.of(list(compress(rows, mine)), list(compress(group, mine)))
-        return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
 
     def evaluate(self) -> dict[str, float]:
         """On held-out rows: their likelihood, or how well the method's own judgements agree with theirs."""

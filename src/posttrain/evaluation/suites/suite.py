@@ -152,11 +152,10 @@ def read(suite: Suite, file: str | None, shots: str | None, limit: int | None) -
     if suite.shots:
         examples = read_records(shots) if shots is not None else suite.shots.source.read()
     draws = random.Random(suite.shots.seed if suite.shots else 0)
-    out: list[Problem] = []
-    for number, record in enumerate(records[:limit]):
-        out.append(
-            suite.form(record, _id(suite, record, number), _examples(suite.shots, examples, record, draws))
-        )
+    out = [
+        suite.form(record, _id(suite, record, number), _examples(suite.shots, examples, record, draws))
+        for number, record in enumerate(records[:limit])
+    ]
     ids = [problem.task.id for problem in out]
     if len(set(ids)) < len(ids):
         twice = next(each for each in ids if ids.count(each) > 1)
