@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +62,10 @@ def check_replies(resolved: Resolved, policy: ModelInfo) -> None:
         return
     task = resolved.train[0]
     if env.trusted:
-        turns = _first_turns(
-            guarded_start(env, task), lambda state, said: guarded_reply(env, state, said), task
-        )
+        turns = _first_turns(env, task, operator.call)
     else:
         with Workers(1, deadline_s=limits.deadline_s, memory_mb=limits.memory_mb) as workers:
-            start = call_in(workers, guarded_start, env, task)
-            turns = _first_turns(
-                start, lambda state, said: call_in(workers, guarded_reply, env, state, said), task
-            )
+            turns = _first_turns(env, task, partial(call_in, workers))
     for messages in turns:
         try:
             policy.chat.extend([], [{**message, "content": _MARKER} for message in messages])
@@ -86,11 +83,12 @@ def call_in(workers: Workers, call: Callable[..., Any], *given: Any) -> Any:
     return outcome if isinstance(outcome, Failed) else outcome.value
 
 
-def _first_turns(start: Any, reply: Callable[[Any, str], Any], task: Task) -> list[Sequence[Message]]:
+def _first_turns(env: Env, task: Task, call: Callable[..., Any]) -> list[Sequence[Message]]:
     """What is replied to the first response, whatever that may be; nothing where it breaks or ends."""
+    start = call(guarded_start, env, task)
     if not isinstance(start, Start):
         return []
-    turns = [reply(start.state, response) for response in ("", task.answer or "5")]
+    turns = [call(guarded_reply, env, start.state, response) for response in ("", task.answer or "5")]
     return [turn.messages for turn in turns if isinstance(turn, Turn) and turn.messages]
 
 
