@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -184,13 +185,15 @@ def test_the_terminal_stays_clean_and_the_settings_of_transformers_come_back(
     with pytest.raises(ZeroDivisionError), quiet():
         _ = 1 / transformers_logging.is_progress_bar_enabled()  # zero inside
     assert (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()) == before
-    first, second = quiet(), quiet()  # as of two threads, of which the one that began first also ends first
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not transformers_logging.is_progress_bar_enabled()
-    second.__exit__(None, None, None)
-    assert (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()) == before
+
+
+def test_several_threads_load_at_once_and_transformers_stays_as_it_was(tmp_path: Path) -> None:
+    save_pretrained(model("gemma3"), tokenizer(), tmp_path)  # whose head is tied
+    before = PreTrainedModel.tie_weights, transformers_logging.is_progress_bar_enabled()
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(lambda _: load_model(tmp_path, dtype=torch.float32), range(8)))
+    assert all(each.lm_head.weight is each.model.embed_tokens.weight for each in loaded)
+    assert (PreTrainedModel.tie_weights, transformers_logging.is_progress_bar_enabled()) == before
 
 
 # Weights that are refused

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, Literal
 
 import numpy as np
@@ -130,24 +130,22 @@ def score_heads(path: Path) -> int:
     return heads if isinstance(heads, int) else 1
 
 
-_BEFORE, _LOCK = list[tuple[int, bool]](), Lock()
-"""For each one within `quiet`, in whatever thread, how transformers was set before the first of them."""
+_ONE = RLock()
+"""Held within `quiet`: while it loads, transformers replaces functions of its own, as tie_weights, and of two
+threads that load at once the second would put the replacement back for good."""
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within it transformers shows no progress bar and says nothing short of an error."""
-    with _LOCK:
-        now = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-        _BEFORE.append(_BEFORE[0] if _BEFORE else now)
+    """Within it, one thread at a time, transformers shows no bar and says nothing short of an error."""
+    with _ONE:
+        verbosity = transformers_logging.get_verbosity()
+        bars = transformers_logging.is_progress_bar_enabled()
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        with _LOCK:
-            verbosity, bars = _BEFORE.pop()
-            if not _BEFORE:
-                transformers_logging.set_verbosity(verbosity)
-                if bars:
-                    transformers_logging.enable_progress_bar()
+        try:
+            yield
+        finally:
+            transformers_logging.set_verbosity(verbosity)
+            if bars:
+                transformers_logging.enable_progress_bar()
