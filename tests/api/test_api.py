@@ -530,6 +530,10 @@ def test_a_function_that_fails_shows_its_first_traceback_and_is_counted(model, c
         ({"data": SUMS}, r"verifier: nobody says what a good answer is; give reward=, as a function"),
         ({"data": SUMS, "reward": lambda: 0}, r"has no place for a response"),
         ({"data": SUMS, "reward": 3}, r"reward: a int judges nothing"),
+        ({"data": SUMS, "reward": [(digits, "1")]}, r"reward: a tuple .* or as \(reward, number\)"),
+        ({"data": SUMS, "reward": digits, "method": "sft"}, r"reward= is never read: sft runs in"),
+        ({"data": SUMS, "reward": digits, "show": "bar"}, r"^show: 'bar' is none of auto, table"),
+        ({"model": "sums.toml"}, r"^model: a recipe is no model; posttrain.Session\(RECIPE\).run\(\)"),
         ({"data": [], "reward": digits}, r"data: there are no records"),
         ({"data": ["a"], "reward": digits}, r"data: an entry is of str"),
         ({"data": {"train": datasets.Dataset.from_list(SUMS)}, "reward": digits}, r"it has splits; take one"),
@@ -556,7 +560,7 @@ def test_a_function_that_fails_shows_its_first_traceback_and_is_counted(model, c
         ({"data": SUMS, "env": object()}, r"env: it is a object, which has no start\(task\)"),
         (
             {"data": SUMS, "reward": digits, "async_": {"place": "process"}},
-            r"^async.place: samplers in",
+            r"^async.place: samplers in .*; set it to 'thread', or put them into a file",
         ),
         ({"data": SUMS, "reward": digits, "updates": 0}, r"^run"),
         (
@@ -592,7 +596,7 @@ def test_a_recipe_goes_through_toml_without_loss(online, offline, write, tiny):
     )
     made.write("made.toml")
     assert Recipe.read("made.toml") == made
-    changed = made.replace(**{"optim.lr": 2e-5, "rollout.group_size": None})
+    changed = made.replace(lr=2e-5, **{"rollout.group_size": None})
     assert (changed.settings.optim.lr, changed.settings.rollout.group_size) == (2e-5, 8)
     assert made.settings.optim.lr == 1e-5
     with pytest.raises(UserError, match=r"optim\.lr"):

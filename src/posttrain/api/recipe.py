@@ -43,10 +43,8 @@ from posttrain.verifiers.function import InProcessFunction
 DATA = ("task.data", "task.held_out")
 PLAYED, ALIKE = ("repair", "tools", "agent", "env"), ("columns", "system", "template", "bad")
 """What tasks are played with, whatever they are; and how records are read."""
-KEYWORDS = (
-    *("data", "held_out", "reward", "env", "tools"),
-    *("updates", "seed", "lr", "dir", "resume", "callbacks"),
-)
+SHORT = {"updates": "run.updates", "seed": "run.seed", "lr": "optim.lr"}
+KEYWORDS = ("data", "held_out", "reward", "env", "tools", *SHORT, "dir", "resume", "callbacks")
 TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
 
 
@@ -113,9 +111,9 @@ class Recipe:
             self._put("task.tools", {"functions": [named_file(each, "tools") for each in several]})
         for each in rewards_of(reward):
             self._reward(*each)
-        for key, value in (("run.updates", updates), ("run.seed", seed), ("optim.lr", lr)):
+        for name, value in (("updates", updates), ("seed", seed), ("lr", lr)):
             if value is not None:
-                self._put(key, plain_of(value))
+                self._put(SHORT[name], plain_of(value))
         self._read()
 
     @classmethod
@@ -152,10 +150,10 @@ class Recipe:
         Path(path).write_text(dump(tables), encoding="utf-8")
 
     def replace(self, **keys: Any) -> "Recipe":
-        """The recipe with other values: replace(**{"optim.lr": 1e-5}); None takes a key out."""
+        """The recipe with other values: replace(lr=1e-5, **{"rollout.groups": 8}); None takes a key out."""
         tables = copy.deepcopy(self.tables)
         for key, value in keys.items():
-            config.put(tables, key, plain_of(value), key)
+            config.put(tables, SHORT.get(key, key), plain_of(value), key)
         return Recipe.of(tables, {k: v for k, v in self.held.items() if names_memory(tables, k)})
 
     def with_held_out(self, data: Any) -> "Recipe":
@@ -220,7 +218,7 @@ class Recipe:
         here = self.held.keys() & {"method.name", "task.env", "verifier.function"}
         if here and recipe.async_.where in ("process", "ray"):
             what = "samplers in other processes cannot be given functions or objects of this one"
-            mend = "leave async_ out, or name it 'file.py:NAME'"
+            mend = "set it to 'thread', or put them into a file and give 'file.py:NAME'"
             raise UserError(what, where="async.place", mend=mend)
         return recipe
 
@@ -233,6 +231,8 @@ class Recipe:
         if isinstance(given, Mapping):
             beside = table_of("model", {k: v for k, v in given.items() if k != "path"})
             return self._model(given.get("path", "")) | beside
+        if isinstance(given, Recipe) or (isinstance(given, str | Path) and str(given).endswith(".toml")):
+            raise UserError("a recipe is no model", where="model", mend="posttrain.Session(RECIPE).run()")
         if isinstance(given, str | os.PathLike):
             return {"path": os.fspath(given)}
         pair = given if isinstance(given, tuple) else (given, None)
@@ -287,8 +287,8 @@ class Recipe:
         elif isinstance(given, str) or callable(given):
             name = self._function(given)
         else:
-            what = f"a {type(given).__name__} judges nothing"
-            raise UserError(what, where="reward", mend="give a function, a verifier's name, or a run")
+            mend = "give a function, a verifier's name, or a run, alone or as (reward, number)"
+            raise UserError(f"a {type(given).__name__} judges nothing", where="reward", mend=mend)
         if weight is not None:
             if not name:
                 raise UserError("a table has weights of its own", where="reward", mend="{'weights': ...}")

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -74,11 +74,12 @@ class Session(session.Session):
         """
         self.recipe, told = _recipe_of(recipe, asked), _callbacks(callbacks)
         check_alone()
+        if show not in get_args(Shown):
+            raise UserError(f"{show!r} is none of {', '.join(get_args(Shown))}", where="show")
         if resume not in (True, False):
             what = "it goes on from the newest checkpoint of dir, and is True or False"
-            raise UserError(
-                what, where="resume", mend="for an older one give the checkpoint's model as model"
-            )
+            mend = "for an older one give the checkpoint's model as model"
+            raise UserError(what, where="resume", mend=mend)
         if resume and dir is None:
             raise UserError("which run?", where="resume", mend="name its directory: dir=...")
         with python_words(), ExitStack() as stack:
@@ -140,8 +141,7 @@ class Session(session.Session):
         finally:
             super().__exit__(kind, error, trace)
         gc.collect()  # models have cycles in them
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing where no GPU was used
 
     def _save_at_exit(self, error: BaseException | None) -> None:
         """Leaves a checkpoint of what was trained; an error that ends the session tells of it."""

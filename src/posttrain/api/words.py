@@ -27,6 +27,7 @@ PAIRS = (
     (r"with --model", "with the model"),
     (r"add for example \[verifier\.number\]", "give reward=, as a function or 'number'"),
     (r"leave \[verifier\] out", "leave reward out"),
+    (r"\[verifier\] is never read", "reward= is never read"),
     (r"give task\.data", "give data="),
     (r"give exactly one of (.*), not none", r"give data=, or in task={...} exactly one of \1"),
     (r"give task\.held_out", "give held_out="),
