@@ -180,6 +180,21 @@ def test_what_is_picked_is_the_formula_and_so_is_its_gradient(scale, temperature
     near(sides[0], sides[1], 1e-5 if dtype == torch.float32 else 4e-3)
 
 
+def test_what_is_kept_has_32_bits_whatever_the_default_is(monkeypatch):
+    rooms, default = {}, torch.get_default_dtype()
+    assert kernels.load(torch.bfloat16) is not None
+    monkeypatch.setattr(kernels, "call", lambda name, like, *given: rooms.update({name: given}))
+    x = drawn(0, 2, 40, dtype=torch.bfloat16).detach()
+    torch.set_default_dtype(torch.bfloat16)  # as another thread does that loads a model
+    try:
+        kernels.pick(x, torch.tensor([1, 1]))
+        kernels.norm(x, x[0], 1e-5)
+    finally:
+        torch.set_default_dtype(default)
+    kept = [*rooms["pick_forward"][-4:], rooms["norm_forward"][-1]]
+    assert {each.dtype for each in kept} == {torch.float32}
+
+
 def test_no_number_stays_none():
     logits = drawn(0, 2, 40, dtype=torch.bfloat16).detach()
     logits[0, 7] = math.nan

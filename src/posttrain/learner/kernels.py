@@ -56,6 +56,11 @@ def suits(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.bfloat16 and load(x.dtype) is not None
 
 
+def _floats(count: int) -> torch.Tensor:
+    """Room for numbers of 32 bits, whatever the default is: while it loads, transformers changes that."""
+    return torch.empty(count, dtype=torch.float32)
+
+
 def call(name: str, like: torch.Tensor, *arguments: Any) -> None:
     """Calls a function of numbers like these."""
     kernels = load(like.dtype)
@@ -85,7 +90,7 @@ class _Pick(torch.autograd.Function):
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logits, targets = logits.contiguous(), targets.contiguous()
-        logp, entropy, highest, log_total = (torch.empty(len(logits)) for _ in range(4))
+        logp, entropy, highest, log_total = (_floats(len(logits)) for _ in range(4))
         call(
             "pick_forward",
             logits,
@@ -126,7 +131,7 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
         x = x.contiguous()
         rows, count = x.numel() // x.shape[-1], x.shape[-1]
-        out, scale = torch.empty_like(x), torch.empty(rows)
+        out, scale = torch.empty_like(x), _floats(rows)
         call("norm_forward", x, x, weight, rows, count, epsilon, out, scale)
         ctx.save_for_backward(x, weight, scale)
         return out
@@ -253,8 +258,8 @@ def _matches_pytorch(kernels: Library, dtype: torch.dtype) -> bool:
         return torch.randn(*shape, generator=g).to(dtype)
 
     x, weight = drawn(7, 70), drawn(70)
-    normed, gated, scale = torch.empty_like(x), torch.empty_like(x), torch.empty(len(x))
-    logp, *others = (torch.empty(len(x)) for _ in range(4))
+    normed, gated, scale = torch.empty_like(x), torch.empty_like(x), _floats(len(x))
+    logp, *others = (_floats(len(x)) for _ in range(4))
     targets = torch.arange(len(x))
     kernels.call("norm_forward", x, weight, *x.shape, 1e-5, normed, scale)
     kernels.call("gate_forward", x, normed, x.numel(), gated)
