@@ -4,6 +4,7 @@ import ast
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,13 @@ def test_a_box_that_does_not_come_up_is_not_the_programs_fault(monkeypatch: pyte
     assert (verdict.score, verdict.label) == (None, "INFRA_ERROR")
 
 
+def test_a_compiler_that_is_not_there_is_not_the_programs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(grade.RUNNERS, "c", replace(grade.RUNNERS["c"], build=("no-such-compiler", "main.c")))
+    verdict = CODE(task(kind="stdio", language="c", cases=[{"stdout": "7\n"}]), "int main(void) {}")
+    assert (verdict.score, verdict.label) == (None, "INFRA_ERROR")
+    assert "cannot start no-such-compiler" in verdict.reason
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -263,10 +271,34 @@ def test_bad_options_are_refused(options: Any) -> None:
         ("````\n```\na\n```\n````\n", "```\na\n```\n"),
         ("use `x`\n```python\na\n```  \nend", "a\n"),
         ("```\r\na\r\n```\r\n", "a\r\n"),
+        ("1. So:\n   ```\n   a:\n     b\n  c\n   ```\n", "a:\n  b\nc\n"),
     ],
 )
 def test_the_program_is_the_last_complete_block(response: str, found: str) -> None:
     assert program(response) == found
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "It writes\n```\n7\n```",
+        "Run it:\n```bash\npython main.py\n```",
+        "First I thought of\n```js\nadd(3, 4)\n```\n",
+    ],
+)
+def test_a_block_of_another_language_is_not_the_program(more: str) -> None:
+    cases = [{"stdin": "3 4\n", "stdout": "7\n"}]
+    fenced = "```Python3\nprint(sum(map(int, input().split())))\n```\n"
+    assert CODE(task(kind="stdio", cases=cases), fenced + more).label == "PASS"
+
+
+def test_a_block_that_only_uses_the_function_is_not_the_program() -> None:
+    found = task(kind="call", entry_point="add", cases=[{"args": [3, 4], "expected": 7}])
+    first, right = (f"```python\ndef add(a, b):\n    return a {sign} b\n```\n" for sign in "-+")
+    used = "For example:\n```python\nprint(add(3, 4))  # 7\n```\n"
+    assert CODE(found, right + used).label == "PASS"
+    assert CODE(found, first + right + used).label == "PASS"
+    assert CODE(found, right + first + used).label == "WRONG"
 
 
 @pytest.mark.parametrize(

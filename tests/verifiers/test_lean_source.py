@@ -141,7 +141,8 @@ def test_names_like_holes_are_none(text):
     [
         ("simp", "simp"),
         ("```lean\nsimp\n```", "simp\n"),
-        ("```lean4\na\n```\n```\nb\n```\n", "b\n"),
+        ("```\na\n```\n```\nb\n```\n", "b\n"),
+        ("```lean4\na\n```\nsays\n```\nb\n```\n", "a\n"),
         ("```lean\na\n```\n```lean\nb", "a\n"),
         ("```\n```", ""),
         ("<think>\n```lean\nsorry\n```\n</think>simp", "simp"),

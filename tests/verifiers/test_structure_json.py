@@ -45,6 +45,8 @@ RIGHT = [
     f"It is\n```json\n{GOOD}\n```\nas asked.",
     f"```json\n{{}}\n```\n```JSON\n{GOOD}\n```\n```python\n{{}}\n```\n```json\n{{",
     f"~~~json \r\n{GOOD}\r\n~~~\r\n",
+    f"It is\n```\n{GOOD}\n```\nas asked.",
+    f"```jsonc\n{GOOD}\n```",
 ]
 
 
@@ -63,11 +65,10 @@ REFUSED = [
     (f"Here it is: {GOOD}", "unreadable"),
     (f"{GOOD} as asked", "unreadable"),
     (f"{GOOD}{GOOD}", "unreadable"),
-    (f"```\n{GOOD}\n```", "unreadable"),
+    (f"```json\n{{]\n```\n```\n{GOOD}\n```", "unreadable"),
     (f"```json {GOOD}```", "unreadable"),
     (f"    ```json\n{GOOD}\n```", "unreadable"),
     (f"```json\n{GOOD}", "unreadable"),
-    (f"```jsonc\n{GOOD}\n```", "unreadable"),
     (f"```json\n{GOOD}\n```\n```json\n{{]\n```", "unreadable"),
     (f"\ufeff{GOOD}", "unreadable"),
     (f"\u00a0{GOOD}", "unreadable"),
@@ -134,6 +135,9 @@ def test_where_says_what_is_read(where: Any, whole: str, fenced: str, both: str)
     assert verifier(task(), "[1]").label == whole
     assert verifier(task(), "```json\n[1]\n```").label == fenced
     assert verifier(task(), "so\n```json\n[1]\n```\nthen").label == both
+    assert verifier(task(), "so\n```json\n[1]\n```\nof\n```\nx\n```").label == both
+    untagged = {"all": "unreadable", "fenced": "no_answer", "auto": "right"}
+    assert verifier(task(), "so\n```\n[1]\n```\nthen").label == untagged[where]
 
 
 def test_what_stands_in_a_thought_is_no_json() -> None:
@@ -390,4 +394,4 @@ def test_fences_are_markdowns() -> None:
     assert last_fenced("``` a`b\nc\n```") is None
     assert last_fenced("~~~ a`b\nc\n~~~") == "c"
     assert last_fenced("```\n```") == ""
-    assert last_fenced("```x\n1\n```\n```\n2\n```", "x") == "1"
+    assert last_fenced("  ```\n  a\n    b\n```") == "a\n  b"

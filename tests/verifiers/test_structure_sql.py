@@ -41,7 +41,9 @@ RIGHT = [
     "SELECT a AS other, b AS name FROM main.t",
     "WITH c AS (SELECT * FROM t) SELECT a, b FROM c",
     "SELECT a, b FROM t WHERE a < 3 UNION ALL SELECT a, b FROM t WHERE a = 3",
-    "```sql\nSELECT a FROM t\n```\nNo, rather\n```\nSELECT a, b FROM t\n```\nwhich is it. ```",
+    "```sql\nSELECT a FROM t\n```\nNo, rather\n```sql\nSELECT a, b FROM t\n```\nwhich is it. ```",
+    "```\nSELECT a, b FROM t\n```",
+    "```sql\nSELECT a, b FROM t;\n```\nIt finds\n```\n| a | b |\n```",
     "SELECT a, b FROM t WHERE b <> '; DROP TABLE t' OR b IS NULL",
     "<think>\n```sql\nSELECT a FROM t\n```\nno</think>SELECT a, b FROM t",
 ]

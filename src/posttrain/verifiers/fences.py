@@ -6,26 +6,42 @@ that is not closed is none, nor is one in a thought. Time is linear in the lengt
 """
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from posttrain.verifiers.regions import speech
+from posttrain.verifiers.regions import speech, spoken
 
 # Possessive, because spaces could otherwise be matched in quadratically many ways.
 _OPEN = re.compile(r" {0,3}(?:(`{3,}+)[ \t]*+([^`]*)|(~{3,}+)[ \t]*+(.*))", re.DOTALL)
 _CLOSE = re.compile(r" {0,3}(`{3,}+|~{3,}+)[ \t]*+")
 
 
-def fenced(response: str, language: str = "") -> tuple[int, int] | None:
-    """Where the last complete block's lines begin and end, of this language if one is named; None if none is.
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A complete block: where its lines begin and end, its language in small letters, its indentation."""
 
-    >>> response = "So:\\n```coq\\nauto.\\n```\\nthat is auto."
-    >>> response[slice(*fenced(response))]
-    'auto.\\n'
+    begin: int
+    end: int
+    language: str
+    indent: int
+
+    def text(self, response: str) -> str:
+        """Its lines, without as many blanks before each as stand before its fence."""
+        lines = response[self.begin : self.end]
+        return re.sub(rf"^ {{1,{self.indent}}}", "", lines, flags=re.MULTILINE) if self.indent else lines
+
+
+def blocks(response: str) -> list[Block]:
+    """The complete blocks behind the thought, in their order.
+
+    >>> [block.language for block in blocks("```coq\\nauto.\\n```\\nNo more goals:\\n~~~\\n~~~")]
+    ['coq', '']
     """
-    found: tuple[int, int] | None = None
-    mark, wanted, begin = "", False, 0
+    found: list[Block] = []
+    mark, language, indent, begin = "", "", 0, 0
     at, last = speech(response)
     if "```" not in response and "~~~" not in response:
-        return None
+        return found
     for line in response[at:last].split("\n"):
         text = line.removesuffix("\r")
         if not mark:
@@ -33,32 +49,55 @@ def fenced(response: str, language: str = "") -> tuple[int, int] | None:
             if opened:
                 mark, begin = opened[1] or opened[3], at + len(line) + 1
                 said = (opened[2] or opened[4] or "").split(maxsplit=1)
-                wanted = not language or (bool(said) and said[0].casefold() == language)
+                language, indent = said[0].casefold() if said else "", text.index(mark)
         elif (closed := _CLOSE.fullmatch(text)) and closed[1][0] == mark[0] and len(closed[1]) >= len(mark):
-            found = (begin, at) if wanted else found
+            found.append(Block(begin, at, language, indent))
             mark = ""
         at += len(line) + 1
     return found
 
 
-def last_fenced(response: str, language: str = "") -> str | None:
-    """What stands in the last complete block, of this language if one is named; None if there is none.
+def last_block(response: str, *languages: str) -> Block | None:
+    """The last complete block of these languages; where there is none of them, the last of all."""
+    found = blocks(response)
+    return next((block for block in reversed(found) if block.language in languages), (found or [None])[-1])
+
+
+def answered(response: str, *languages: str) -> tuple[int, int]:
+    """Where the lines of the last block begin and end; what is said behind the thought if there is none.
+
+    >>> response = "So:\\n```coq\\nauto.\\n```\\nthat is auto."
+    >>> response[slice(*answered(response))]
+    'auto.\\n'
+    """
+    found = last_block(response, *languages)
+    return (found.begin, found.end) if found else speech(response)
+
+
+def last_fenced(response: str) -> str | None:
+    """What stands in the last block, as one text without its last line's end; None if there is none.
 
     >>> last_fenced("```json\\n{}\\n```\\nor\\n```\\n[]\\n```")
     '[]'
-    >>> last_fenced("```json\\n{}\\n```\\n```\\n", "json")
-    '{}'
     """
-    found = fenced(response, language)
-    return None if found is None else response[slice(*found)].replace("\r\n", "\n").removesuffix("\n")
+    found = last_block(response)
+    return None if found is None else found.text(response).replace("\r\n", "\n").removesuffix("\n")
 
 
-def program(response: str) -> str:
-    """The last complete block of what a response says behind its thought; all of that where there is none.
+def program(
+    response: str, languages: Sequence[str] = (), wanted: Callable[[str], bool] = lambda text: False
+) -> str:
+    """The program that a response gives: what its last block that is `wanted` holds.
 
-    >>> program("So:\\n```python\\nprint(1)\\n```\\nor\\n```\\nprint(2)\\n```\\nand ```x")
-    'print(2)\\n'
-    >>> program("    return 1")
-    '    return 1'
+    Where none is, what the last one of these languages holds, or else the last of all; all that is said
+    behind the thought where there is no block.
+
+    >>> response = "So:\\n```python\\nprint(1)\\n```\\nwhich writes\\n```\\n1\\n```\\nand ```x"
+    >>> program(response), program(response, ["python"]), program("    return 1")
+    ('1\\n', 'print(1)\\n', '    return 1')
     """
-    return response[slice(*(fenced(response) or speech(response)))]
+    texts = (block.text(response) for block in reversed(blocks(response)))
+    if (found := next((text for text in texts if wanted(text)), None)) is not None:
+        return found
+    block = last_block(response, *languages)
+    return block.text(response) if block else spoken(response)

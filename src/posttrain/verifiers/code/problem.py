@@ -111,11 +111,15 @@ def sources(found: Problem, code: str) -> list[str]:
     """
     if found.kind != "assert" or not found.prompt:
         return [code]
-    entry = re.escape(found.entry_point.split(".")[0])
     follows = [f"{found.prompt}\n\n{code}", f"{_imports(found.prompt)}\n\n{code}", code]
-    if re.search(rf"^(?:(?:async[ \t]+)?def|class)[ \t]+{entry}\b|^{entry}[ \t]*=", code, re.MULTILINE):
-        return follows
-    return [found.prompt + code, *follows]
+    return follows if defines(found, code) else [found.prompt + code, *follows]
+
+
+def defines(found: Problem, code: str) -> bool:
+    """Whether a program defines the function that is called, by the look of its lines."""
+    entry = re.escape(found.entry_point.split(".")[0])
+    pattern = rf"^(?:(?:async[ \t]+)?def|class)[ \t]+{entry}\b|^{entry}[ \t]*="
+    return bool(entry) and re.search(pattern, code, re.MULTILINE) is not None
 
 
 def preamble(found: Problem) -> str:

@@ -24,4 +24,10 @@ RUNNERS: dict[str, Runner] = {
     "c": Runner("main.c", ("./main",), ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm")),
     "cpp": Runner("main.cpp", ("./main",), ("g++", "-O2", "-std=c++20", "-o", "main", "main.cpp")),
 }
-"""To add a language, add its line here."""
+"""To add a language, add its line here, and how its blocks are called to TAGS."""
+TAGS: dict[str, tuple[str, ...]] = {
+    PYTHON: ("python", "python3", "py"),
+    "bash": ("bash", "sh"),
+    "c": ("c",),
+    "cpp": ("cpp", "c++", "cc"),
+}

@@ -1,13 +1,14 @@
 """The verifier of programs."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from posttrain.types import RunError, Task, UserError, Verdict
 from posttrain.verifiers import sandbox
 from posttrain.verifiers.code.grade import FRESH, TEST_LIMITS, graded
-from posttrain.verifiers.code.problem import Problem, problem
-from posttrain.verifiers.code.runners import PYTHON, RUNNERS
+from posttrain.verifiers.code.problem import Problem, defines, problem
+from posttrain.verifiers.code.runners import PYTHON, RUNNERS, TAGS
 from posttrain.verifiers.code.talk import START_S
 from posttrain.verifiers.fences import program
 from posttrain.verifiers.protocol import Verifier
@@ -20,9 +21,10 @@ _BUSY = 20.0
 class Code(Verifier):
     """1 if the program in the response does what the task's cases ask; otherwise 0, or a share of it.
 
-    The program is the last complete fenced block of the response, or the whole response. It runs in
-    a box that holds neither expected outputs nor anything of the grader; see docs/verifiers/code.md
-    for the three kinds of tasks.
+    The program is the last complete fenced block of the response that defines the function asked for; or
+    the last one in the task's language, the last of all, or the whole response. It runs in a box that holds
+    neither expected outputs nor anything of the grader; see docs/verifiers/code.md for the three kinds of
+    tasks.
 
     Labels: PASS, WRONG, RUNTIME_ERROR, COMPILE_ERROR, TIMEOUT, MEMORY, OUTPUT_LIMIT, FORBIDDEN (it
     was refused something that only the host may do, or wrote on the grader's channel); without a
@@ -46,11 +48,12 @@ class Code(Verifier):
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """PASS where every case passes; the reason names the first that does not."""
-        code = program(response)
+        found = self._problem(task)
+        code = program(response, TAGS.get(found.language, ()), partial(defines, found))
         if not code.strip():
             return Verdict(score=0.0, label="COMPILE_ERROR", reason="there is no program")
         try:
-            outcome = graded(self._problem(task), code, self.level, every=self.partial)
+            outcome = graded(found, code, self.level, every=self.partial)
         except (RunError, OSError) as error:
             return Verdict(score=None, label="INFRA_ERROR", reason=str(error)[:300])
         score = float(outcome.label == "PASS")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from posttrain.base.foreign import require
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.cpu_limit import OverTimeError, within
-from posttrain.verifiers.fences import last_fenced
+from posttrain.verifiers.fences import last_block
 from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 from posttrain.verifiers.regions import spoken
 from posttrain.verifiers.structure.strict_json import NotJsonError, identity, read
@@ -30,9 +30,9 @@ class Json(Verifier):
     """1 if the response is JSON that fits a JSON Schema and, if asked, is the task's answer; otherwise 0.
 
     What is read is the whole response (`all`), the last complete block that is fenced as json (`fenced`), or
-    that block if there is one and if not all that is said behind the thought (`auto`). It is read by the
-    strict rules of `strict_json`. The schema is the task's field `schema`, or else the option; its draft is
-    the one that its "$schema" names, or 2020-12. Nothing is fetched: a "$ref" must lead to a place in the
+    that block, or else the last of all, or else all that is said behind the thought (`auto`). It is read by
+    the strict rules of `strict_json`. The schema is the task's field `schema`, or else the option; its draft
+    is the one that its "$schema" names, or 2020-12. Nothing is fetched: a "$ref" must lead to a place in the
     schema. Equal are values, not texts: 1 is 1.0, names have no order.
 
     Labels: right, wrong (it does not fit, or is not the answer), unreadable (not JSON, or not strictly),
@@ -46,8 +46,8 @@ class Json(Verifier):
     schema: Mapping[str, Any] | str | None = None
     """A JSON Schema, or the path of a file that holds one; a task's own field `schema` goes before it."""
     where: Literal["auto", "all", "fenced"] = "auto"
-    """What is read: all of the response, the last block fenced as json, or that if there is one and otherwise
-    all that is said behind the thought."""
+    """What is read: all of the response; the last block fenced as json; or that, or else the last block of
+    all, or else all that is said behind the thought."""
     equals: bool = False
     """Whether it must also be the task's answer, read as JSON."""
     name: str = "json"
@@ -82,8 +82,10 @@ class Json(Verifier):
     def _read_from(self, response: str) -> str | None:
         if self.where == "all":
             return response
-        block = last_fenced(response, "json")
-        return spoken(response) if block is None and self.where == "auto" else block
+        block = last_block(response, "json")
+        if block is None or (self.where == "fenced" and block.language != "json"):
+            return spoken(response) if self.where == "auto" else None
+        return block.text(response)
 
     def _schema(self, task: Task) -> Mapping[str, Any] | None:
         """The schema that a response to this task must fit; UserError if the task's own is none."""

@@ -19,12 +19,12 @@ from posttrain.verifiers.structure.syntax import ends_in_order, parsed
 class Sql(Verifier):
     """1 if the query finds what the gold finds in the task's databases, or if it parses; otherwise 0.
 
-    The query is the last complete fenced block of what the response says behind its thought, or all of that
-    where there is none: one statement that only reads. With `result` it runs in SQLite, on each database
-    that the task's field `schema` makes (a script of CREATE and INSERT, or a list of them), and must find
-    what the task's field `gold`, or its answer, finds there: the same number of columns, the same rows, in
-    the same order where the gold ends in ORDER BY (or the field `ordered` says so). Without `result` it must
-    parse in `dialect`, and nothing runs.
+    The query is the last complete block fenced as sql of what the response says behind its thought; or the
+    last block of all, or all that is said where there is none: one statement that only reads. With `result`
+    it runs in SQLite, on each database that the task's field `schema` makes (a script of CREATE and INSERT,
+    or a list of them), and must find what the task's field `gold`, or its answer, finds there: the same
+    number of columns, the same rows, in the same order where the gold ends in ORDER BY (or the field
+    `ordered` says so). Without `result` it must parse in `dialect`, and nothing runs.
 
     Labels: right, wrong, unreadable (it does not parse, or names what is not there), forbidden (it does
     more than read), over_limit (steps, time, memory, size), no_answer.
@@ -58,7 +58,7 @@ class Sql(Verifier):
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Right where the query finds what the gold finds, or parses."""
-        query = program(response).strip().rstrip("; \t\r\n")
+        query = program(response, ("sql", "sqlite")).strip().rstrip("; \t\r\n")
         if not query:
             return Verdict(score=0.0, label="no_answer", reason="there is no query")
         try:

@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from posttrain.verifiers.fences import fenced
-from posttrain.verifiers.regions import speech
+from posttrain.verifiers.fences import answered
 
 _NEXT = re.compile(r'\(\*|"|\.+')
 _BLANK = " \t\r\n"
@@ -133,12 +132,12 @@ def unprefixed(code: str) -> str:
 
 
 def submission(response: str) -> tuple[str, int]:
-    """The last complete fenced block of a response, or all behind its thought, and where it begins.
+    """The last complete block fenced as coq, or of all, or all behind the thought, and where it begins.
 
     >>> submission("So:\\n```coq\\nauto.\\n```\\nthat is auto.\\n")
     ('auto.\\n', 11)
     """
-    found = fenced(response) or speech(response)
+    found = answered(response, "coq", "rocq")
     return response[slice(*found)], found[0]
 
 

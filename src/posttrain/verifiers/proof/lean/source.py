@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from posttrain.verifiers.fences import fenced
-from posttrain.verifiers.regions import speech
+from posttrain.verifiers.fences import answered
 
 HEADER, GUARD, SPEC, SUBMISSION, CHECK = "PtHeader", "PtGuard", "PtSpec", "PtSubmission", "PtCheck"
 """The modules: the header; names kept from the response; the statement; the response's; ours, that judges."""
@@ -69,8 +68,8 @@ class Code:
 
     @staticmethod
     def of(response: str) -> "Code":
-        """The last complete fenced block, or all that is said behind the thought where there is none."""
-        begin, end = fenced(response) or speech(response)
+        """The last complete block fenced as lean, or of all, or all that is said behind the thought."""
+        begin, end = answered(response, "lean", "lean4")
         return Code(without_comments(response[begin:end]), begin)
 
 
