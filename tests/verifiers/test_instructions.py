@@ -20,6 +20,7 @@ PAIRS = [
     ),
     ("keywords:frequency", {"keyword": "tea", "frequency": 2, "relation": "less than"}, "tea", "tea tea"),
     ("keywords:forbidden_words", {"forbidden_words": ["rain"]}, "a train", "Rain again"),
+    ("keywords:forbidden_words", {"forbidden_words": ["C++"]}, "C alone", "I like C++ best"),
     (
         "keywords:letter_frequency",
         {"letter": "z", "let_frequency": 2, "let_relation": "at least"},
@@ -33,6 +34,7 @@ PAIRS = [
         "## two",
     ),
     ("language:response_language", {"language": "de"}, "Das ist nicht der Hund.", "This is not the dog."),
+    ("language:response_language", {"language": "de"}, "42!", "Գիրը սեղանին է"),
     ("language:response_language", {"language": "hi"}, "यह एक किताब है", "हे एक पुस्तक आहे आणि ते"),
     (
         "length_constraints:number_sentences",

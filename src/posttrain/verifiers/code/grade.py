@@ -16,7 +16,7 @@ from posttrain.verifiers.code import plain
 from posttrain.verifiers.code.caller import Caller, class_of, outcome
 from posttrain.verifiers.code.compare import Compare, equal_text, equal_value
 from posttrain.verifiers.code.problem import Problem, asserts, preamble, sources
-from posttrain.verifiers.code.runners import PYTHON, RUNNERS
+from posttrain.verifiers.code.runners import PYTHON, RUNNERS, Runner
 from posttrain.verifiers.code.talk import START_S, Ended, receive, send, start
 from posttrain.verifiers.sandbox import Box, Level, Limits, host
 from posttrain.verifiers.sandbox.live import Clock, attend
@@ -135,11 +135,14 @@ def _build_and_run(found: Problem, code: str, box: Box, every: bool) -> Outcome:
     files = {runner.file: _bytes(code)}
     if runner.build:
         limits = replace(box.limits, wall_s=_BUILD_S, memory_mb=max(box.limits.memory_mb, 1024))
-        built = Box(level=box.level, limits=limits).run(runner.build, files=files, collect=("main",))
-        if built.status != 0 or "main" not in built.collected:
-            said = built.stderr.decode("utf-8", "replace").strip().splitlines()
-            return Outcome("COMPILE_ERROR", plain.line(said[0]) if said else "it does not build")
-        files = {"main": built.collected["main"]}
+        builder = Box(level=box.level, limits=limits)
+        main, said = _built(builder, runner, files)
+        if main is None:
+            empty, why = _built(builder, runner, {runner.file: b"int main(void) { return 0; }\n"})
+            if empty is None:
+                raise RunError(f"not even an empty program builds: {why}")
+            return Outcome("COMPILE_ERROR", said)
+        files = {"main": main}
 
     def judge(case: dict[str, Any]) -> Outcome:
         ran = box.run(runner.run, files=files, stdin=_bytes(case.get("stdin", "")))
@@ -148,6 +151,14 @@ def _build_and_run(found: Problem, code: str, box: Box, every: bool) -> Outcome:
         return _of_process(how, ran.status, ran.ended == "memory", read, case["stdout"], found.compare)
 
     return _over(found, every, judge)
+
+
+def _built(box: Box, runner: Runner, files: dict[str, bytes]) -> tuple[bytes | None, str]:
+    """What is built of a source, None if nothing is; and the first line that is said about it."""
+    ran = box.run(runner.build, files=files, collect=("main",))
+    said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+    main = ran.collected.get("main") if ran.status == 0 else None
+    return main, plain.line(said[0]) if said else "it does not build"
 
 
 def _of_process(

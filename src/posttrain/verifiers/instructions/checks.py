@@ -42,7 +42,7 @@ def frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
 
 def forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
     """None of the words occurs as a word of its own."""
-    found = (re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) for word in forbidden_words)
+    found = (re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) for word in forbidden_words)
     return not any(found)
 
 
@@ -57,7 +57,7 @@ def response_language(text: str, language: str) -> bool:
 
 
 def _speaks(text: str, code: str) -> bool:
-    return language(text) in (code, None)
+    return language(text) == code or not any(letter.isalpha() for letter in text)
 
 
 # ---------------------------------------------------------------------- lengths
