@@ -60,7 +60,9 @@ def blocks(response: str) -> list[Block]:
 def last_block(response: str, *languages: str) -> Block | None:
     """The last complete block of these languages; where there is none of them, the last of all."""
     found = blocks(response)
-    return next((block for block in reversed(found) if block.language in languages), (found or [None])[-1])
+    return next(
+        (block for block in reversed(found) if block.language in languages), next(reversed(found), None)
+    )
 
 
 def answered(response: str, *languages: str) -> tuple[int, int]:
