@@ -255,6 +255,14 @@ def test_without_a_result_a_query_must_parse(dialect: str, response: str, label:
     assert verifier(bare, response).label == label
 
 
+@pytest.mark.parametrize("call", ["printf('%.1000000000c', 'x')", "format('%.*c', 1000000000, 'x')"])
+def test_a_wide_printf_takes_no_time(call: str) -> None:
+    begin = time.thread_time()
+    verdict = Sql()(task(), f"SELECT {call}, 1")
+    assert (verdict.label, time.thread_time() - begin < 1.0) == ("wrong", True)
+    assert Sql()(task(), "SELECT a, b FROM t WHERE printf('%03d', 7) = '007'").label == "right"
+
+
 def test_impossible_options_are_refused() -> None:
     for options in ({"tolerance": -1.0}, {"max_steps": 0}, {"time_limit_s": 0.0}, {"dialect": "mysql"}):
         with pytest.raises(ValueError):
