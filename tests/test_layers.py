@@ -29,7 +29,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LINES, FUNCTION_LINES = 300, 60
 LONGER_FILES = {
     "api/recipe.py": 310,  # what a program gives, each kind in its words
-    "learner/learner.py": 580,  # an update, and the halves of a step
+    "learner/learner.py": 590,  # an update, and the halves of a step
     "models/pretrained.py": 600,  # one check after the other, each with its message
     "runtime/build.py": 392,  # the one place that knows every component
     "runtime/online.py": 390,

@@ -35,6 +35,7 @@ from posttrain.learner.shards import local, whole
 from posttrain.learner.trust_region import Region, Trust, flat, natural_step
 from posttrain.math import diagnose, kl, masked, reduce
 from posttrain.models.fingerprint import digest
+from posttrain.models.loading import computing
 from posttrain.types import PROBE, Batch, Method, Outputs, PerToken, RunError
 
 
@@ -108,6 +109,7 @@ class Learner:
     _added: tuple[Batch, dict[str, float]] | None = None
     """The batch whose gradients were added last, and its metrics."""
 
+    @computing()
     def __init__(
         self,
         model: PreTrainedModel,
@@ -194,6 +196,7 @@ class Learner:
         """Packed tokens of a microbatch, at most."""
         return self.passes.budget
 
+    @computing()
     def score(self, batch: Batch) -> Outputs:
         """The model's log-probability and entropy, and the critic's value, at every trained token."""
         return self.passes.score(self.net, batch)
@@ -214,12 +217,14 @@ class Learner:
         with self.ranks.waiting("weights"):
             yield from merged(self.model)
 
+    @computing()
     def canary(self, row: list[int]) -> list[float]:
         """log π(token t | tokens before t) for t ≥ 1, at temperature 1, as a sampler must find it too."""
         return self.passes.canary(row)
 
     # ------------------------------------------------------------------ learning
 
+    @computing()
     def update(self, batch: Batch) -> Update:
         """Trains on these rows: epochs × minibatches optimiser steps.
 
@@ -278,6 +283,7 @@ class Learner:
         if self.follower:
             self.follower.after(self.update_count, self.masters.tensors())
 
+    @computing()
     def forward_backward(self, batch: Batch, loss: Loss | None = None) -> Losses:
         """Adds the gradient of Σ weight · loss over the batch's tokens to what is there; moves nothing.
 
@@ -305,6 +311,7 @@ class Learner:
         self._added = batch, metrics
         return Losses(out.logp, out.entropy, metrics, self._norms())
 
+    @computing()
     def optim_step(self, lr: float | None = None) -> dict[str, float]:
         """Clips the gradients that were added and makes one step of them, which counts as an update.
 
@@ -381,6 +388,7 @@ class Learner:
         metrics |= self._move_within(old, weight, total) if self.trust else self._move(total)
         return out, weighs, metrics
 
+    @computing()
     def assess(self, batch: Batch) -> dict[str, float]:
         """The method's loss and metrics on rows that it does not learn from, as one step's would be."""
         batch = self._complete(replace(batch, everywhere=self.ranks))

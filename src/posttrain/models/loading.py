@@ -5,9 +5,9 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from threading import RLock
+from threading import Condition, local
 from typing import Any, Literal
 
 import numpy as np
@@ -130,15 +130,58 @@ def score_heads(path: Path) -> int:
     return heads if isinstance(heads, int) else 1
 
 
-_ONE = RLock()
-"""Held within `quiet`: while it loads, transformers replaces functions of its own, as tie_weights, and of two
-threads that load at once the second would put the replacement back for good."""
+class _Turns:
+    """Any number of threads compute, or one loads."""
+
+    def __init__(self) -> None:
+        self._changed, self._here = Condition(), local()
+        self._computing, self._loading = 0, False
+
+    def __call__(self, *, loads: bool) -> AbstractContextManager[None]:
+        """A thread that is within one of the two may begin either anew."""
+        within: str | None = getattr(self._here, "within", None)
+        return nullcontext() if within == "loads" or (within and not loads) else self._turn(loads, within)
+
+    @contextmanager
+    def _turn(self, loads: bool, within: str | None) -> Iterator[None]:
+        with self._changed:
+            self._computing -= within is not None  # two that compute and want to load would wait for ever
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._loading)
+            self._loading = loads
+            self._computing += not loads
+            if loads:
+                self._changed.wait_for(lambda: not self._computing)
+        self._here.within = "loads" if loads else "computes"
+        try:
+            yield
+        finally:
+            self._here.within = within
+            with self._changed:
+                self._computing += (within is not None) - (not loads)
+                self._loading = self._loading and not loads
+                self._changed.notify_all()
+
+
+_turns = _Turns()
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Within it no other thread loads a model, which changes the process's default dtype for that long."""
+    with _turns(loads=False):
+        yield
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within it, one thread at a time, transformers shows no bar and says nothing short of an error."""
-    with _ONE:
+    """Within it transformers shows no bar and says nothing short of an error.
+
+    One thread at a time, and while none is `computing`: while transformers loads, torch's default dtype is
+    the model's and functions of its own, as tie_weights, are replaced; a second thread that loads would put
+    the replacements back for good.
+    """
+    with _turns(loads=True):
         verbosity = transformers_logging.get_verbosity()
         bars = transformers_logging.is_progress_bar_enabled()
         transformers_logging.set_verbosity_error()

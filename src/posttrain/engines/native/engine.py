@@ -24,6 +24,7 @@ from posttrain.engines.native.runner import Runner
 from posttrain.engines.native.scheduler import Scheduler
 from posttrain.engines.sequence import Sequence, new_sequence
 from posttrain.models.fingerprint import Named
+from posttrain.models.loading import computing
 from posttrain.types import Completion, Request
 
 MOST_ROWS = 1 << 17
@@ -71,6 +72,7 @@ class NativeEngine:
     stop_tokens: any of them ends an answer; context: the most tokens that a sequence may come to.
     """
 
+    @computing()
     def __init__(
         self,
         model: PreTrainedModel,
@@ -128,6 +130,7 @@ class NativeEngine:
         self.runner.forget()
         return left
 
+    @computing()
     def load(self, weights: Named, version: int, *, keep: bool = False) -> str:
         """The digest of the weights received (see engines.protocol)."""
         if self.busy and not keep:
@@ -146,15 +149,18 @@ class NativeEngine:
     def close(self) -> None:
         """Nothing: all of it is in this thread."""
 
+    @computing()
     def score(self, tokens: list[int]) -> list[float]:
         """log π(token t | before t) for t ≥ 1 at temperature 1, through the weights that draw."""
         logps = self.runner.score(tuple(tokens)).float().log_softmax(-1)
         return [float(logps[t - 1, tokens[t]]) for t in range(1, len(tokens))]
 
+    @computing()
     def first(self, prompts: Listed[tuple[int, ...]]) -> Float[torch.Tensor, "P V"]:
         """log π(· | prompt) at temperature 1, of the token after each prompt; nothing else is disturbed."""
         return self.runner.after(list(prompts)).float().log_softmax(-1)
 
+    @computing()
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Completion]]:
         """The answers that ended in one more token for each running sequence; waits for nothing."""
         done = self._start(self.scheduler.admit())
