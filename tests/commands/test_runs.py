@@ -215,6 +215,7 @@ def test_what_is_cleaned_can_be_reported_asked_evaluated_and_resumed(run: Path, 
     (run / "report.html.part").write_text("half")
     (run / "checkpoints" / "step_000003.tmp-17").mkdir()
     (run / "checkpoints" / "step_000003.tmp-17" / "weights").write_text("half")
+    (run / "checkpoints" / "step_000004.before").mkdir()
     before, answers = tree(run), run_cli("sample", run, "2+2=", "--json").out
     said = run_cli("clean", run, "--yes")
     assert said.code == 0, said.err

@@ -679,7 +679,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "data that is not there": (
         '"model.path" = "{sft}" }',
         '"model.path" = "{sft}", "task.data.path" = "nowhere.jsonl" }',
-        ("nowhere.jsonl", "there is no such file"),
+        ("sums.toml:10", "stage 'reward'", "nowhere.jsonl", "there is no such file"),
     ),
     "a model that is not there": (
         'recipe = "parts/sft.toml"',

@@ -54,6 +54,12 @@ def test_a_recipe_of_ours_is_the_same_after_a_round_trip(path, tmp_path):
     assert config.read(again).recipe == found.recipe
 
 
+@pytest.mark.parametrize("name", ["judge", "short", "small/judge", "small/rubric", "small/constitution"])
+def test_a_file_of_ours_that_judges_is_said_to_be_no_recipe(name):
+    with pytest.raises(UserError, match=r"\.toml: it is no recipe but a .*verif.*"):
+        config.read(Path(__file__).parents[2] / "recipes" / "rlaif" / f"{name}.toml")
+
+
 def test_a_component_gets_its_own_configuration_and_not_pydantics(write, online):
     recipe = config.read(write(online, {"lora": {"rank": 2, "targets": ["q_proj"]}})).recipe
     assert type(recipe) is Recipe

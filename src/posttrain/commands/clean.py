@@ -135,7 +135,8 @@ def planned(run: Listed, *, weights_only: bool, records: bool) -> Plan:
             Going("rollouts and searches", [f for pattern in RECORDS for f in sorted(path.glob(pattern))])
         )
     left = [f for pattern in LEFTOVERS for f in sorted(path.glob(pattern))]
-    plans.append(Going("half-written", list(dict.fromkeys([*left, *(path / "checkpoints").glob("*.tmp-*")]))))
+    left += checkpoint.leftovers(path / "checkpoints")
+    plans.append(Going("half-written", list(dict.fromkeys(left))))
     why = ", ".join(f"{c.name} ({reason})" for c, reason in stays.items())
     return Plan(path, [each for each in plans if each.paths], why)
 

@@ -52,10 +52,7 @@ def save(
     working, before = root / f"{final.name}.tmp-{os.getpid()}", root / f"{final.name}.before"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for stale in [
-            *root.glob("*.tmp-*"),
-            *(p for p in root.glob("*.before") if p.with_suffix("").exists()),
-        ]:
+        for stale in leftovers(root):
             shutil.rmtree(stale, ignore_errors=True)
         working.mkdir()
         write(working)
@@ -81,6 +78,12 @@ def save(
     if keep:
         thin(root, whole=keep, weights=keep_weights, last=update)
     return final
+
+
+def leftovers(root: Path) -> list[Path]:
+    """What saves that a crash broke off have left, and nobody reads."""
+    before = (p for p in root.glob("*.before") if p.with_suffix("").exists())
+    return sorted([*root.glob("*.tmp-*"), *before])
 
 
 def thin(root: Path, *, whole: int, weights: int, last: float = math.inf) -> None:

@@ -100,9 +100,12 @@ def reading(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> config
 
 
 def placed(pipeline: Pipeline, stage: Stage, error: UserError) -> UserError:
-    """The error of a stage's recipe, with the line of the pipeline if that is where the key was set."""
-    if not error.where.startswith("--set "):
+    """The error of a stage's recipe, with the line of the pipeline unless a line of the recipe is named."""
+    if error.where.startswith(str(pipeline.path.parent / stage.recipe)):
         return error
+    if not error.where.startswith("--set "):  # a data file, or what has no place
+        what = f"{error.where}: {error.what}" if error.where else error.what
+        return UserError(what, where=pipeline.at(stage, "recipe"), mend=error.mend)
     key = error.where.removeprefix("--set ").partition("=")[0]
     return UserError(
         error.what, where=f"{pipeline.at(stage, 'set', *key.split('.'))}: {key}", mend=error.mend

@@ -30,6 +30,12 @@ OWN = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curric
 """Where a recipe may name code of one's own that the training itself runs."""
 CALLED = (("task", "tools", "functions"), ("verifier", "function", "function"))
 """Where it may name functions that other processes call; those of a program are in code/ too."""
+NO_RECIPES = {
+    "verifier": ("a verifier alone", "posttrain verify, prefer and revise read it"),
+    "prompt": ("a rubric", "name it as verifier.judge.rubric"),
+    "principle": ("a constitution", "name it as verifier.judge.constitution"),
+}
+"""What a file without a model, a method and a task is, by a key that it has, and where it is read."""
 RENAMED = {"psi": "estimator"}
 """Keys of [method] as earlier versions called them, which are read for a release."""
 
@@ -74,6 +80,9 @@ def read(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
         key, value = override(each)
         put(tables, key, value, each)
         given[key] = f"--set {each}"
+    other = next((found for key, found in NO_RECIPES.items() if key in tables), None)
+    if other and not {"model", "method", "task"} & tables.keys():
+        raise UserError(f"it is no recipe but {other[0]}", where=str(path), mend=other[1])
     tables = renamed(tables, lambda name: beside(name, path.parent))
     tables = renamed(tables, lambda n: beside(n, path.parent) if n.startswith("code/") else n, CALLED)
     return from_tables(tables, Where(path, text, given))
