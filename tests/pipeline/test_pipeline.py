@@ -6,6 +6,7 @@ import math
 import random
 import re
 import shutil
+import signal
 import statistics
 import tomllib
 from collections import Counter
@@ -29,6 +30,7 @@ from posttrain.models import checkpoint, loading
 from posttrain.pipeline import file, record
 from posttrain.pipeline.check import comparison
 from posttrain.runtime.record import saving
+from posttrain.runtime.record.journal import stop_requested
 from posttrain.types import Task, UserError
 from posttrain.verifiers.model.verifier import RewardModel
 
@@ -509,6 +511,18 @@ def test_models_that_adapters_are_merged_into_count_on_the_disk(able, placed, mo
 
 
 # ---------------------------------------------------------------------- going on
+
+
+def test_a_signal_in_the_last_update_of_a_stage_stops_the_pipeline(pipe, monkeypatch, tmp_path, run_cli):
+    def ended(*args: Any, **how: Any) -> None:
+        with stop_requested():
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("posttrain.pipeline.stages.train", ended)
+    said = run_cli("pipeline", pipe, "--dir", tmp_path / "run", "--quiet")
+    assert said.code == 1
+    assert "stage 'sft' is finished and saved; go on with --resume" in said.err
+    assert not (tmp_path / "run" / "02-reward.toml").exists()
 
 
 def test_from_makes_a_stage_and_all_after_it_anew_and_keeps_what_was_there(pipe, tmp_path, run_cli):

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from posttrain.pipeline.kinds import make_data, make_model
 from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, reading, thin
 from posttrain.report import terminal
 from posttrain.report.pipeline import write
-from posttrain.types import UserError
+from posttrain.runtime.record.journal import stop_asked_since
+from posttrain.types import RunError, UserError
 
 RESULT = "compare.json"
 
@@ -134,12 +136,14 @@ def _one(pipeline: Pipeline, place: Place, made: Mapping[str, str], news: News) 
     if stage.kind == "make":
         news.say(make_data(pipeline, stage, directory, made))
         return
-    found = reading(pipeline, stage, made)
+    found, began = reading(pipeline, stage, made), time.monotonic()
     try:
         resume = (directory / "config.toml").exists()
         train(found, directory, title=stage.name, resume=resume, shown=news.shown(stage.name))
     except UserError as error:
         raise placed(pipeline, stage, error) from None
+    if stop_asked_since(began):  # in its last update, after which it ended
+        raise RunError(f"stopped: stage {stage.name!r} is finished and saved; go on with --resume")
 
 
 def _compare(pipeline: Pipeline, root: Path, made: Mapping[str, str], news: News) -> None:

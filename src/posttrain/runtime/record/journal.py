@@ -78,6 +78,15 @@ class Journal:
         return {"step": step, **line}
 
 
+_asked_at: list[float] = []
+"""When signals have asked this process to stop."""
+
+
+def stop_asked_since(then: float) -> bool:
+    """Whether a signal has asked a loop to stop since then; one in its last update ends as if it had not."""
+    return any(at >= then for at in _asked_at)
+
+
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
     """Whether SIGTERM or SIGINT has come. The first asks a loop to finish and save; a second ends at once.
@@ -90,6 +99,7 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
         if asked and time.monotonic() - asked[0] > (PASSED_ON_S if launched() else 0.0):
             raise KeyboardInterrupt
         asked.append(time.monotonic())
+        _asked_at.append(asked[-1])
 
     before = {s: signal.signal(s, ask) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
