@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import posttrain
 from posttrain import Callback, Recipe, RunError, Sampling, Start, Task, Turn, UserError, Verdict
+from posttrain.models.loading import quiet
 from posttrain.report.terminal import Table
 from posttrain.verifiers.answers import Number
 
@@ -659,6 +661,33 @@ def test_it_runs_in_a_thread_and_leaves_signals_threads_and_memory_as_they_were(
     assert len({tuple(rewards) for _, rewards, _ in found}) == 1, "the same run three times"
     gc.collect()
     assert all(learner() is None for learner, *_ in found)
+
+
+def test_a_run_is_the_same_while_another_thread_loads_models(model):
+    """While transformers loads one, the process's default dtype is the model's: nobody may compute then."""
+    done = threading.Event()
+
+    def load():
+        while not done.wait(0.001):
+            with quiet():
+                torch.set_default_dtype(torch.bfloat16)
+                time.sleep(0.01)
+                torch.set_default_dtype(torch.float32)
+
+    def metrics(name):
+        with posttrain.Session(model, data=SUMS, reward=digits, updates=2, dir=name, **SMALL) as s:
+            lines = s.run().metrics
+        return [
+            {k: v for k, v in line.items() if k.split("/")[0] in ("reward", "loss", "kl")} for line in lines
+        ]
+
+    alone, beside = metrics("alone"), threading.Thread(target=load)
+    beside.start()
+    try:
+        assert metrics("beside") == alone
+    finally:
+        done.set()
+        beside.join()
 
 
 def test_threads_that_are_asked_for_are_given_back(model):

@@ -169,6 +169,9 @@ def test_sample(run_cli, able, trained):
     plain = run_cli("sample", trained, "2+2=", "--temperature", 0)
     assert plain.code == 0
     assert "tokens, " in plain.out
+    assert (
+        "1 token, length" in run_cli("sample", trained, "2+2=", "--max-new-tokens", 1, "--temperature", 0).out
+    )
 
 
 def test_a_model_without_a_chat_template_goes_on_with_the_prompt(run_cli, able, tmp_path):

@@ -1,9 +1,13 @@
-"""What a GPU must be for a model to be put there, and how much of it is free."""
+"""What a GPU must be for a model to be put there, how much of it is free, and who waits for who loads."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from posttrain.models.loading import usable_device
+from posttrain.models.loading import computing, quiet, usable_device
 from posttrain.runtime.memory import free_memory
 from posttrain.types import UserError
 
@@ -49,3 +53,39 @@ def test_what_pytorch_keeps_unused_is_free(gpu: pytest.MonkeyPatch) -> None:
     for name, found in sizes.items():
         gpu.setattr(torch.cuda, name, lambda _, found=found: found)
     assert free_memory(torch.device("cuda")) == 30 + 40 - 15
+
+
+def test_many_compute_at_once_or_one_loads() -> None:
+    """Of all pairs that are at work together both compute; each may begin anew what it is within."""
+    lock, at_work, worst = threading.Lock(), {"computing": 0, "loading": 0}, {"computing": 0, "loading": 0}
+    both = threading.Barrier(2)
+
+    def note(name: str, by: int) -> None:
+        with lock:
+            at_work[name] += by
+            worst[name] = max(worst[name], at_work[name])
+            assert not at_work["loading"] or sum(at_work.values()) == 1, at_work
+
+    def load() -> None:
+        with quiet(), quiet(), computing():
+            note("loading", 1)
+            time.sleep(0.001)
+            note("loading", -1)
+
+    def compute(n: int) -> None:
+        with computing(), computing():
+            if n < 2:
+                both.wait(60)  # two are within it at once
+            note("computing", 1)
+            time.sleep(0.001)
+            note("computing", -1)
+            if n % 3 == 0:
+                load()  # while it computes: others that do so may, too
+                note("computing", 1)
+                note("computing", -1)
+
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [pool.submit(compute, n) for n in range(40)] + [pool.submit(load) for _ in range(20)]
+        for job in jobs:
+            job.result(120)
+    assert worst["loading"] == 1

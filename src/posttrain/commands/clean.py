@@ -185,7 +185,7 @@ def _tell(plan: Plan) -> None:
     for going in plan.going:
         names = [p.name for p in going.paths]
         if going.what == "rollouts and searches":
-            names = [f"{len(names)} files"]
+            names = [f"{len(names)} file{'s' * (len(names) != 1)}"]
         elif going.what.startswith("what only"):
             names = [f"{p.parent.name}/{p.name}" for p in going.paths]
         out.print(f"  {decimal(going.size):>9}  {going.what}: {', '.join(names)}", soft_wrap=True)

@@ -47,7 +47,8 @@ def compare(
     for row in rows:
         ahead = second if row["difference"] > 0 else first
         said = f"{ahead} is ahead" if row["clear"] else "no difference is shown"
-        out.print(f"{row['suite']}: {said}, on {row['problems']} problems", soft_wrap=True)
+        problems = f"{row['problems']} problem{'s' * (row['problems'] != 1)}"
+        out.print(f"{row['suite']}: {said}, on {problems}", soft_wrap=True)
 
 
 def compared(first: Path, second: Path) -> list[dict[str, Any]]:

@@ -193,7 +193,7 @@ def _suite(who: Evaluated, asking: Asking, problems: Sequence[Problem], where: P
     if sum(line["score"] is not None for line in lines_of(file)) == total:
         return
     if not quiet and not err.is_terminal:
-        who.told(f"{asking.suite.name}: {total} answers")
+        who.told(f"{asking.suite.name}: {total} answer{'s' * (total != 1)}")
     with Progress(
         *columns, TimeRemainingColumn(), console=err, disable=quiet or not err.is_terminal, transient=True
     ) as bar:

@@ -170,7 +170,8 @@ def sample(
             typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))
         else:
             out.print(answer.text)
-            out.rule(f"{len(answer.tokens)} tokens, {answer.stop}", style="dim")
+            count = len(answer.tokens)
+            out.rule(f"{count} token{'s' * (count != 1)}, {answer.stop}", style="dim")
 
 
 def _prompt(given: str) -> str:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from posttrain.models.loading import computing
 from posttrain.models.masks import BLOCK, Bands
 
 NAME = "posttrain"
@@ -189,6 +190,7 @@ class _Alone:
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
 
 
+@computing()
 def use_layouts(model: PreTrainedModel) -> None:
     """Makes the model attend through the `layout` given to `hidden_states`.
 

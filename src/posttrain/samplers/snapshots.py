@@ -105,11 +105,12 @@ def load_snapshot(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> 
             f"digest {received}, not {place.digest}"
         )
     row, drawn = snapshot.canary, min(DRAWN, len(snapshot.canary) - 1)
-    drew, others = _score_by_decoding(engine, row, drawn)
-    ours, read = torch.tensor(snapshot.logps), torch.tensor(engine.score(list(row)))
+    by_decoding, others = _score_by_decoding(engine, row, drawn)
+    sides = (snapshot.logps, engine.score(list(row)), by_decoding)
+    ours, read, drew = (torch.tensor(each, dtype=torch.float64) for each in sides)
     # A logit is rounded relative to its size, so an improbable token's log-probability is by more.
     scale = (ours.abs() / LIKELY).clamp(min=1)
-    gap = torch.cat([(ours - read) / scale, (ours[-drawn:] - torch.tensor(drew)) / scale[-drawn:]])
+    gap = torch.cat([(ours - read) / scale, (ours[-drawn:] - drew) / scale[-drawn:]])
     # torch's maximum, unlike Python's, does not lose a NaN.
     worst = float(gap.abs().max())
     if not worst <= snapshot.tolerance:
