@@ -1,4 +1,7 @@
-"""The two ways in which a command ends in one line, known before any library is imported."""
+"""The two ways in which a command ends in one line, and how a process did; they import no library."""
+
+import signal
+from contextlib import suppress
 
 
 class UserError(Exception):
@@ -18,3 +21,16 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run that had to stop: the first cause, then what was kept. The command line exits with 1."""
+
+
+def how_it_ended(code: int) -> str:
+    """What the return code of a process says, below 0 for a signal.
+
+    >>> how_it_ended(-9), how_it_ended(-35), how_it_ended(3)
+    ('SIGKILL', 'signal 35', 'exit status 3')
+    """
+    if code >= 0:
+        return f"exit status {code}"
+    with suppress(ValueError):  # a real-time signal has no name
+        return signal.Signals(-code).name
+    return f"signal {-code}"

@@ -102,7 +102,7 @@ def test_what_a_file_does_as_it_is_imported_is_not_done_to_us(harm, tmp_path, ca
 
 ENDS = {
     "import os\nos._exit(3)": "it ends the process that it is loaded in: exit status 3",
-    "import os\nos.kill(os.getpid(), 9)": "it ends the process that it is loaded in: signal SIGKILL",
+    "import os\nos.kill(os.getpid(), 9)": "it ends the process that it is loaded in: SIGKILL",
     "import sys\nsys.exit('no')": "fails while it is imported at ends.py:2: SystemExit: no",
     "1 / 0": "fails while it is imported at ends.py:1: ZeroDivisionError",
     "def other(): pass": "has no 'reward'",

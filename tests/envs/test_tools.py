@@ -74,7 +74,7 @@ def test_a_tool_that_misbehaves_is_a_line_and_no_more(workers):
     assert well[0] == "ok"
     assert told("raise") == ("raised", "raised: ValueError: no such")
     assert told("hang") == ("timeout", "timeout: no result within 2 s")
-    assert told("exit") == ("died", "died: the tool ended its process (3)")
+    assert told("exit") == ("died", "died: the tool ended its process (exit status 3)")
     assert told("kill") == ("died", "died: the tool ended its process (SIGKILL)")
     assert told("write") == ("cut", "x" * 100 + " … (cut after 100 characters)")
     assert told("memory") == ("raised", "raised: MemoryError")

@@ -95,7 +95,7 @@ FAILURES = [
     ("sleeps 60", "timeout", "nothing within 4 s"),
     ("nan", "not_a_number", "the function returned float nan, not a finite number"),
     ("none", "not_a_number", "the function returned NoneType, not a finite number"),
-    ("leaves", "died", "the worker exited with status 3"),
+    ("leaves", "died", "the worker ended with exit status 3"),
     ("exits", "raised", "SystemExit: 0"),
     ("interrupts", "raised", "KeyboardInterrupt"),
     ("crashes", "died", "the worker was killed by SIGSEGV"),

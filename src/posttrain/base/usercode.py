@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
-from posttrain.errors import UserError
+from posttrain.errors import UserError, how_it_ended
 
 MOST_OF_A_CAUSE = 300
 ASKED_S = 120.0
@@ -101,8 +101,7 @@ def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False
         answer.seek(0)
         told = answer.read()
     if not told:
-        code = process.returncode
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        how = how_it_ended(process.returncode)
         raise UserError(f"it ends the process that it is loaded in: {how}", where=name)
     good, value = json.loads(told)
     if not good:

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 from posttrain.base.usercode import asked, load_named, signature
 from posttrain.envs.tools.formats import FormatName
+from posttrain.errors import how_it_ended
 from posttrain.types import Task, UserError
 
 _TOLD = 300
@@ -122,8 +122,8 @@ def _run(command: tuple[str, ...], task: str, told: Mapping[str, str]) -> None:
         return
     reader.join(1.0)  # what the program has begun may still write
     lines = bytes(kept).decode("utf-8", "replace").strip().splitlines()
-    how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-    raise RuntimeError(f"the program ended with {how}: {lines[-1][-_TOLD:] if lines else 'it wrote nothing'}")
+    last = lines[-1][-_TOLD:] if lines else "it wrote nothing"
+    raise RuntimeError(f"the program ended with {how_it_ended(code)}: {last}")
 
 
 def _keep_last(pipe: int, kept: bytearray) -> None:

@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from posttrain.base.usercode import cause
+from posttrain.errors import how_it_ended
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.types import RunError
 
@@ -309,7 +310,7 @@ class ProcessChannel(_Connected):
         self.kill()
         code = self._process.wait()
         self._closed()
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
+        return f"{'killed by' if code < 0 else 'its process ended with'} {how_it_ended(code)}"
 
     def kill(self) -> None:
         """Ends it at once."""

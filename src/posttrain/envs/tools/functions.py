@@ -22,7 +22,7 @@ from typing import Any
 
 from posttrain.base.usercode import asked, cause, load_named
 from posttrain.envs.tools.call import Bounds, Result, Tool
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError, UserError, how_it_ended
 from posttrain.verifiers.sandbox.live import below
 from posttrain.verifiers.workers.worker import PR_SET_CHILD_SUBREAPER, isolate, prctl
 
@@ -146,7 +146,7 @@ def forked(call: Callable[[], Any], bounds: Bounds, seed: str = "") -> Result:
         return bounds.cut(text)
     if told == b"-":
         return Result(f"raised: {text}", "raised")
-    how = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    how = how_it_ended(os.waitstatus_to_exitcode(status))
     return Result(f"died: the tool ended its process ({how})", "died")
 
 

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from posttrain.base.usercode import AWAY_ENV
+from posttrain.errors import how_it_ended
 from posttrain.verifiers.sandbox.live import below
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -217,7 +218,7 @@ class Connection:
         code = self._process.poll()
         if code is None:
             return "the server closed its stdout"
-        return f"the server ended ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
+        return f"the server ended ({how_it_ended(code)})"
 
 
 def _parsed(line: bytes) -> list[Any]:

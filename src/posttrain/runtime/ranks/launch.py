@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import IO, Any
 
 from posttrain.base.foreign import require
+from posttrain.errors import how_it_ended
 from posttrain.models.pretrained import parameter_count, silent
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.model_info import read_model_info, with_companion_models
@@ -208,6 +209,6 @@ def _listen(actors: Sequence[Any]) -> int:
                     codes[n] = code
     for n, code in sorted(codes.items()):
         if code < 0:
-            print(f"rank {n} was ended by {signal.Signals(-code).name}", file=sys.stderr)
+            print(f"rank {n} was ended by {how_it_ended(code)}", file=sys.stderr)
     bad = [code for code in codes.values() if code]
     return (2 if 2 in bad else 1) if bad else 0

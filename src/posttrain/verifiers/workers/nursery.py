@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from posttrain.base.usercode import AWAY_ENV
+from posttrain.errors import how_it_ended
 from posttrain.types import RunError
 from posttrain.verifiers.workers.worker import CONTROL, NEVER_STARTED, STATUS
 
@@ -104,11 +104,9 @@ def _ending(status: int) -> str:
     """A wait status in words.
 
     >>> _ending(11), _ending(3 << 8)
-    ('the worker was killed by SIGSEGV', 'the worker exited with status 3')
+    ('the worker was killed by SIGSEGV', 'the worker ended with exit status 3')
     """
     if status == NEVER_STARTED:
         return "the worker could not be started"
-    if os.WIFSIGNALED(status):
-        names = {number.value: number.name for number in signal.Signals}
-        return f"the worker was killed by {names.get(os.WTERMSIG(status), f'signal {os.WTERMSIG(status)}')}"
-    return f"the worker exited with status {os.WEXITSTATUS(status)}"
+    code = os.waitstatus_to_exitcode(status)
+    return f"the worker {'was killed by' if code < 0 else 'ended with'} {how_it_ended(code)}"
