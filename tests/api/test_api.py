@@ -428,6 +428,8 @@ def test_a_loss_that_is_no_number_a_token_is_refused(model):
         batch = s.batch(s.sample())
         with pytest.raises(RunError, match=r"a loss is one number a token, .* not a tensor of shape \[\]"):
             s.forward_backward(batch, lambda out, b: -out.logp.mean())
+        with pytest.raises(RunError, match=r"the loss does not hang on the model: compute it from out\.logp"):
+            s.forward_backward(s.batch(s.sample()), lambda out, b: -b.logp_gen)
 
 
 def test_a_loss_of_ones_own_sees_every_token_and_the_advantages_that_it_is_given(model):

@@ -298,7 +298,10 @@ BAD_RECORDS = [
     ({"prompt": 3}, "prompt is a number, not text"),
     ({"prompt": {"text": "a"}}, "prompt is an object, not text"),
     ({"prompt": []}, "prompt is empty"),
-    ({"prompt": "a?", "answer": ["b"]}, "answer is a list, not text or a number"),
+    (
+        {"prompt": "a?", "answer": ["b"]},
+        "answer is a list, not text or a number; a column of another name is handed",
+    ),
     ({"prompt": "a?", "id": True}, "id is a boolean"),
     ({"prompt": "a?", "id": ""}, "id is empty"),
     ({"question": "", "answer": "1"}, "question is empty"),

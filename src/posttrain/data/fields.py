@@ -196,7 +196,8 @@ class Fields:
         value = self.spelt(name)
         text = answer_text(value)
         if text is None and value is not None:
-            raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number")
+            mend = "a column of another name is handed to rewards as it is"
+            raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number", mend)
         return text
 
     def id(self) -> str:

@@ -43,7 +43,8 @@ def each_head(method: Method, out: Outputs, batch: Batch, seed: int) -> PerToken
 def losses_of(own: Loss | None, method: Method, out: Outputs, batch: Batch, seed: int | None) -> PerToken:
     """What a program's own loss says, or else the method's; with a seed that of each head of an ensemble.
 
-    RunError for what is not one number a token: a mean over a microbatch would hang on how a step is cut.
+    RunError for what is not one number a token, as a mean over a microbatch would hang on how a step is cut,
+    and for what has no gradient.
     """
     if own is None and seed is not None:
         losses = each_head(method, out, batch, seed)
@@ -56,6 +57,8 @@ def losses_of(own: Loss | None, method: Method, out: Outputs, batch: Batch, seed
             f"a loss is one number a token, {list(batch.mask.shape)}, and not {what}: "
             "leave the mean to the method's reduction"
         )
+    if out.logp.requires_grad and not losses.requires_grad:
+        raise RunError("the loss does not hang on the model: compute it from out.logp or out.entropy")
     return losses
 
 

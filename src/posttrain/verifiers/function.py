@@ -79,7 +79,8 @@ class Function(Verifier):
 
     @property
     def _wanted(self) -> "_Wanted":
-        refuse_memory(self.function, "give the function again, or put it into a file and name that")
+        again = "give it again, as reward= of posttrain.evaluate, train or Session"
+        refuse_memory(self.function, f"{again}, or put it into a file and name that")
         return _parameters(self.function)
 
     def check_all(self, tasks: Sequence[Task]) -> None:
