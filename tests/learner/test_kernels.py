@@ -189,9 +189,10 @@ def test_what_is_kept_has_32_bits_whatever_the_default_is(monkeypatch):
     try:
         kernels.pick(x, torch.tensor([1, 1]))
         kernels.norm(x, x[0], 1e-5)
+        attention(*[x.reshape(1, 1, 5, 16)] * 3, Table([Span(0, 5)]), 0.3, None)
     finally:
         torch.set_default_dtype(default)
-    kept = [*rooms["pick_forward"][-4:], rooms["norm_forward"][-1]]
+    kept = [*rooms["pick_forward"][-4:], rooms["norm_forward"][-1], rooms["attention_forward"][-2]]
     assert {each.dtype for each in kept} == {torch.float32}
 
 

@@ -3,10 +3,12 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from posttrain.models import loading
 from posttrain.models.loading import computing, quiet, usable_device
 from posttrain.runtime.memory import free_memory
 from posttrain.types import UserError
@@ -89,3 +91,20 @@ def test_many_compute_at_once_or_one_loads() -> None:
         for job in jobs:
             job.result(120)
     assert worst["loading"] == 1
+
+
+@pytest.mark.parametrize("waits", [1, 2])
+@pytest.mark.parametrize("computes", [False, True])
+def test_ctrl_c_while_it_waits_leaves_nobody_waiting(computes: bool, waits: int) -> None:
+    turns, waited = loading._Turns(), iter(range(1, 9))
+
+    def wait_for(ready: object) -> None:
+        if next(waited) == waits:
+            raise KeyboardInterrupt
+
+    with turns(loads=False) if computes else nullcontext():
+        turns._changed.wait_for = wait_for
+        with pytest.raises(KeyboardInterrupt), turns(loads=True):
+            pass
+        assert turns._computing == computes
+    assert (turns._computing, turns._loading) == (0, False)

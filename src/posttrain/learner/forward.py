@@ -16,6 +16,7 @@ from posttrain.learner.recompute import recomputing
 from posttrain.math import masked, tokens
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.models.attention import output_head
+from posttrain.models.loading import computing
 from posttrain.types import Batch, Outputs, PerToken, RunError, Trajectory
 
 _MORE = 2
@@ -85,6 +86,7 @@ def parts(
         yield rows, part, n == most - 1
 
 
+@computing()
 def score_batch(
     net: Net, batch: Batch, temperature: float, budget: int, together: Everywhere = HERE
 ) -> Outputs:

@@ -196,7 +196,6 @@ class Learner:
         """Packed tokens of a microbatch, at most."""
         return self.passes.budget
 
-    @computing()
     def score(self, batch: Batch) -> Outputs:
         """The model's log-probability and entropy, and the critic's value, at every trained token."""
         return self.passes.score(self.net, batch)
@@ -208,6 +207,7 @@ class Learner:
         with without_adapter(self.model):
             return self.passes.score(self.net, batch)
 
+    @computing()
     def read(self, batch: Batch) -> PerToken:
         """The head's number at every trained token, without a gradient and without the output head."""
         return self.passes.read(batch)

@@ -125,7 +125,7 @@ class _Attention(torch.autograd.Function):
         query, key, value = (_plain(x) for x in (query, key, value))
         _, H, N, D = query.shape
         out = query.new_zeros(1, N, H, D).transpose(1, 2)  # as transformers wants it next
-        lse = torch.zeros(H, N)
+        lse = torch.zeros(H, N, dtype=torch.float32)  # whatever the default is
         ctx.how = table, scale, window or 0
         ctx.save_for_backward(query, key, value, out, lse)
         kernels.call(

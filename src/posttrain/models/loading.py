@@ -144,22 +144,23 @@ class _Turns:
 
     @contextmanager
     def _turn(self, loads: bool, within: str | None) -> Iterator[None]:
-        with self._changed:
-            self._computing -= within is not None  # two that compute and want to load would wait for ever
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._loading)
-            self._loading = loads
-            self._computing += not loads
-            if loads:
-                self._changed.wait_for(lambda: not self._computing)
-        self._here.within = "loads" if loads else "computes"
+        begun = False  # Ctrl-C may come while it waits
         try:
+            with self._changed:
+                self._computing -= within is not None  # two that compute and want to load would wait for ever
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._loading)
+                self._loading, begun = loads, True
+                self._computing += not loads
+                if loads:
+                    self._changed.wait_for(lambda: not self._computing)
+            self._here.within = "loads" if loads else "computes"
             yield
         finally:
             self._here.within = within
             with self._changed:
-                self._computing += (within is not None) - (not loads)
-                self._loading = self._loading and not loads
+                self._computing += (within is not None) - (begun and not loads)
+                self._loading = self._loading and not (begun and loads)
                 self._changed.notify_all()
 
 
