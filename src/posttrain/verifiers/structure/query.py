@@ -143,10 +143,10 @@ def _open_database(database: bytes, steps: int, seconds: float, memory: bool) ->
         yield opened
 
 
-def _formatted(other: sqlite3.Connection, form: Any, *values: Any) -> Any:
+def _formatted(other: sqlite3.Connection, form: Any = None, *values: Any) -> Any:
     """SQLite's printf, whose own takes minutes in one step for a width of 10^9; ValueError for a wide one."""
-    if re.search(r"\*|[0-9]{6}", str(form)):
-        raise ValueError("a width of six digits or of *")
+    if re.search(r"%[-+ #!,.0-9]*(\*|[0-9]{4})", str(form)):
+        raise ValueError("a width of four digits or of *")
     return other.execute(f"SELECT printf(?{', ?' * len(values)})", (form, *values)).fetchone()[0]
 
 
