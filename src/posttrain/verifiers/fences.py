@@ -6,7 +6,7 @@ that is not closed is none, nor is one in a thought. Time is linear in the lengt
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from posttrain.verifiers.regions import speech, spoken
@@ -57,12 +57,15 @@ def blocks(response: str) -> list[Block]:
     return found
 
 
-def last_block(response: str, *languages: str) -> Block | None:
-    """The last complete block of these languages; where there is none of them, the last of all."""
-    found = blocks(response)
-    return next(
-        (block for block in reversed(found) if block.language in languages), next(reversed(found), None)
+def last_block(response: str, *languages: str, wanted: Callable[[str], bool] | None = None) -> Block | None:
+    """The last complete block whose text is `wanted`, or else of these languages, or else of all."""
+    found = blocks(response)[::-1]
+    ranks: tuple[Callable[[Block], bool], ...] = (
+        lambda block: wanted is not None and wanted(block.text(response)),
+        lambda block: block.language in languages,
+        lambda block: True,
     )
+    return next((block for fits in ranks for block in found if fits(block)), None)
 
 
 def answered(response: str, *languages: str) -> tuple[int, int]:
@@ -86,20 +89,12 @@ def last_fenced(response: str) -> str | None:
     return None if found is None else found.text(response).replace("\r\n", "\n").removesuffix("\n")
 
 
-def program(
-    response: str, languages: Sequence[str] = (), wanted: Callable[[str], bool] = lambda text: False
-) -> str:
-    """The program that a response gives: what its last block that is `wanted` holds.
-
-    Where none is, what the last one of these languages holds, or else the last of all; all that is said
-    behind the thought where there is no block.
+def program(response: str, *languages: str, wanted: Callable[[str], bool] | None = None) -> str:
+    """The program that a response gives: the text of that block; all that is said where there is no block.
 
     >>> response = "So:\\n```python\\nprint(1)\\n```\\nwhich writes\\n```\\n1\\n```\\nand ```x"
-    >>> program(response), program(response, ["python"]), program("    return 1")
+    >>> program(response), program(response, "python"), program("    return 1")
     ('1\\n', 'print(1)\\n', '    return 1')
     """
-    texts = (block.text(response) for block in reversed(blocks(response)))
-    if (found := next((text for text in texts if wanted(text)), None)) is not None:
-        return found
-    block = last_block(response, *languages)
+    block = last_block(response, *languages, wanted=wanted)
     return block.text(response) if block else spoken(response)

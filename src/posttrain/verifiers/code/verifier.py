@@ -49,7 +49,7 @@ class Code(Verifier):
     def __call__(self, task: Task, response: str) -> Verdict:
         """PASS where every case passes; the reason names the first that does not."""
         found = self._problem(task)
-        code = program(response, TAGS.get(found.language, ()), partial(defines, found))
+        code = program(response, *TAGS[found.language], wanted=partial(defines, found))
         if not code.strip():
             return Verdict(score=0.0, label="COMPILE_ERROR", reason="there is no program")
         try:

@@ -58,7 +58,7 @@ class Sql(Verifier):
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Right where the query finds what the gold finds, or parses."""
-        query = program(response, ("sql", "sqlite")).strip().rstrip("; \t\r\n")
+        query = program(response, "sql", "sqlite").strip().rstrip("; \t\r\n")
         if not query:
             return Verdict(score=0.0, label="no_answer", reason="there is no query")
         try:
