@@ -299,6 +299,7 @@ def test_a_block_that_only_uses_the_function_is_not_the_program() -> None:
     assert CODE(found, right + used).label == "PASS"
     assert CODE(found, first + right + used).label == "PASS"
     assert CODE(found, right + first + used).label == "WRONG"
+    assert CODE(found, right + "In JavaScript:\n```js\nadd = (a, b) => a + b\n```\n").label == "PASS"
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,16 @@ def blocks(response: str) -> list[Block]:
     return found
 
 
-def last_block(response: str, *languages: str, wanted: Callable[[str], bool] | None = None) -> Block | None:
-    """The last complete block whose text is `wanted`, or else of these languages, or else of all."""
+def last_block(
+    response: str, *languages: str, wanted: Callable[[str], bool] = lambda text: False
+) -> Block | None:
+    """The last complete block of these languages or of none that is `wanted`.
+
+    Where none is, the last one of these languages, or else the last of all.
+    """
     found = blocks(response)[::-1]
     ranks: tuple[Callable[[Block], bool], ...] = (
-        lambda block: wanted is not None and wanted(block.text(response)),
+        lambda block: block.language in ("", *languages) and wanted(block.text(response)),
         lambda block: block.language in languages,
         lambda block: True,
     )
@@ -89,7 +94,7 @@ def last_fenced(response: str) -> str | None:
     return None if found is None else found.text(response).replace("\r\n", "\n").removesuffix("\n")
 
 
-def program(response: str, *languages: str, wanted: Callable[[str], bool] | None = None) -> str:
+def program(response: str, *languages: str, wanted: Callable[[str], bool] = lambda text: False) -> str:
     """The program that a response gives: the text of that block; all that is said where there is no block.
 
     >>> response = "So:\\n```python\\nprint(1)\\n```\\nwhich writes\\n```\\n1\\n```\\nand ```x"

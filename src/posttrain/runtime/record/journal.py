@@ -83,7 +83,7 @@ _asked_at: list[float] = []
 
 
 def stop_asked_since(then: float) -> bool:
-    """Whether a signal has asked a loop to stop since then; one in its last update ends as if it had not."""
+    """Whether a signal has asked a loop to stop since then; a loop in its last update does not tell."""
     return any(at >= then for at in _asked_at)
 
 

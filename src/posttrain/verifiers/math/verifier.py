@@ -161,8 +161,8 @@ class Math(Verifier):
         return Rules(
             kind=said("answer_type", lambda x: x in kinds, f"it is one of {', '.join(kinds)}"),
             tolerance=Fraction(str(said("tolerance", _is_tolerance))),
-            relative=said("tolerance_is", lambda x: x in ways, "absolute or relative") == "relative",
-            unsimplified=said("unsimplified", lambda x: isinstance(x, bool), "true or false"),
+            relative=said("tolerance_is", lambda x: x in ways, "it is absolute or relative") == "relative",
+            unsimplified=said("unsimplified", lambda x: isinstance(x, bool), "it is true or false"),
         )
 
     # ------------------------------------------------------------------ the response
