@@ -118,7 +118,7 @@ def sources(found: Problem, code: str) -> list[str]:
 def defines(found: Problem, code: str) -> bool:
     """Whether a program defines the function that is called, by the look of its lines."""
     entry = re.escape(found.entry_point.split(".")[0])
-    pattern = rf"^(?:(?:async[ \t]+)?def|class)[ \t]+{entry}\b|^{entry}[ \t]*="
+    pattern = rf"^(?:(?:async[ \t]+)?def|class)[ \t]+{entry}\b|^{entry}[ \t]*=(?!=)"
     return bool(entry) and re.search(pattern, code, re.MULTILINE) is not None
 
 

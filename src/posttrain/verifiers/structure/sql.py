@@ -14,6 +14,9 @@ from posttrain.verifiers.protocol import Verifier, gold_answer, shown
 from posttrain.verifiers.structure.query import QueryError, Row, difference, image, result
 from posttrain.verifiers.structure.syntax import ends_in_order, parsed
 
+_TAGS = ("sql", "sqlite", "postgresql", "mysql")
+"""How models call a block of SQL."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sql(Verifier):
@@ -58,7 +61,7 @@ class Sql(Verifier):
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Right where the query finds what the gold finds, or parses."""
-        query = program(response, "sql", "sqlite").strip().rstrip("; \t\r\n")
+        query = program(response, *_TAGS, self.dialect).strip().rstrip("; \t\r\n")
         if not query:
             return Verdict(score=0.0, label="no_answer", reason="there is no query")
         try:
