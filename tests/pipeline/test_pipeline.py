@@ -525,6 +525,24 @@ def test_a_signal_in_the_last_update_of_a_stage_stops_the_pipeline(pipe, monkeyp
     assert not (tmp_path / "run" / "02-reward.toml").exists()
 
 
+@pytest.mark.parametrize(
+    ("within", "told"),
+    [("check", "no stage has begun"), ("train", "go on with --resume --dir {root}")],
+)
+def test_a_signal_outside_of_updates_says_how_to_go_on(within, told, pipe, monkeypatch, tmp_path, run_cli):
+    monkeypatch.setattr(
+        f"posttrain.pipeline.stages.{within}", lambda *args, **how: signal.raise_signal(signal.SIGTERM)
+    )
+    root = tmp_path / "run"
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        said = run_cli("pipeline", pipe, "--dir", root, "--quiet")
+        assert (said.code, said.err) == (130, f"error: interrupted; {told.format(root=root)}\n")
+        assert root.exists() == (within == "train")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_from_makes_a_stage_and_all_after_it_anew_and_keeps_what_was_there(pipe, tmp_path, run_cli):
     root = tmp_path / "run"
     trained_alone(pipe)

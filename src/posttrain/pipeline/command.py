@@ -1,7 +1,9 @@
 """`posttrain pipeline`: stages that take what earlier ones made, from a file to one report."""
 
 import json
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +25,20 @@ def check_stages(path: Path, sets: Sequence[str], say: Callable[[str], None]) ->
     root = free_directory(path.stem)
     tell(check(found, places(found, root), {}, say), root, say)
     return [stage.name for stage in found.stages]
+
+
+@contextmanager
+def _interruptible(root: Path) -> Iterator[None]:
+    """SIGTERM ends what is inside as Ctrl-C does, and either says how to go on; a stage ends its updates."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = (root / "stages.json").exists()
+        told = f"go on with --resume --dir {root}" if begun else "no stage has begun"
+        raise KeyboardInterrupt(told) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def pipeline(
@@ -50,7 +66,8 @@ def pipeline(
     """Runs stages that each name a recipe and take what earlier ones made; leaves one pipeline.html.
 
     All stages are checked before the first one trains. Ctrl-C or SIGTERM finishes the update, saves and
-    stops; --resume goes on at the very update. With --from what was there is moved aside and kept.
+    stops, and outside of updates stops at once; --resume goes on at the very update. With --from what was
+    there is moved aside and kept.
 
     Example: `posttrain pipeline recipes/rlhf.toml --dir runs/rlhf --set sft.run.updates=20`
     """
@@ -65,7 +82,7 @@ def pipeline(
         raise UserError(f"there is no stage {begin!r}", where="--from", mend=mend)
     root = directory or claimed_directory(path.stem)
     news = stages.News(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
-    with lock(root, resume=going_on):
+    with _interruptible(root), lock(root, resume=going_on):
         page = stages.run(found, root, news, begin=begin or "")
     if as_json:
         typer.echo(json.dumps({"state": "done", "report": str(page)}))
