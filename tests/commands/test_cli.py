@@ -147,6 +147,7 @@ def test_eval_of_a_run_is_its_last_evaluation_and_of_a_recipe_its_first(run_cli,
     assert f"eval/accuracy    {after['eval/accuracy']:.4f}" in shown.out
     other = run_cli("eval", trained, "--model", tmp_path / "nowhere")
     assert other.code == 2
+    assert other.err.startswith(f"error: --model {tmp_path / 'nowhere'}: model.path: no model at")
 
 
 def test_sample(run_cli, able, trained):

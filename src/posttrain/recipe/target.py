@@ -39,7 +39,11 @@ def target_of(
     found = config.read(target / "config.toml" if is_run(target) else target, sets)
     if is_run(target) and model is None:
         return Target(found, *trained(found.recipe, target, say))
-    return Target(found, found.recipe if model is None else _with(found.recipe, model), None)
+    if model is None:
+        return Target(found, found.recipe, None)
+    given = {**found.where.given, "model.path": f"--model {model}"}
+    found = replace(found, where=replace(found.where, given=given))
+    return Target(found, _with(found.recipe, model), None)
 
 
 def trained(
