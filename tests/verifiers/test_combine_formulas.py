@@ -19,7 +19,7 @@ from posttrain.verifiers.combine.combined import UNSTATED_S, Combined, Normalise
 from posttrain.verifiers.combine.length import Length
 from posttrain.verifiers.combine.penalties import Language, Repetition
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.self_test import self_test
+from posttrain.verifiers.self_test import check_all, self_test
 from posttrain.verifiers.structure.patterns import Format, Regex
 from posttrain.verifiers.workers.pool import Pool, judged
 
@@ -386,6 +386,11 @@ def test_the_self_test_passes_for_all_of_them() -> None:
     with Pool(workers=1, deadline_s=20.0) as pool:
         for verifier in REAL:
             self_test(verifier, [task(), task("-1,234")], pool)
+
+
+def test_a_place_of_several_tasks_with_a_fault_is_listed_once() -> None:
+    with pytest.raises(UserError, match=r"; 2 more: d\.jsonl:3(;|$)"):
+        check_all(Number(), [task(None)] * 3)
 
 
 def test_parts_that_cannot_be_satisfied_together_are_named() -> None:

@@ -8,7 +8,7 @@ from posttrain.verifiers.protocol import NOT_APPLICABLE, Verifier, shown
 from posttrain.verifiers.workers.pool import Pool
 
 _LISTED = 20
-"""Tasks with a fault that one line names."""
+"""Places of tasks with a fault that one line names."""
 
 
 def self_test(verifier: Verifier, tasks: Sequence[Task], pool: Pool, *, limit: int = 32) -> None:
@@ -41,7 +41,8 @@ def check_all(verifier: Verifier, tasks: Sequence[Task]) -> None:
     if first is None:
         return
     if others:
-        more = f"; {len(others)} more: {', '.join(others[:_LISTED])}" + (" ..." if others[_LISTED:] else "")
+        places = list(dict.fromkeys(others))  # tasks that are drawn all have one
+        more = f"; {len(others)} more: {', '.join(places[:_LISTED])}" + (" ..." if places[_LISTED:] else "")
         first = UserError(first.what + more, where=first.where, mend=first.mend)
     raise first
 
