@@ -161,6 +161,7 @@ def test_a_function_that_breaks_on_everything_never_trains_on_anything(run_cli, 
     assert said.code == 1
     assert "no group was kept in 3 updates in a row" in said.err
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [1, 2, 3], "the last one shows why too"
     assert all(line["verdict/not_a_number"] > 0.9 and line["tokens"] == 0 for line in lines)
     assert all(line["step"] == 0 for line in lines)
     # A mean over nothing is not there, rather than 0.
@@ -184,6 +185,21 @@ def test_a_run_that_trained_nothing_fails_however_short(run_cli, recipe_of, tmp_
     assert "first cause: raised: ZeroDivisionError" in line
     again = run_cli("train", run / "config.toml", "--run-dir", run, "--quiet", "--resume")
     assert again.code == 1
+
+
+def test_a_run_whose_rewards_are_all_equal_is_told_what_is_not_refused(
+    run_cli, online, able, write, tmp_path
+):
+    over = {
+        "model": {"path": str(able)},
+        "task": {"arithmetic": {"low": 5, "high": 9, "held_out": 3, "template": "{a}+{b}="}},
+        "sampling": {"max_new_tokens": 1},
+        "rollout": {"groups": 1, "group_size": 2, "select": "varied", "max_rounds": 1},
+        "eval": {"limit": 0},
+        "run": {"updates": 1},
+    }
+    said = run_cli("train", write(online, over), "--run-dir", tmp_path / "run", "--quiet")
+    assert said.err.endswith("or set rollout.select to 'all' and leave rollout.max_rounds out\n")
 
 
 def test_an_update_that_keeps_nothing_goes_on_with_the_next(run_cli, recipe_of, tmp_path):

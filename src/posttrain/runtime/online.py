@@ -9,7 +9,8 @@ Synchronous, one-step-off, asynchronous and interruptible training are this with
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -136,13 +137,14 @@ class OnlineRun:
         metrics |= {"select/kept": float(len(kept)), "select/dropped": float(len(dropped))}
         metrics |= self.stream.observe([(g[0].task, success_rate(g, self.evaluation.right)) for g in played])
         self.journal.noted |= metrics
-        self._count_failures([e for g in everyone for e in g], metrics)
-        there = [g.episodes for g in (*kept, *dropped)]
-        self._record_searches(f"{self.progress.update:06d}", there, self.record.trees)
-        if kept:
-            self.progress.empty = 0
-        else:
-            self._nothing_kept()
+        with self._logged(metrics):
+            self._count_failures([e for g in everyone for e in g])
+            there = [g.episodes for g in (*kept, *dropped)]
+            self._record_searches(f"{self.progress.update:06d}", there, self.record.trees)
+            if kept:
+                self.progress.empty = 0
+            else:
+                self._nothing_kept()
         # With several ranks as many on each, as a place among them is the number of a group.
         everywhere = self.learner.ranks.size > 1
         self._groups = Groups(seat for group in kept for seat in self._seats(group) if seat or everywhere)
@@ -291,13 +293,18 @@ class OnlineRun:
         judged = sum(not e.verdict.failed for e in group)
         return not group or (judged >= self.learner.method.least_group and self._chosen(group))
 
-    def _count_failures(self, episodes: Sequence[AnyEpisode], metrics: Mapping[str, float]) -> None:
+    @contextmanager
+    def _logged(self, metrics: Mapping[str, float]) -> Iterator[None]:
+        """What ends the run within comes after the line that shows why."""
         try:
-            self._errors.see(episodes)
-        except RunError:  # after the line that shows why
+            yield
+        except RunError:
             line = self.line({**self.journal.noted, **metrics})
             self.journal.log(self.learner.step_count, self.learner.update_count, line)
             raise
+
+    def _count_failures(self, episodes: Sequence[AnyEpisode]) -> None:
+        self._errors.see(episodes)
         self.progress.recent = self._errors.recent
 
     def _nothing_kept(self) -> None:
@@ -317,7 +324,7 @@ class OnlineRun:
         why = WHY_NOT.get(select, "no group was kept")
         return (
             f"with rollout.select {select!r} {why}, or none could be judged; "
-            "make the tasks easier or harder, or set rollout.select to 'all'"
+            "make the tasks easier or harder, or set rollout.select to 'all' and leave rollout.max_rounds out"
         )
 
     def _publish(self) -> None:
@@ -347,7 +354,8 @@ class OnlineRun:
         self.run_dir.samples(f"eval_{update:06d}", samples.lines(update, groups, share, self.pieces))
         self._record_searches(f"eval_{update:06d}", groups, 8 * self.record.trees)
         metrics = evaluation_metrics(episodes, self.evaluation.right, self._auditors)
-        self._count_failures(episodes, metrics)
+        with self._logged(metrics):
+            self._count_failures(episodes)
         return metrics
 
     def line(self, metrics: dict[str, float]) -> dict[str, float]:
