@@ -525,6 +525,20 @@ def test_a_signal_in_the_last_update_of_a_stage_stops_the_pipeline(pipe, monkeyp
     assert not (tmp_path / "run" / "02-reward.toml").exists()
 
 
+def test_a_stage_that_trained_nothing_is_not_passed_over(pipe, tmp_path, run_cli):
+    root = tmp_path / "run"
+    pipe.write_text(
+        PIPELINE.partition("\n[[stage]]")[0] + '[[stage]]\nname = "grpo"\nrecipe = "parts/grpo.toml"\n'
+    )
+    without_reward_model(pipe)
+    sets = ["task.arithmetic.low=5", "task.arithmetic.high=9", "sampling.max_new_tokens=1", "eval.limit=0"]
+    sets += ["rollout.select=varied", "rollout.max_rounds=1", "run.updates=1", "rollout.groups=1"]
+    words = ["pipeline", pipe, "--dir", root, "--quiet", *(w for s in sets for w in ("--set", f"grpo.{s}"))]
+    said = run_cli(*words)
+    assert (said.code, "nothing was trained" in said.err) == (1, True)
+    assert run_cli(*words, "--resume").err == said.err
+
+
 @pytest.mark.parametrize(
     ("within", "told"),
     [("check", "no stage has begun"), ("train", "go on with --resume --dir {root}")],

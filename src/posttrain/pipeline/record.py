@@ -157,11 +157,13 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
 
 
 def newest(place: Place, updates: int) -> Path | None:
-    """The checkpoint after the last update of a recipe's run; None while there is none."""
+    """The checkpoint after the last update of a recipe's run; None while there is none that was trained."""
     found, _ = checkpoint.newest(place.directory / "checkpoints")
-    if found is None or checkpoint.read_state(found)["progress"]["update"] < updates:
+    if found is None:
         return None
-    return found
+    state = checkpoint.read_state(found)
+    trained = state["learner"]["update"] or not updates
+    return found if trained and state["progress"]["update"] >= updates else None
 
 
 def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[str, str]:
