@@ -70,13 +70,16 @@ def harvested(directory: Path, *, model: str, limit: int = 600) -> None:
         raise ValueError(f"{model} proves none of {len(found)} theorems, so there is no move to learn")
     told = ({"prompt": shown, "answer": move} for shown, move in rows.items())
     write_lines(directory / "sft.jsonl", told)
+    proved = sum(line["solved"] for line in found)
+    print(f"{proved} of {len(found)} theorems proved, {len(rows)} states with a move that helped")
 
 
 def searched(directory: Path, model: str, *how: str) -> list[dict[str, Any]]:
     """The lines of trees/ that `posttrain search` of prove.toml leaves in a new folder of the directory."""
     recipe, found = str(Path(__file__).with_name("prove.toml")), directory / "found"
     command = [sys.executable, "-m", "posttrain", "search", recipe, "--model", model, *how]
-    if subprocess.run([*command, "--out", str(found)], check=False).returncode:
+    # A line a theorem, and a path that is another once the stage is finished, are of no use to anybody.
+    if subprocess.run([*command, "--out", str(found)], check=False, stdout=subprocess.DEVNULL).returncode:
         raise ValueError(f"posttrain search of {model} failed, as is said above")
     [path] = (found / "trees").iterdir()
     return read_lines(path)
