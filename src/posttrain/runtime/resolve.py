@@ -62,6 +62,8 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
         raise UserError(f"{name} answers tasks, and plain text asks nothing", where="task.text")
     if online:
         _check_online(recipe, method, verifier, env)
+        if judge := recipe.judge():
+            judge.require()  # before tasks are made, which may take minutes
         train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
         if task.tools:
@@ -70,8 +72,7 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
             task.agent.check()
         for function in recipe.verifier.function:
             function.check_all(train)
-        if judge := recipe.judge():
-            judge.require()
+        if judge:
             r = recipe.rollout
             with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:
                 self_test(judge, [*train, *held_out], pool)
