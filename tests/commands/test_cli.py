@@ -52,7 +52,7 @@ def test_talking_it_shows_the_plan_every_update_and_where_it_lies(run_cli, onlin
     shown = " ".join(said.err.split())
     for fragment in (
         "episodes an update 3 tasks × 4 = 12",
-        "optimiser steps 2 updates × 1 epochs × 1 minibatches = 2",
+        "optimiser steps 2 updates × 1 epoch × 1 minibatch = 2",
         "Memory estimate",
         "float32 on cpu",
         "loading the model",

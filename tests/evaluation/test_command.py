@@ -278,6 +278,8 @@ def test_problems_that_were_trained_on_are_named(run_cli, records, write, online
     assert (found["problems"], found["short"], found["texts"]) == (10, 9, 3)
     found = run_cli(*words, "--words", 5).json
     assert [hit["problem"] for hit in found["hits"]] == ["3", "9"]
+    last = "problems with 5 words in a row of training data: 2 of 10; texts: 3"
+    assert run_cli(*words[:-1], "--words", 5).out.splitlines()[-1] == last
     recipe = write(online, {"task": {"arithmetic": None, "data": {"path": str(train)}}})
     assert run_cli("contamination", recipe, *words[2:], "--words", 5).json == found
     split = records({"prompt": "Well, what is 3", "note": "plus 3?"}, name="split")

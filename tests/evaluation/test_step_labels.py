@@ -239,7 +239,6 @@ def test_an_interrupt_keeps_the_answers_that_are_labelled(
     out, recipe = tmp_path / "steps.jsonl", write(online, {"model": {"path": str(able)}})
     said = run_cli("steps", recipe, "--out", out, "--rollouts", "2", "--separator", "1")
     assert (said.code, said.err.count("\n")) == (130, 1), said.err
-    assert said.err.startswith("error: interrupted; 1 answers with ")
-    assert said.err.endswith(f"are kept: {out}\n")
+    assert said.err.startswith(f"error: interrupted; kept in {out}: answers 1, steps ")
     assert len(load_steps(Data(path=str(out)))) == 1
     assert [path.name for path in tmp_path.glob("steps.jsonl*")] == ["steps.jsonl"]

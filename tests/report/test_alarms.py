@@ -59,6 +59,14 @@ def test_a_rule_speaks_beyond_its_threshold_only(
     assert alarms(loud) == [name]
 
 
+@pytest.mark.parametrize(
+    ("updates", "said"), [(1, "1 of 1 update, last in update 1"), (2, "2 of 2 updates,")]
+)
+def test_one_update_is_said_in_the_singular(updates: int, said: str) -> None:
+    _, found = findings(Evidence(metrics(curve("advantage/zero", [1] * updates))[0], []))[0]
+    assert said in found.text
+
+
 def test_reward_up_while_held_out_accuracy_falls() -> None:
     def run(reward_now: float, accuracy_now: float) -> list[dict[str, Any]]:
         early = {"reward/mean": 0.5, "eval/accuracy": 0.6}

@@ -168,8 +168,8 @@ def test_a_function_that_breaks_on_everything_never_trains_on_anything(run_cli, 
     assert not any("reward/mean" in line for line in lines if line["verdict/not_a_number"] == 1.0)
 
 
-@pytest.mark.parametrize("updates", [1, 2])
-def test_a_run_that_trained_nothing_fails_however_short(run_cli, recipe_of, tmp_path, updates):
+@pytest.mark.parametrize(("updates", "made"), [(1, "1 update"), (2, "2 updates")])
+def test_a_run_that_trained_nothing_fails_however_short(run_cli, recipe_of, tmp_path, updates, made):
     code = tmp_path / "always.py"
     code.write_text("def reward(response):\n    return 0.0 if not response else 1 / 0\n")
     over = {
@@ -181,7 +181,7 @@ def test_a_run_that_trained_nothing_fails_however_short(run_cli, recipe_of, tmp_
     said = run_cli("train", recipe_of("one", **over), "--run-dir", run, "--quiet")
     assert said.code == 1
     [line] = said.err.splitlines()
-    assert f"nothing was trained in {updates} updates: none of the last {4 * updates} episodes" in line
+    assert f"nothing was trained in {made}: none of the last {4 * updates} episodes" in line
     assert "first cause: raised: ZeroDivisionError" in line
     again = run_cli("train", run / "config.toml", "--run-dir", run, "--quiet", "--resume")
     assert again.code == 1

@@ -49,9 +49,9 @@ def contamination(
         return
     for hit in found.hits:
         out.print(f"{hit.problem}\t{hit.place}\t{hit.words}", soft_wrap=True)
-    share = f"{len(found.hits)} of {found.problems} problems share {n} words in a row with training data"
-    short = f"; {found.short} are too short to say" if found.short else ""
-    out.print(f"{share}, of {found.texts} texts{short}", soft_wrap=True)
+    share = f"problems with {n} words in a row of training data: {len(found.hits)} of {found.problems}"
+    short = f"; too short to say: {found.short}" if found.short else ""
+    out.print(f"{share}{short}; texts: {found.texts}", soft_wrap=True)
 
 
 class Hit(NamedTuple):

@@ -262,7 +262,7 @@ def _print(groups: Sequence[Group], implicit: PerRow, explicit: PerRow | None) -
     pairs = better(batch).nonzero().T
     if explicit is not None and not bool(explicit.isfinite().all()):
         unscored = int((~explicit.isfinite()).sum())
-        out.print(f"the reward model has no score for {unscored} answers, so it is not compared")
+        out.print(f"the reward model has no score for {unscored} of {len(rows)} answers: it is not compared")
         explicit = None
     for name, each in (("implicit", implicit), ("explicit", explicit)):
         if each is not None:

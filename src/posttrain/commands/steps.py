@@ -81,7 +81,7 @@ def steps(
             on_progress=lambda spent: bar.update(line, completed=spent),
         )
         answers, labelled = _write_records(records, out)
-    err.print(f"{answers} answers with {labelled} steps: {out}", soft_wrap=True)
+    err.print(f"{out}: answers {answers}, steps {labelled}", soft_wrap=True)
 
 
 def _between(separator: str) -> str:
@@ -103,7 +103,7 @@ def _write_records(records: Iterable[dict[str, Any]], out: Path) -> tuple[int, i
         if not answers:
             raise
         begun.replace(out)
-        raise KeyboardInterrupt(f"{answers} answers with {labelled} steps are kept: {out}") from None
+        raise KeyboardInterrupt(f"kept in {out}: answers {answers}, steps {labelled}") from None
     begun.replace(out)
     return answers, labelled
 

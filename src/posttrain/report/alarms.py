@@ -111,7 +111,8 @@ def _all_idle(evidence: Evidence) -> Finding | None:
     idle = [u for u, y in points if y == 1]
     if not idle:
         return None
-    found = f"every advantage was 0 in {len(idle)} of {len(points)} updates, last in update {idle[-1]}"
+    updates = f"{len(points)} update{'s' * (len(points) != 1)}"
+    found = f"every advantage was 0 in {len(idle)} of {updates}, last in update {idle[-1]}"
     return Finding(found, idle[-1], "advantage/zero")
 
 

@@ -99,7 +99,7 @@ class Plan:
 
     def _batches(self) -> dict[str, Any]:
         resolved, recipe = self.resolved, self.resolved.recipe
-        steps = recipe.steps.epochs * recipe.steps.minibatches
+        updates, epochs, cuts = recipe.run.updates, recipe.steps.epochs, recipe.steps.minibatches
         if resolved.online:
             r, several = recipe.rollout, recipe.async_.samplers > 1
             out = {
@@ -115,13 +115,14 @@ class Plan:
                 resolved.line.learns: f"{len(self.groups):,} to train on, "
                 f"{len(self.held_out_groups):,} held out",
                 "longest": f"{self.longest_prompt} tokens",
-                "passes over them": f"{recipe.run.updates * recipe.batch.batch_size / len(self.groups):.3g}",
+                "passes over them": f"{updates * recipe.batch.batch_size / len(self.groups):.3g}",
             }
         if resolved.line.step == "adamw":
             out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}"
         return out | {
-            "optimiser steps": f"{recipe.run.updates} updates × {recipe.steps.epochs} epochs × "
-            f"{recipe.steps.minibatches} minibatches = {recipe.run.updates * steps}",
+            "optimiser steps": f"{updates} update{'s' * (updates != 1)} × "
+            f"{epochs} epoch{'s' * (epochs != 1)} × {cuts} minibatch{'es' * (cuts != 1)} = "
+            f"{updates * epochs * cuts}",
             "microbatch": f"at most {self.microbatch_tokens} packed tokens",
         }
 

@@ -224,7 +224,8 @@ class OnlineRun:
         """RunError if nothing was trained; all samples are then written."""
         self.run_dir.wait()
         if self.updates and not self.learner.update_count:
-            raise RunError(f"nothing was trained in {self.updates} updates: {self._why_nothing()}")
+            made = f"{self.updates} update{'s' * (self.updates != 1)}"
+            raise RunError(f"nothing was trained in {made}: {self._why_nothing()}")
 
     def _record(
         self, rows: Sequence[tuple[int, Episode]], groups: Sequence[Sequence[Episode]], update: Update
@@ -264,7 +265,8 @@ class OnlineRun:
         ages, bound = lag[:own][batch.mask[:own]], self.source.admission.bound
         oldest = int(ages.max()) if len(ages) else 0
         if oldest > bound:
-            raise RunError(f"a token is {oldest} updates old and may be {bound}: call sample() for new ones")
+            age = f"{oldest} update{'s' * (oldest != 1)} old"
+            raise RunError(f"a token is {age} and may be {bound}: call sample() for new ones")
         return lag_metrics(Counter(lag[batch.mask].tolist())) if self.settings.replay else {}
 
     def _count_taken(self) -> None:

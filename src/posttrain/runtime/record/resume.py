@@ -37,7 +37,8 @@ def newest_checkpoint(run: Path, every: int, say: Callable[[str], None], ranks: 
     made, (found, skipped) = ranks.tell((made, looked), "the checkpoint")
     if not found and (skipped or made > every > 0):  # its last checkpoint may not have been written whole
         why = skipped[0] if skipped else "there is none"
-        what = f"no checkpoint to go on from ({why}); to begin anew deletes what is told of {made} updates"
+        told = f"{made} update{'s' * (made != 1)}"
+        what = f"no checkpoint to go on from ({why}); to begin anew deletes what is told of {told}"
         raise UserError(what, where=str(run / "checkpoints"), mend="put it back, or start another run")
     for fault in skipped:
         say(fault)
