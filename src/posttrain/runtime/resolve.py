@@ -46,25 +46,24 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
     Raises UserError for an impossible combination, and for the first fault of the data.
     """
     found = line(recipe.method.get("name", ""))
-    name = label(recipe.method["name"])
-    options = {k: v for k, v in recipe.method.items() if k != "name"}
+    name, options = label(recipe.method["name"]), {k: v for k, v in recipe.method.items() if k != "name"}
     task, online = recipe.task, found.loop == "online"
     verifier, env = recipe.judges() if online else (None, None)
-    turns = task.agent.max_calls if task.agent else getattr(env, "max_turns", 1) if env else 1
+    turns = task.agent.max_calls if task.agent else getattr(env, "max_turns", 1)
     horizon = recipe.sampling.max_new_tokens * turns
     # What a game pays is discounted as it is: there a reward is no advance on the score.
-    alone = online and not env and not task.agent
-    method = build(recipe.method["name"], options, horizon=horizon, potentials=alone)
+    scored = online and not (env or task.agent)
+    method = build(recipe.method["name"], options, horizon=horizon, potentials=scored)
     if "teacher" in method.asks and not (verifier or env or task.agent or task.tools or task.repair):
         verifier = Unjudged()  # only what measures is lacking
     _check_parts(recipe, found, method)
-    if online and task.text is not None:
-        raise UserError(f"{name} answers tasks, and plain text asks nothing", where="task.text")
     if online:
+        if task.text is not None:
+            raise UserError(f"{name} answers tasks, and plain text asks nothing", where="task.text")
         _check_online(recipe, method, verifier, env)
         if judge := recipe.judge():
             judge.require()  # before tasks are made, which may take minutes
-        train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
+        train, held_out = tasks(task, recipe.eval.limit, recipe.run.seed, say)
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
         if task.tools:
             task.tools.require()
