@@ -26,7 +26,7 @@ class Admission(Generic[Group]):
     >>> line.room(), [line.admit() for _ in range(4)], line.room()
     (4, [0, 1, 2, 3], 0)
     >>> line.finish(1, "b"), line.take(2), line.finish(0, "a"), line.take(2)
-    (None, None, None, [(0, 'a'), (1, 'b')])
+    (True, None, True, [(0, 'a'), (1, 'b')])
     >>> line.hold([0, 1], version=1), line.room(), line.release(1), line.room()
     (None, 0, None, 2)
     """
@@ -64,10 +64,12 @@ class Admission(Generic[Group]):
         self.queue[number] = None
         return number
 
-    def finish(self, number: int, group: Group) -> None:
-        """This group is finished. One that nobody waits for, and a second arrival, change nothing."""
-        if number in self.queue and self.queue[number] is None:
-            self.queue[number] = group
+    def finish(self, number: int, group: Group) -> bool:
+        """Whether this group was waited for: it is finished now. A second arrival changes nothing."""
+        if number not in self.queue or self.queue[number] is not None:
+            return False
+        self.queue[number] = group
+        return True
 
     def replay(self, number: int) -> None:
         """This group is played again; one that has been taken is no concern of the line's."""
