@@ -459,7 +459,7 @@ def test_a_session_says_what_is_wrong_with_how_it_is_driven(model):
         groups = s.sample()
         s.update(groups)
         s.publish()
-        with pytest.raises(RunError, match=r"a token is 1 updates old and may be 0: call sample\(\)"):
+        with pytest.raises(RunError, match=r"a token is 1 update old and may be 0: call sample\(\)"):
             s.update(groups)
     pairs = [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}] * 4
     with posttrain.Session(model, method="dpo", data=pairs, updates=1) as s:
@@ -637,7 +637,7 @@ def test_a_run_is_resumed_with_the_records_it_began_with_and_no_others(model):
     with pytest.raises(UserError, match=r"already holds a run; go on with resume=True, or give another dir"):
         posttrain.train(model, data=SUMS, updates=2, **asked)
     assert len(posttrain.train(model, data=SUMS, updates=2, resume=True, **asked).metrics) == 2
-    with pytest.raises(UserError, match=r"'25 records, \w+' was held by the program that started the run"):
+    with pytest.raises(UserError, match="'digits' was held by the program that started the run"):
         posttrain.load("run").evaluate()
     assert len(posttrain.load("run").sample("1+1=", max_new_tokens=2)) == 1
 

@@ -82,11 +82,15 @@ def test_a_run_that_removes_a_file_meanwhile_is_not_broken(run: Path, run_cli, m
 
 def test_each_state_is_told(run: Path, run_cli) -> None:
     folder = run.parent
-    for name in ("failed", "stopped", "held"):
+    for name in ("failed", "stopped", "asked", "held"):
         shutil.copytree(run, folder / name)
     (folder / "failed" / "stopped.txt").write_text("the verifier died\n")
+    (folder / "asked" / "stopped.txt").write_text(
+        "stopped on request after update 2 of 3; all of it is saved"
+    )
     lines = (folder / "stopped" / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "stopped" / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
+    for name in ("stopped", "asked"):
+        (folder / name / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
     (folder / "empty").mkdir()
     (folder / "torn").mkdir()
     (folder / "torn" / "config.toml").write_text("[run\n")
@@ -102,6 +106,7 @@ def test_each_state_is_told(run: Path, run_cli) -> None:
         "grpo-001": "done",
         "failed": "failed",
         "stopped": "stopped",
+        "asked": "stopped",
         "held": "running",
         "empty": "broken",
         "torn": "broken",

@@ -41,7 +41,7 @@ def replay(
         what = "when an environment in a process of its own replied is in no record"
         raise UserError(what, where="task.repair" if found.recipe.task.repair else "task.env")
     if last_update(run) < found.recipe.run.updates:
-        what = f"it has made {last_update(run)} of {found.recipe.run.updates} updates"
+        what = f"it has ended at update {last_update(run)} of {found.recipe.run.updates}"
         raise UserError(what, where=str(run), mend="end it with `posttrain train --resume` first")
     recorded = RecordedSchedule(run, ahead.samplers)
     path = run_dir or claimed_directory(f"{run.resolve().name}-replay")

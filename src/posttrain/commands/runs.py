@@ -19,7 +19,7 @@ from rich.table import Table
 from posttrain.errors import UserError
 from posttrain.report.headline import BEST, best, figure, percent
 from posttrain.report.live import Server
-from posttrain.report.record import SIGNS_OF_A_RUN, Record, file_text, read
+from posttrain.report.record import ON_REQUEST, SIGNS_OF_A_RUN, Record, file_text, read
 from posttrain.report.terminal import console, out
 from posttrain.runtime.record.rundir import in_use
 
@@ -222,7 +222,7 @@ def _model(path: str) -> str:
 
 
 def _ended(record: Record, done: int, updates: int) -> str:
-    if record.stopped:
+    if record.stopped and not record.stopped.startswith(ON_REQUEST):
         return "failed"
     return "done" if done >= updates else "stopped"
 

@@ -142,6 +142,8 @@ def _one(pipeline: Pipeline, place: Place, made: Mapping[str, str], news: News) 
         train(found, directory, title=stage.name, resume=resume, shown=news.shown(stage.name))
     except UserError as error:
         raise placed(pipeline, stage, error) from None
+    except RunError as error:
+        raise RunError(f"stage {stage.name!r}: {error}") from error
     if stop_asked_since(began):  # in its last update, after which it ended
         raise RunError(f"stopped: stage {stage.name!r} is finished and saved; go on with --resume")
 

@@ -18,6 +18,8 @@ from posttrain.report.series import Curve
 Row = dict[str, Any]
 
 SIGNS_OF_A_RUN = ("metrics.jsonl", "config.toml", "plan.json")
+ON_REQUEST = "stopped on request"
+"""How the reason begins for which a run ended that was asked to."""
 SAMPLES = re.compile(r"(eval_)?(\d{1,15})\.jsonl")
 TREES = re.compile(r"(?:(eval_)?(\d{1,15})|([a-z][a-z_]{0,40}))\.jsonl")
 """Those of an update or an evaluation, or of a strategy."""

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy
 
 from posttrain.learner.learner import Learner, Loss, Losses, Update
-from posttrain.report.record import json_lines
+from posttrain.report.record import ON_REQUEST, json_lines
 from posttrain.runtime.loop import Loop, Parts
 from posttrain.runtime.record.rundir import kept
 from posttrain.runtime.record.tables import Groups, Metrics, check_groups
@@ -260,7 +260,7 @@ class Session:
             self.save()
         if stops and not final and self.stopped is None:
             raise RunError(
-                f"stopped on request after update {update} of {loop.updates}; "
+                f"{ON_REQUEST} after update {update} of {loop.updates}; "
                 "all of it is saved, go on with --resume"
             )
         return line
