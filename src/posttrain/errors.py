@@ -1,4 +1,4 @@
-"""The two ways in which a command ends in one line, and how a process did; they import no library."""
+"""The two ways in which a command ends in one line, and words of such lines; they import no library."""
 
 import signal
 from contextlib import suppress
@@ -34,3 +34,12 @@ def how_it_ended(code: int) -> str:
     with suppress(ValueError):  # a real-time signal has no name
         return signal.Signals(-code).name
     return f"signal {-code}"
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """So many of a thing; without a plural the noun has an s.
+
+    >>> counted(1, "epoch"), counted(0, "epoch"), counted(2, "minibatch", "minibatches")
+    ('1 epoch', '0 epochs', '2 minibatches')
+    """
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

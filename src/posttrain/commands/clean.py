@@ -12,6 +12,7 @@ import typer
 from rich.filesize import decimal
 
 from posttrain.commands.runs import Listed, found_in, listed
+from posttrain.errors import counted
 from posttrain.models import checkpoint
 from posttrain.report.headline import best
 from posttrain.report.record import read
@@ -185,7 +186,7 @@ def _tell(plan: Plan) -> None:
     for going in plan.going:
         names = [p.name for p in going.paths]
         if going.what == "rollouts and searches":
-            names = [f"{len(names)} file{'s' * (len(names) != 1)}"]
+            names = [counted(len(names), "file")]
         elif going.what.startswith("what only"):
             names = [f"{p.parent.name}/{p.name}" for p in going.paths]
         out.print(f"  {decimal(going.size):>9}  {going.what}: {', '.join(names)}", soft_wrap=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from posttrain.errors import counted
 from posttrain.evaluation.suites import results
 from posttrain.evaluation.suites.numbers import grouped, holm, paired_difference, ratio_of, sign_test
 from posttrain.evaluation.suites.suite import Metric
@@ -47,8 +48,7 @@ def compare(
     for row in rows:
         ahead = second if row["difference"] > 0 else first
         said = f"{ahead} is ahead" if row["clear"] else "no difference is shown"
-        problems = f"{row['problems']} problem{'s' * (row['problems'] != 1)}"
-        out.print(f"{row['suite']}: {said}, on {problems}", soft_wrap=True)
+        out.print(f"{row['suite']}: {said}, on {counted(row['problems'], 'problem')}", soft_wrap=True)
 
 
 def compared(first: Path, second: Path) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from rich.table import Table
 from posttrain.api.answering import engine_named, evaluate_recipe
 from posttrain.api.training import claimed_directory, say
 from posttrain.base import process
+from posttrain.errors import counted
 from posttrain.evaluation.suites import results
 from posttrain.evaluation.suites.model import Evaluated, model_of
 from posttrain.evaluation.suites.numbers import summary
@@ -193,7 +194,7 @@ def _suite(who: Evaluated, asking: Asking, problems: Sequence[Problem], where: P
     if sum(line["score"] is not None for line in lines_of(file)) == total:
         return
     if not quiet and not err.is_terminal:
-        who.told(f"{asking.suite.name}: {total} answer{'s' * (total != 1)}")
+        who.told(f"{asking.suite.name}: {counted(total, 'answer')}")
     with Progress(
         *columns, TimeRemainingColumn(), console=err, disable=quiet or not err.is_terminal, transient=True
     ) as bar:

@@ -13,6 +13,7 @@ from posttrain.api.answering import answers, recipe_of
 from posttrain.api.training import as_begun, check_same, claimed_directory, free_directory, print_plan, say
 from posttrain.api.training import train as train_in
 from posttrain.base import process
+from posttrain.errors import counted
 from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import launched, restarts
 from posttrain.models import pretrained
@@ -170,8 +171,7 @@ def sample(
             typer.echo(json.dumps(line | {"logp_gen": answer.logp_gen}))
         else:
             out.print(answer.text)
-            count = len(answer.tokens)
-            out.rule(f"{count} token{'s' * (count != 1)}, {answer.stop}", style="dim")
+            out.rule(f"{counted(len(answer.tokens), 'token')}, {answer.stop}", style="dim")
 
 
 def _prompt(given: str) -> str:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from posttrain.errors import counted
 from posttrain.report.evidence import Evidence, Finding
 from posttrain.report.hacking_rules import LINKED, LONGER, SPAN, auditor_disagrees, longer_pays, tampering
 from posttrain.report.headline import WINDOW, figure, mean, percent
@@ -111,8 +112,9 @@ def _all_idle(evidence: Evidence) -> Finding | None:
     idle = [u for u, y in points if y == 1]
     if not idle:
         return None
-    updates = f"{len(points)} update{'s' * (len(points) != 1)}"
-    found = f"every advantage was 0 in {len(idle)} of {updates}, last in update {idle[-1]}"
+    found = (
+        f"every advantage was 0 in {len(idle)} of {counted(len(points), 'update')}, last in update {idle[-1]}"
+    )
     return Finding(found, idle[-1], "advantage/zero")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from posttrain.base import process
+from posttrain.errors import counted
 from posttrain.learner import lora
 from posttrain.learner.learner import Learner
 from posttrain.learner.ranks import ALONE, Ranks
@@ -120,9 +121,8 @@ class Plan:
         if resolved.line.step == "adamw":
             out["learning rate"] = f"{recipe.optim.lr:g}, {recipe.optim.schedule}"
         return out | {
-            "optimiser steps": f"{updates} update{'s' * (updates != 1)} × "
-            f"{epochs} epoch{'s' * (epochs != 1)} × {cuts} minibatch{'es' * (cuts != 1)} = "
-            f"{updates * epochs * cuts}",
+            "optimiser steps": f"{counted(updates, 'update')} × {counted(epochs, 'epoch')} × "
+            f"{counted(cuts, 'minibatch', 'minibatches')} = {updates * epochs * cuts}",
             "microbatch": f"at most {self.microbatch_tokens} packed tokens",
         }
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from posttrain.errors import counted
 from posttrain.learner.learner import Learner, Update
 from posttrain.recipe.asynchrony import Asynchrony
 from posttrain.recipe.recipe import SampleLog
@@ -224,7 +225,7 @@ class OnlineRun:
         """RunError if nothing was trained; all samples are then written."""
         self.run_dir.wait()
         if self.updates and not self.learner.update_count:
-            made = f"{self.updates} update{'s' * (self.updates != 1)}"
+            made = counted(self.updates, "update")
             raise RunError(f"nothing was trained in {made}: {self._why_nothing()}")
 
     def _record(
@@ -265,8 +266,8 @@ class OnlineRun:
         ages, bound = lag[:own][batch.mask[:own]], self.source.admission.bound
         oldest = int(ages.max()) if len(ages) else 0
         if oldest > bound:
-            age = f"{oldest} update{'s' * (oldest != 1)} old"
-            raise RunError(f"a token is {age} and may be {bound}: call sample() for new ones")
+            age = counted(oldest, "update")
+            raise RunError(f"a token is {age} old and may be {bound}: call sample() for new ones")
         return lag_metrics(Counter(lag[batch.mask].tolist())) if self.settings.replay else {}
 
     def _count_taken(self) -> None:

@@ -39,6 +39,7 @@ from typing import Any, ClassVar
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import MEMORY, asked, load_named, refuse_memory, signature, signature_of
+from posttrain.errors import counted
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 from posttrain.verifiers.returned import Noted, as_verdict, awaited, is_sequence, not_a_number, with_notes
@@ -123,7 +124,7 @@ class Function(Verifier):
         if not is_sequence(returned):
             return [not_a_number(returned, "a list")] * size
         if len(returned) != size:
-            reason = f"{len(returned)} scores were returned for {size} response{'s' * (size != 1)}"
+            reason = f"{len(returned)} scores were returned for {counted(size, 'response')}"
             return [Verdict(score=None, label="wrong_length", reason=reason)] * size
         verdicts = [_SILENT if value is None else as_verdict(value) for value in returned]
         return [with_notes(verdict, notes) for verdict, notes in zip(verdicts, noted.each, strict=True)]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from posttrain.errors import counted
 from posttrain.learner.ranks import Ranks
 from posttrain.models import checkpoint
 from posttrain.recipe.config import named_files
@@ -37,7 +38,7 @@ def newest_checkpoint(run: Path, every: int, say: Callable[[str], None], ranks: 
     made, (found, skipped) = ranks.tell((made, looked), "the checkpoint")
     if not found and (skipped or made > every > 0):  # its last checkpoint may not have been written whole
         why = skipped[0] if skipped else "there is none"
-        told = f"{made} update{'s' * (made != 1)}"
+        told = counted(made, "update")
         what = f"no checkpoint to go on from ({why}); to begin anew deletes what is told of {told}"
         raise UserError(what, where=str(run / "checkpoints"), mend="put it back, or start another run")
     for fault in skipped:
