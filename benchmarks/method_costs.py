@@ -143,7 +143,7 @@ def measure(name: str, path: Path, repeat: int) -> dict[str, Any]:
         begin = time.perf_counter()
         learner.update(batch)
         seconds.append(time.perf_counter() - begin)
-    trained = sum(m.numel() for m in learner.masters.masters)
+    trained = sum(m.parameter.numel() for m in learner.masters.masters)
     shape = Shape.of(model.config, sum(p.numel() for p in model.parameters()), trained)
     planned = estimate(
         shape,

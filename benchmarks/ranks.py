@@ -71,10 +71,10 @@ def measured(model: Path, mode: str) -> dict[str, Any]:
             found = learner.update(batch)
             seconds.append(time.monotonic() - begin)
         sent = ranks.sent()
-        held = [*learner.model.parameters(), *learner.masters.masters]
+        rests = [m.rest for m in learner.masters.masters if m.rest is not None]
+        held = [*learner.model.parameters(), *rests]
         weights = {t.data_ptr(): t.numel() * t.element_size() for t in map(local, held)}
-        states = learner.policy.optimizer.state.values()
-        moments = [local(t) for state in states for t in state.values()]
+        moments = [local(t) for m in learner.masters.masters for t in m.state.values()]
         begin = time.monotonic()
         with tempfile.TemporaryDirectory() as place:
             gathered = {name: whole(t).cpu() for name, t in learner.masters.tensors().items()}

@@ -108,7 +108,7 @@ def moved(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, l
             norm: float = clip()
             if len(gradients) < len(parts):
                 own = [m for part in parts if part.clip is run for m in part.masters.masters]
-                grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in own]
+                grads = [m.zeros() if m.grad is None else m.grad for m in own]
                 gradients.append(torch.cat([whole(g).flatten() for g in grads]))
             return norm
 
@@ -117,7 +117,7 @@ def moved(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, l
     for part, clip in zip(parts, clips, strict=True):
         part.clip = held(clip)  # type: ignore[method-assign]
     updates = [learner.update(batch) for _ in range(2)]
-    weights = torch.cat([whole(m.detach()).flatten() for m in masters])
+    weights = torch.cat([whole(m.numbers()).flatten() for m in masters])
     gradient = torch.cat(gradients) if gradients else weights[:1]
     return gradient, weights, [u.metrics for u in updates], updates[0]
 

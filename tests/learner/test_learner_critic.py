@@ -145,9 +145,9 @@ def taken(learner: Learner, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, t
 
     def keep(prefix: str, masters: MasterWeights) -> Callable[[float], None]:
         def step(rate: float) -> None:
-            for name, master in zip(masters.names, masters.masters, strict=True):
+            for master in masters.masters:
                 assert master.grad is not None
-                found[prefix + name] = master.grad.clone()
+                found[prefix + master.name] = master.grad.clone()
 
         return step
 
@@ -293,7 +293,7 @@ def test_an_average_in_bfloat16_loses_no_small_step(llama: Make) -> None:
     follower = Follower(model, Reference(refresh_every=1, keep=0.99))
     naive = {n: p.detach().clone() for n, p in model.named_parameters()}
     for update in range(1, 101):
-        follower.after(update, goal)
+        follower.after(update, lambda: goal)
         for n, p in naive.items():
             p.lerp_(goal[n].bfloat16(), 1 - 0.99)
     far, lost = 0.0, 0.0

@@ -1,6 +1,7 @@
 """Masters of bfloat16 weights: where they begin, and that weights move as they do from the first step."""
 
 import math
+from weakref import ref
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from posttrain.learner.optim import MasterWeights, Optim, adamw
+from posttrain.learner import kernels
+from posttrain.learner.optim import Master, Optim, OptimizedWeights
 from posttrain.models.rounding import dither
 
 SIZE = 200_000
@@ -76,15 +78,75 @@ def test_on_average_weights_move_as_their_masters_do_from_the_first_step(rate: f
     begun = 0.07 + 0.05 * torch.rand(400, 500, generator=torch.Generator().manual_seed(0))
     weight = nn.Parameter(begun.bfloat16())
     start = weight.detach().float().clone()
-    weights = MasterWeights([("weight", weight)])
-    optimizer = adamw(Optim(lr=rate), weights)
+    weights = OptimizedWeights([("weight", weight)], Optim())
     for step in (1, 2, 3):
         weight.sum().backward()
-        optimizer.step()
-        weights.publish()
-        weights.zero_grad()
+        weights.step(rate)
         moved = start - weight.detach().float()
         chance = step * rate / 2**-11  # of being one unit lower, where a unit is that of [1/16, 1/8)
         error = 2**-11 * math.sqrt(chance / weight.numel())
         assert float(moved.double().mean()) == pytest.approx(step * rate, abs=5 * error)
     assert torch.equal((start - step * rate).bfloat16().float(), start)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@given(values=st.lists(st.floats(width=32), min_size=1, max_size=50), low=st.integers(0, 2**16 - 1))
+def test_a_master_is_its_weight_and_the_rest(compiled: bool, values: list[float], low: int) -> None:
+    """To the last bit, whatever number it is; but one in the middle between two weights by that bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not compiled:
+            patch.setattr(kernels, "suits", lambda x: False)
+        check(values, low)
+
+
+def check(values: list[float], low: int) -> None:
+    patterns = torch.tensor(values).view(torch.int32)
+    numbers = torch.cat([patterns, patterns & -(2**16) | low]).view(torch.float32)
+    numbers = numbers[~numbers.isnan()]
+    weight = nn.Parameter(torch.zeros(len(numbers)).bfloat16())
+    master = Master("w", weight)
+    master.set(numbers)
+    rounded = numbers.bfloat16()
+    assert torch.equal(weight.view(torch.int16), rounded.view(torch.int16))
+    moved = numbers.view(torch.int32) - master.numbers().view(torch.int32)
+    held = (rounded != 0) | (numbers == 0)  # what is rounded to 0 is below the normal numbers
+    middle = numbers.view(torch.int32) & 0xFFFF == 2**15
+    assert not moved[held & ~middle].any()
+    assert set(moved[held & middle].tolist()) <= {0, 1}
+    again = master.numbers()
+    master.set(again)
+    assert torch.equal(master.numbers().view(torch.int32), again.view(torch.int32))
+
+
+def test_a_master_that_is_as_long_as_it_likes_steps_as_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices, stacks of them, vectors and single numbers, also transposed; seed 0."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(64, 48), (3, 16, 32), (80,), (), (1, 2000), (0, 4)]
+    begun = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+    begun.append(torch.randn(48, 64, generator=generator).bfloat16().t())
+
+    def stepped() -> list[torch.Tensor]:
+        named = [(f"w{n}", nn.Parameter(x.clone())) for n, x in enumerate(begun)]
+        weights = OptimizedWeights(named, Optim(weight_decay=0.1))
+        noise = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for m in weights.masters.masters:
+                m.grad = torch.randn(m.parameter.shape, generator=noise)
+            weights.step(0.01)
+        return [x for part in weights.tensors() for x in part.values()]
+
+    whole = stepped()
+    monkeypatch.setattr("posttrain.learner.optim._PIECE", 256)
+    assert all(torch.equal(a, b) for a, b in zip(stepped(), whole, strict=True))
+
+
+def test_a_model_whose_masters_are_gone_keeps_its_gradients() -> None:
+    weight = nn.Parameter(torch.ones(3).bfloat16())
+    weights = OptimizedWeights([("w", weight)], Optim())
+    weight.sum().backward()
+    assert weight.grad is None
+    masters = [ref(m) for m in weights.masters.masters]
+    del weights
+    assert [m() for m in masters] == [None]
+    weight.sum().backward()
+    assert torch.equal(weight.grad, torch.ones(3).bfloat16())

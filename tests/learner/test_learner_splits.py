@@ -80,7 +80,7 @@ class InMemoryData:
         # Where the head alone is read, no loss comes to the output head.
         idle = sum(m.grad is None for m in masters)
         assert idle == ("head" in self.learner.method.needs)
-        grads = [torch.zeros_like(m) if m.grad is None else m.grad for m in masters]
+        grads = [m.zeros() if m.grad is None else m.grad for m in masters]
         self.taken.append(torch.cat([g.flatten() for g in grads]))
         for part in parts:
             part.masters.zero_grad()

@@ -111,7 +111,7 @@ def test_the_halves_of_a_step_are_a_step_and_say_what_the_gradients_are(by_comma
             moved = s.optim_step()
             norm = sum(n**2 for n in found.norms.values()) ** 0.5
             assert norm == pytest.approx(moved["grad_norm"], rel=1e-5)
-            assert found.norms.keys() == set(s.learner.masters.names)
+            assert found.norms.keys() == {m.name for m in s.learner.masters.masters}
         s.save()
     assert same(command, tmp_path / "stepped")
 

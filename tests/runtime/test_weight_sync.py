@@ -135,11 +135,10 @@ def sides(online, write, make_model):
         chosen = build.plan(config.read(write(online, tables)).recipe, print)
         learner = build.build_learner(chosen, {})
         engine = build_native_engine(chosen.resolved.recipe, chosen.policy)
-        with torch.no_grad():
-            for name, master in zip(learner.masters.names, learner.masters.masters, strict=True):
-                if master.ndim > 1 and "lora_A" not in name:
-                    master += 0.1 * torch.randn_like(master)
-        learner.masters.publish()
+        for master in learner.masters.masters:
+            if master.parameter.ndim > 1 and "lora_A" not in master.name:
+                before = master.numbers()
+                master.set(before + 0.1 * torch.randn_like(before))
         return learner, engine
 
     return make

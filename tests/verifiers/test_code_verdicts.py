@@ -292,6 +292,15 @@ def test_a_block_of_another_language_is_not_the_program(more: str) -> None:
     assert CODE(task(kind="stdio", cases=cases), fenced + more).label == "PASS"
 
 
+@pytest.mark.parametrize("start", ["", "from typing import List\n", "List = list\n"])
+def test_a_called_function_needs_no_import_of_list(start: str) -> None:
+    found = task(kind="call", entry_point="Solution.f", cases=[{"args": [[3, 4]], "expected": 7}])
+    program = f"{start}class Solution:\n    def f(self, x: List[int]) -> int:\n        return sum(x)\n"
+    assert CODE(found, f"```python\n{program}```").label == "PASS"
+    wrong = CODE(found, f"```python\n{program.replace('List[int]', 'Lists[int]')}```")
+    assert (wrong.label, wrong.reason) == ("RUNTIME_ERROR", "NameError: name 'Lists' is not defined")
+
+
 def test_a_block_that_only_uses_the_function_is_not_the_program() -> None:
     found = task(kind="call", entry_point="add", cases=[{"args": [3, 4], "expected": 7}])
     first, right = (f"```python\ndef add(a, b):\n    return a {sign} b\n```\n" for sign in "-+")

@@ -4,6 +4,7 @@
     norm   w · x / √(mean x² + ε)
     gate   silu(g) · u
     rotate x · cos + (-x₂, x₁) · sin of the halves x₁, x₂ of every head
+    join   float32 numbers of bfloat16 and 16 bits more, and `part` takes them apart (optim.py)
 
 and attention (packed_attention.py). PyTorch reads a dozen times, and keeps in float32, what these read once
 and keep as it came. For bfloat16 on a processor, with Linux and g++; elsewhere PyTorch does all of it. No
@@ -40,6 +41,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "gate_forward": (_POINTER, _POINTER, _WHOLE, _POINTER),
     "gate_backward": (*[_POINTER] * 3, _WHOLE, _POINTER, _POINTER),
     "rotate": (*[_POINTER] * 3, *[_WHOLE] * 4, _POINTER),
+    "join": (_POINTER, _POINTER, _WHOLE, _POINTER),
+    "part": (_POINTER, _WHOLE, _POINTER, _POINTER),
 }
 
 

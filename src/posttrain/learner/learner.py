@@ -281,7 +281,7 @@ class Learner:
         self.method_state = dict(self.method.update_state(batch, metrics))
         self.update_count += 1
         if self.follower:
-            self.follower.after(self.update_count, self.masters.tensors())
+            self.follower.after(self.update_count, self.masters.tensors)
 
     @computing()
     def forward_backward(self, batch: Batch, loss: Loss | None = None) -> Losses:
@@ -339,8 +339,8 @@ class Learner:
         return [self.policy, *([self.values] if self.values else [])]
 
     def _norms(self) -> dict[str, float]:
-        masters = [pair for part in self._trained for pair in part.masters.named()]
-        found = {name: whole(m.grad).norm() for name, m in masters if m.grad is not None}
+        masters = [m for part in self._trained for m in part.masters.masters]
+        found = {m.name: whole(m.grad).norm() for m in masters if m.grad is not None}
         return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
 
     def _fill_columns(self, batch: Batch, first: Int[torch.Tensor, "n"]) -> Batch:
@@ -538,8 +538,8 @@ class Learner:
         every = self.parallel.check_every
         if self.ranks.size > 1 and every and self.update_count % every == 0:
             # Shares differ, and what is gathered from them does not.
-            both = [self.masters.tensors(), self.values.masters.tensors() if self.values else {}]
-            alike = ((f"{n} {name}", x) for n, each in enumerate(both) for name, x in each.items())
+            both = [part.masters.named() for part in self._trained]
+            alike = ((f"{n} {name}", x) for n, each in enumerate(both) for name, x in each)
             held = digest((name, x) for name, x in alike if local(x) is x)
             self.ranks.agree("hold weights", f"{held} {self.step_count} {self.method_state}")
 

@@ -1,18 +1,21 @@
 """The optimiser: AdamW on float32 master weights, gradient clipping, and learning-rate schedules.
 
-Where the model computes in bfloat16 its weights are a rounded copy: gradients are summed and
-steps are taken in float32, and the copy is refreshed after each step. A step of 1e-6 on a weight
-of 1 would otherwise be lost in rounding.
+Where the model computes in bfloat16 its weights are masters that were rounded: gradients are summed and
+steps are taken in float32, and what rounding took off is kept beside the weights. A step of 1e-6 on a
+weight of 1 would otherwise be lost in it.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import ref
 
 import torch
 from torch import nn
+from torch.optim.adamw import adamw
 
+from posttrain.learner import kernels
 from posttrain.learner.ranks import ALONE, Ranks
 from posttrain.learner.shards import as_held, local
 from posttrain.models.rounding import dither
@@ -66,39 +69,132 @@ def learning_rate(config: Optim, step: int, total: int) -> float:
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * share)
 
 
-class MasterWeights:
-    """Float32 copies of the trainable parameters that compute in less, and the sums of their gradients.
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's means of the gradient and of its square, as PyTorch calls them."""
+_PIECE = 1 << 19
+"""Numbers that are stepped at a time on a processor."""
 
-    A parameter that is float32 (or float64) already is its own master, and so is a rank's share of one.
+
+class Master:
+    """The float32 numbers behind a parameter, the sum of their gradients, and AdamW's moments of them.
+
+    A parameter in float32 (or float64), and a rank's share of one, is its own master. Of one in bfloat16 its
+    numbers are kept, which are the master's rounded, and for each the 16 bits by which the patterns of both
+    differ (`rest`): 4 bytes in all, and not 6. A master in the middle between two numbers of bfloat16 moves
+    by its last bit, as that difference would need a 17th.
     """
+
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self.name, self.parameter = name, parameter
+        self.rest: torch.Tensor | None = None
+        self.state: dict[str, torch.Tensor] = {}
+        """AdamW's: the moments, and the steps made; empty before the first."""
+        self._sum: torch.Tensor | None = None
+        if parameter.dtype not in (torch.float32, torch.float64):
+            if parameter.dtype != torch.bfloat16:
+                raise ValueError(f"{name} is {parameter.dtype}: train in bfloat16 or float32")
+            parameter.data = parameter.data.contiguous()  # so that a piece of it is some rows
+            self.rest = torch.empty_like(parameter, dtype=torch.int16)
+            self.set(dither(name, parameter.detach()))
+            self._watch(parameter)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The sum of the gradients, in the master's dtype; None where there was none."""
+        return self.parameter.grad if self.rest is None else self._sum
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        if self.rest is None:
+            self.parameter.grad = value
+        else:
+            self._sum = value
+
+    def _watch(self, parameter: nn.Parameter) -> None:
+        """One microbatch's gradient is added to the sum, in float32, as soon as it is complete."""
+        master = ref(self)  # who gives it up has the weights freed, and gradients to themselves
+
+        def add(parameter: nn.Parameter) -> None:
+            if found := master():
+                found._add(parameter)
+
+        parameter.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
+
+    def _add(self, parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        if self._sum is None:
+            self._sum = parameter.grad.float()
+        else:
+            self._sum += parameter.grad
+        parameter.grad = None
+
+    def zeros(self) -> torch.Tensor:
+        """As many as the parameter has numbers, in the master's dtype."""
+        return torch.zeros_like(self.parameter, dtype=None if self.rest is None else torch.float32)
+
+    def numbers(self) -> torch.Tensor:
+        """The master itself: a copy, where the parameter is no master."""
+        weight = self.parameter.detach()
+        return weight if self.rest is None else _joined(weight, self.rest)
+
+    @torch.no_grad()
+    def set(self, numbers: torch.Tensor) -> None:
+        """Takes these for the master's, and rounds them into the parameter."""
+        if self.rest is None:
+            self.parameter.copy_(numbers)
+        else:
+            _part(numbers.to(self.rest.device, torch.float32, copy=True), self.parameter, self.rest)
+
+    def pieces(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """(parameter, rest, gradient, its two moments) of one in bfloat16, so many rows at a time."""
+        columns = (self.parameter.detach(), self.rest, self.grad, *(self.state[key] for key in MOMENTS))
+        size = self.parameter.numel()
+        # What a core computes with stays in its cache; a GPU is kept waiting by small pieces.
+        most = _PIECE if self.parameter.device.type == "cpu" else _PIECE << 7
+        rows = [x.view(1) if x.ndim == 0 else x for x in columns if x is not None]
+        step = max(1, most * len(rows[0]) // max(size, 1))
+        for start in range(0, len(rows[0]), step):
+            yield tuple(x[start : start + step] for x in rows)
+
+
+def _joined(weight: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """The float32 whose pattern is that of a bfloat16, with 16 zeros behind it, and the rest."""
+    if kernels.suits(weight):
+        numbers = torch.empty_like(weight, dtype=torch.float32)
+        kernels.call("join", weight, weight, rest, rest.numel(), numbers)
+        return numbers
+    pattern = weight.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
+    return pattern.add_(rest).view(torch.float32)
+
+
+def _part(numbers: torch.Tensor, weight: torch.Tensor, rest: torch.Tensor) -> None:
+    """Puts float32 numbers, which are used up, into the bfloat16 that they round to, and the rest."""
+    if kernels.suits(weight) and numbers.is_contiguous():
+        return kernels.call("part", weight, numbers, rest.numel(), weight, rest)
+    weight.copy_(numbers)
+    rounded = weight.detach().view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
+    rest.copy_(numbers.view(torch.int32).sub_(rounded).clamp_(-(2**15), 2**15 - 1))
+    return None
+
+
+class MasterWeights:
+    """The masters of the trainable parameters."""
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
-        self.names: list[str] = []
-        self.masters: list[torch.Tensor] = []
-        self._rounded: list[tuple[nn.Parameter, torch.Tensor]] = []
-        for name, parameter in named:
-            self.names.append(name)
-            if parameter.dtype in (torch.float32, torch.float64):
-                self.masters.append(parameter)
-                continue
-            master = dither(name, parameter.detach())
-            self.masters.append(master)
-            self._rounded.append((parameter, master))
-            # One microbatch's gradient is added to the sum, in float32, as soon as it is complete.
-            parameter.register_post_accumulate_grad_hook(_add_to(master))  # type: ignore[no-untyped-call]
+        self.masters = [Master(name, parameter) for name, parameter in named]
 
     @torch.no_grad()
     def add_up(self) -> None:
         """Gradients become their sums over ranks; those of shares are already."""
-        alike = [m for m in self.masters if local(m) is m]
+        alike = [m for m in self.masters if local(m.parameter) is m.parameter]
         if self.ranks.size == 1 or not alike:
             return
         # A rank without rows has none, and what no rank has a gradient of stays without.
         has = self.ranks.max(torch.tensor([m.grad is not None for m in alike], dtype=torch.uint8))
         having = [m for m, any_has in zip(alike, has.tolist(), strict=True) if any_has]
         for m in having:
-            m.grad = torch.zeros_like(m) if m.grad is None else m.grad
+            m.grad = m.zeros() if m.grad is None else m.grad
         self.ranks.add([m.grad for m in having if m.grad is not None])
 
     @torch.no_grad()
@@ -115,57 +211,23 @@ class MasterWeights:
             torch._foreach_mul_([*alike, *shares], max_norm / norm)
         return norm
 
-    @torch.no_grad()
-    def publish(self) -> None:
-        """Rounds the masters into the weights that compute."""
-        if self._rounded:
-            # A few launches on a GPU rather than one for each tensor; the bits are the same.
-            torch._foreach_copy_([p for p, _ in self._rounded], [master for _, master in self._rounded])
-
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, master) of each."""
-        return zip(self.names, self.masters, strict=True)
+        """(name, numbers) of each, one after the other."""
+        return ((m.name, m.numbers()) for m in self.masters)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The masters by name."""
-        return {name: m.detach() for name, m in self.named()}
+        """The masters by name; 4 bytes a number where weights are bfloat16."""
+        return dict(self.named())
 
-    @torch.no_grad()
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Puts back what tensors() gave, of shares the whole; publishes. KeyError if one is missing."""
-        for name, master in zip(self.names, self.masters, strict=True):
-            master.copy_(as_held(tensors[name], master))
-        self.publish()
+        """Puts back what tensors() gave, of shares the whole. KeyError if one is missing."""
+        for m in self.masters:
+            m.set(as_held(tensors[m.name], m.parameter))
 
     def zero_grad(self) -> None:
         """Forgets the gradients and frees their memory."""
         for m in self.masters:
             m.grad = None
-
-
-def _add_to(master: torch.Tensor) -> Any:
-    def hook(parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:
-            master.grad += parameter.grad
-        parameter.grad = None
-
-    return hook
-
-
-def adamw(config: Optim, weights: MasterWeights) -> torch.optim.AdamW:
-    """AdamW over the masters; matrices decay, vectors (norms, biases) do not."""
-    matrices = [m for m in weights.masters if m.ndim > 1]
-    vectors = [m for m in weights.masters if m.ndim <= 1]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
-    )
 
 
 class OptimizedWeights:
@@ -175,41 +237,69 @@ class OptimizedWeights:
         self, named: Iterable[tuple[str, nn.Parameter]], config: Optim, ranks: Ranks = ALONE
     ) -> None:
         self.config, self.masters = config, MasterWeights(named, ranks)
-        self.optimizer = adamw(config, self.masters)
 
     def clip(self) -> float:
         """The 2-norm of the gradient, summed over ranks, before it is scaled down to the bound."""
         self.masters.add_up()
         return self.masters.clip(self.config.max_grad_norm)
 
+    @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One step of AdamW at this rate; the gradients are then forgotten."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.masters.publish()
+        """One step of AdamW at this rate; matrices decay, vectors (norms, biases) do not.
+
+        The gradients are then forgotten.
+        """
+        moving = [m for m in self.masters.masters if m.grad is not None]
+        for m in moving:
+            if not m.state:
+                step = torch.zeros((), dtype=torch.float32, device=m.parameter.device)
+                m.state = {"step": step} | {key: m.zeros() for key in MOMENTS}
+        for matrices, decay in ((True, self.config.weight_decay), (False, 0.0)):
+            here = [m for m in moving if (m.parameter.ndim > 1) == matrices]
+            if whole := [m for m in here if m.rest is None]:
+                columns = [
+                    (m.parameter, m.grad, *(m.state[key] for key in (*MOMENTS, "step"))) for m in whole
+                ]
+                self._adamw(rate, decay, columns)
+            for m in here:
+                if m.rest is None:
+                    continue
+                for weight, rest, *others in m.pieces():
+                    numbers = _joined(weight, rest)
+                    self._adamw(rate, decay, [(numbers, *others, m.state["step"].clone())])
+                    _part(numbers, weight, rest)
+                m.state["step"] += 1
         self.masters.zero_grad()
+
+    def _adamw(self, rate: float, decay: float, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Of each row (numbers, gradient, two moments, step) all but the gradient move."""
+        numbers, grads, means, squares, steps = map(list, zip(*rows, strict=True))
+        adamw(
+            *(numbers, grads, means, squares, [], steps),
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            beta1=self.config.betas[0],
+            beta2=self.config.betas[1],
+            lr=rate,
+            weight_decay=decay,
+            eps=self.config.eps,
+        )
 
     def tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """(the masters by name, the optimiser's moments and step counts by "<parameter>/<moment>")."""
-        name_of = {id(m): n for n, m in zip(self.masters.names, self.masters.masters, strict=True)}
-        moments = {
-            f"{name_of[id(p)]}/{key}": value
-            for p, state in self.optimizer.state.items()
-            for key, value in state.items()
-        }
+        moments = {f"{m.name}/{key}": x for m in self.masters.masters for key, x in m.state.items()}
         return self.masters.tensors(), moments
 
     def restore(self, masters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor]) -> None:
         """Puts back what tensors() gave; KeyError if they are of another model."""
         self.masters.restore(masters)
-        keys = ("step", "exp_avg", "exp_avg_sq")
-        for name, master in zip(self.masters.names, self.masters.masters, strict=True):
-            self.optimizer.state.pop(master, None)
-            if f"{name}/step" in moments:
-                found = {k: moments[f"{name}/{k}"] for k in keys}
-                held = {k: as_held(found[k], master).clone() for k in keys[1:]}
-                self.optimizer.state[master] = {"step": found["step"].to(master.device, copy=True), **held}
-        known = {f"{name}/{k}" for name in self.masters.names for k in keys}
+        known = {f"{m.name}/{key}" for m in self.masters.masters for key in ("step", *MOMENTS)}
+        for m in self.masters.masters:
+            m.state = {}
+            if f"{m.name}/step" in moments:
+                found = {key: moments[f"{m.name}/{key}"] for key in MOMENTS}
+                m.state = {key: as_held(x, m.parameter).clone() for key, x in found.items()}
+                m.state["step"] = moments[f"{m.name}/step"].to(m.parameter.device, copy=True)
         if unknown := set(moments) - known:
             raise KeyError(f"optimiser state of an unknown parameter: {min(unknown)}")

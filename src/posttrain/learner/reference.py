@@ -1,6 +1,6 @@
 """The reference policy: the start of the run, or a policy that follows the trained one at a distance."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,10 +39,11 @@ class Follower:
         # Of a share: that share of what the whole would be spread to.
         self.average = {name: as_held(dither(name, whole(p)), p) for name, p in model.named_parameters()}
 
-    def after(self, update: int, trained: Mapping[str, torch.Tensor]) -> None:
+    def after(self, update: int, masters: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         """Follows these weights, if a refresh is due after this update."""
         if update % self.config.refresh_every:
             return
+        trained = masters()
         for name, average in self.average.items():
             average.lerp_(trained[name].to(average), 1 - self.config.keep)
         self._publish()

@@ -659,3 +659,21 @@ extern "C" void rotate(const T* x, const T* cosine, const T* sine, int64_t token
         }
     }
 }
+
+// The patterns of float32 numbers of which a bfloat16 is the rounded one, and `rest` the difference of the patterns.
+extern "C" void join(const uint16_t* weight, const int16_t* rest, int64_t count, uint32_t* out, int threads) {
+#pragma omp parallel for simd num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < count; ++i) out[i] = (uint32_t(weight[i]) << 16) + uint32_t(int32_t(rest[i]));
+}
+
+// And apart: rounded to nearest, ties to even; of what is no number the difference means nothing.
+extern "C" void part(const uint32_t* numbers, int64_t count, uint16_t* weight, int16_t* rest, int threads) {
+#pragma omp parallel for simd num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < count; ++i) {
+        const uint32_t bits = numbers[i];
+        const uint32_t high = (bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+        const int32_t difference = int32_t(bits - (high << 16));
+        weight[i] = uint16_t(high);
+        rest[i] = int16_t(difference > 0x7FFF ? 0x7FFF : difference < -0x8000 ? -0x8000 : difference);
+    }
+}

@@ -108,12 +108,12 @@ def estimate(
 ) -> Memory:
     """The memory of a run on this kind of device, in bytes.
 
-    Weights count in the compute type; masters, summed gradients and AdamW's two moments in float32
-    for each trained weight. `reference` is the number of weights of a frozen policy that is held.
-    Activations are those that the backward pass of one microbatch reads, whose longest row has `longest`
-    tokens. `sampler_tokens` is the number of tokens whose keys and values a sampler holds, and `published`
-    that of versions which lie ready for samplers. With `shares` ranks hold the weights together, and gather
-    them for a step, or layer by layer if they are `resharded`.
+    Weights count in the compute type; summed gradients and AdamW's two moments in float32 for each trained
+    weight, and of masters what they have beyond their weights; shares are masters. `reference` is the number
+    of weights of a frozen policy that is held. Activations are those that the backward pass of one microbatch
+    reads, whose longest row has `longest` tokens. `sampler_tokens` is the number of tokens whose keys and
+    values a sampler holds, and `published` that of versions which lie ready for samplers. With `shares` ranks
+    hold the weights together, and gather them for a step, or layer by layer if they are `resharded`.
     """
     size = dtype.itemsize
     weights = shape.parameters * size
@@ -122,8 +122,10 @@ def estimate(
     if shares > 1:
         parts = {"shares of frozen weights": size * (shape.parameters - shape.trained) // shares}
         parts["gathered weights"] = min(weights, shape.layer * size) if resharded else weights
-    if size < 4 or shares > 1:
+    if shares > 1:
         parts["float32 masters"] = 4 * trained
+    elif size < 4:
+        parts["rest of float32 masters"] = 2 * trained
     parts["gradients"] = 4 * (trained if resharded else shape.trained)
     if natural:
         # Gradient, direction, residual, search, image, their products and the weights ahead.
@@ -146,7 +148,8 @@ def estimate(
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
         # A model of its own, trained whole: weights, masters where they differ, gradients and moments.
-        parts["critic"] = (size + (16 if size < 4 else 12)) * critic.parameters // shares
+        beside = 16 if shares > 1 else 14
+        parts["critic"] = (size + (beside if size < 4 else 12)) * critic.parameters // shares
     return Memory(parts)
 
 

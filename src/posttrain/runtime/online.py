@@ -325,9 +325,10 @@ class OnlineRun:
                 f"none of the last {len(recent)} episodes could be judged; first cause: {self._errors.first}"
             )
         why = WHY_NOT.get(select, "no group was kept")
+        other = ", or set rollout.select to 'all' and leave rollout.max_rounds out" if select != "all" else ""
         return (
             f"with rollout.select {select!r} {why}, or none could be judged; "
-            "make the tasks easier or harder, or set rollout.select to 'all' and leave rollout.max_rounds out"
+            f"make the tasks easier or harder{other}"
         )
 
     def _publish(self) -> None:

@@ -86,7 +86,6 @@ def _table(clock: Clock) -> list[tuple[Any, str, Timed]]:
         (torch.Tensor, "backward", part("backward")),
         (optim.OptimizedWeights, "clip", part("optimiser")),
         (optim.OptimizedWeights, "step", part("optimiser", _moments)),
-        (optim.MasterWeights, "publish", part("rounding of masters")),
         (learner, "natural_step", part("natural step")),
         (passes.Passes, "canary", canary),
         (engine.NativeEngine, "score", canary),
@@ -285,4 +284,4 @@ def _fingerprint(name: str, tensor: torch.Tensor) -> Work:
 
 def _moments(trained: optim.OptimizedWeights, rate: float) -> Work:
     """Master, gradient and two moments of each weight that has a gradient."""
-    return 0, 0.0, 4.0 * sum(_bytes_of(m) for m in trained.masters.masters if m.grad is not None)
+    return 0, 0.0, 4.0 * sum(_bytes_of(m.grad) for m in trained.masters.masters if m.grad is not None)

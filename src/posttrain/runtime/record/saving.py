@@ -121,8 +121,8 @@ def _gather_shards(learner: Learner, *, head: bool) -> tuple[dict[str, Tensors],
             held = kept(learner.weights())
         elif not adapter:
             frozen = dict(base(learner.model).named_parameters())
-            for name in learner.masters.names:
-                del frozen[name]
+            for master in learner.masters.masters:
+                del frozen[master.name]
             held = kept(frozen.items()) | tensors["trained"]
         if held:
             held |= kept(_stored_buffers(base(learner.model)))

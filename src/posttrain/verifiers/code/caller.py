@@ -14,11 +14,21 @@ class Caller:
     """A submission that is loaded in a box of its own for each call.
 
     Calls after the first `fresh` share one box, in which each is made in a copy of the process that has
-    loaded the submission; it is loaded again after a call that broke it.
+    loaded the submission; it is loaded again after a call that broke it. With `typed` List, Optional and
+    the like need no import.
     """
 
-    def __init__(self, sources: Sequence[str], entry_point: str, box: Box, fresh: int | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[str],
+        entry_point: str,
+        box: Box,
+        fresh: int | None = None,
+        *,
+        typed: bool = False,
+    ) -> None:
         self.sources, self.entry_point, self.box, self.fresh = list(sources), entry_point, box, fresh
+        self.typed = typed
         self.calls = 0
         self.spent_s = 0.0
         """Time that the calls have taken so far, without loading."""
@@ -73,7 +83,7 @@ class Caller:
         live = self._live = start(self.box, "harness.py")
         nonce = secrets.token_hex(8)
         job = {"kind": "call", "sources": self.sources, "entry_point": self.entry_point, "nonce": nonce}
-        send(live, job)
+        send(live, job | {"typed": self.typed})
         said = self._next(live, nonce, START_S)
         if said[0] == "ready":  # its time runs from here
             said = self._next(live, nonce)

@@ -190,7 +190,7 @@ def _of_process(
 
 def _calls(found: Problem, code: str, box: Box, every: bool) -> Outcome:
     """A function called on each case, each in a box of its own."""
-    caller = Caller([code], found.entry_point, box)
+    caller = Caller([code], found.entry_point, box, typed=True)
     try:
         return _over(found, every, lambda case: _one_call(caller, case, found.compare))
     finally:

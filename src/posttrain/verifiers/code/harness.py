@@ -20,6 +20,9 @@ from _collections_abc import Callable
 
 from posttrain.verifiers.code.wire import channel, dump, receive, send
 
+TYPING = ("Any", "Callable", "Deque", "Dict", "Iterable", "List", "Optional", "Set", "Tuple", "Union")
+"""What sites whose tasks call a function have imported before the answer."""
+
 
 def fault(nonce: str, error: BaseException) -> None:
     """Sends what was raised: its name, its text, and the builtin exception that it is."""
@@ -71,14 +74,21 @@ def as_program(sources: "list[str]", text: bytes, nonce: str) -> None:
     exec(code, main.__dict__)
 
 
-def as_module(sources: "list[str]", entry_point: str, nonce: str) -> None:
-    """Loads the submission, then makes the calls that arrive, until the channel closes."""
+def as_module(sources: "list[str]", entry_point: str, nonce: str, typed: bool) -> None:
+    """Loads the submission, then makes the calls that arrive, until the channel closes.
+
+    With `typed` it may use names of TYPING that it does not import.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
     os.close(null)
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
+    if named := [name for name in TYPING if typed and name in sources[0]]:
+        import typing
+
+        module.__dict__.update({name: getattr(typing, name) for name in named})
     try:
         code = compiled(sources, "solution.py")
     except BaseException as error:
@@ -128,7 +138,7 @@ def main() -> None:
     if job["kind"] == "stdio":
         as_program(job["sources"], job["stdin"], job["nonce"])
     else:
-        as_module(job["sources"], job["entry_point"], job["nonce"])
+        as_module(job["sources"], job["entry_point"], job["nonce"], job["typed"])
 
 
 if __name__ == "__main__":
