@@ -250,6 +250,29 @@ def _rotates(function: Callable[..., Any]) -> bool:
         return False
 
 
+# ---------------------------------------------------------------------- masters
+
+
+def join(weight: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """The float32 whose pattern is that of a bfloat16, with 16 zeros behind it, and the rest."""
+    if suits(weight):
+        numbers = torch.empty_like(weight, dtype=torch.float32)
+        call("join", weight, weight, rest, rest.numel(), numbers)
+        return numbers
+    pattern = weight.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
+    return pattern.add_(rest).view(torch.float32)
+
+
+def part(numbers: torch.Tensor, weight: torch.Tensor, rest: torch.Tensor) -> None:
+    """Puts float32 numbers, which are used up, into the bfloat16 that they round to, and the rest."""
+    if suits(weight) and numbers.is_contiguous():
+        return call("part", weight, numbers, rest.numel(), weight, rest)
+    weight.copy_(numbers)
+    rounded = weight.detach().view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
+    rest.copy_(numbers.view(torch.int32).sub_(rounded).clamp_(-(2**15), 2**15 - 1))
+    return None
+
+
 # ---------------------------------------------------------------------- whether they say what PyTorch says
 
 

@@ -135,7 +135,7 @@ class Master:
     def numbers(self) -> torch.Tensor:
         """The master itself: a copy, where the parameter is no master."""
         weight = self.parameter.detach()
-        return weight if self.rest is None else _joined(weight, self.rest)
+        return weight if self.rest is None else kernels.join(weight, self.rest)
 
     @torch.no_grad()
     def set(self, numbers: torch.Tensor) -> None:
@@ -143,7 +143,7 @@ class Master:
         if self.rest is None:
             self.parameter.copy_(numbers)
         else:
-            _part(numbers.to(self.rest.device, torch.float32, copy=True), self.parameter, self.rest)
+            kernels.part(numbers.to(self.rest.device, torch.float32, copy=True), self.parameter, self.rest)
 
     def pieces(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """(parameter, rest, gradient, its two moments) of one in bfloat16, so many rows at a time."""
@@ -155,26 +155,6 @@ class Master:
         step = max(1, most * len(rows[0]) // max(size, 1))
         for start in range(0, len(rows[0]), step):
             yield tuple(x[start : start + step] for x in rows)
-
-
-def _joined(weight: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-    """The float32 whose pattern is that of a bfloat16, with 16 zeros behind it, and the rest."""
-    if kernels.suits(weight):
-        numbers = torch.empty_like(weight, dtype=torch.float32)
-        kernels.call("join", weight, weight, rest, rest.numel(), numbers)
-        return numbers
-    pattern = weight.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
-    return pattern.add_(rest).view(torch.float32)
-
-
-def _part(numbers: torch.Tensor, weight: torch.Tensor, rest: torch.Tensor) -> None:
-    """Puts float32 numbers, which are used up, into the bfloat16 that they round to, and the rest."""
-    if kernels.suits(weight) and numbers.is_contiguous():
-        return kernels.call("part", weight, numbers, rest.numel(), weight, rest)
-    weight.copy_(numbers)
-    rounded = weight.detach().view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
-    rest.copy_(numbers.view(torch.int32).sub_(rounded).clamp_(-(2**15), 2**15 - 1))
-    return None
 
 
 class MasterWeights:
@@ -265,9 +245,9 @@ class OptimizedWeights:
                 if m.rest is None:
                     continue
                 for weight, rest, *others in m.pieces():
-                    numbers = _joined(weight, rest)
+                    numbers = kernels.join(weight, rest)
                     self._adamw(rate, decay, [(numbers, *others, m.state["step"].clone())])
-                    _part(numbers, weight, rest)
+                    kernels.part(numbers, weight, rest)
                 m.state["step"] += 1
         self.masters.zero_grad()
 
