@@ -467,9 +467,9 @@ def test_the_estimate_is_the_sum_of_what_is_held(make_model):
     shape = Shape.of(config, n, n)
     float32 = estimate(shape, dtype=torch.float32, microbatch_tokens=100).parts
     assert (float32["weights"], float32["gradients"], float32["AdamW moments"]) == (4 * n, 4 * n, 8 * n)
-    assert "rest of float32 masters" not in float32
+    assert "masters beside weights" not in float32
     half = estimate(shape, dtype=torch.bfloat16, microbatch_tokens=100, reference=n).parts
-    assert (half["weights"], half["rest of float32 masters"]) == (2 * n, 2 * n)
+    assert (half["weights"], half["masters beside weights"]) == (2 * n, 2 * n)
     assert half["reference policy"] == 2 * n
     adapter = estimate(Shape.of(config, n, 500), dtype=torch.bfloat16, microbatch_tokens=100).parts
     assert (adapter["gradients"], adapter["AdamW moments"]) == (2000, 4000)

@@ -298,7 +298,7 @@ def test_a_called_function_needs_no_import_of_list(start: str) -> None:
     program = f"{start}class Solution:\n    def f(self, x: List[int]) -> int:\n        return sum(x)\n"
     assert CODE(found, f"```python\n{program}```").label == "PASS"
     wrong = CODE(found, f"```python\n{program.replace('List[int]', 'Lists[int]')}```")
-    assert (wrong.label, wrong.reason) == ("RUNTIME_ERROR", "NameError: name 'Lists' is not defined")
+    assert (wrong.label, wrong.reason) == ("RUNTIME_ERROR", "case 1: NameError: name 'Lists' is not defined")
 
 
 def test_a_block_that_only_uses_the_function_is_not_the_program() -> None:

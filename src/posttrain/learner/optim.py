@@ -105,6 +105,7 @@ class Master:
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
+        """Puts another sum in its place."""
         if self.rest is None:
             self.parameter.grad = value
         else:

@@ -122,10 +122,8 @@ def estimate(
     if shares > 1:
         parts = {"shares of frozen weights": size * (shape.parameters - shape.trained) // shares}
         parts["gathered weights"] = min(weights, shape.layer * size) if resharded else weights
-    if shares > 1:
-        parts["float32 masters"] = 4 * trained
-    elif size < 4:
-        parts["rest of float32 masters"] = 2 * trained
+    if size < 4 or shares > 1:
+        parts["masters beside weights"] = (4 if shares > 1 else 2) * trained
     parts["gradients"] = 4 * (trained if resharded else shape.trained)
     if natural:
         # Gradient, direction, residual, search, image, their products and the weights ahead.
@@ -148,8 +146,7 @@ def estimate(
         parts["reference policy"] = (size + (4 if reference_follows else 0)) * reference // shares
     if critic:
         # A model of its own, trained whole: weights, masters where they differ, gradients and moments.
-        beside = 16 if shares > 1 else 14
-        parts["critic"] = (size + (beside if size < 4 else 12)) * critic.parameters // shares
+        parts["critic"] = (18 if size < 4 and shares > 1 else 16) * critic.parameters // shares
     return Memory(parts)
 
 
