@@ -150,3 +150,40 @@ def test_a_model_whose_masters_are_gone_keeps_its_gradients() -> None:
     assert [m() for m in masters] == [None]
     weight.sum().backward()
     assert torch.equal(weight.grad, torch.ones(3).bfloat16())
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("shape", [(64,), (48, 64), (70, 48), (2, 48)])
+def test_masters_of_another_shape_are_refused(
+    compiled: bool, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(kernels, "suits", lambda x: False)
+    weight = nn.Parameter(torch.ones(64, 48).bfloat16())
+    weights = OptimizedWeights([("w", weight)], Optim())
+    with pytest.raises(RuntimeError, match="size"):
+        weights.restore({"w": torch.zeros(shape)}, {})
+    assert torch.equal(weight, torch.ones(64, 48).bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_transposed_weight_goes_on_from_a_file_as_it_would_have(dtype: torch.dtype) -> None:
+    """A file holds tensors row by row."""
+    begun = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).to(dtype).t()
+
+    def made() -> tuple[nn.Parameter, OptimizedWeights]:
+        weight = nn.Parameter(begun.clone())
+        return weight, OptimizedWeights([("w", weight)], Optim())
+
+    def step(weight: nn.Parameter, weights: OptimizedWeights) -> None:
+        (weight * factors).sum().backward()
+        weights.step(0.01)
+
+    factors = torch.arange(35).view(7, 5).to(dtype) - 17
+    weight, weights = made()
+    step(weight, weights)
+    again, resumed = made()
+    resumed.restore(*({k: x.contiguous().clone() for k, x in part.items()} for part in weights.tensors()))
+    for each in ((weight, weights), (again, resumed)):
+        step(*each)
+    assert torch.equal(weight, again)

@@ -265,7 +265,7 @@ def join(weight: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
 
 def part(numbers: torch.Tensor, weight: torch.Tensor, rest: torch.Tensor) -> None:
     """Puts float32 numbers, which are used up, into the bfloat16 that they round to, and the rest."""
-    if suits(weight) and numbers.is_contiguous():
+    if suits(weight):
         return call("part", weight, numbers, rest.numel(), weight, rest)
     weight.copy_(numbers)
     rounded = weight.detach().view(torch.int16).to(torch.int32).bitwise_left_shift_(16)

@@ -90,10 +90,11 @@ class Master:
         self.state: dict[str, torch.Tensor] = {}
         """AdamW's: the moments, and the steps made; empty before the first."""
         self._sum: torch.Tensor | None = None
+        if not parameter.is_contiguous():  # a piece is some rows, and moments from a file lie so
+            parameter.data = parameter.data.contiguous()
         if parameter.dtype not in (torch.float32, torch.float64):
             if parameter.dtype != torch.bfloat16:
                 raise ValueError(f"{name} is {parameter.dtype}: train in bfloat16 or float32")
-            parameter.data = parameter.data.contiguous()  # so that a piece of it is some rows
             self.rest = torch.empty_like(parameter, dtype=torch.int16)
             self.set(dither(name, parameter.detach()))
             self._watch(parameter)
@@ -144,7 +145,8 @@ class Master:
         if self.rest is None:
             self.parameter.copy_(numbers)
         else:
-            kernels.part(numbers.to(self.rest.device, torch.float32, copy=True), self.parameter, self.rest)
+            room = torch.empty_like(self.rest, dtype=torch.float32)
+            kernels.part(room.copy_(numbers), self.parameter, self.rest)  # an error where shapes do not fit
 
     def pieces(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """(parameter, rest, gradient, its two moments) of one in bfloat16, so many rows at a time."""
