@@ -293,7 +293,7 @@ def test_an_average_in_bfloat16_loses_no_small_step(llama: Make) -> None:
     follower = Follower(model, Reference(refresh_every=1, keep=0.99))
     naive = {n: p.detach().clone() for n, p in model.named_parameters()}
     for update in range(1, 101):
-        follower.after(update, lambda: goal)
+        follower.after(update, goal.items())
         for n, p in naive.items():
             p.lerp_(goal[n].bfloat16(), 1 - 0.99)
     far, lost = 0.0, 0.0

@@ -281,7 +281,7 @@ class Learner:
         self.method_state = dict(self.method.update_state(batch, metrics))
         self.update_count += 1
         if self.follower:
-            self.follower.after(self.update_count, self.masters.tensors)
+            self.follower.after(self.update_count, self.masters.named())
 
     @computing()
     def forward_backward(self, batch: Batch, loss: Loss | None = None) -> Losses:
@@ -476,7 +476,7 @@ class Learner:
             give_back(self.net.policy.device)
 
     def _move(self, loss: float, fixed: Optim | None = None) -> dict[str, float]:
-        """Clips, steps and publishes; the rate, and the gradient's norm before clipping."""
+        """Clips and steps; the rate, and the gradient's norm before clipping."""
         parts = dict(zip(("", "value/"), self._trained, strict=False))
         metrics: dict[str, float] = {}
         for prefix, part in parts.items():

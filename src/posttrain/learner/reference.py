@@ -1,6 +1,6 @@
 """The reference policy: the start of the run, or a policy that follows the trained one at a distance."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,13 +39,12 @@ class Follower:
         # Of a share: that share of what the whole would be spread to.
         self.average = {name: as_held(dither(name, whole(p)), p) for name, p in model.named_parameters()}
 
-    def after(self, update: int, masters: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """Follows these weights, if a refresh is due after this update."""
+    def after(self, update: int, masters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Follows these weights, of which one at a time is asked for, if a refresh is due after this update."""
         if update % self.config.refresh_every:
             return
-        trained = masters()
-        for name, average in self.average.items():
-            average.lerp_(trained[name].to(average), 1 - self.config.keep)
+        for name, master in masters:
+            self.average[name].lerp_(master.to(self.average[name]), 1 - self.config.keep)
         self._publish()
 
     @torch.no_grad()

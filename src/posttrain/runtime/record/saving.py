@@ -149,10 +149,9 @@ def restore(
     """Puts a checkpoint back into what the same recipe made; UserError if it is of another."""
     trained = "trained.safetensors" if learner.lora.rank else "model/model.safetensors"
     try:
-        held = learner.tensors().keys() - {"trained"}
         resume = folder / checkpoint.RESUME
         # One at a time, as ranks that share a machine may have no room for all of them at once.
-        tensors = {name: checkpoint.Stored(resume / f"{name}.safetensors") for name in held}
+        tensors = {file.stem: checkpoint.Stored(file) for file in resume.glob("*.safetensors")}
         tensors["trained"] = checkpoint.Stored(folder / trained)
         learner.restore(tensors, state["learner"])
         if replay is not None:
