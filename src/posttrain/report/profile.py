@@ -18,7 +18,6 @@ RESTS = {
     "cache": "keys and values written and joined, masks",
     "scoring": "cutting into microbatches",
     "backward": "norms, rotations, gates, sums of gradients",
-    "optimiser": "norm of the gradient, AdamW",
     "training": "columns, advantages, loss, metrics",
     "handing over": "copies of the weights",
     "an update": "selection, and the rest",
