@@ -40,7 +40,7 @@ class Follower:
         self.average = {name: as_held(dither(name, whole(p)), p) for name, p in model.named_parameters()}
 
     def after(self, update: int, masters: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Follows these weights, of which one at a time is asked for, if a refresh is due after this update."""
+        """Follows these weights, one at a time, if a refresh is due after this update."""
         if update % self.config.refresh_every:
             return
         for name, master in masters:
