@@ -118,8 +118,8 @@ def check(values: list[float], low: int) -> None:
     assert torch.equal(master.numbers().view(torch.int32), again.view(torch.int32))
 
 
-def test_a_master_that_is_as_long_as_it_likes_steps_as_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices, stacks of them, vectors and single numbers, also transposed; seed 0."""
+def test_a_master_steps_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices, stacks of them, vectors and single numbers, also transposed, in pieces of even lengths; seed 0."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(64, 48), (3, 16, 32), (80,), (), (1, 2000), (0, 4)]
     begun = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
