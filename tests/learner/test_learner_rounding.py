@@ -119,7 +119,7 @@ def check(values: list[float], low: int) -> None:
 
 
 def test_a_master_steps_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices, stacks of them, vectors and single numbers, also transposed, in pieces of even lengths; seed 0."""
+    """Matrices, stacks, vectors and single numbers, also transposed, in pieces of even lengths; seed 0."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(64, 48), (3, 16, 32), (80,), (), (1, 2000), (0, 4)]
     begun = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
