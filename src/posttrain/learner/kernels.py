@@ -266,11 +266,11 @@ def join(weight: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
 def part(numbers: torch.Tensor, weight: torch.Tensor, rest: torch.Tensor) -> None:
     """Puts float32 numbers, which are used up, into the bfloat16 that they round to, and the rest."""
     if suits(weight):
-        return call("part", weight, numbers, rest.numel(), weight, rest)
+        call("part", weight, numbers, rest.numel(), weight, rest)
+        return
     weight.copy_(numbers)
     rounded = weight.detach().view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
     rest.copy_(numbers.view(torch.int32).sub_(rounded).clamp_(-(2**15), 2**15 - 1))
-    return None
 
 
 # ---------------------------------------------------------------------- whether they say what PyTorch says

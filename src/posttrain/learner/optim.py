@@ -95,8 +95,9 @@ class Master:
         if parameter.dtype not in (torch.float32, torch.float64):
             if parameter.dtype != torch.bfloat16:
                 raise ValueError(f"{name} is {parameter.dtype}: train in bfloat16 or float32")
-            self.rest = torch.empty_like(parameter, dtype=torch.int16)
-            self.set(dither(name, parameter.detach()))
+            weight = parameter.detach()
+            self.rest = torch.empty_like(weight, dtype=torch.int16)
+            kernels.part(dither(name, weight), weight, self.rest)
             self._watch(parameter)
 
     @property
@@ -117,18 +118,13 @@ class Master:
         master = ref(self)  # who gives it up has the weights freed, and gradients to themselves
 
         def add(parameter: nn.Parameter) -> None:
+            assert parameter.grad is not None
             if found := master():
-                found._add(parameter)
+                grad, held = parameter.grad, found._sum
+                found._sum = grad.float() if held is None else held.add_(grad)
+                parameter.grad = None
 
         parameter.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
-
-    def _add(self, parameter: nn.Parameter) -> None:
-        assert parameter.grad is not None
-        if self._sum is None:
-            self._sum = parameter.grad.float()
-        else:
-            self._sum += parameter.grad
-        parameter.grad = None
 
     def zeros(self) -> torch.Tensor:
         """As many as the parameter has numbers, in the master's dtype."""
@@ -151,11 +147,10 @@ class Master:
     def pieces(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """(parameter, rest, gradient, its two moments) of one in bfloat16, so many rows at a time."""
         columns = (self.parameter.detach(), self.rest, self.grad, *(self.state[key] for key in MOMENTS))
-        size = self.parameter.numel()
         # What a core computes with stays in its cache; a GPU is kept waiting by small pieces.
         most = _PIECE if self.parameter.device.type == "cpu" else _PIECE << 7
         rows = [x.view(1) if x.ndim == 0 else x for x in columns if x is not None]
-        step = max(1, most * len(rows[0]) // max(size, 1))
+        step = max(1, most * len(rows[0]) // max(self.parameter.numel(), 1))
         for start in range(0, len(rows[0]), step):
             yield tuple(x[start : start + step] for x in rows)
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from posttrain.errors import counted
+
 Swap = Literal["between", "within"]
 Cache = Literal["recompute", "keep"]
 
@@ -89,12 +91,11 @@ class Asynchrony:
         elif self.where == "thread":
             where = "in a thread"
         else:
-            threads = self.threads_of(all_threads)
             place = "a process" if self.samplers == 1 else "processes"
-            where = f"in {place} of {threads} thread{'s' * (threads > 1)}"
+            where = f"in {place} of {counted(self.threads_of(all_threads), 'thread')}"
         if not self.max_lag:
             return f"{self.samplers} {where}, taking turns with training"
-        bound = f"at most {self.max_lag} update{'s' * (self.max_lag > 1)} ahead"
+        bound = f"at most {counted(self.max_lag, 'update')} ahead"
         swap = "within answers" if self.swap == "within" else "between rounds"
         return f"{self.samplers} {where}, {bound}, new weights {swap}"
 

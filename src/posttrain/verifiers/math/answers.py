@@ -217,9 +217,8 @@ def _same_region(given: Answer, gold: Region, rules: Rules) -> Finding:
         given = interval(given)
     if isinstance(given, Many) and given.brackets == "{}":
         points = [item.expr for item in given.items if isinstance(item, Scalar)]
-        if len(points) < len(given.items):
-            return Finding(False, "not all of it are numbers")
-        given = Region(tuple(Span(point, point, (True, True)) for point in points))
+        if len(points) == len(given.items):
+            given = Region(tuple(Span(point, point, (True, True)) for point in points))
     if not isinstance(given, Region):
         return Finding(False, "it is no interval")
     spans = given.spans if is_symbolic(given) else merged(given)
