@@ -11,7 +11,20 @@ from pathlib import Path
 import pytest
 
 from posttrain.types import RunError, UserError
-from posttrain.verifiers.sandbox import LEVELS, Box, Level, Limits, available, cgroup, host, require, seccomp
+from posttrain.verifiers.sandbox import (
+    LEVELS,
+    Box,
+    Level,
+    Limits,
+    available,
+    cgroup,
+    host,
+    require,
+    seccomp,
+)
+from posttrain.verifiers.sandbox import (
+    live as live_module,
+)
 from posttrain.verifiers.sandbox.live import Clock, below, remove_tree, scheduled
 
 GIVEN = [level for level in LEVELS if not available()[level]]
@@ -120,7 +133,14 @@ def test_limits_that_mean_nothing_are_refused() -> None:
 
 
 @pytest.mark.parametrize("level", GIVEN)
-def test_a_box_that_is_closed_at_once_leaves_nothing(level: Level) -> None:
+def test_a_box_that_is_closed_at_once_leaves_nothing(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+
+    def seen(pid: int) -> list[int]:
+        states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        return below(pid)
+
+    monkeypatch.setattr(live_module, "below", seen)
     before = boxed()
     for _ in range(15):
         live = Box(level=level).start(["/bin/sleep", "1000"])
@@ -128,6 +148,9 @@ def test_a_box_that_is_closed_at_once_leaves_nothing(level: Level) -> None:
         live.close()
         live.close()
     assert gone(before)
+    # One that is about to have a child would have it after it was asked for its children.
+    assert set(states) <= {"T", "Z"}
+    assert states or level != "strict"
 
 
 def test_waiting_for_a_processor_does_not_count_and_waiting_for_oneself_does() -> None:

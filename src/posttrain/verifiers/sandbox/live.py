@@ -100,7 +100,9 @@ class Live:
                 self.process.wait(timeout=_END_S)
         if self.process.poll() is None:
             # A bubblewrap that is killed while it makes its namespaces would leave its child waiting in them.
+            # A signal comes at the end of the call it is in: only once it has stopped is its child seen.
             self.process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             for pid in reversed(below(self.process.pid)):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
