@@ -149,8 +149,9 @@ def test_a_box_that_is_closed_at_once_leaves_nothing(level: Level, monkeypatch: 
         live.close()
     assert gone(before)
     # One that is about to have a child would have it after it was asked for its children.
-    assert set(states) <= {"T", "Z"}
-    assert states or level != "strict"
+    if level == "strict":
+        assert states
+        assert set(states) <= {"T", "Z"}
 
 
 def test_waiting_for_a_processor_does_not_count_and_waiting_for_oneself_does() -> None:

@@ -100,9 +100,11 @@ class Live:
                 self.process.wait(timeout=_END_S)
         if self.process.poll() is None:
             # A bubblewrap that is killed while it makes its namespaces would leave its child waiting in them.
-            # A signal comes at the end of the call it is in: only once it has stopped is its child seen.
             self.process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if (
+                self._holdings.workdir is None
+            ):  # elsewhere the program may trace what holds it, which then never stops
+                _wait_until_stopped(self.process.pid)
             for pid in reversed(below(self.process.pid)):
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -256,6 +258,14 @@ def scheduled(pid: int) -> dict[int, tuple[float, float]]:
                     ran, queued, _ = map(int, file.read().split())
                     found[int(task)] = ran / 1e9, queued / 1e9
     return found
+
+
+def _wait_until_stopped(pid: int) -> None:
+    """Until this child has stopped, at the end of the system call that it is in, or has ended."""
+    until = time.monotonic() + _END_S
+    how = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
+    while os.waitid(os.P_PID, pid, how) is None and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 def remove_tree(directory: Path) -> None:
