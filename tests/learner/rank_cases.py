@@ -193,10 +193,10 @@ def largest(values: list[float]) -> float:
 
 def cases(ranks: int) -> Iterator[tuple[str, Case, str]]:
     """(name, case, mode) of what so many ranks compute."""
-    two, three = ("alike", "shards given up", "shares kept apart"), ("shards", "alike, as they came")
+    two, three = ("shards", "shards given up", "shares kept apart"), ("alike", "alike, as they came")
     modes = two if ranks == 2 else three
-    # All as shards of three; of two, for time's sake, every third.
-    for variant in list(splits.VARIANTS)[:: 3 if ranks == 2 else 1]:
+    # All as shards of two; whole on three, for time's sake, every third.
+    for variant in list(splits.VARIANTS)[:: 3 if ranks == 3 else 1]:
         yield variant, (variant, {}, {}), modes[0]
     for name, case in WAYS.items():
         for mode in modes:
