@@ -200,7 +200,7 @@ def boxed() -> set[int]:
 
 
 def gone(before: set[int]) -> bool:
-    """Whether there are no more of them than before, within ten seconds; other tests have theirs."""
+    """Whether there are no more of them than before, within a minute; other tests have theirs."""
     mine = {pid for pid in boxed() - before if of_this_test(pid)}
     until = time.monotonic() + 60
     while mine and time.monotonic() < until:

@@ -265,7 +265,7 @@ def _wait_until_stopped(pid: int) -> None:
     until = time.monotonic() + _END_S
     how = os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG
     while os.waitid(os.P_PID, pid, how) is None and time.monotonic() < until:
-        time.sleep(0.001)
+        time.sleep(0.0001)
 
 
 def remove_tree(directory: Path) -> None:
