@@ -25,7 +25,7 @@ fi
 # The build of PyTorch for processors alone is far smaller; where an index offers it, or where there
 # is a GPU, pip's own choice is right. TORCH_INDEX names another index for torch if one is wanted.
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --no-input)
-"${pip[@]}" install -q --upgrade "pip>=24" 
+"${pip[@]}" install -q --upgrade "pip>=24"
 "${pip[@]}" install -q ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c constraints.txt -e ".[${EXTRAS:-dev}]"
 
 # Programs of the system: Chromium takes the pictures of the report in the tests, bubblewrap holds the
