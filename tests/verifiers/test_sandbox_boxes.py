@@ -11,20 +11,7 @@ from pathlib import Path
 import pytest
 
 from posttrain.types import RunError, UserError
-from posttrain.verifiers.sandbox import (
-    LEVELS,
-    Box,
-    Level,
-    Limits,
-    available,
-    cgroup,
-    host,
-    require,
-    seccomp,
-)
-from posttrain.verifiers.sandbox import (
-    live as live_module,
-)
+from posttrain.verifiers.sandbox import LEVELS, Box, Level, Limits, available, cgroup, host, require, seccomp
 from posttrain.verifiers.sandbox.live import Clock, below, remove_tree, scheduled
 
 GIVEN = [level for level in LEVELS if not available()[level]]
@@ -137,10 +124,10 @@ def test_a_box_that_is_closed_at_once_leaves_nothing(level: Level, monkeypatch: 
     states = []
 
     def seen(pid: int) -> list[int]:
-        states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        states.append(stat_of(pid)[0])
         return below(pid)
 
-    monkeypatch.setattr(live_module, "below", seen)
+    monkeypatch.setattr("posttrain.verifiers.sandbox.live.below", seen)
     before = boxed()
     for _ in range(15):
         live = Box(level=level).start(["/bin/sleep", "1000"])
@@ -199,6 +186,11 @@ def boxed() -> set[int]:
     return found
 
 
+def stat_of(pid: int) -> list[str]:
+    """A process's state, its parent, and what else /proc says of it after its name."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
 def gone(before: set[int]) -> bool:
     """Whether there are no more of them than before, within a minute; other tests have theirs."""
     mine = {pid for pid in boxed() - before if of_this_test(pid)}
@@ -214,7 +206,7 @@ def of_this_test(pid: int) -> bool:
     others = boxed()
     while pid in others:
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = int(stat_of(pid)[1])
         except OSError:
             return False
     return pid in (1, os.getpid())

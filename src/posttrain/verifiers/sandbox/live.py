@@ -101,9 +101,8 @@ class Live:
         if self.process.poll() is None:
             # A bubblewrap that is killed while it makes its namespaces would leave its child waiting in them.
             self.process.send_signal(signal.SIGSTOP)
-            if (
-                self._holdings.workdir is None
-            ):  # elsewhere the program may trace what holds it, which then never stops
+            if self._holdings.workdir is None:
+                # At weaker levels the program may trace what holds it, which then never stops.
                 _wait_until_stopped(self.process.pid)
             for pid in reversed(below(self.process.pid)):
                 with suppress(OSError):
