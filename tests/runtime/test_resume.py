@@ -324,3 +324,38 @@ def test_a_template_is_told_the_day_on_which_the_run_began(run_cli, recipe_of, w
         last(straight) / "model" / "model.safetensors"
     ).read_bytes()
     assert run_cli("train", recipe, "--run-dir", tmp_path / "no", "--set", "model.date=tomorrow").code == 2
+
+
+def test_stop_when_ends_a_run_as_its_last_update(run_cli, online, write, tmp_path):
+    """The weights are those of a run with so few updates; without the condition it goes on to the end."""
+    short = write(online, {"run": {"updates": 2}}, name="short")
+    long = write(online, {}, name="long")
+    ends = write(online, {"run": {"stop_when": "step >= 2"}}, name="ends")
+    for recipe in (short, long, ends):
+        result = run_cli("train", recipe, "--run-dir", tmp_path / recipe.stem, "--quiet")
+        assert result.code == 0, result.err
+    assert_same(tmp_path / "ends", tmp_path / "short", updates=2)
+    listed = [json.loads(line) for line in run_cli("runs", tmp_path, "--json").out.splitlines()]
+    assert [run["state"] for run in listed] == ["done"] * 3
+    words = ("--run-dir", tmp_path / "ends", "--resume", "--quiet")
+    assert run_cli("train", ends, *words).code == 0
+    assert len(numbers(tmp_path / "ends")) == 3, "a run that has ended is not trained further"
+    assert run_cli("train", ends, *words, "--set", "run.stop_when=").code == 0
+    model = "model/model.safetensors"
+    assert (last(tmp_path / "ends") / model).read_bytes() == (last(tmp_path / "long") / model).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("condition", "over", "key"),
+    [
+        ("eval/accuracy >= 0.8", {}, "run.stop_when"),
+        ("eval/acuracy >= 0.8", {"eval": {"every": 1}}, "run.stop_when"),
+        ("update > 2", {}, "run.stop_when"),
+        ("kl/ref", {}, "run"),
+        ("kl/ref > much", {}, "run"),
+    ],
+)
+def test_stop_when_that_cannot_hold_is_refused(run_cli, online, write, condition, over, key):
+    result = run_cli("validate", write(online, over), "--set", f"run.stop_when={condition}")
+    assert result.code == 2
+    assert f"{key}: " in result.err

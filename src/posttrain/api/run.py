@@ -15,7 +15,7 @@ from posttrain.data import InMemoryData, load_tasks
 from posttrain.models.pretrained import silent
 from posttrain.recipe.target import check_run, newest_of, trained
 from posttrain.report import write
-from posttrain.report.record import json_lines
+from posttrain.report.record import json_lines, read
 from posttrain.runtime.record.tables import Metrics
 from posttrain.runtime.record.track import METRICS
 from posttrain.types import Message, Sampling, UserError
@@ -48,7 +48,9 @@ class Run(os.PathLike[str]):
     def stopped(self) -> str | None:
         """What ended the run before its last update; None if nothing did, or it is going on."""
         file = self.path / "stopped.txt"
-        return file.read_text(encoding="utf-8").strip() if file.exists() else None
+        return (
+            file.read_text(encoding="utf-8").strip() if file.exists() else read(self.path).ended_early or None
+        )
 
     @property
     def model(self) -> Path:

@@ -95,7 +95,9 @@ class Session(session.Session):
                     torch.set_num_threads(found.recipe.run.threads)
                 said = silent if show == "none" else say
                 found, chosen = prepare(found, directory, title=name, resume=resume, say=said)
-                shown: Show = stack.enter_context(view(show, found.recipe.run.updates))
+                shown: Show = stack.enter_context(
+                    view(show, found.recipe.run.updates, found.recipe.run.condition)
+                )
                 parts = build.build_session_parts(
                     chosen, directory, resume=resume, config=found.tables, show=shown, say=said
                 )
@@ -127,7 +129,7 @@ class Session(session.Session):
                 with suppress(Exception, KeyboardInterrupt):
                     write(directory.path)
                 raise
-            if self.stopped:
+            if self.stopped and not self.reached:
                 (directory.path / "stopped.txt").write_text(f"{self.stopped}\n", encoding="utf-8")
             write(directory.path)
         return Run(directory.path, self.recipe)

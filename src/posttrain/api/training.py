@@ -221,16 +221,18 @@ def _run(
     chosen: build.Plan, directory: RunDir, how: Mapping[str, Any], shown: Show | None
 ) -> dict[str, float]:
     """The metrics of the last evaluation, once every update is made; a signal asks it to save and stop."""
-    updates, told = chosen.resolved.recipe.run.updates, silent if shown else say
+    run, told = chosen.resolved.recipe.run, silent if shown else say
     watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
     view: AbstractContextManager[Show] = (
-        nullcontext(shown) if shown else terminal.Terminal(err, updates, watch)
+        nullcontext(shown) if shown else terminal.Terminal(err, run.updates, watch, run.condition)
     )
     try:
         with view as show:
             session = Session(build.build_session_parts(chosen, directory, **how, show=show, say=told))
             with stop_recorded(directory.path, directory.own), session, stop_requested() as stopped:
                 last = session.finish(stopped)
+                if session.reached:
+                    told(f"the run ends early: {session.stopped}")
     except BaseException:
         with suppress(Exception, KeyboardInterrupt):  # on a full disk the first error is the one to tell
             if not directory.rank:
@@ -269,7 +271,7 @@ def _difference(now: Any, before: Any) -> str:
 def otherwise(now: Recipe, before: Recipe, *, longer: bool) -> str:
     """The first table in which a recipe differs from the one that a run was started with; empty if none does.
 
-    `longer`: it may have another number of updates.
+    `longer`: it may have another number of updates, or end on another condition.
     """
     same = _like(now, before, longer=longer)
     return next((key_of(n) for n in vars(before) if getattr(same, n) != getattr(before, n)), "")
@@ -280,7 +282,9 @@ def _like(now: Recipe, before: Recipe, *, longer: bool) -> Recipe:
     same = replace(now, **{name: getattr(before, name) for name in MAY_DIFFER})
     # Curricula and selection go by it.
     same = replace(same, eval=replace(same.eval, right=now.eval.right))
-    return replace(same, run=replace(same.run, updates=before.run.updates)) if longer else same
+    if not longer:
+        return same
+    return replace(same, run=replace(same.run, updates=before.run.updates, stop_when=before.run.stop_when))
 
 
 def print_plan(chosen: build.Plan) -> None:

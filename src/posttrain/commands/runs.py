@@ -224,7 +224,7 @@ def _model(path: str) -> str:
 def _ended(record: Record, done: int, updates: int) -> str:
     if record.stopped and not record.stopped.startswith(ON_REQUEST):
         return "failed"
-    return "done" if done >= updates else "stopped"
+    return "done" if done >= updates or record.ended_early else "stopped"
 
 
 def _pipeline(path: Path, told: dict[str, Any]) -> Listed:

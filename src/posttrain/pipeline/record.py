@@ -23,7 +23,10 @@ from posttrain.base.toml import dump, flat, inline
 from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
 from posttrain.recipe import config
+from posttrain.recipe.recipe import Run
+from posttrain.report.record import json_lines
 from posttrain.runtime.record.rundir import LOCK, claim
+from posttrain.runtime.record.track import METRICS
 from posttrain.types import UserError
 
 _RECORD = re.compile(r"(\d\d)-(.+)\.toml")
@@ -156,14 +159,17 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
 # ---------------------------------------------------------------------- what a stage has made
 
 
-def newest(place: Place, updates: int) -> Path | None:
-    """The checkpoint after the last update of a recipe's run; None while there is none that was trained."""
+def newest(place: Place, run: Run) -> Path | None:
+    """Return the checkpoint after the last update of a finished run, or None if it is not finished."""
     found, _ = checkpoint.newest(place.directory / "checkpoints")
     if found is None:
         return None
     state = checkpoint.read_state(found)
-    trained = state["learner"]["update"] or not updates
-    return found if trained and state["progress"]["update"] >= updates else None
+    update = state["progress"]["update"]
+    ended = update >= run.updates
+    if run.condition and not ended:
+        ended = run.condition.first_update(json_lines(place.directory / METRICS)[0]) == update
+    return found if ended and (state["learner"]["update"] or not run.updates) else None
 
 
 def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[str, str]:
@@ -173,7 +179,7 @@ def made_by(pipeline: Pipeline, place: Place, made: Mapping[str, str]) -> dict[s
         return {name: str(directory)} if directory.is_dir() else {}
     if not (directory / "config.toml").exists():
         return {}
-    found = newest(place, reading(pipeline, place.stage, made).recipe.run.updates)
+    found = newest(place, reading(pipeline, place.stage, made).recipe.run)
     if found is None:
         return {}
     model = found / "model"

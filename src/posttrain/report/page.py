@@ -144,6 +144,7 @@ def _summary(record: Record, held: list[Step], found: list[Searches], notes: lis
         "name": record.name,
         "title": record.title,
         "stopped": record.stopped,
+        "ended": record.ended_early,
         "headline": asdict(side_by_side(found) or headline(record.metrics)),
         "plan": record.sections,
         "profile": record.profile,

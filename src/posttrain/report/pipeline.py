@@ -70,8 +70,9 @@ def _stage(root: Path, told: Row) -> dict[str, Any]:
     metrics = record.metrics
     wanted = _updates(record.config)
     done = metrics.updates[-1] if metrics.updates else 0
+    finished = (wanted and done >= wanted) or record.ended_early
     return out | {
-        "state": "finished" if wanted and done >= wanted else "stopped" if record.stopped else "under way",
+        "state": "finished" if finished else "stopped" if record.stopped else "under way",
         "title": record.title,
         "stopped": record.stopped,
         "report": f"{directory.name}/report.html" if (directory / "report.html").exists() else "",

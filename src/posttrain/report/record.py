@@ -6,6 +6,7 @@ lack a file; what cannot be read becomes a note that the page shows, never an ex
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from posttrain.errors import UserError
 from posttrain.report import profile
+from posttrain.report.condition import Condition
 from posttrain.report.series import Curve
 
 Row = dict[str, Any]
@@ -91,6 +93,20 @@ class Record:
     """Files of searches."""
     profile: Mapping[str, Any] = field(default_factory=dict)
     """Where an update's time goes, as a table; empty if nobody has looked."""
+
+    @property
+    def ended_early(self) -> str:
+        """Which `run.stop_when` ended the run and after which update; empty if none did."""
+        try:
+            asked = tomllib.loads(self.config).get("run", {}).get("stop_when")
+            condition = Condition.parse(asked) if asked else None
+        except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError):
+            condition = None
+        if condition is None:
+            return ""
+        points = self.metrics.points(condition.metric)
+        update = condition.first_update({"update": at, condition.metric: value} for at, value in points)
+        return f"{condition} after update {update}" if update else ""
 
 
 def number(value: object) -> float | None:

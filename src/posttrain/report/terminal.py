@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any
@@ -21,6 +21,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from posttrain.report.condition import Condition
+from posttrain.report.headline import duration
 from posttrain.report.watch import Watch
 
 
@@ -50,9 +52,19 @@ NAMES = {
 class Terminal:
     """Shows the phases, updates and alarms of a loop; used as its `show`, inside a `with`."""
 
-    def __init__(self, console: Console, updates: int, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        updates: int,
+        watch: Watch | None = None,
+        stop_when: Condition | None = None,
+    ) -> None:
         self.rewards: list[float] = []
-        self.updates, self.watch = updates, watch or Watch()
+        self.updates, self.watch, self.stop_when = updates, watch or Watch(), stop_when
+        self.finished: list[tuple[float, float]] = []
+        """(seconds, update) of each line."""
+        self.measured: list[tuple[float, float]] = []
+        """(seconds, value) of each line that has the metric of `stop_when`."""
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -94,9 +106,41 @@ class Terminal:
         evaluated = any(key.startswith("eval/") for key in numbers)
         style = "bold" if evaluated else None
         self.progress.console.print(line(numbers), style=style, soft_wrap=True)
+        self.finished.append((numbers["seconds"], numbers["update"]))
+        if self.stop_when and (value := numbers.get(self.stop_when.metric)) is not None:
+            self.measured.append((numbers["seconds"], value))
+            if not self.stop_when.holds(numbers):
+                self.progress.console.print(self._outlook(self.stop_when), style="dim", soft_wrap=True)
         for rule, found in self.watch.see(numbers, last=numbers["update"] >= self.updates):
             self.progress.console.print("alarm", style="bold red", end=" ")
             self.progress.console.print(f"{rule.name}: {found.text}", soft_wrap=True)
+
+    def _outlook(self, condition: Condition) -> str:
+        """Say how far the metric of `stop_when` is and how long is left."""
+        most = time_left(self.finished[1:], self.updates)
+        about = time_left(self.measured, condition.bound)
+        if about is None or (most is not None and about > most):
+            about = None
+        texts = [f"about {duration(about)}" if about else "", f"at most {duration(most)}" if most else ""]
+        left = ", ".join(filter(None, texts))
+        curve = sparkline([value for _, value in self.measured])
+        return f"             {curve}  ends at {condition}{f'; {left} left' if left else ''}"
+
+
+def time_left(points: Sequence[tuple[float, float]], target: float) -> float | None:
+    """Return the seconds until the value reaches the target at its mean pace so far, from (seconds, value).
+
+    None if it does not move towards the target.
+
+    >>> time_left([(10.0, 0.2), (30.0, 0.6)], 0.8)
+    10.0
+    """
+    if len(points) < 2:
+        return None
+    (begin, first), (now, last) = points[0], points[-1]
+    pace = (last - first) / (now - begin) if now > begin else 0.0
+    left = (target - last) / pace if pace else -1.0
+    return round(left, 3) if left >= 0 else None
 
 
 class Table:
@@ -156,7 +200,9 @@ def _curve(name: str, values: list[float]) -> str:
 
 
 @contextmanager
-def view(show: str, updates: int) -> Iterator[Callable[[str, Mapping[str, float]], None]]:
+def view(
+    show: str, updates: int, stop_when: Condition | None = None
+) -> Iterator[Callable[[str, Mapping[str, float]], None]]:
     """What shows a loop to a program's user: "table", "lines", "none", or what suits the place ("auto")."""
     python = sys.modules.get("IPython")
     notebook = python is not None and hasattr(python.get_ipython(), "kernel")
@@ -167,7 +213,7 @@ def view(show: str, updates: int) -> Iterator[Callable[[str, Mapping[str, float]
         finally:
             table.finish()
     elif show == "auto" and err.is_terminal:
-        with Terminal(err, updates) as terminal:
+        with Terminal(err, updates, stop_when=stop_when) as terminal:
             yield terminal
     else:
         yield quiet if show == "none" else as_lines

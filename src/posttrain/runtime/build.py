@@ -276,6 +276,7 @@ def build_session_parts(
             state=state_now,
             checkpoint=save,
             ahead=bool(tasks) and recipe.async_.max_lag > 0,
+            stop_when=recipe.run.condition,
             save_every=recipe.checkpoint.every,
             evaluate_every=recipe.eval.every,
             closing=stack.pop_all(),

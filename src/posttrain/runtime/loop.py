@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from posttrain.learner.learner import Learner, Update
+from posttrain.report.condition import Condition
 from posttrain.runtime.record.journal import Journal
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.tables import Groups
@@ -87,6 +88,7 @@ class Parts:
     """checkpoint(state, what is under way) writes one; where it lies."""
     ahead: bool = False
     """Whether something is under way between updates too."""
+    stop_when: Condition | None = None
     save_every: int = 0
     evaluate_every: int = 0
     closing: ExitStack = field(default_factory=ExitStack)

@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.base.nearest import did_you_mean
 from posttrain.data import Ranking, load_conversations, load_labelled, load_rankings, load_steps
 from posttrain.envs.protocol import Env
 from posttrain.methods.build import build
 from posttrain.methods.table import Line, label, line
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.tasks import tasks
+from posttrain.report.glossary import sections, words
 from posttrain.runtime.tasks.curriculum import supply
 from posttrain.runtime.tasks.select import selection
 from posttrain.types import Method, Task, UserError
@@ -57,6 +59,7 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
     if "teacher" in method.asks and not (verifier or env or task.agent or task.tools or task.repair):
         verifier = Unjudged()  # only what measures is lacking
     _check_parts(recipe, found, method)
+    _check_condition(recipe)
     if online:
         if task.text is not None:
             raise UserError(f"{name} answers tasks, and plain text asks nothing", where="task.text")
@@ -141,6 +144,23 @@ def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None
             where="task.data",
             mend="give true or false, or numbers on both sides of 0",
         )
+
+
+def _check_condition(recipe: Recipe) -> None:
+    """UserError if `run.stop_when` names a metric that does not exist or is not measured on the way."""
+    condition = recipe.run.condition
+    if condition is None:
+        return
+    if condition.metric == "update":
+        raise UserError("updates are counted already", where="run.stop_when", mend="set run.updates")
+    if not words([condition.metric]):
+        known = [name for section in sections().values() for names in section for name in names.split(", ")]
+        mend = did_you_mean(condition.metric, known) or "docs/metrics.md lists the metrics"
+        raise UserError(f"there is no metric {condition.metric!r}", where="run.stop_when", mend=mend)
+    if condition.metric.startswith("eval/") and not (recipe.eval.limit and recipe.eval.every):
+        what = f"{condition.metric} is measured only before the first and after the last update"
+        mend = "set eval.every to the updates between evaluations, and eval.limit above 0"
+        raise UserError(what, where="run.stop_when", mend=mend)
 
 
 def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:

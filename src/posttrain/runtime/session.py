@@ -62,7 +62,10 @@ class Session:
         self._saved_steps = parts.loop.learner.step_count
         """Of the newest checkpoint."""
         self.stopped: str | None = None
-        """Who ended the run before its last update, if a callback did."""
+        """What ended the run before its last update: a callback, or `run.stop_when`."""
+        self.reached = False
+        """Whether it was `run.stop_when`."""
+        self._stop_where(self.metrics)
         self.evaluated = dict[str, float]()
         """The metrics of the last evaluation."""
 
@@ -252,7 +255,10 @@ class Session:
             self.update(groups)
             self.publish()
         update, final = progress.update, progress.update >= loop.updates
-        if final or _due(self._open_parts.evaluate_every, update):
+        condition = self._open_parts.stop_when
+        line = {**loop.journal.noted, "step": loop.learner.step_count, "tokens": progress.tokens}
+        reached = condition is not None and any(loop.learner.ranks.gather(condition.holds(line)))
+        if final or reached or _due(self._open_parts.evaluate_every, update):
             self.evaluate()
         line = self._log()
         stops = any(loop.learner.ranks.gather(self._stop_asked())) or self.stopped is not None
@@ -367,9 +373,20 @@ class Session:
         metrics, loop.journal.noted = loop.line(loop.journal.noted), {}
         line = loop.journal.log(loop.learner.step_count, loop.learner.update_count, metrics)
         self._logged = True
+        self._stop_where([line])
         if line["update"]:
             self._tell("on_update", line)
         return line
+
+    def _stop_where(self, lines: Sequence[Mapping[str, object]]) -> None:
+        """Stop the run if one of these lines of metrics, on any rank, satisfies `run.stop_when`."""
+        condition, loop = self._open_parts.stop_when, self._open
+        if condition is None:
+            return
+        update = max(loop.learner.ranks.gather(condition.first_update(lines) or 0))
+        if 0 < update < loop.updates and self.stopped is None:
+            self.reached = True
+            self.stopped = f"{condition} after update {update} of {loop.updates}"
 
     def _tell(self, name: str, news: Any) -> None:
         for each in self._callbacks:

@@ -43,6 +43,9 @@ function top(run) {
     ...(run.stopped
       ? [h('p', { class: 'note failure' }, h('b', {}, 'The run stopped: '), `${visible(run.stopped)}.`)]
       : []),
+    ...(run.ended && !run.stopped
+      ? [h('p', { class: 'note' }, h('b', {}, 'The run ended early: '), `${visible(run.ended)}.`)]
+      : []),
     ...(run.notes.length
       ? [h('ul', { class: 'note' }, ...run.notes.map((text) => h('li', {}, visible(text))))]
       : []),
