@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # One more than there are cores: tests that wait for deadlines and for killed processes leave a core free.
 WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
-.PHONY: setup demo test check test-ray test-vllm test-verifiers test-openenv style lint docs bench clean
+.PHONY: setup demo test test-all check test-ray test-vllm test-verifiers test-openenv style lint docs bench clean
 
 setup: $(STAMP)
 
@@ -29,10 +29,19 @@ lint: style
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/docs.py --check
 
-# The tests check the layers and the generated parts too: test_the_layers_hold, test_no_generated_part_is_stale.
+# An empty value turns it off: every process that a test starts would compile what it imports again.
+export PYTHONDONTWRITEBYTECODE =
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Linters, types, and of the tests one variant for each choice: 12 minutes on two cores, what .ci/run calls. The
+# tests check the layers and the generated parts too: test_the_layers_hold, test_no_generated_part_is_stale.
 # Files go out in their order: by their number of tests, the few long ones would be left to one core at the end.
 test: style
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not full"
+
+# Every test: all architectures, each product of choices, and whole runs of which `make test` has one of a kind.
+test-all: style
+	$(PYTEST)
 
 # What a contributor asks after each change, in three minutes on two cores: linters, types, and the tests of the
 # mathematics, the methods, recipes, pages and layers, and of whole runs from Python. Nothing of them is drawn by chance.
@@ -41,7 +50,7 @@ FAST := math methods recipe base/test_chat_tokens.py base/test_spelling.py base/
 	runtime/test_own_code.py test_layers.py test_testing.py
 
 check: style
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(addprefix tests/,$(FAST))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not full" $(addprefix tests/,$(FAST))
 
 # Ray is large, and few need it: its tests have an environment of their own.
 RAY := .venv-ray

@@ -1,6 +1,7 @@
 """A tiny Llama with a tokenizer of its own, recipes over it, and the command line in this process."""
 
 import contextlib
+import fnmatch
 import io
 import json
 import signal
@@ -43,6 +44,30 @@ TEMPLATE = (
 Tables = dict[str, Any]
 MakeModel = Callable[..., Path]
 Write = Callable[..., Path]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `full` what a parametrised test leaves out of its `sample`.
+
+    Raises UsageError for a pattern that matches none of a test's ids: it would quietly sample nothing.
+    """
+    sampled: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sample"):
+            sampled.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for name, variants in sampled.items():
+        mark = variants[0].get_closest_marker("sample")
+        assert mark is not None
+        ids = [item.callspec.id for item in variants]
+        every = mark.kwargs.get("every")
+        kept = set(ids[::every]) if every else {i for p in mark.args for i in fnmatch.filter(ids, p)}
+        unmatched = [p for p in mark.args if not fnmatch.filter(ids, p)]
+        if unmatched and len(ids) > len(kept):
+            raise pytest.UsageError(f"{name}: no variant is called {', '.join(unmatched)}")
+        for item in variants:
+            if item.callspec.id not in kept:
+                item.add_marker("full")
 
 
 @dataclass(frozen=True)

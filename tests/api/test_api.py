@@ -253,6 +253,7 @@ def whole(tiny, tmp_path_factory):
         (leave_with_gradients, None, 2),
     ],
 )
+@pytest.mark.sample("leave_unpublished-*", "leave_with_gradients-*")
 def test_a_session_that_is_left_saves_what_it_trained_and_goes_on_exactly(
     model, whole, monkeypatch, leave, error, kept
 ):
@@ -274,6 +275,7 @@ def test_a_session_that_is_left_saves_what_it_trained_and_goes_on_exactly(
     assert bytes_of("left") == bytes_of(whole)
 
 
+@pytest.mark.full
 def test_a_session_that_nobody_closes_ends_with_its_program_in_silence(model):
     program = (
         "import posttrain\n"

@@ -199,6 +199,7 @@ def test_metrics_are_not_deleted_for_want_of_a_checkpoint(model):
     assert (run.path / "metrics.jsonl").read_bytes() == kept
 
 
+@pytest.mark.full
 def test_a_run_is_not_gone_on_with_with_other_data_nor_silently_with_another_reward(model, capfd):
     Path("rewards.py").write_text("def one(response):\n    return float(len(response) % 2)\n")
     Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
@@ -320,6 +321,7 @@ def double(a: int) -> int:
     return SCALE * int(json.loads(str(a)))
 
 
+@pytest.mark.full
 def test_functions_of_a_script_are_tools_and_judge_with_them(model, monkeypatch):
     monkeypatch.setattr(double, "__module__", "__main__")
     monkeypatch.setattr(has_digit, "__module__", "__main__")

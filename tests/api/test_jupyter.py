@@ -67,6 +67,7 @@ def failed(said: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(each["ename"], each["evalue"]) for each in said if each["kind"] == "error"]
 
 
+@pytest.mark.full
 def test_a_table_is_renewed_a_run_is_its_report_and_an_interrupted_cell_keeps_its_checkpoint(
     notebook: Notebook,
 ) -> None:

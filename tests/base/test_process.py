@@ -118,6 +118,7 @@ def spins(**setting: str) -> str:
     return next((line.split("'")[1] for line in done.stderr.splitlines() if "GOMP_SPINCOUNT" in line), "")
 
 
+@pytest.mark.full
 def test_threads_spin_briefly_unless_the_user_says_otherwise():
     usual = spins()
     if not usual:

@@ -160,6 +160,7 @@ def test_standard_output_that_is_closed_full_or_no_longer_read() -> None:
     assert len(head.stdout.splitlines()) == 1
 
 
+@pytest.mark.full
 def test_few_files_that_may_be_open_are_one_line(online, write, tmp_path) -> None:
     code = tmp_path / "rewards.py"
     code.write_text("def reward(response, **fields):\n    return 1.0\n")

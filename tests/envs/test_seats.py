@@ -228,6 +228,7 @@ def test_a_run_compares_each_seat_with_its_own(run_cli, write, online, able, tmp
         assert 0 <= line["seat/1/reward"] <= 1
 
 
+@pytest.mark.full
 def test_validate_shows_a_game_of_two_seats_and_an_agents_calls(run_cli, write, online, tmp_path):
     (tmp_path / "pass.py").write_text(
         "from posttrain.envs.protocol import Start, Turn\n"

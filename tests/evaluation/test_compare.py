@@ -21,6 +21,7 @@ PLAIN = "{{ messages | map(attribute='content') | join('\\n') }}"
 
 
 @pytest.mark.parametrize(("template", "of_all"), [(None, None), (OTHER, None), (OTHER, OTHER + PLAIN)])
+@pytest.mark.sample("None-None")
 def test_a_kl_is_of_answers_to_the_same_tokens(
     able: Path, tmp_path: Path, template: str | None, of_all: str | None
 ) -> None:

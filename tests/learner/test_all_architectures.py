@@ -54,6 +54,11 @@ SIZES: dict[str, Any] = {
 }
 SIZES |= {"initializer_range": 0.3} | WINDOW | NONE
 
+FAMILIES = (
+    *("llama", "llama, yarn", "mistral", "qwen2, windows", "qwen3_moe", "gemma3_text", "gemma4, shared keys"),
+    *("deepseek_v3", "gpt2", "phi3", "cohere2"),
+)
+"""What `make test` runs: layers of each kind, positions of each kind, experts, windows, shared keys."""
 USUAL = """
     afmoe apertus arcee aria_text bitnet cohere cohere2 cohere2_moe ctrl diffllama dots1 ernie4_5 ernie4_5_moe
     exaone4 exaone_moe flex_olmo gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm
@@ -134,6 +139,7 @@ def build(name: str, over: dict[str, Any]) -> PreTrainedModel:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.usefixtures("float64")
+@pytest.mark.sample(*FAMILIES)
 def test_learner_and_engine_compute_what_transformers_does(
     case: str,
     rows_of: Callable[..., Batch],
@@ -208,6 +214,7 @@ PARTLY_TURNED = {"phi3, three quarters": ("phi3", {"pad_token_id": 0, "partial_r
 
 @pytest.mark.parametrize("case", CASES | PARTLY_TURNED)
 @pytest.mark.skipif(compiled.compiler() is None, reason="kernels need g++")
+@pytest.mark.sample(*FAMILIES)
 def test_kernels_of_training_change_no_model(case: str, rows_of: Callable[..., Batch]) -> None:
     """In bfloat16: as near to float32 as transformers' own layers are, gradients too."""
     name, over = (CASES | PARTLY_TURNED)[case]

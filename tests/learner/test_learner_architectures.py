@@ -110,6 +110,7 @@ def build(name: str) -> Any:
 @pytest.mark.parametrize("filled", [False, True], ids=["as it is", "filled up"])
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.usefixtures("float64")
+@pytest.mark.sample("llama-*", "qwen2, window-*", "gemma3-*", "phi3-*")
 def test_every_row_is_as_it_would_be_alone(
     name: str,
     whole: int,

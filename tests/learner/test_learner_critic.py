@@ -377,6 +377,7 @@ def bits(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.sample("shared", "own in bfloat16*")
 def test_all_that_a_learner_holds_is_put_back_bit_for_bit(
     kind: str, llama: Make, rows_of: Make, tmp_path: Path
 ) -> None:

@@ -21,7 +21,18 @@ EXTRAS: dict[str, Any] = {"kl_in_loss": 0.2, "kl_in_reward": 0.1, "entropy_bonus
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in METHODS} | {
     f"{name} + kl and entropy": (name, EXTRAS) for name in ("reinforce", "grpo", "gspo", "ppo")
 }
-every_method = pytest.mark.parametrize("variant", list(VARIANTS))
+ONE_OF_EACH_LOSS = (
+    *("pretrain", "reinforce", "reinforce_pp", "ppo", "grpo", "gspo + kl and entropy", "max_rl", "distill"),
+    *("klq", "expert_iteration", "dpo", "orpo", "kto", "online_dpo", "reward", "process_reward"),
+)
+
+
+def every_method(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test on every method in `make test-all`, and on one of each kind of loss in `make test`."""
+    sampled = pytest.mark.sample(*ONE_OF_EACH_LOSS)(test)
+    return pytest.mark.parametrize("variant", list(VARIANTS))(sampled)
+
+
 Make = Callable[..., Any]
 
 

@@ -60,6 +60,7 @@ def test_the_deal_is_of_the_seed_the_update_and_the_epoch(llama: Make, rows_of: 
     assert others[0] != others[1] != others[2]
 
 
+@pytest.mark.full
 def test_another_process_deals_the_same() -> None:
     """Python's hash of a string differs from process to process; nothing of the deal may."""
     code = """

@@ -117,6 +117,7 @@ def learner_gradient(learner: Learner, batch: Batch) -> torch.Tensor:
 
 @pytest.mark.parametrize("max_kl", [1e-4, 1e-2, 0.5])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sample("0-*")
 def test_no_step_exceeds_the_bound_and_each_gains(
     seed: int, max_kl: float, llama: Make, rows_of: Make
 ) -> None:

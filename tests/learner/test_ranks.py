@@ -51,7 +51,7 @@ def launched(ranks: int, *words: str, timeout: int = 280) -> subprocess.Complete
     )
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.full)])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """How far ranks are from one process, by case: rank 0 has two thirds of the groups, rank 2 none."""
     out = tmp_path_factory.mktemp("ranks") / "found.json"

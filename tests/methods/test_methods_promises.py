@@ -112,6 +112,7 @@ def test_every_method_learns_something_from_this_update(
 
 @every_method
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.sample("nan-*")
 def test_garbage_outside_the_mask_changes_no_bit(
     variant: str, poison: float, update: Update, gradients: Gradients
 ) -> None:
@@ -161,6 +162,26 @@ def test_a_group_that_is_cut_has_another_loss(update: Update, gradients: Gradien
 @every_method
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
+@pytest.mark.sample(
+    "pretrain",
+    "sft",
+    "reinforce",
+    "ppo",
+    "grpo",
+    "gspo",
+    "klq",
+    "dpo",
+    "kto",
+    "reward",
+    "process_reward",
+    "expert_iteration",
+    "distill",
+    "online_dpo",
+    "reinforce_pp",
+    "max_rl",
+    "orpo",
+    "*, *",
+)
 def test_any_split_of_a_step_adds_up_to_the_same_gradient(
     variant: str, data: st.DataObject, update: Update, gradients: Gradients
 ) -> None:

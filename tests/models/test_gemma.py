@@ -32,6 +32,7 @@ def local() -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_sampler_and_learner_compute_what_transformers_does(local: Path) -> None:
     """One prompt is short, and one longer than the window of 512."""
     tokenizer = load_tokenizer(local)

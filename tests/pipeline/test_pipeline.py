@@ -164,6 +164,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------- what runs
 
 
+@pytest.mark.full
 def test_each_stage_takes_the_newest_model_of_those_that_it_names(finished):
     _, root = finished
     sft = root / "01-sft" / "checkpoints" / "step_000002" / "model"
@@ -263,6 +264,7 @@ def test_the_disk_that_the_stages_need_is_told_before_they_begin(pipe, tmp_path,
     assert "a checkpoint takes" in said.err.replace("\n", " ")
 
 
+@pytest.mark.full
 def test_a_last_stage_that_went_on_is_compared_anew(pipe, tmp_path, run_cli):
     path, longer = pipe, tmp_path / "longer"
     without_reward_model(pipe)
@@ -352,6 +354,7 @@ def reward(response):
 """
 
 
+@pytest.mark.full
 def test_a_judge_that_fails_stops_the_comparison_and_the_answers_are_asked_for_again(finished, run_cli):
     path, root = finished
     (path.parent / "breaking.py").write_text(BREAKING)
@@ -481,6 +484,7 @@ sampling = {{ max_new_tokens = 4 }}
 )
 
 
+@pytest.mark.full
 def test_an_adapter_that_is_trained_longer_is_merged_and_compared_anew(able, placed, tmp_path, run_cli):
     root, path = tmp_path / "run", placed(able, 'keep = "all"\n' + ALONE.format(base=able))
     said = run_cli("pipeline", path, "--dir", root, "--quiet", "--set", "sft.lora.rank=2")

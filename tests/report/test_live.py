@@ -58,6 +58,7 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
     return {str(f.relative_to(root)): ((s := f.stat()).st_size, s.st_mtime_ns) for f in files}
 
 
+@pytest.mark.full
 def test_the_points_of_a_run_arrive_while_it_goes_on(tmp_path: Path, tiny: Path, online, write) -> None:
     over = {"model": {"path": str(tiny)}, "checkpoint": {"every": 0}}
     run, words = tmp_path / "run", [sys.executable, "-m", "posttrain", "train", str(write(online, over))]

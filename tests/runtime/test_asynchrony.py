@@ -220,6 +220,7 @@ def reading(path: Path) -> bytes:
         {"max_lag": 2, "place": "thread"},
     ],
 )
+@pytest.mark.sample("how1")
 def test_a_run_by_the_clock_is_its_replay(ahead, trained, run_cli, tmp_path, how):
     tables = ahead | {"eval": {"limit": 3, "every": 2}}
     _, run = trained(tables, **how)
@@ -308,6 +309,7 @@ def played(ahead, tmp_path, request):
     return tables | {"rollout": ahead["rollout"] | {"workers": 1}}
 
 
+@pytest.mark.sample("one seat")
 def test_in_an_environment_too_evaluations_change_nothing_and_a_resume_is_exact(
     played, trained, run_cli, write, tmp_path
 ):
@@ -346,6 +348,7 @@ def test_a_checkpoint_has_taken_what_is_under_way(ahead, trained, kind):
     assert under_way
 
 
+@pytest.mark.full
 def test_the_schedules_that_sleep_are_played(monkeypatch):
     """benchmarks/async/sleep.py puts an engine, a learner and a chat of its own into the real loop."""
     place = Path(__file__).parents[2] / "benchmarks" / "async"

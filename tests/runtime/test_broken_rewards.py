@@ -169,6 +169,7 @@ def test_a_function_that_breaks_on_everything_never_trains_on_anything(run_cli, 
 
 
 @pytest.mark.parametrize(("updates", "made"), [(1, "1 update"), (2, "2 updates")])
+@pytest.mark.sample("1-*")
 def test_a_run_that_trained_nothing_fails_however_short(run_cli, recipe_of, tmp_path, updates, made):
     code = tmp_path / "always.py"
     code.write_text("def reward(response):\n    return 0.0 if not response else 1 / 0\n")
@@ -202,6 +203,7 @@ def test_a_run_whose_rewards_are_all_equal_is_told_what_is_not_refused(
     assert said.err.endswith("or set rollout.select to 'all' and leave rollout.max_rounds out\n")
 
 
+@pytest.mark.full
 def test_an_update_that_keeps_nothing_goes_on_with_the_next(run_cli, recipe_of, tmp_path):
     # Every answer of a group of two is broken in some groups; those groups alone are left out.
     run = tmp_path / "run"

@@ -322,6 +322,7 @@ def build_learner(method: Method, place: Callable[[Any], Any], given: dict[str, 
 
 
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.sample("grpo", "grpo in bfloat16", "ppo with a critic of its own", "sft", "dpo", "lora")
 def test_an_update_on_another_device_is_the_same_bit_for_bit(gpu, run: str) -> None:
     method, given = RUNS[run]
     batch = batch_of(**{k: given[k] for k in ("long", "groups", "K") if k in given})
@@ -414,6 +415,7 @@ def answers(engine: NativeEngine, requests: list[Request]) -> dict[int, Any]:
 @pytest.mark.parametrize(
     "kinds", [MIXED, [{}], [{"top_k": 5, "top_p": 0.7}]], ids=["mixed", "plain", "filtered"]
 )
+@pytest.mark.sample(every=4)
 def test_an_engine_on_another_device_gives_the_same_answers(
     gpu, monkeypatch: pytest.MonkeyPatch, family: str, kinds: list[dict[str, Any]], recorded: bool
 ) -> None:
@@ -483,6 +485,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.sample("grpo")
 def test_a_run_on_another_device_trains_and_resumes_alike(
     gpu, monkeypatch: pytest.MonkeyPatch, online, write, run_cli, tmp_path, name: str
 ) -> None:

@@ -442,6 +442,7 @@ ALTERS = (
 
 
 @pytest.mark.parametrize(("template", "fine"), [(DEAF, False), (ALTERS, False), (None, True)])
+@pytest.mark.sample("template0-False")
 def test_a_template_that_does_not_show_a_tool_is_refused_before_the_run(
     run_cli, write, online, tmp_path, template, fine
 ):

@@ -71,6 +71,7 @@ def check(rows: list[dict], step: int, epoch: float) -> None:
         assert row["score"] == pytest.approx(others + 0.5 * digits)
 
 
+@pytest.mark.full
 def test_answers_are_compared_within_their_group_and_a_resumed_run_is_the_same(run_cli, recipe_of, tmp_path):
     recipe, run, resumed = recipe_of(), tmp_path / "run", tmp_path / "resumed"
     said = run_cli("train", recipe, "--run-dir", run, "--quiet")

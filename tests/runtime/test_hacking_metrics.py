@@ -197,6 +197,7 @@ def test_a_run_writes_what_its_samples_say(run_cli, online, write, able, tmp_pat
 BROKEN = "def reward(prompt, response):\n    if {when}:\n        raise KeyError('unit')\n    return 1.0\n"
 
 
+@pytest.mark.full
 def test_a_run_that_failed_too_often_has_the_line_and_the_cause_on_record(
     run_cli, online, write, able, tmp_path
 ):

@@ -166,6 +166,7 @@ def scores(folder: Path, learns: str) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("method", OFFLINE)
+@pytest.mark.sample("sft", "klq_offline", "dpo", "ipo", "kto", "reward", "reward_ranking", "process_reward")
 def test_every_offline_method_learns_which_answer_is_better(run_cli, family, shallow, tmp_path, method):
     run = train(run_cli, family(method), tmp_path / "run")
     line, last = METHODS[method], lines(run)[-1]
@@ -346,6 +347,7 @@ def test_a_reference_that_follows_every_update_leaves_no_margin(run_cli, family,
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 2}, "optim": {"lr": 0.05}}], ids=["whole", "lora"])
+@pytest.mark.sample("lora-bfloat16")
 def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path, lora, dtype):
     """Its margin is there before the first step, is that of `posttrain score`, and outlives a resume."""
     other, over = make_model(seed=5), SHORT | lora | {"method": {"beta": 0.5}, "model": {"dtype": dtype}}
@@ -381,6 +383,7 @@ def test_a_reference_may_be_another_model(run_cli, family, make_model, tmp_path,
 # ---------------------------------------------------------------- what comes after a reward model
 
 
+@pytest.mark.full
 def test_a_policy_is_paid_by_the_least_of_a_reward_models_heads(run_cli, family, online, write, tmp_path):
     over = {"critic": {"heads": 3, "lr": 0.01}, "run": {"updates": 5}}
     judge = train(run_cli, family("reward", over), tmp_path / "judge")
@@ -395,6 +398,7 @@ def test_a_policy_is_paid_by_the_least_of_a_reward_models_heads(run_cli, family,
     assert lines(run)[-1]["reward/mean"] <= min(parts[f"part/model_{k}"] for k in (1, 2, 3)) + 1e-6
 
 
+@pytest.mark.full
 def test_several_heads_go_on_as_one_and_the_curves_of_the_rlhf_recipe_are_drawn_with_it(
     run_cli, family, online, write, tmp_path
 ):

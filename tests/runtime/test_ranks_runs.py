@@ -251,6 +251,7 @@ def test_shares_of_weights_make_it_too(place: Path) -> None:
     assert (place / "shards" / "ranks" / "1" / "samples").is_dir()
 
 
+@pytest.mark.full
 def test_any_number_of_ranks_goes_on_from_any_other(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that two ranks began as shards goes on in one process, and one of one process as shards."""
     monkeypatch.chdir(place)

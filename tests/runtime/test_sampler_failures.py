@@ -130,6 +130,7 @@ def test_a_killed_sampler_is_replaced_and_its_groups_are_played_again(made):
     assert pool.evaluate(made.requests(3), lambda done: None).keys() == {0, 1, 2}
 
 
+@pytest.mark.full
 def test_one_that_hangs_is_found_killed_and_replaced(made):
     requests = made.requests(6)
     pool = made.pool(deadline_s=60.0)
@@ -312,6 +313,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.sample("True")
 def test_replies_of_an_environment_are_worked_out_side_by_side(made, exact):
     engine = build_native_engine(made.recipe, made.chosen.policy)
     rollouts = Rollouts(

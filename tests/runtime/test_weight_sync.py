@@ -184,6 +184,7 @@ def test_weights_arrive(sides, kind, tied, make_model):
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.sample("bfloat16-*")
 def test_one_fault_stops_the_run_and_is_named(sides, fault, kind):
     learner, engine = sides(KINDS[kind] and {"model": {**KINDS[kind]["model"], "path": str(_made[False])}})
     faulty = fault(engine)

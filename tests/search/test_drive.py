@@ -291,6 +291,7 @@ def test_what_compares_the_answers_to_a_task_learns_from_no_tree(sums, write, ru
     assert "search: grpo compares answers to one task" in done.err.replace("\n", " ")
 
 
+@pytest.mark.full
 def test_games_are_searched_by_their_turns_and_learnt_from(sums, write, run_cli, tmp_path):
     path = write(sums, SEARCH | GAMES | {"search": {"moves": 24, "width": 4}, "run": {"updates": 2}})
     runs = [tmp_path / name for name in ("here", "away")]

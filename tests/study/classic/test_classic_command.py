@@ -9,6 +9,7 @@ from posttrain.study.classic import examples
 from posttrain.study.classic.__main__ import NAMES, main
 
 
+@pytest.mark.full
 def test_every_example_runs_prints_its_table_and_is_drawn(tmp_path, capsys):
     picture = tmp_path / "all.png"
     assert main(["all", "--plot", str(picture)]) == 0

@@ -29,6 +29,7 @@ def table(short: World) -> list[Row]:
 
 @pytest.mark.parametrize("reduction", [reduce.per_row, reduce.per_sequence, reduce.per_token])
 @pytest.mark.parametrize("repeats", [selection.distinct, selection.counted])
+@pytest.mark.sample("distinct-per_token", "counted-per_row")
 def test_a_round_ends_where_the_methods_own_loss_is_lowest(
     short: World, reduction: object, repeats: object
 ) -> None:

@@ -290,6 +290,7 @@ def test_the_free_policy_gets_the_gradient_that_the_model_gets_through_its_logit
     assert error(short.policy.gradient((step * through).sum()), model) < EXACT
 
 
+@pytest.mark.full
 def test_online_dpo_is_after_the_penalised_reward_and_estimates_another_gradient(
     short: World, table: list[Row]
 ) -> None:

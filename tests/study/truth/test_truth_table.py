@@ -35,6 +35,7 @@ def found(table: list[Row], section: str) -> dict[tuple[str, str], Row]:
     return {(r.name, r.quantity): r for r in table if r.section.startswith(section)}
 
 
+@pytest.mark.full
 def test_every_method_that_samples_has_its_rows(table: list[Row]) -> None:
     names = [r.name for r in table if r.section == SECTION]
     assert names == [name for name in ONLINE for _ in range(3)]
