@@ -7,7 +7,6 @@ too, and its traceback goes into a file.
 import errno
 import importlib
 import os
-import signal
 import sys
 import tempfile
 import traceback
@@ -155,8 +154,7 @@ class Command(TyperCommand):
     def make_context(self, *words: Any, **more: Any) -> Any:
         """Of the command itself, which from then on may be interrupted like any other program."""
         loaded = self.load()
-        if signal.getsignal(signal.SIGINT) is __main__.leave:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        __main__.imported()
         return loaded.make_context(*words, **more)
 
 

@@ -56,6 +56,27 @@ def test_the_list_of_commands_and_a_wrong_name_import_nothing_heavy() -> None:
     assert "Did you mean 'train'?" in done.stderr
 
 
+def test_garbage_is_collected_once_a_command_is_imported(tmp_path: Path) -> None:
+    program = (
+        "import gc, sys; from posttrain import __main__, cli\n"
+        "load = cli.Command.load\n"
+        "cli.Command.load = lambda self: (print(gc.isenabled()), load(self))[1]\n"
+        "sys.argv = ['posttrain', 'runs', '.']\n"
+        "try: __main__.main()\n"
+        "finally: print(gc.isenabled(), gc.get_freeze_count() > 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+        check=False,
+    )
+    first, *_, last = done.stdout.splitlines()
+    assert (first, last) == ("False", "True True"), done.stderr
+
+
 def test_an_exception_that_nobody_foresaw_is_one_line_and_its_traceback_a_file(
     run_cli, monkeypatch, tmp_path
 ) -> None:
