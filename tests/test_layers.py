@@ -38,7 +38,7 @@ LONGER_FILES = {
     "samplers/remote.py": 350,
     "samplers/rollouts.py": 415,  # episodes of one turn, of many, and of several seats
     "runtime/record/track.py": 400,  # five services of a page each
-    "types.py": 575,  # mostly docstrings
+    "types.py": 415,  # mostly docstrings
     "base/usercode.py": 315,  # finding it, loading it, asking it, and what it raises
     "verifiers/combine/combined.py": 330,
     "verifiers/math/reading/parser.py": 310,
@@ -174,10 +174,11 @@ def test_a_library_that_few_need_is_not_imported_at_the_top(library: str) -> Non
 
 
 def test_nobody_escapes_through_type_checking() -> None:
+    late = {"types.py", "verifiers/model/verifier.py"}  # what they name so is imported at its first use
     for path in FILES:
         names = {n.id for n in ast.walk(tree(path)) if isinstance(n, ast.Name)}
         names |= {n.attr for n in ast.walk(tree(path)) if isinstance(n, ast.Attribute)}
-        assert "TYPE_CHECKING" not in names, inside(path)
+        assert ("TYPE_CHECKING" in names) == (inside(path) in late), inside(path)
 
 
 # ---------------------------------------------------------------------- names and lengths

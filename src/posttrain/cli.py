@@ -70,7 +70,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Searches tasks with a policy, and prints answers or proofs with their trees.",
     ),
     "report": (
-        "commands.train:report",
+        "commands.runs:report",
         "Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.",
     ),
     "watch": (
@@ -116,7 +116,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Prints the table of methods: what each chooses, and where it comes from.",
     ),
     "doctor": (
-        "commands.listing:doctor",
+        "commands.doctor:doctor",
         "Says what this machine has, what is missing for which feature, and how to get it.",
     ),
     "truth": (
