@@ -41,8 +41,8 @@ from posttrain.data import Data
 from posttrain.errors import RunError
 from posttrain.learner.learner import Steps
 from posttrain.learner.optim import Optim
-from posttrain.recipe.recipe import Checkpoints, Model, Recipe, Run, TaskChoice
-from posttrain.recipe.settings import Dataset
+from posttrain.recipe.recipe import Checkpoints, Model, Recipe, TaskChoice
+from posttrain.recipe.settings import Dataset, Run
 from posttrain.runtime.build import Plan, build_session_parts, plan
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.session import Session

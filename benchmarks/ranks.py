@@ -30,8 +30,8 @@ from posttrain.learner.process_ranks import join_ranks
 from posttrain.learner.ranks import Parallel
 from posttrain.learner.shards import local, whole
 from posttrain.methods.build import build
-from posttrain.models.checkpoint import write_tensors
 from posttrain.models.pretrained import load_model
+from posttrain.models.tensor_files import write_tensors
 from posttrain.types import Batch, Trajectory
 
 MODES = {

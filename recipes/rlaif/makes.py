@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.data import Data, load_tasks, read_records
-from posttrain.recipe.config import read_verifier
+from posttrain.recipe.verifier import read_verifier
 from posttrain.recipe.writers import NativeWriter
 from posttrain.types import UserError
 from posttrain.verifiers.judge.judge import Judge, Judging

@@ -4,6 +4,9 @@ from posttrain.api.run import load as load
 from posttrain.api.session import Session as Session
 from posttrain.api.session import evaluate as evaluate
 from posttrain.api.session import train as train
+from posttrain.batch import Batch as Batch
+from posttrain.batch import Method as Method
+from posttrain.batch import Outputs as Outputs
 from posttrain.engines.native.engine import NativeEngine as NativeEngine
 from posttrain.envs.protocol import Env as Env
 from posttrain.envs.protocol import Start as Start
@@ -22,10 +25,7 @@ from posttrain.runtime.loop import Callback as Callback
 from posttrain.runtime.record.tables import Groups as Groups
 from posttrain.runtime.record.tables import Metrics as Metrics
 from posttrain.samplers.rollouts import Rollouts as Rollouts
-from posttrain.types import Batch as Batch
 from posttrain.types import Episode as Episode
-from posttrain.types import Method as Method
-from posttrain.types import Outputs as Outputs
 from posttrain.types import Sampling as Sampling
 from posttrain.types import Task as Task
 from posttrain.types import Trajectory as Trajectory

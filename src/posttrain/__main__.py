@@ -1,5 +1,6 @@
 """The way in, of the command posttrain and of python -m posttrain: guarded before anything is imported."""
 
+import gc
 import io
 import os
 import signal
@@ -9,6 +10,7 @@ from types import FrameType
 
 def main() -> None:
     """Runs the command line; whatever happens is one line and an exit code."""
+    gc.disable()  # until `imported`
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # elsewhere it is ignored, as by nohup
         signal.signal(signal.SIGINT, leave)
     # Where one is closed, the next file to be opened would take its place.
@@ -29,6 +31,19 @@ def main() -> None:
     code = cli.run(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is left of the process has nothing to say
     sys.exit(code)
+
+
+def imported() -> None:
+    """End what holds while nothing but imports has happened: no garbage collection, and `leave` at Ctrl-C.
+
+    Hundreds of thousands of objects of PyTorch and transformers live as long as the process. To look for
+    garbage among them again and again takes a quarter of the imports' time, so they are frozen.
+    """
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+    if signal.getsignal(signal.SIGINT) is leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def leave(number: int, frame: FrameType | None) -> None:

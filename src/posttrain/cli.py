@@ -7,7 +7,6 @@ too, and its traceback goes into a file.
 import errno
 import importlib
 import os
-import signal
 import sys
 import tempfile
 import traceback
@@ -71,7 +70,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Searches tasks with a policy, and prints answers or proofs with their trees.",
     ),
     "report": (
-        "commands.train:report",
+        "commands.runs:report",
         "Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.",
     ),
     "watch": (
@@ -117,7 +116,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Prints the table of methods: what each chooses, and where it comes from.",
     ),
     "doctor": (
-        "commands.listing:doctor",
+        "commands.doctor:doctor",
         "Says what this machine has, what is missing for which feature, and how to get it.",
     ),
     "truth": (
@@ -155,8 +154,7 @@ class Command(TyperCommand):
     def make_context(self, *words: Any, **more: Any) -> Any:
         """Of the command itself, which from then on may be interrupted like any other program."""
         loaded = self.load()
-        if signal.getsignal(signal.SIGINT) is __main__.leave:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        __main__.imported()
         return loaded.make_context(*words, **more)
 
 

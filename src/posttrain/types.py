@@ -1,32 +1,51 @@
 """The nouns that every layer speaks: a task, a trajectory, a verdict, a batch.
 
 Each is a frozen dataclass with a worked example. Nothing here computes anything that a
-method could do differently; of posttrain only the errors, and what stands for other ranks, are imported.
+method could do differently. The nouns that hold tensors are defined in batch.py.
 
 Lists are per token ("entry t belongs to token t"); sizes are B rows, T positions,
 K samples of one task (a group), V vocabulary.
 """
 
+import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import not_
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 import numpy.typing
-import torch
-from jaxtyping import Bool, Float, Int
 
 from posttrain.errors import RunError as RunError
 from posttrain.errors import UserError as UserError
-from posttrain.math.choice import least_group
-from posttrain.math.everywhere import HERE, Everywhere
+
+if TYPE_CHECKING:
+    from posttrain.batch import Batch as Batch
+    from posttrain.batch import Mask as Mask
+    from posttrain.batch import Method as Method
+    from posttrain.batch import Outputs as Outputs
+    from posttrain.batch import PerRow as PerRow
+    from posttrain.batch import PerToken as PerToken
+
+OF_TENSORS = ("Batch", "Mask", "Method", "Outputs", "PerRow", "PerToken")
+"""Nouns of this module that batch.py defines."""
+
+
+def __getattr__(name: str) -> Any:
+    """Load a noun of batch.py at its first use, because it needs PyTorch and a task or a verdict does not."""
+    if name in OF_TENSORS:
+        return getattr(importlib.import_module("posttrain.batch"), name)
+    raise AttributeError(f"module 'posttrain.types' has no attribute {name!r}")
+
 
 Message = Mapping[str, Any]
 """One turn of a conversation: {"role": "user", "content": "What is 2 + 3?"}; texts, but for `tool_calls`."""
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+"""The names of dtypes that models compute in; auto depends on the device (models/loading.py: dtype_of)."""
 
 PROBE = -1
 """The version of a row that only measures: an answer put to another question, which nobody learns."""
@@ -49,11 +68,6 @@ def worth(rewards: Sequence[float]) -> float:
         return 0.0
     with numpy.errstate(over="ignore"):
         return float(str(numpy.float32(total)))
-
-
-PerToken = Float[torch.Tensor, "B T"]
-PerRow = Float[torch.Tensor, "B"]
-Mask = Bool[torch.Tensor, "B T"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,181 +409,3 @@ class EpisodeSummary:
 
 AnyEpisode = Episode | EpisodeSummary
 """What metrics are of: an episode of this process, or what another rank says of one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The rows of one update as rectangular columns, padded on the right.
-
-    Padding and prompts hold arbitrary numbers: only entries where `mask` is True may be read.
-
-    >>> rows = [Trajectory(tokens=[7, 3], sampled=[False, True], logp_gen=[0, -0.1],
-    ...                    logp_policy=[0, -0.1], version=[0, 1], reward=[0, 1.0])]
-    >>> batch = Batch.of(rows, group=[0])
-    >>> batch.mask, batch.reward
-    (tensor([[False,  True]]), tensor([[0., 1.]], dtype=torch.float64))
-    """
-
-    tokens: Int[torch.Tensor, "B T"]
-    mask: Mask
-    """True where the policy chose the token, that is where it is trained."""
-    length: Int[torch.Tensor, "B"]
-    """Tokens in each row, prompt included."""
-    group: Int[torch.Tensor, "B"]
-    """Rows of one task share a number."""
-    reward: PerToken
-    """As it was paid, in float64: what is compared is rounded once it has been added up."""
-    logp_gen: PerToken
-    logp_policy: PerToken
-    version: Int[torch.Tensor, "B T"]
-    logp_old: PerToken | None = None
-    """Anchor of the ratio; None means the training policy itself, as in a first and only pass."""
-    logp_ref: PerToken | None = None
-    value: PerToken | None = None
-    """The critic's V of the state before each token, as it was before the update."""
-    advantage: PerToken | None = None
-    target: PerToken | None = None
-    """What a critic, or a Q on tokens, learns."""
-    episode: Int[torch.Tensor, "B"] | None = None
-    """Rows of one episode share a number, and what it is worth; None: each row is one."""
-    state: Mapping[str, float] = field(default_factory=dict)
-    """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
-    everywhere: Everywhere = HERE
-    """The ranks that hold the other rows of the update, whose sums a method may ask for."""
-
-    @staticmethod
-    def of(rows: Sequence[Trajectory], group: Sequence[int], episode: Sequence[int] | None = None) -> "Batch":
-        """Columns of these trajectories; T is the longest one's length, or 1 where there are none."""
-        T = max((len(r.tokens) for r in rows), default=1)
-
-        def column(name: str, dtype: torch.dtype) -> torch.Tensor:
-            out = torch.zeros(len(rows), T, dtype=dtype)
-            for i, row in enumerate(rows):
-                values = getattr(row, name)
-                out[i, : len(values)] = torch.tensor(values, dtype=dtype)
-            return out
-
-        return Batch(
-            tokens=column("tokens", torch.long),
-            mask=column("sampled", torch.bool),
-            length=torch.tensor([len(r.tokens) for r in rows], dtype=torch.long),
-            group=torch.tensor(group, dtype=torch.long),
-            reward=column("reward", torch.float64),
-            logp_gen=column("logp_gen", torch.float32),
-            logp_policy=column("logp_policy", torch.float32),
-            version=column("version", torch.long),
-            episode=None if episode is None else torch.tensor(episode, dtype=torch.long),
-        )
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __repr__(self) -> str:
-        rows, columns = self.tokens.shape
-        trained, groups = int(self.mask.sum()), len(set(self.group.tolist()))
-        return f"Batch({rows} rows of up to {columns} tokens, {trained} trained, in {groups} groups)"
-
-    def rows(self, index: Int[torch.Tensor, "n"]) -> "Batch":
-        """The batch of these rows alone."""
-        picked: dict[str, Any] = {
-            name: value[index]
-            for name in self.__slots__
-            if isinstance(value := getattr(self, name), torch.Tensor)
-        }
-        return replace(self, **picked)
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """What the model says of one microbatch, as columns like those of its Batch.
-
-    `logp` carries the gradient. Entries where the batch's mask is False are 0.
-    """
-
-    logp: PerToken
-    """log π(token t | tokens before t) at the sampling temperature."""
-    entropy: PerToken
-    """Entropy of the distribution that token t was drawn from, in nats; no gradient unless asked for."""
-    value: PerToken | None = None
-    """The critic's V of the state before token t, with gradient, where there is a critic."""
-    heads: Float[torch.Tensor, "H B T"] | None = None
-    """The number of each head of an ensemble, whose mean is then `value`."""
-
-    def detached(self) -> "Outputs":
-        """The same without gradients."""
-        columns = (self.logp, self.entropy, self.value, self.heads)
-        return Outputs(*(None if column is None else column.detach() for column in columns))  # type: ignore[arg-type]
-
-
-class Method(Protocol):
-    """A post-training method: three functions that differ in what they may see.
-
-    | function | sees | returns | gradient |
-    |---|---|---|---|
-    | prepare | all rows of the update | the batch with its targets | no |
-    | weight | the rows of one optimiser step | weight of each token's loss in the sum | no |
-    | loss | the rows of one microbatch | unreduced losses | yes |
-
-    The learner minimises Σ weight · loss and sums gradients over microbatches and ranks, so
-    a quantity that depends on how the step was cut cannot be written down. A method inherits what it
-    has nothing to say about.
-    """
-
-    unit: ClassVar[str] = "token"
-    """What one loss is about: a token, a row, or a group. A row's or a group's stands at each of its tokens,
-    metrics are then means over rows or groups, and the rows of a group are never cut apart."""
-    anchored: ClassVar[bool] = False
-    """Whether a loss compares with the policy at the start of the update, once that takes several steps."""
-    probes: ClassVar[bool] = False
-    """Whether each row is to be followed by a probe: its question with another row's answer."""
-    measures_kl: ClassVar[bool] = False
-    """Whether `watch` says "kl/old", by which an update may be ended early."""
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Columns that the learner must fill before prepare: logp_old, logp_ref, value.
-
-        And "head", if the loss reads the number of a head whose values before the update nobody asks for.
-        """
-        return frozenset()
-
-    @property
-    def least_group(self) -> int:
-        """The fewest judged answers to a task that it can say anything of; fewer are refused."""
-        chosen = (x for x in vars(self).values() if callable(x))
-        return max([1 + (self.unit == "group"), *map(least_group, chosen)])
-
-    @property
-    def corrects(self) -> bool:
-        """Whether it makes up for tokens that an older policy drew."""
-        return False
-
-    @property
-    def asks(self) -> frozenset[str]:
-        """What it asks of its records: margins, probabilities (as labels), both signs; or a teacher."""
-        return frozenset()
-
-    @property
-    def start(self) -> Mapping[str, float]:
-        """What the first update finds in batch.state."""
-        return {}
-
-    def prepare(self, batch: Batch) -> Batch:
-        """The batch with advantages or other targets."""
-        return batch
-
-    def weight(self, batch: Batch) -> PerToken:
-        """Weight of each token's loss; 0 outside the mask."""
-        ...
-
-    def loss(self, out: Outputs, batch: Batch) -> PerToken:
-        """Loss of each token; entries outside the mask are never read."""
-        ...
-
-    def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
-        """Per-token quantities to log, by metric name: their mean over the step is what is shown."""
-        return {}
-
-    def update_state(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
-        """What the next update finds in batch.state, from this one and the metrics of its last step."""
-        return batch.state

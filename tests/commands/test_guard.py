@@ -1,6 +1,7 @@
 """The way in: whatever happens is one line and an exit code, from the first moment on."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,6 @@ import torch
 from posttrain import cli
 from posttrain.cli import COMMANDS
 from posttrain.commands import doctor
-from posttrain.commands.listing import doctor as listed
 from posttrain.runtime.record import rundir, saving
 from posttrain.types import UserError
 
@@ -56,13 +56,71 @@ def test_the_list_of_commands_and_a_wrong_name_import_nothing_heavy() -> None:
     assert "Did you mean 'train'?" in done.stderr
 
 
+def test_commands_without_a_model_import_no_torch(tmp_path: Path) -> None:
+    run, reward = tmp_path / "runs" / "one", tmp_path / "reward.py"
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text('[method]\nname = "grpo"\n[model]\npath = "m"\n')
+    (run / "metrics.jsonl").write_text('{"update": 1, "eval/accuracy": 0.5}\n')
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "answer": "4"}\n')
+    (tmp_path / "responses.jsonl").write_text('{"id": "a", "response": "It is 4"}\n')
+    reward.write_text("import sys\ndef light(response, **_):\n    return 'torch' not in sys.modules\n")
+    commands = [
+        ["runs", "runs"],
+        ["report", "runs/one"],
+        ["clean", "runs", "--dry-run"],
+        ["verify", "math", "tasks.jsonl", "responses.jsonl", "--json"],
+        ["verify", f"{reward}:light", "tasks.jsonl", "responses.jsonl", "--json"],  # in a worker process
+    ]
+    program = (
+        "import json, sys; from posttrain import cli\n"
+        "heavy = lambda: sorted({'torch', 'transformers', 'datasets'} & set(sys.modules))\n"
+        "codes = [cli.run(words) for words in json.loads(sys.argv[1])]\n"
+        "for name in ('compare', 'watch', 'prefer', 'revise'): cli.Command(name, help='').load()\n"
+        "light = heavy()\n"
+        "cli.Command('methods', help='').load()\n"
+        "print(codes, light, heavy())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(commands)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+        check=False,
+    )
+    *_, judged, last = done.stdout.splitlines()
+    assert last == "[0, 0, 0, 0, 0] [] ['torch']", done.stderr
+    assert json.loads(judged)["score"] == 1
+
+
+def test_garbage_is_collected_once_a_command_is_imported(tmp_path: Path) -> None:
+    program = (
+        "import gc, sys; from posttrain import __main__, cli\n"
+        "load = cli.Command.load\n"
+        "cli.Command.load = lambda self: (print(gc.isenabled()), load(self))[1]\n"
+        "sys.argv = ['posttrain', 'runs', '.']\n"
+        "try: __main__.main()\n"
+        "finally: print(gc.isenabled(), gc.get_freeze_count() > 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+        check=False,
+    )
+    first, *_, last = done.stdout.splitlines()
+    assert (first, last) == ("False", "True True"), done.stderr
+
+
 def test_an_exception_that_nobody_foresaw_is_one_line_and_its_traceback_a_file(
     run_cli, monkeypatch, tmp_path
 ) -> None:
     def broken(recipe: Path) -> None:
         raise KeyError("first\nsecond")
 
-    monkeypatch.setattr("posttrain.commands.train.report", broken)
+    monkeypatch.setattr("posttrain.commands.runs.report", broken)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     said = run_cli("report", "somewhere")
     [log] = tmp_path.glob("posttrain-*.log")
@@ -84,7 +142,7 @@ def test_who_runs_out_of_memory_is_told_what_to_lower(run_cli, monkeypatch, wher
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         torch.empty(1 << 60, dtype=torch.uint8)
 
-    monkeypatch.setattr("posttrain.commands.train.report", large)
+    monkeypatch.setattr("posttrain.commands.runs.report", large)
     said = run_cli("report", "somewhere")
     assert said.code == 1
     line = one_line(said.err)
@@ -96,7 +154,7 @@ def test_an_interruption_says_what_is_kept(run_cli, monkeypatch) -> None:
     def interrupted(recipe: Path) -> None:
         raise KeyboardInterrupt("step_000004 is kept")
 
-    monkeypatch.setattr("posttrain.commands.train.report", interrupted)
+    monkeypatch.setattr("posttrain.commands.runs.report", interrupted)
     said = run_cli("report", "somewhere")
     assert said.code == 130
     assert one_line(said.err) == "error: interrupted; step_000004 is kept"
@@ -176,7 +234,6 @@ def test_text_in_brackets_is_printed_as_it_stands(run_cli, online, write, tmp_pa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     said = run_cli("doctor")
     assert said.code == 0
-    assert listed.__name__ == "doctor"
     assert "pip install 'posttrain[trackio]'" in said.out
 
     place = tmp_path / "a [/x] :smile: [bold]"

@@ -11,7 +11,7 @@ from rich.console import Console
 from posttrain.commands import evaluate
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
 from posttrain.evaluation.suites.model import Evaluated, model_of
-from posttrain.evaluation.suites.run import lines_of
+from posttrain.evaluation.suites.results import lines_of
 from posttrain.evaluation.suites.table import SUITES
 from posttrain.models.pretrained import silent
 from posttrain.recipe.recipe import EngineChoice

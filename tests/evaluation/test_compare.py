@@ -10,7 +10,8 @@ from transformers import AutoTokenizer
 
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.evaluation.compare import Answer, Compare, compared
-from posttrain.evaluation.standings import standings, wilson, wins
+from posttrain.evaluation.standings import standings, wins
+from posttrain.evaluation.suites.numbers import wilson
 from posttrain.models.pretrained import silent
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.types import Sampling

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from posttrain.evaluation.suites.run import lines_of
+from posttrain.evaluation.suites.results import lines_of
 from posttrain.evaluation.suites.suite import read
 from posttrain.evaluation.suites.table import suite_of
 

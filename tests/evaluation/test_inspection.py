@@ -18,6 +18,7 @@ from posttrain.math.spectrum import effective_rank, energy_rank, participation_r
 from posttrain.models import checkpoint
 from posttrain.models.loading import quiet
 from posttrain.models.rounding import dither
+from posttrain.models.tensor_files import write_tensors
 
 Tables = dict[str, Any]
 Make = Callable[..., Any]
@@ -84,7 +85,7 @@ def run_of(tmp_path: Path, offline: Tables) -> Make:
         (run / "config.toml").write_text(dump(tables))
 
         def write(folder: Path) -> None:
-            checkpoint.write_tensors(folder / "model" / "model.safetensors", weights)
+            write_tensors(folder / "model" / "model.safetensors", weights)
 
         checkpoint.save(run / "checkpoints", 7, write, {}, keep=0)
         return run

@@ -5,9 +5,9 @@ from itertools import combinations, product
 import numpy
 import pytest
 
-from posttrain.evaluation.standings import Z, wilson
 from posttrain.evaluation.suites.numbers import (
     Ratio,
+    Z,
     estimate,
     holm,
     majority,
@@ -16,6 +16,7 @@ from posttrain.evaluation.suites.numbers import (
     sign_test,
     summary,
     tango,
+    wilson,
 )
 from posttrain.evaluation.suites.suite import Metric
 from posttrain.evaluation.suites.table import SUITES

@@ -18,12 +18,11 @@ from posttrain.models.checkpoint import (
     damage,
     newest,
     read_state,
-    read_tensors,
     save,
     thin,
     weights_alone,
-    write_tensors,
 )
+from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.types import RunError
 
 OPERATIONS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")

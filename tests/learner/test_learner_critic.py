@@ -16,8 +16,8 @@ from posttrain.learner.lora import Lora
 from posttrain.learner.optim import MasterWeights, Optim
 from posttrain.learner.reference import Follower, Reference
 from posttrain.methods.table import A2C, GRPO, LEARNED, PPO, PPO_PENALTY, RLOO
-from posttrain.models.checkpoint import read_tensors, write_tensors
 from posttrain.models.rounding import dither
+from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.types import Batch
 
 Make = Callable[..., Any]

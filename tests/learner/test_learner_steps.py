@@ -19,7 +19,7 @@ from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
 from posttrain.learner.optim import Optim
 from posttrain.methods.table import GRPO, RLOO, SFT
-from posttrain.models.checkpoint import read_tensors, write_tensors
+from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.types import Batch
 
 Make = Callable[..., Any]

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.optim import Optim
 from posttrain.math import reduce, selection
+from posttrain.math.coverage import coverage
 from posttrain.methods.imitation import ExpertIteration
 from posttrain.methods.table import EXPERT
 from posttrain.types import Batch, Outputs, Trajectory
@@ -300,19 +301,17 @@ def test_the_expected_step_follows_the_log_of_the_success_rate() -> None:
 def test_coverage_counts_the_subsets_with_a_right_answer(n: int, data: st.DataObject) -> None:
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
     some = [any(i < c for i in subset) for subset in combinations(range(n), k)]
-    assert selection.coverage(c, n, k) == pytest.approx(sum(some) / len(some))
+    assert coverage(c, n, k) == pytest.approx(sum(some) / len(some))
 
 
 @pytest.mark.parametrize("p", [Fraction(0), Fraction(1, 9), Fraction(1, 2), Fraction(1)])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (8, 1), (8, 4), (8, 8), (5, 2)])
 def test_coverage_is_unbiased_for_pass_at_k(p: Fraction, n: int, k: int) -> None:
-    found = sum(
-        comb(n, c) * p**c * (1 - p) ** (n - c) * Fraction(selection.coverage(c, n, k)) for c in range(n + 1)
-    )
+    found = sum(comb(n, c) * p**c * (1 - p) ** (n - c) * Fraction(coverage(c, n, k)) for c in range(n + 1))
     assert float(found) == pytest.approx(float(1 - (1 - p) ** k))
 
 
 @pytest.mark.parametrize(("right", "sampled", "k"), [(0, 4, 5), (5, 4, 1), (-1, 4, 1), (0, 4, 0), (0, 0, 1)])
 def test_too_few_answers_say_nothing_of_pass_at_k(right: int, sampled: int, k: int) -> None:
     with pytest.raises(ValueError, match="there is no pass@"):
-        selection.coverage(right, sampled, k)
+        coverage(right, sampled, k)

@@ -24,7 +24,7 @@ from posttrain import cli
 from posttrain.base.toml import dump
 from posttrain.base.usercode import load_named
 from posttrain.evaluation.compare import Compare
-from posttrain.evaluation.standings import wilson
+from posttrain.evaluation.suites.numbers import wilson
 from posttrain.learner.lora import saved_factors
 from posttrain.models import checkpoint, loading
 from posttrain.pipeline import file, record

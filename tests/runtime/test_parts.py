@@ -25,9 +25,9 @@ from posttrain.learner.lora import Lora, parameters
 from posttrain.learner.recompute import _kept
 from posttrain.math import tokens
 from posttrain.methods.build import build
-from posttrain.models import checkpoint
 from posttrain.models.attention import use_layouts
 from posttrain.models.pretrained import load_model, parameter_count
+from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.recipe.recipe import Checkpoints
 from posttrain.recipe.settings import SELECT, Evaluation
 from posttrain.runtime.memory import (
@@ -270,8 +270,8 @@ def test_a_memory_goes_through_a_file_and_goes_on_as_it_was(tmp_path):
     one.draw(2, 5)
     kept = one.tensors()
     assert len(kept) == 9, "however much it holds"
-    checkpoint.write_tensors(tmp_path / "replay.safetensors", kept)
-    two.restore(checkpoint.read_tensors(tmp_path / "replay.safetensors"))
+    write_tensors(tmp_path / "replay.safetensors", kept)
+    two.restore(read_tensors(tmp_path / "replay.safetensors"))
     assert two.draw(99, 6)[-1] == [row, row]
     assert len(two.draw(99, 6)) == 4 * 3 + 1, "what is too old is forgotten when next it draws"
     for update in (6, 7, 8, 9):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from posttrain.data import Data, load_tasks
-from posttrain.recipe import config
+from posttrain.recipe.verifier import read_verifier
 from posttrain.runtime.record.hacking_metrics import hacking_metrics
 from posttrain.types import Episode, Task, Trajectory, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined, Part
@@ -287,7 +287,7 @@ def test_metrics_of_a_part_are_about_those_it_applies_to(user):
 def verifier_of(tmp_path, text: str):
     path = tmp_path / "recipe.toml"
     path.write_text(text)
-    return config.read_verifier(str(path))
+    return read_verifier(str(path))
 
 
 def test_a_recipe_names_several_functions_and_weighs_them_by_name(user, tmp_path):

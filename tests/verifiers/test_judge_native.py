@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from posttrain.base import reader
-from posttrain.recipe import writers
+from posttrain.recipe import local_model
 from posttrain.recipe.writers import JudgeChoice, NativeWriter
 from posttrain.types import Task, UserError
 from posttrain.verifiers.judge.endpoint import Endpoint
@@ -110,7 +110,7 @@ def test_chances_are_those_of_transformers(writer):
     conversations = [ask("Which is better?"), HELLO, ask("x" * 40)]
     found = writer.choose(conversations, ["A", "B", "é"])
     tokenizer, model = (
-        writers._load_writer(writer).chat.tokenizer,
+        local_model.load(writer).chat.tokenizer,
         AutoModelForCausalLM.from_pretrained(writer.path),
     )
     texts = tokenizer.batch_decode([[t] for t in range(model.config.vocab_size)])

@@ -20,8 +20,7 @@ from transformers import (
 )
 
 from posttrain.types import Task, UserError
-from posttrain.verifiers.model import verifier as model_module
-from posttrain.verifiers.model.scorer import Scorer
+from posttrain.verifiers.model.scorer import Scorer, load
 from posttrain.verifiers.model.verifier import RewardModel
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.workers.pool import Pool
@@ -492,8 +491,8 @@ def test_workers_agree_with_us(outcome, process):
 
 
 def test_a_model_is_loaded_once_a_process(outcome, monkeypatch):
-    model_module._loaded.cache_clear()
+    load.cache_clear()
     verifier = RewardModel(paths=(outcome,))
     for _ in range(3):
         verifier(task(), "4")
-    assert model_module._loaded.cache_info().misses == 1
+    assert load.cache_info().misses == 1

@@ -1,21 +1,25 @@
-"""What this machine has, for `posttrain doctor`."""
+"""`posttrain doctor`: what this machine has for posttrain."""
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
 from posttrain.base.process import cores
 from posttrain.engines.native import decode_kernel
 from posttrain.learner import kernels
 from posttrain.models.compiled import compiler
 from posttrain.models.loading import multiplies_in_bfloat16
+from posttrain.report.terminal import out
 from posttrain.runtime.memory import free_memory, gib
 from posttrain.verifiers import sandbox
 from posttrain.verifiers.sandbox import host
@@ -29,6 +33,21 @@ class Fact:
     found: str
     good: bool
     mend: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines for other programs.")] = False,
+) -> None:
+    """Says what this machine has, what is missing for which feature, and how to get it."""
+    facts = examine()
+    if as_json:
+        typer.echo(json.dumps([vars(f) for f in facts]))
+        return
+    for fact in facts:
+        out.print("ok  " if fact.good else "note", style="green" if fact.good else "yellow", end=" ")
+        out.print(f"{fact.name:22} {fact.found}", soft_wrap=True)
+        if fact.mend:
+            out.print(f"     {'':22} {fact.mend}", style="dim", soft_wrap=True)
 
 
 def examine() -> list[Fact]:

@@ -20,13 +20,14 @@ from posttrain.errors import counted
 from posttrain.evaluation.suites import results
 from posttrain.evaluation.suites.model import Evaluated, model_of
 from posttrain.evaluation.suites.numbers import summary
-from posttrain.evaluation.suites.run import Asking, answered, lines_of
+from posttrain.evaluation.suites.results import lines_of
+from posttrain.evaluation.suites.run import Asking, answered
 from posttrain.evaluation.suites.suite import Problem, Suite, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.models import pretrained
-from posttrain.recipe.config import read_verifier
 from posttrain.recipe.recipe import EngineChoice
 from posttrain.recipe.target import target_of
+from posttrain.recipe.verifier import read_verifier
 from posttrain.report.terminal import err, out, print_whole
 from posttrain.runtime.model_info import Say
 from posttrain.runtime.record.rundir import claim

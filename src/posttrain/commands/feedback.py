@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from posttrain.data.records import read_records
-from posttrain.recipe.config import read_verifier
+from posttrain.recipe.verifier import read_verifier
 from posttrain.types import UserError
 from posttrain.verifiers.judge.judge import Judge, Judging
 from posttrain.verifiers.judge.preferences import write_preferences

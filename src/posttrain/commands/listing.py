@@ -1,4 +1,4 @@
-"""`posttrain methods` and `posttrain doctor`: what there is, and what this machine has for it."""
+"""`posttrain methods`: the table of methods."""
 
 import json
 from typing import Annotated
@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from posttrain.commands.doctor import examine
 from posttrain.methods.build import described, parameters
 from posttrain.methods.table import METHODS, Line
 from posttrain.report.terminal import console, out
@@ -95,16 +94,3 @@ def _numbers(method: Method, choice: str) -> str:
     """The numbers of a choice, in brackets; nothing where it has none."""
     found = ", ".join(f"{number:g}" for number in parameters(method, choice).values())
     return f"({found})" if found else ""
-
-
-def doctor(as_json: Json = False) -> None:
-    """Says what this machine has, what is missing for which feature, and how to get it."""
-    facts = examine()
-    if as_json:
-        typer.echo(json.dumps([vars(f) for f in facts]))
-        return
-    for fact in facts:
-        out.print("ok  " if fact.good else "note", style="green" if fact.good else "yellow", end=" ")
-        out.print(f"{fact.name:22} {fact.found}", soft_wrap=True)
-        if fact.mend:
-            out.print(f"     {'':22} {fact.mend}", style="dim", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`posttrain runs` and `posttrain watch`: how far runs are and what they came to, as a list and as a page."""
+"""`posttrain runs`, `report` and `watch`: how far runs are and what they came to, as a list and as a page."""
 
 import json
 import os
@@ -17,8 +17,12 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from posttrain.errors import UserError
+from posttrain.recipe.settings import Run
+from posttrain.report import write
 from posttrain.report.headline import BEST, best, figure, percent
 from posttrain.report.live import Server
+from posttrain.report.overlay import write as write_overlay
+from posttrain.report.pipeline import write as write_pipeline
 from posttrain.report.record import ON_REQUEST, SIGNS_OF_A_RUN, Record, file_text, read
 from posttrain.report.terminal import console, out
 from posttrain.runtime.record.rundir import in_use
@@ -105,6 +109,36 @@ def runs(
             page.print(f"{each.path}: {each.state}, {each.note}", soft_wrap=True)
 
 
+def report(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR ...", help="One run, or several.")],
+    page: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.html", help="By default in the run, of several beside them."),
+    ] = None,
+) -> None:
+    """Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.
+
+    Of several runs it is one page, comparison.html beside them: what differs in their recipes, what they came
+    to, and their curves; runs that differ in their seed alone are one series, a mean in a band.
+
+    Example: `posttrain report runs/grpo-001 runs/grpo-002 --out grpo.html`
+    """
+    pipelines = [path for path in run_dirs if (path / STAGES).exists()]
+    if len(run_dirs) > 1:
+        if pipelines:
+            mend = f"name runs of its stages, as {pipelines[0]}/01-..."
+            raise UserError(
+                "is a pipeline, and beside others only runs are shown", where=str(pipelines[0]), mend=mend
+            )
+        beside = Path(os.path.commonpath([path.absolute().parent for path in run_dirs]))
+        written = write_overlay(run_dirs, page or beside / "comparison.html")
+    elif pipelines:
+        written = write_pipeline(run_dirs[0], page)
+    else:
+        written = write(run_dirs[0], page)
+    out.print(str(written), soft_wrap=True)
+
+
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run that goes on, or has ended.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0 takes a free one.")] = 0,
@@ -187,13 +221,7 @@ def _run(path: Path, told: dict[str, Any]) -> Listed:
     if not record.config:
         raise ValueError((record.notes or ["config.toml is empty"])[0])
     tables = tomllib.loads(record.config)
-    updates = tables.get("run", {}).get("updates")
-    if updates is None:
-        from posttrain.recipe.recipe import (
-            Run,  # only here: it loads transformers, and a list should not wait
-        )
-
-        updates = Run().updates
+    updates = tables.get("run", {}).get("updates", Run.updates)
     done = max(record.metrics.updates, default=0)
     state = "running" if in_use(path) else _ended(record, done, updates)
     found = best(record.metrics)

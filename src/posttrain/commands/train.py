@@ -1,7 +1,6 @@
 """The commands that train, check and ask a model, and those that show what is known."""
 
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,7 @@ from posttrain.models import pretrained
 from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages
 from posttrain.recipe import config
-from posttrain.report import terminal, write
-from posttrain.report.overlay import write as write_overlay
-from posttrain.report.pipeline import write as write_pipeline
+from posttrain.report import terminal
 from posttrain.report.terminal import out
 from posttrain.runtime import build
 from posttrain.runtime.ranks.launch import launch
@@ -182,36 +179,6 @@ def _prompt(given: str) -> str:
     except UnicodeError:
         raise UserError("is not UTF-8", where="PROMPT", mend="give text") from None
     return text
-
-
-def report(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR ...", help="One run, or several.")],
-    page: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE.html", help="By default in the run, of several beside them."),
-    ] = None,
-) -> None:
-    """Writes report.html of a run, pipeline.html of a pipeline, or one page of several runs.
-
-    Of several runs it is one page, comparison.html beside them: what differs in their recipes, what they came
-    to, and their curves; runs that differ in their seed alone are one series, a mean in a band.
-
-    Example: `posttrain report runs/grpo-001 runs/grpo-002 --out grpo.html`
-    """
-    pipelines = [path for path in run_dirs if (path / "stages.json").exists()]
-    if len(run_dirs) > 1:
-        if pipelines:
-            mend = f"name runs of its stages, as {pipelines[0]}/01-..."
-            raise UserError(
-                "is a pipeline, and beside others only runs are shown", where=str(pipelines[0]), mend=mend
-            )
-        beside = Path(os.path.commonpath([path.absolute().parent for path in run_dirs]))
-        written = write_overlay(run_dirs, page or beside / "comparison.html")
-    elif pipelines:
-        written = write_pipeline(run_dirs[0], page)
-    else:
-        written = write(run_dirs[0], page)
-    out.print(str(written), soft_wrap=True)
 
 
 def truth(

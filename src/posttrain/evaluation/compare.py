@@ -22,13 +22,13 @@ from posttrain.base.files import put
 from posttrain.data import Data
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.envs.tasks.arithmetic import Arithmetic
-from posttrain.evaluation.suites.run import lines_of
+from posttrain.evaluation.suites.results import lines_of
 from posttrain.learner.forward import Net, score_batch
 from posttrain.math import masked
 from posttrain.models.loading import Dtype
 from posttrain.models.pretrained import silent
-from posttrain.recipe.recipe import EngineChoice, Model, Recipe, Run
-from posttrain.recipe.settings import Evaluation, Rollout
+from posttrain.recipe.recipe import EngineChoice, Model, Recipe
+from posttrain.recipe.settings import Evaluation, Rollout, Run
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.recipe.verifier import VerifierChoice
 from posttrain.runtime import build

@@ -11,9 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from posttrain.evaluation.compare import Answer, Compare
-
-Z = 1.959963984540054
-"""Standard errors on each side that hold 95 % of a normal distribution."""
+from posttrain.evaluation.suites.numbers import wilson
 
 Judged = Sequence[tuple[Answer, float | None]]
 """Answers of a policy, with log π - log π_first of each."""
@@ -107,22 +105,6 @@ def wins(of: Judged, over: Judged) -> dict[str, Any]:
     rate = statistics.fmean(means)
     low, high = wilson(rate * len(means), len(means))
     return out | {"rate": rate, "low": low, "high": high}
-
-
-def wilson(won: float, n: int) -> tuple[float, float]:
-    """The interval of shares p with |won/n - p| ≤ z √(p (1 - p) / n), z = 1.96.
-
-    Source: Wilson 1927, Journal of the American Statistical Association 22, p. 209.
-
-    >>> [round(x, 4) for x in wilson(5, 10)], [round(x, 4) for x in wilson(0, 10)]
-    ([0.2366, 0.7634], [0.0, 0.2775])
-    """
-    share, z2 = won / n, Z * Z
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    low = middle - half if won > 0 else 0.0  # of nothing won the two are equal, but for their last bits
-    high = middle + half if won < n else 1.0
-    return low, high
 
 
 def _examples(found: Mapping[str, Judged], count: int) -> list[dict[str, Any]]:

@@ -8,10 +8,8 @@ Expert iteration samples answers, keeps the good ones and makes them likelier. I
     unbalanced, by_task   what the kept ones weigh           rescales the weights of a reduction
 
 None of them depends on the order of the rows, but that of two equal answers one is taken; which one
-changes no gradient. `coverage` is what sampling more would find: pass@k.
+changes no gradient.
 """
-
-from math import comb
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -130,20 +128,3 @@ def by_task(weight: PerToken, group: Group, everywhere: Everywhere = HERE) -> Pe
     tasks = everywhere.sum(torch.tensor(len(torch.unique(group[kept]))))
     share = everywhere.sum(kept.sum()) / (of_task.clamp(min=1) * tasks.clamp(min=1))
     return weight * share.to(weight)[:, None]
-
-
-def coverage(right: int, sampled: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): how likely k of n answers hold one of the c that are right.
-
-    Unbiased for pass@k, the chance that one of k fresh answers is right.
-
-    Raises ValueError for k > n, of which n answers say nothing.
-
-    Source: arXiv:2107.03374, eq. 1.
-
-    >>> coverage(1, 4, 1), coverage(1, 4, 2), coverage(1, 4, 4)
-    (0.25, 0.5, 1.0)
-    """
-    if not 0 <= right <= sampled or not 1 <= k <= sampled:
-        raise ValueError(f"there is no pass@{k} of {right} right answers of {sampled}")
-    return 1 - comb(sampled - right, k) / comb(sampled, k)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
+from posttrain.types import Dtype as Dtype
 from posttrain.types import UserError
 
-Dtype = Literal["auto", "bfloat16", "float32"]
 SCORE_HEADS = "score_heads"
 """In a reward model's config.json: how many heads its numbers are of, an ensemble on one backbone."""
 

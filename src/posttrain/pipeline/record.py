@@ -23,7 +23,7 @@ from posttrain.base.toml import dump, flat, inline
 from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
 from posttrain.recipe import config
-from posttrain.recipe.recipe import Run
+from posttrain.recipe.settings import Run
 from posttrain.report.record import json_lines
 from posttrain.runtime.record.rundir import LOCK, claim
 from posttrain.runtime.record.track import METRICS

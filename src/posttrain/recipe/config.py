@@ -4,28 +4,25 @@ reader.py reads the tables; what nothing would read, as the recipe's other choic
 """
 
 import dataclasses
-import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from posttrain.base.nearest import did_you_mean
 from posttrain.base.reader import Where as Where
 from posttrain.base.reader import key_of
 from posttrain.base.reader import parsed as parsed
 from posttrain.base.usercode import beside, file_of
-from posttrain.data.records import check_regular
 from posttrain.methods.build import strangers
 from posttrain.methods.table import label, line
+from posttrain.recipe.document import document as document
+from posttrain.recipe.document import has
+from posttrain.recipe.document import override as override
+from posttrain.recipe.document import put as put
 from posttrain.recipe.recipe import OFFLINE_ONLY, ONLINE_ONLY, Recipe, unread
-from posttrain.recipe.verifier import VERIFIERS, VerifierChoice
 from posttrain.report.terminal import err
 from posttrain.types import UserError
-from posttrain.verifiers.protocol import Verifier
 
-MOST_BYTES = 1 << 24
 OWN = (("method",), ("rollout", "select"), ("task", "own", "function"), ("curriculum", "kind"))
 """Where a recipe may name code of one's own that the training itself runs."""
 CALLED = (("task", "tools", "functions"), ("verifier", "function", "function"))
@@ -107,119 +104,6 @@ def _present(tables: dict[str, Any]) -> dict[str, Any]:
     return tables | {"method": {RENAMED.get(key, key): value for key, value in method.items()}}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Judging:
-    """A recipe's verifiers and nothing else."""
-
-    verifier: VerifierChoice
-
-
-def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
-    """A verifier by its name, with `option=value` overrides; or that of a recipe; or a module:function.
-
-    Raises UserError for an unknown name or option, and for what the verifier itself refuses.
-    """
-    path, text, tables = Path(chosen), "", {}
-    if chosen.endswith(".toml"):
-        found, text = document(path)
-        tables = {"verifier": found.get("verifier", {})}
-        prefix = "verifier"
-    elif chosen in VERIFIERS:
-        tables, prefix = {"verifier": {chosen: {}}}, f"verifier.{chosen}"
-    elif ":" in chosen:
-        tables, prefix = {"verifier": {"function": {"function": chosen}}}, "verifier.function"
-    else:
-        others = f"there are {', '.join(VERIFIERS)}; or name a recipe or a function"
-        raise UserError(f"there is no verifier {chosen!r}", mend=did_you_mean(chosen, VERIFIERS) or others)
-    given: dict[str, str] = {}
-    for each in overrides:
-        key, value = override(each)
-        key = key if key.startswith("verifier.") else f"{prefix}.{key}"
-        put(tables, key, value, each)
-        given[key] = f"--set {each}"
-    verifier: Verifier | None = parsed(_Judging, tables, Where(path, text, given)).verifier.build()
-    if verifier is None:
-        raise UserError("it names no verifier", where=chosen, mend="add for example [verifier.number]")
-    return verifier
-
-
-def document(path: Path) -> tuple[dict[str, Any], str]:
-    """The tables of a TOML file, and its text; UserError, with the line, if it cannot be read."""
-    text = _text(path)
-    try:
-        return tomllib.loads(text), text
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        where = f"{path}:{at[1]}" if at else f"{path}:{text.count(chr(10)) + 1}"
-        raise UserError(f"is not TOML: {str(error).split(' (at')[0]}", where=where) from None
-    except ValueError:  # which Python says of numbers alone
-        raise UserError("holds a number of thousands of digits", where=str(path)) from None
-    except RecursionError:
-        raise UserError("is nested too deeply", where=str(path)) from None
-
-
-def _text(path: Path) -> str:
-    if path.is_dir():
-        raise UserError("is a directory", where=str(path), mend="name the .toml file in it")
-    check_regular(path, str(path))
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UserError("is larger than any recipe", where=str(path))
-        return path.read_text(encoding="utf-8-sig")  # some editors begin with a byte order mark
-    except UnicodeDecodeError as error:
-        number = error.object[: error.start].count(b"\n") + 1
-        found = f"byte 0x{error.object[error.start]:02x}"
-        raise UserError(
-            f"is not UTF-8 ({found})", where=f"{path}:{number}", mend="save it as UTF-8"
-        ) from None
-    except FileNotFoundError:
-        near = did_you_mean(
-            path.name, [p.name for p in path.parent.glob("*.toml")] if path.parent.exists() else []
-        )
-        raise UserError("there is no such recipe", where=str(path), mend=near) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read: {error}", where=str(path)) from None
-
-
-def override(text: str) -> tuple[str, Any]:
-    """(key, value); no value, as in "task.data.split=", takes the key out."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"{text!r} sets nothing", where="--set", mend="write section.key=value")
-    if not value.strip():
-        return key.strip(), None
-    try:
-        return key.strip(), tomllib.loads(f"x = {value.strip()}")["x"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-    except ValueError:
-        raise UserError("is a number of thousands of digits", where=f"--set {key.strip()}") from None
-
-
-def put(tables: dict[str, Any], key: str, value: Any, override: str) -> None:
-    """Sets a key of the tables, or takes it out if the value is None; UserError if neither can be done."""
-    *path, last = key.split(".")
-    here: Any = tables
-    if value is None and not _has(tables, key.split(".")):
-        raise UserError(f"takes out nothing: there is no {key!r}", where=f"--set {override}")
-    for name in path:
-        here = here.setdefault(name, {})
-        if not isinstance(here, dict):
-            raise UserError(f"{name!r} is a value, not a table", where=f"--set {override}")
-    if value is None:
-        del here[last]
-    else:
-        here[last] = value
-
-
-def _has(tables: Any, loc: Sequence[str]) -> bool:
-    for name in loc:
-        if not isinstance(tables, Mapping) or name not in tables:
-            return False
-        tables = tables[name]
-    return True
-
-
 def renamed(
     tables: Mapping[str, Any], change: Callable[[str], str], places: Sequence[Sequence[str]] = OWN
 ) -> dict[str, Any]:
@@ -283,5 +167,5 @@ def _check_read(found: LoadedRecipe) -> None:
                 mend="leave the table out",
             )
     for key, why in unread(found.recipe, loop, line(name).learns).items():
-        if _has(found.tables, key.split(".")):
+        if has(found.tables, key.split(".")):
             raise UserError(f"is never read: {why}", where=key, mend="leave it out")

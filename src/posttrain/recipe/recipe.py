@@ -24,50 +24,12 @@ from posttrain.learner.reference import Reference
 from posttrain.learner.trust_region import Trust
 from posttrain.models.loading import Dtype, dtype_of
 from posttrain.recipe.asynchrony import Asynchrony
-from posttrain.recipe.settings import READ_BY, Curriculum, Dataset, Evaluation, Rollout
+from posttrain.recipe.settings import READ_BY, Curriculum, Dataset, Evaluation, Rollout, Run
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.recipe.verifier import VerifierChoice
-from posttrain.report.condition import Condition
 from posttrain.search.choice import SearchChoice
 from posttrain.types import Sampling, UserError
 from posttrain.verifiers.protocol import Verifier
-
-MOST_THREADS = 1024
-"""More than a machine has cores; OpenMP ends the process where it cannot have as many as asked."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """How long, and from which seed."""
-
-    updates: int = 100
-    """Updates in all; one is rollout.groups × rollout.group_size episodes, or batch.batch_size records."""
-    stop_when: str = ""
-    """End the run after the first update whose line of metrics satisfies this, such as
-    "eval/accuracy >= 0.8" or "kl/ref > 0.2": it is saved and reported as after its last update."""
-    seed: int = 0
-    """Of the order of tasks, every draw and the start of adapters."""
-    threads: int = 0
-    """Of the processor; 0: as many as this process may use, by its affinity mask, its container's quota and
-    OMP_NUM_THREADS."""
-
-    def __post_init__(self) -> None:
-        if self.updates < 1:
-            raise ValueError(f"updates must be 1 or more, not {self.updates}")
-        if self.threads < 0:
-            raise ValueError(f"threads must be 0 (one for each core) or more, not {self.threads}")
-        if self.threads > MOST_THREADS:
-            raise ValueError(f"threads must be {MOST_THREADS} or fewer, not {self.threads}")
-        if self.stop_when:
-            try:
-                object.__setattr__(self, "stop_when", str(Condition.parse(self.stop_when)))
-            except ValueError as error:
-                raise ValueError(f"stop_when: {error}") from None
-
-    @property
-    def condition(self) -> Condition | None:
-        """`stop_when`, parsed; None if it is not set."""
-        return Condition.parse(self.stop_when) if self.stop_when else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,13 @@
 """Which verifiers judge, and how their scores become one: the table `[verifier]` of a recipe."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
+from posttrain.base.reader import Where, parsed
+from posttrain.recipe.document import document, override, put
 from posttrain.recipe.writers import JudgeChoice
 from posttrain.types import UserError
 from posttrain.verifiers.answers import Exact, Number
@@ -102,3 +105,39 @@ VERIFIERS = (
     *("instructions", "reasoning_gym", "judge", "model", "function", "repetition", "language"),
 )
 """Keys of the table that name a verifier."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judging:
+    """A recipe's verifiers and nothing else."""
+
+    verifier: VerifierChoice
+
+
+def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
+    """A verifier by its name, with `option=value` overrides; or that of a recipe; or a module:function.
+
+    Raises UserError for an unknown name or option, and for what the verifier itself refuses.
+    """
+    path, text, tables = Path(chosen), "", {}
+    if chosen.endswith(".toml"):
+        found, text = document(path)
+        tables = {"verifier": found.get("verifier", {})}
+        prefix = "verifier"
+    elif chosen in VERIFIERS:
+        tables, prefix = {"verifier": {chosen: {}}}, f"verifier.{chosen}"
+    elif ":" in chosen:
+        tables, prefix = {"verifier": {"function": {"function": chosen}}}, "verifier.function"
+    else:
+        others = f"there are {', '.join(VERIFIERS)}; or name a recipe or a function"
+        raise UserError(f"there is no verifier {chosen!r}", mend=did_you_mean(chosen, VERIFIERS) or others)
+    given: dict[str, str] = {}
+    for each in overrides:
+        key, value = override(each)
+        key = key if key.startswith("verifier.") else f"{prefix}.{key}"
+        put(tables, key, value, each)
+        given[key] = f"--set {each}"
+    verifier: Verifier | None = parsed(_Judging, tables, Where(path, text, given)).verifier.build()
+    if verifier is None:
+        raise UserError("it names no verifier", where=chosen, mend="add for example [verifier.number]")
+    return verifier

@@ -22,7 +22,7 @@ from posttrain.learner import forward
 from posttrain.learner.learner import Learner
 from posttrain.learner.recompute import keep_less
 from posttrain.models import pretrained
-from posttrain.models.checkpoint import read_tensors, write_tensors
+from posttrain.models.tensor_files import read_tensors, write_tensors
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.dataset_rows import Group, numbered
 from posttrain.runtime.model_info import ModelInfo, load_weights, with_layouts

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from posttrain.evaluation.standings import Z, wilson
 from posttrain.evaluation.suites.suite import Metric, Suite
-from posttrain.math.selection import coverage
+from posttrain.math.coverage import coverage
 from posttrain.types import RunError
 
+Z = 1.959963984540054
+"""Standard errors on each side that hold 95 % of a normal distribution."""
 RESAMPLES = 10_000
 """Of the bootstrap; standard errors are then known to 0.7 % of themselves."""
 _CELLS = 1 << 22
@@ -88,6 +89,22 @@ def paired_difference(first: Ratio, second: Ratio) -> Value:
 
 def _right_or_wrong(ratio: Ratio) -> bool:
     return set(ratio.of) <= {0.0, 1.0} and set(ratio.per) == {1.0}
+
+
+def wilson(won: float, n: int) -> tuple[float, float]:
+    """The interval of shares p with |won/n - p| ≤ z √(p (1 - p) / n), z = 1.96.
+
+    Source: Wilson 1927, Journal of the American Statistical Association 22, p. 209.
+
+    >>> [round(x, 4) for x in wilson(5, 10)], [round(x, 4) for x in wilson(0, 10)]
+    ([0.2366, 0.7634], [0.0, 0.2775])
+    """
+    share, z2 = won / n, Z * Z
+    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    low = middle - half if won > 0 else 0.0  # of nothing won the two are equal, but for their last bits
+    high = middle + half if won < n else 1.0
+    return low, high
 
 
 def tango(better: int, worse: int, n: int) -> tuple[float, float]:

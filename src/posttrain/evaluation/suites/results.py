@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base.files import put
-from posttrain.evaluation.suites.run import Line, lines_of
 from posttrain.types import UserError
 
 NAME = "results.json"
+
+Line = dict[str, Any]
+"""One answer: id, sample, prompt, answer, stop, tokens, score, label, reason, parts; and its vote, key."""
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -33,6 +35,15 @@ def save(folder: Path, results: Mapping[str, Any]) -> None:
 def answers(folder: Path, suite: str) -> list[Line]:
     """Every answer to a suite."""
     return lines_of(folder / f"{suite}.jsonl")
+
+
+def lines_of(file: Path) -> list[Line]:
+    """The answers that a file holds, without one that was cut off while it was written."""
+    if not file.exists():
+        return []
+    text = file.read_text(encoding="utf-8")
+    # Not splitlines, which also cuts at characters that JSON allows inside a string.
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
 
 
 def begun(folder: Path, who: Mapping[str, Any], prints: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

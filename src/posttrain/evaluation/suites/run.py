@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from posttrain.base import plain
 from posttrain.base.chat import Chat
 from posttrain.base.files import put
 from posttrain.engines.protocol import Engine
 from posttrain.evaluation.suites.likelihood import Pair, log_likelihoods, paired
+from posttrain.evaluation.suites.results import Line, lines_of
 from posttrain.evaluation.suites.suite import Problem, Suite
 from posttrain.runtime.model_info import ModelInfo
 from posttrain.serving.answers import before_stop
@@ -19,8 +19,6 @@ from posttrain.verifiers.numerals import last_number
 from posttrain.verifiers.regions import boxed
 from posttrain.verifiers.workers.pool import Pool
 
-Line = dict[str, Any]
-"""One answer: id, sample, prompt, answer, stop, tokens, score, label, reason, parts; and its vote, key."""
 Seen = Callable[[int], None]
 """Told how many answers are there."""
 TOGETHER = 32
@@ -72,15 +70,6 @@ def answered(
             out.flush()
             count += 1
             on_progress(count)
-
-
-def lines_of(file: Path) -> list[Line]:
-    """The answers that a file holds, without one that was cut off while it was written."""
-    if not file.exists():
-        return []
-    text = file.read_text(encoding="utf-8")
-    # Not splitlines, which also cuts at characters that JSON allows inside a string.
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
 
 
 def _json(line: Line) -> str:

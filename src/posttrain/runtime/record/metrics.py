@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from posttrain.envs.tools.call import COUNTED
-from posttrain.math.selection import coverage
+from posttrain.math.coverage import coverage
 from posttrain.runtime.record.hacking_metrics import part_means
 from posttrain.types import AnyEpisode, worth
 from posttrain.verifiers.protocol import UNJUDGED

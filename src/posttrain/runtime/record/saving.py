@@ -30,6 +30,7 @@ from posttrain.learner.learner import Learner
 from posttrain.learner.lora import base, save_adapter
 from posttrain.learner.shards import whole
 from posttrain.models import checkpoint, heads
+from posttrain.models.tensor_files import Stored, read_tensors, write_tensors
 from posttrain.recipe.recipe import Checkpoints
 from posttrain.runtime.critics import head_class
 from posttrain.runtime.dataset_rows import Group
@@ -68,13 +69,13 @@ def save(
 
     def write(folder: Path) -> None:
         for name in tensors.keys() - {"trained"}:
-            checkpoint.write_tensors(folder / checkpoint.RESUME / f"{name}.safetensors", tensors[name])
+            write_tensors(folder / checkpoint.RESUME / f"{name}.safetensors", tensors[name])
         if flight:
             (folder / checkpoint.RESUME).mkdir(exist_ok=True)
             (folder / checkpoint.RESUME / FLIGHT).write_bytes(pickle.dumps(flight))
         model = base(learner.model)
         if learner.lora.rank:
-            checkpoint.write_tensors(folder / "trained.safetensors", tensors["trained"])
+            write_tensors(folder / "trained.safetensors", tensors["trained"])
             save_adapter(learner.model, folder / "adapter")
             tokenizer.save_pretrained(folder / "adapter")  # with the template that it was trained under
             if head is None:
@@ -84,7 +85,7 @@ def save(
             words = heads.padded(tokenizer, _ends(model, tokenizer))
             count = len(held[heads.WEIGHT])
             config = heads.head_config(config, head, words.pad_token_id, heads=count)
-        checkpoint.write_tensors(folder / "model" / "model.safetensors", held)
+        write_tensors(folder / "model" / "model.safetensors", held)
         config.save_pretrained(folder / "model")
         model.generation_config.save_pretrained(folder / "model")
         words.save_pretrained(folder / "model")
@@ -151,11 +152,11 @@ def restore(
     try:
         resume = folder / checkpoint.RESUME
         # One at a time, as ranks that share a machine may have no room for all of them at once.
-        tensors = {file.stem: checkpoint.Stored(file) for file in resume.glob("*.safetensors")}
-        tensors["trained"] = checkpoint.Stored(folder / trained)
+        tensors = {file.stem: Stored(file) for file in resume.glob("*.safetensors")}
+        tensors["trained"] = Stored(folder / trained)
         learner.restore(tensors, state["learner"])
         if replay is not None:
-            replay.restore(checkpoint.read_tensors(resume / f"{REPLAY}.safetensors"))
+            replay.restore(read_tensors(resume / f"{REPLAY}.safetensors"))
     except (KeyError, RuntimeError, FileNotFoundError) as error:
         raise UserError(
             f"this checkpoint is of another model or adapter: {error}",

@@ -8,8 +8,9 @@ that we know, never by looking for padding: a pad token that also ends a turn ch
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -23,12 +24,10 @@ from posttrain.base.chat import Chat
 from posttrain.base.usercode import cause
 from posttrain.models.attention import context_of
 from posttrain.models.fingerprint import finite
-from posttrain.models.loading import Dtype, dtype_of, quiet, score_heads, usable_device
+from posttrain.models.loading import dtype_of, quiet, score_heads, usable_device
 from posttrain.models.pretrained import fetch, refuse_adapter
-from posttrain.types import Message, UserError
-from posttrain.verifiers.model.scores import Step
-
-Kind = Literal["outcome", "process"]
+from posttrain.types import Dtype, Message, UserError
+from posttrain.verifiers.model.scores import Kind, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +142,10 @@ class Scorer:
         if self.kind == "process" and self.heads < logits.shape[1]:  # bad and good
             return logits.softmax(-1)[:, 1:].T
         return logits.T if self.kind == "outcome" else logits.T.sigmoid()
+
+
+load = lru_cache(maxsize=16)(Scorer)
+"""The scorer of a model, which is loaded once in each process."""
 
 
 def _tokenizer(local: Path) -> Any:

@@ -14,6 +14,7 @@ from typing import Literal
 from posttrain.types import UserError
 from posttrain.verifiers.combine.formula import combined
 
+Kind = Literal["outcome", "process"]
 OverSteps = Literal["last", "min", "mean", "product"]
 OverModels = Literal["mean", "min", "lower"]
 

@@ -10,6 +10,9 @@ So the rewards of a response sum to its score, and the best policy is that of th
 
 Source: Ng, Harada and Russell 1999 (potential-based shaping); step labels as in Lightman et al. 2023,
 arXiv:2305.20050. Ensembles: Coste et al. 2023, arXiv:2310.02743 (mean, worst case, uncertainty).
+
+scorer.py, which needs PyTorch and transformers, is imported when a model is first asked for, so that the
+other verifiers of a recipe start without them.
 """
 
 import hashlib
@@ -19,15 +22,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from posttrain.base.files import put
-from posttrain.models.loading import Dtype, dtype_of, score_heads
-from posttrain.types import Task, UserError, Verdict
+from posttrain.types import Dtype, Task, UserError, Verdict
 from posttrain.verifiers.combine.formula import deviation
-from posttrain.verifiers.model.scorer import Kind, Row, Scorer, check_config, directory
 from posttrain.verifiers.model.scores import (
+    Kind,
     OverModels,
     OverSteps,
     Scale,
@@ -40,9 +43,10 @@ from posttrain.verifiers.model.scores import (
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.regions import speech
 
+if TYPE_CHECKING:
+    from posttrain.verifiers.model.scorer import Row, Scorer
+
 _LOCK_S = 1800.0
-_loaded = lru_cache(maxsize=16)(Scorer)
-"""A model is loaded once in each process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +138,7 @@ class RewardModel(Verifier):
         ]
         return [self._verdict(response, [m[i] for m in members]) for i, (_, response) in enumerate(pairs)]
 
-    def _numbers(self, scorer: Scorer, pairs: Sequence[tuple[Task, str]]) -> list[list[list[float]] | None]:
+    def _numbers(self, scorer: "Scorer", pairs: Sequence[tuple[Task, str]]) -> list[list[list[float]] | None]:
         """What each head of a model says of each response, at each step; None for one that has no room."""
         rows = [self._row(scorer, task, self._read(response)[1]) for task, response in pairs]
         fitting = [i for i, row in enumerate(rows) if len(row.tokens) <= scorer.most]
@@ -145,7 +149,7 @@ class RewardModel(Verifier):
                 out[i] = numbers
         return out
 
-    def _row(self, scorer: Scorer, task: Task, response: str) -> Row:
+    def _row(self, scorer: "Scorer", task: Task, response: str) -> "Row":
         if self.kind == "outcome":
             return scorer.outcome(task.messages, response)
         return scorer.process(task.messages, steps(response, self.separator), self.separator)
@@ -186,8 +190,10 @@ class RewardModel(Verifier):
             reason = f"steps {', '.join(f'{p:.3g}' for p in potentials)}"
         return Verdict(score=score, label="scored", reason=reason, parts=parts, progress=progress)
 
-    def _scorer(self, path: str) -> Scorer:
-        return _loaded(
+    def _scorer(self, path: str) -> "Scorer":
+        from posttrain.verifiers.model.scorer import load
+
+        return load(
             path,
             self.kind,
             dtype=self.dtype,
@@ -196,7 +202,7 @@ class RewardModel(Verifier):
             max_tokens=self.max_tokens,
         )
 
-    def _scales(self, scorers: Sequence[Scorer]) -> list[list[Scale]]:
+    def _scales(self, scorers: Sequence["Scorer"]) -> list[list[Scale]]:
         """Those of the heads of each model."""
         if self.reference:
             return [_reference_scales(self, path) for path in self.paths]
@@ -241,6 +247,9 @@ class RewardModel(Verifier):
 
     def _digest(self, path: str, source: Path) -> str:
         """Of all that a scale depends on."""
+        from posttrain.models.loading import dtype_of
+        from posttrain.verifiers.model.scorer import directory
+
         try:
             seen = hashlib.sha256(source.read_bytes())
         except OSError as error:
@@ -271,6 +280,9 @@ class RewardModel(Verifier):
 
     def require(self) -> None:
         """UserError if a model is not there or not of this kind. Makes the scales that workers will read."""
+        from posttrain.models.loading import score_heads
+        from posttrain.verifiers.model.scorer import check_config, directory, load
+
         heads = 0
         for path in self.paths:
             local = directory(path)
@@ -282,7 +294,7 @@ class RewardModel(Verifier):
         if self.reference:
             for path in self.paths:
                 _reference_scales(self, path)
-            _loaded.cache_clear()
+            load.cache_clear()
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,7 @@
 """The other side of `workers`: a nursery process that forks workers, and what a worker does.
 
-The nursery is a fresh Python process that has imported what a verdict needs (which includes
-torch, seconds) and never starts a thread, so that forking it is safe and takes milliseconds. It
+The nursery is a fresh Python process that has imported what every verdict needs (posttrain.types, and
+so numpy but not torch) and never starts a thread, so that forking it is safe and takes milliseconds. It
 is the parent of every worker: it kills them when asked, reaps them, and tells how they ended. It
 ends when the other end of its control socket closes, and takes every worker with it.
 

@@ -1,0 +1,42 @@
+"""Named tensors as safetensors files."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+
+def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes tensors as safetensors; each is stored once, under its own name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    save_file(plain, str(file), metadata={"format": "pt"})
+
+
+def read_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file."""
+    with safe_open(str(file), framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+
+class Stored(Mapping[str, torch.Tensor]):
+    """The tensors of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, file: Path) -> None:
+        opened: Any = safe_open(str(file), framework="pt")
+        self._opened, self._names = opened, set(opened.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        found: torch.Tensor = self._opened.get_tensor(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -1,0 +1,91 @@
+"""A TOML file as tables, and `key=value` overrides put on top."""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posttrain.base.nearest import did_you_mean
+from posttrain.data.records import check_regular
+from posttrain.types import UserError
+
+MOST_BYTES = 1 << 24
+
+
+def document(path: Path) -> tuple[dict[str, Any], str]:
+    """The tables of a TOML file, and its text; UserError, with the line, if it cannot be read."""
+    text = _text(path)
+    try:
+        return tomllib.loads(text), text
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        where = f"{path}:{at[1]}" if at else f"{path}:{text.count(chr(10)) + 1}"
+        raise UserError(f"is not TOML: {str(error).split(' (at')[0]}", where=where) from None
+    except ValueError:  # which Python says of numbers alone
+        raise UserError("holds a number of thousands of digits", where=str(path)) from None
+    except RecursionError:
+        raise UserError("is nested too deeply", where=str(path)) from None
+
+
+def _text(path: Path) -> str:
+    if path.is_dir():
+        raise UserError("is a directory", where=str(path), mend="name the .toml file in it")
+    check_regular(path, str(path))
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError("is larger than any recipe", where=str(path))
+        return path.read_text(encoding="utf-8-sig")  # some editors begin with a byte order mark
+    except UnicodeDecodeError as error:
+        number = error.object[: error.start].count(b"\n") + 1
+        found = f"byte 0x{error.object[error.start]:02x}"
+        raise UserError(
+            f"is not UTF-8 ({found})", where=f"{path}:{number}", mend="save it as UTF-8"
+        ) from None
+    except FileNotFoundError:
+        near = did_you_mean(
+            path.name, [p.name for p in path.parent.glob("*.toml")] if path.parent.exists() else []
+        )
+        raise UserError("there is no such recipe", where=str(path), mend=near) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot be read: {error}", where=str(path)) from None
+
+
+def override(text: str) -> tuple[str, Any]:
+    """(key, value); no value, as in "task.data.split=", takes the key out."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"{text!r} sets nothing", where="--set", mend="write section.key=value")
+    if not value.strip():
+        return key.strip(), None
+    try:
+        return key.strip(), tomllib.loads(f"x = {value.strip()}")["x"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+    except ValueError:
+        raise UserError("is a number of thousands of digits", where=f"--set {key.strip()}") from None
+
+
+def put(tables: dict[str, Any], key: str, value: Any, override: str) -> None:
+    """Sets a key of the tables, or takes it out if the value is None; UserError if neither can be done."""
+    *path, last = key.split(".")
+    here: Any = tables
+    if value is None and not has(tables, key.split(".")):
+        raise UserError(f"takes out nothing: there is no {key!r}", where=f"--set {override}")
+    for name in path:
+        here = here.setdefault(name, {})
+        if not isinstance(here, dict):
+            raise UserError(f"{name!r} is a value, not a table", where=f"--set {override}")
+    if value is None:
+        del here[last]
+    else:
+        here[last] = value
+
+
+def has(tables: Any, loc: Sequence[str]) -> bool:
+    """Return whether the tables hold a key at this path."""
+    for name in loc:
+        if not isinstance(tables, Mapping) or name not in tables:
+            return False
+        tables = tables[name]
+    return True
