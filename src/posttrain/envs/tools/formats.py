@@ -37,8 +37,8 @@ class Format:
 
     No calls if that is words; ValueError if it is wrong: then it ends at the next mark.
     """
-    write: Callable[[Tool, Mapping[str, Any]], str]
-    """A call as a policy writes it."""
+    write: Callable[[Tool, Mapping[str, Any] | str], str]
+    """A call as a policy writes it; arguments that are a text stay one."""
     leading: bool = False
     """Whether a response is calls from its beginning on, or has none."""
 
@@ -164,7 +164,7 @@ def _hermes(text: str, opening: str, at: int) -> tuple[list[Call], int]:
     return calls, _closed(text, at, "</tool_call>")
 
 
-def _write_hermes(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _write_hermes(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
     return f"<tool_call>\n{_json({'name': tool.name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -192,7 +192,7 @@ def _llama3(text: str, opening: str, at: int) -> tuple[list[Call], int]:
     return found, len(text)
 
 
-def _write_llama3(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _write_llama3(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
     return _json({"name": tool.name, "parameters": arguments})
 
 
@@ -208,7 +208,7 @@ def _mistral(text: str, opening: str, at: int) -> tuple[list[Call], int]:
     return _all_named({"name": name[1], "arguments": value} if name else value), end
 
 
-def _write_mistral(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _write_mistral(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
     return f"[TOOL_CALLS][{_json({'name': tool.name, 'arguments': arguments})}]"
 
 
@@ -233,7 +233,7 @@ def _deepseek(text: str, opening: str, at: int) -> tuple[list[Call], int]:
     return [_named({"name": name.strip(), "arguments": value})], _closed(text, end, "<｜tool▁call▁end｜>")
 
 
-def _write_deepseek(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _write_deepseek(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
     call = f"function<｜tool▁sep｜>{tool.name}\n```json\n{_json(arguments)}\n```"
     return f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
@@ -262,9 +262,12 @@ def _qwen_xml(text: str, opening: str, at: int) -> tuple[list[Call], int]:
     return calls, _closed(text, at, "</tool_call>")
 
 
-def _write_qwen_xml(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    texts = {name: value if isinstance(value, str) else _json(value) for name, value in arguments.items()}
-    given = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in texts.items())
+def _write_qwen_xml(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
+    if isinstance(arguments, str):
+        given = f"{arguments}\n"
+    else:
+        texts = {name: value if isinstance(value, str) else _json(value) for name, value in arguments.items()}
+        given = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in texts.items())
     return f"<tool_call>\n<function={tool.name}>\n{given}</function>\n</tool_call>"
 
 
@@ -323,8 +326,10 @@ def _before_call(text: str, at: int, end: int) -> int:
     return found.start() if found else end
 
 
-def _write_plain(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    only = next(iter(arguments.values()), "") if len(tool.properties) == 1 else arguments
+def _write_plain(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
+    only: Any = arguments
+    if len(tool.properties) == 1 and not isinstance(arguments, str):
+        only = next(iter(arguments.values()), "")
     text = only if isinstance(only, str) else _json(only)
     line = "\n" if "\n" in text or "</call>" in text else ""
     return f"<call {tool.name}>{line}{text}{line}</call>"
