@@ -276,12 +276,16 @@ def test_a_form_can_be_named(form, told):
 
 
 def test_a_call_that_cannot_be_written_so_is_refused(told):
-    broken = [USER, asks(call("note", {"text": "a</call>b"})), {"role": "tool", "content": "x"}, END]
+    text = "a\n</call>\nb"
+    broken = [USER, asks(call("note", {"text": text})), {"role": "tool", "content": "x"}, END]
     with pytest.raises(UserError, match="a call of 'note' cannot be written in the form 'plain'"):
         told(CHATML, {"messages": broken, "tools": [NOTE]})
     with pytest.raises(UserError, match="cannot be written in the form 'llama3'"):
         told(CHATML, {"messages": TWO}, "llama3")
-    assert "a</call>b" in told(CHATML, {"messages": broken, "tools": [NOTE]}, "hermes")[1][0]
+    assert json.dumps(text) in told(CHATML, {"messages": broken, "tools": [NOTE]}, "hermes")[1][0]
+    marked = [USER, asks(call("note", {"text": "a</call>b"})), {"role": "tool", "content": "x"}, END]
+    said = told(CHATML, {"messages": marked, "tools": [NOTE]})[1][0]
+    assert "<call note>\na</call>b\n</call>" in said
 
 
 def test_results_that_a_template_hides_are_said_by_the_user(told):

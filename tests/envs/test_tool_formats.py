@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posttrain.engines.sequence import new_sequence
 from posttrain.envs.tools.call import MOST_OF_A_CALL, Call, Tool, arguments_of
 from posttrain.envs.tools.formats import FORMATS
+from posttrain.envs.tools.template import Shown
+from posttrain.types import Request, Sampling
 
 PAIR = Tool(
     "pair",
@@ -110,6 +113,127 @@ def test_mistral_and_deepseek_have_two_ways():
     assert read("deepseek", newer)[1] == [{"text": "a"}]
 
 
+def hermes(body):
+    return f"<tool_call>{body}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "calls", "faulty"),
+    [
+        ("hermes", hermes('{"name": "edit", "arguments": {"text": "write </tool_call> here"}}'),
+         [("edit", {"text": "write </tool_call> here"})], False),
+        ("hermes", hermes('{"name": "search", "parameters": {"query": "a"}}'), [], True),
+        ("hermes", hermes('{"name": "search"}'), [], True),
+        ("hermes", hermes('{"name": "add", "arguments": {"a": 1, "b": 2}}') + "\n"
+         + hermes('{"name": "add", "arguments": {"a": 3, "b": 4}}'),
+         [("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})], False),
+        ("plain", '<call python>\nprint("</call>")\n</call>', [("python", 'print("</call>")')], False),
+        # siblings
+        ("hermes", hermes('{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {}}'),
+         [("f", {"a": 1}), ("g", {})], False),
+        ("hermes", hermes('[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'),
+         [("f", {}), ("g", {})], False),
+        ("hermes", hermes('{"name": "f", "arguments": "{\\"a\\": \\"</tool_call>\\"}"}'),
+         [("f", {"a": "</tool_call>"})], False),
+        ("hermes", hermes('{"name": "f", "arguments": "a"}'), [], True),
+        ("hermes", hermes('{"name": "f", "arguments": {}} and more'), [], True),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>', [], True),
+        ("qwen_xml",
+         hermes("<function=f>\n<parameter=a>\n</tool_call></parameter>\n</parameter>\n</function>"),
+         [("f", {"a": "</tool_call></parameter>"})], False),
+        ("qwen_xml", hermes("<function=f>\n</function>\n<function=g>\n</function>"),
+         [("f", {}), ("g", {})], False),
+        ("qwen_xml", hermes("<function=f>\n<parameter=a>\nprint('</parameter>'"), [], True),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "[TOOL_CALLS]"}}] and words',
+         [("f", {"a": "[TOOL_CALLS]"})], False),
+        ("mistral", '[TOOL_CALLS]f[CALL_ID]123[ARGS]{"a": "[ARGS]"}', [("f", {"a": "[ARGS]"})], False),
+        ("mistral", '[TOOL_CALLS][{"name": "f", "parameters": {}}]', [], True),
+        ("deepseek", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "<｜tool▁call▁end｜>"}<｜tool▁call▁end｜>',
+         [("f", {"a": "<｜tool▁call▁end｜>"})], False),
+        ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+         '{"a": "```<｜tool▁call▁end｜>"}\n```<｜tool▁call▁end｜>',
+         [("f", {"a": "```<｜tool▁call▁end｜>"})], False),
+        ("llama3", '{"name": "f", "parameters": "{\\"a\\": 1}"}', [("f", {"a": 1})], False),
+        ("llama3", '<|python_tag|>{"name": "f"}', [], True),
+        ("plain", '<call f>{"a": "</call> <call g>x</call>"}</call>',
+         [("f", '{"a": "</call> <call g>x</call>"}')], False),
+        ("plain", '<call f>{\n "a": "</call>"\n}</call>', [("f", '{\n "a": "</call>"\n}')], False),
+        ("plain", '<call python>print("</call>")</call>', [("python", 'print("</call>")')], False),
+        ("plain", '<call python>print("</call> ")</call>', [("python", 'print("</call> ")')], False),
+        ("plain", '<call python>s = "</call> "\nprint(s)\n</call>',
+         [("python", 's = "</call> "\nprint(s)')], False),
+        ("plain", "<call f>1</call> <call python>\n2\n</call>", [("f", "1"), ("python", "2")], False),
+        ("plain", "<call python>\r\n1\r\n</call>\r\n", [("python", "1")], False),
+    ],
+)  # fmt: skip
+def test_calls_end_where_their_arguments_do(form, text, calls, faulty):
+    found = FORMATS[form].read(text)[1]
+    assert [(call.name, call.arguments) for call in found if not call.fault] == calls
+    assert any(call.fault for call in found) == faulty
+
+
+@pytest.mark.parametrize("program", ['print("</call>")', 'print("</call> ")\nprint(2)', "a = '</call>'\nb"])
+def test_a_cut_program_is_not_a_call(program):
+    """Wherever it is cut, also behind a mark that it holds, and whatever call comes next."""
+    said = FORMATS["plain"].write(Tool("python", "", {"properties": {"code": {}}}), {"code": program})
+    for end in range(len("<call python>"), len(said)):
+        for next_call in ("", "\n<call f>7</call>"):
+            calls = FORMATS["plain"].read(said[:end] + next_call)[1]
+            assert [call.name for call in calls if not call.fault and call.name != "f"] == [], said[:end]
+
+
+@pytest.mark.parametrize("form", [name for name in FORMATS if name != "qwen_xml"])
+def test_texts_of_json_arguments_hold_any_mark(form):
+    marks = [mark for mark in MARKS if mark != "</think>"]  # ends a thought that the prompt began
+    for mark in [*marks, "</function>", "\n</call>\n", '"}</tool_call>']:
+        assert read(form, FORMATS[form].write(PAIR, {"text": mark, "count": 1})) == (
+            read(form, FORMATS[form].write(PAIR, {"text": "", "count": 1}))[0],
+            [{"text": mark, "count": 1}],
+        ), mark
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "pair", "arguments": {"text": "a"}}',
+        '{"name": "pair", "parameters": {"text": "a"}}',
+        '<|python_tag|>{"name": "pair", "parameters": {"text": "a"}}',
+        '[{"type": "function", "function": {"name": "pair", "arguments": "{\\"text\\": \\"a\\"}"}}]',
+        '{"content": null, "tool_calls": [{"function": {"name": "pair", "arguments": "{}"}}]}',
+        '<tool_call>{"name": "pair", "arguments": {}}</tool_call>',
+        '[TOOL_CALLS][{"name": "pair", "arguments": {}}]',
+        "<call pair>{}</call>",
+    ],
+)
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_a_call_in_another_form_is_malformed(form, text):
+    words, calls = Shown(form).read(f"<think>so</think> {text}", [PAIR])
+    assert words in ("", "<think>so</think>")
+    if any(not call.fault for call in FORMATS[form].read(text)[1]):
+        assert not calls[0].fault, "it is the form's own"
+        return
+    assert [call.fault for call in calls] == ["malformed"]
+    assert FORMATS[form].write(PAIR, {"text": "text", "count": 1}) in calls[0].reason or form == "qwen_xml"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'The record is {"name": "pair", "arguments": {"text": "a"}}.',
+        '{"name": "Bob", "arguments": {"text": "a"}}',
+        '{"name": "pair", "age": 3}',
+        '[1, 2, {"name": "pair"}]',
+        '```json\n{"name": "pair", "arguments": {}}\n```',
+        '<think>{"name": "pair", "arguments": {}}</think> 7',
+        "A call is written between <tool_call> and </tool_call>.",
+        "{1, 2}",
+    ],
+)
+@pytest.mark.parametrize("form", ["plain", "llama3", "deepseek"])
+def test_prose_that_holds_json_is_not_a_call(form, text):
+    assert Shown(form).read(text, [PAIR]) == (text, [])
+
+
 def test_one_class_for_each_fault():
     def fault(body):
         [call] = FORMATS["hermes"].read(f"<tool_call>{body}</tool_call>")[1]
@@ -200,3 +324,23 @@ def test_reading_takes_linear_time(name):
 def test_ten_thousand_calls_are_each_read():
     call = FORMATS["hermes"].write(PAIR, GIVEN)
     assert len(FORMATS["hermes"].read(call * 10_000)[1]) == 10_000
+
+
+@pytest.mark.parametrize("form", MARKED)
+def test_a_call_cut_by_a_stop_string_is_malformed(form):
+    """Engines end an answer at a stop string wherever it stands, and at end tokens alone without one."""
+    call = FORMATS[form].write(PAIR, {"text": f"{FORMATS[form].closing or 'no'}", "count": 1})
+    stops = (FORMATS[form].closing,) if FORMATS[form].closing else ('"no',)
+
+    def answer(stop):
+        sampling = Sampling(max_new_tokens=len(call) + 1, stop=stop)
+        sequence = new_sequence(0, Request(prompt=(1,), sampling=sampling, seed=0), 1 << 20, 1 << 20)
+        for character in [*map(ord, call), 0]:
+            sequence.append(character, 0.0, 0.0, 0)
+            if ended := sequence.ended(lambda tokens: "".join(map(chr, tokens)), {0}):
+                return ended
+        raise AssertionError("no end")
+
+    assert (answer(()).text, answer(()).stop) == (call, "eos")
+    assert (answer(stops).text, answer(stops).stop) == (call[: call.index(stops[0]) + len(stops[0])], "stop")
+    assert read(form, answer(stops).text)[1] == ["malformed"]

@@ -16,6 +16,7 @@ from posttrain.envs.tools.functions import Function, described
 from posttrain.envs.tools.search import search
 from posttrain.envs.tools.template import Shown
 from posttrain.envs.tools.tool_use import ToolUse
+from posttrain.runtime.prompts import check_stops
 from posttrain.types import Task, UserError
 from posttrain.verifiers.answers import Number
 from posttrain.verifiers.sandbox import available
@@ -247,6 +248,18 @@ def test_every_fault_is_told_and_counted(workers):
     assert turn.verdict.parts == {f"tools/{name}": n for name, n in counts.items()}
 
 
+def test_a_call_in_another_form_is_told_and_counted(workers):
+    env = use(max_turns=3)
+    call = '{"name": "calculator", "arguments": {"expression": "3 + 4"}}'
+    said, turn = played(workers, env, call, f"<tool_call>{call}</tool_call>", f"7 {call}")
+    assert said[0] == [
+        "tool: malformed: 'calculator' is called in the form 'openai'; "
+        "write <call calculator>(12 - 5) * 3</call>"
+    ]
+    assert "the form 'hermes'" in said[1][0]
+    assert turn.verdict.parts == {"tools/calls": 2.0, "tools/malformed": 2.0}, "JSON in an answer is words"
+
+
 def test_at_the_last_turn_the_words_are_the_answer(workers):
     env = use(max_turns=2)
     call = "<call calculator>7</call>"
@@ -294,6 +307,15 @@ def test_mistakes_of_the_table_are_one_line(online, write, run_cli, tables, why)
     done = run_cli("validate", write(online, {"task": {"tools": {"builtin": ["calculator"], **tables}}}))
     assert done.code == 2
     assert why in done.err.replace("\n", " ")
+
+
+def test_a_stop_string_that_cuts_calls_is_refused(online, write, run_cli):
+    tools = {"task": {"tools": {"builtin": ["calculator"]}}, "sampling": {"stop": ["</call>"]}}
+    done = run_cli("validate", write(online, tools))
+    assert done.code == 2
+    assert "sampling.stop: a call that holds '</call>'" in " ".join(done.err.split())
+    check_stops(["</tool_call>", "\n</call>", "User:"], Shown("plain"))
+    check_stops(["</tool_call>"], Shown("hermes"))  # cut JSON is malformed
 
 
 def test_tools_are_for_questions_that_a_verifier_judges(online, write, run_cli):

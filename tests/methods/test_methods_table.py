@@ -495,8 +495,25 @@ def test_an_unknown_method_is_told_the_known_ones() -> None:
     with pytest.raises(UserError, match="grpo"):
         line("gropo")
     assert set(named_elsewhere("methods").values()) <= METHODS.keys()
-    for other, here in (("GRPOTrainer", "grpo"), ("gkd", "distill"), ("Reinforce++", "reinforce_pp")):
+    for other, here in (("GRPOTrainer", "grpo"), ("opd", "distill"), ("Reinforce++", "reinforce_pp")):
         assert refused(other, {}).endswith(f"did you mean {here!r}?")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("gkd", {}), ("GKDTrainer", {}), ("minillm", {"gamma": 1.0, "reduction": "per_row"}), ("slic_hf", {}),
+     ("raft", {"keep": "best", "accept": 0.5}), ("best_of_n", {"keep": "best"}), ("distillation", {})],
+)  # fmt: skip
+def test_another_objective_is_not_another_name(name: str, options: dict[str, Any]) -> None:
+    """One line says which method is nearest and how it differs; the options that it names exist."""
+    message = refused(name, {})
+    assert message.startswith(f"method.name: unknown method {name!r}; ")
+    assert "did you mean" not in message
+    assert "\n" not in message
+    [nearest, *_] = [known for known in METHODS if f"'{known}'" in message]
+    build(nearest, options, horizon=16)
+    assert all(key in message for key in options)
+    assert not named_elsewhere("other_methods").keys() & named_elsewhere("methods").keys()
 
 
 @pytest.mark.parametrize("choice", CHOICES)

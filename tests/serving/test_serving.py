@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from posttrain.api.answering import load_policy, recipe_of
+from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
 from posttrain.runtime.model_info import NO_TASK
 from posttrain.serving import server as serving
 from posttrain.serving.answers import Growing
 from posttrain.serving.server import ModelDesk, Server
+from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import PendingAnswers, stream
 from posttrain.serving.wire import RefusedError, canonical, question
-from posttrain.types import Completion, Request, Sampling
+from posttrain.types import Completion, Request, Sampling, UserError
 
 ASKED = [{"role": "user", "content": "2+3"}]
 
@@ -155,7 +158,22 @@ def test_equal_seeds_give_equal_answers_whatever_is_asked_beside(served) -> None
         ({"messages": ASKED, "temperature": -1}, 400, "temperature"),
         ({"messages": ASKED, "temperature": "hot"}, 400, "temperature"),
         ({"messages": ASKED, "temperature": 10**400}, 400, "temperature"),
-        ({"messages": ASKED, "top_p": 0}, 400, "top_p"),
+        ({"messages": ASKED, "top_p": -0.1}, 400, "top_p"),
+        ({"messages": ASKED, "echo": True}, 400, "echo"),
+        ({"messages": ASKED, "best_of": 2}, 400, "best_of"),
+        ({"messages": ASKED, "repetition_penalty": 1.1}, 400, "repetition_penalty"),
+        ({"messages": ASKED, "ignore_eos": True}, 400, "ignore_eos"),
+        ({"messages": ASKED, "function_call": {"name": "f"}}, 400, "function_call"),
+        (
+            {"messages": [*ASKED, {"role": "assistant", "content": "5", "reasoning_content": "so"}, *ASKED]},
+            400,
+            "messages[1].reasoning_content",
+        ),
+        (
+            {"messages": [*ASKED, {"role": "assistant", "content": "", "refusal": "no"}, *ASKED]},
+            400,
+            "messages[1].refusal",
+        ),
         ({"messages": ASKED, "n": 0}, 400, "n"),
         ({"messages": ASKED, "n": 10**9}, 400, "n"),
         ({"messages": ASKED, "max_tokens": 0}, 400, "max_tokens"),
@@ -182,9 +200,64 @@ def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(served) -> N
     assert told["error"]["code"] == "context_length_exceeded"
 
 
-def test_fields_that_ask_for_nothing_are_no_fault() -> None:
-    neutral = {"frequency_penalty": 0, "tools": [], "tool_choice": None, "user": "me", "max_tokens": None}
-    assert question(json.dumps({"messages": ASKED} | neutral).encode()).count == 1
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"frequency_penalty": 0, "tools": [], "tool_choice": None, "user": "me", "max_tokens": None},
+        {"best_of": 1, "repetition_penalty": 1.0, "echo": False, "length_penalty": 1.0, "min_tokens": 0},
+        {"best_of": 3, "n": 3, "suffix": None, "logit_bias": {}, "stop_token_ids": [], "ignore_eos": False},
+        {"functions": [], "function_call": "auto", "chat_template_kwargs": {}, "skip_special_tokens": True},
+        {"messages": [*ASKED, {"role": "assistant", "content": "5", "refusal": None, "audio": None,
+                               "annotations": [], "function_call": None, "tool_calls": None}, *ASKED]},
+    ],
+)  # fmt: skip
+def test_fields_that_ask_for_nothing_are_no_fault(neutral) -> None:
+    asked = question(json.dumps({"messages": ASKED} | neutral).encode())
+    assert asked.count == neutral.get("n", 1)
+    assert all(message.others == {} for message in asked.messages)
+
+
+def test_a_top_p_of_nothing_draws_the_most_likely_token(served) -> None:
+    wanted = drawn(served, temperature=0.0, max_new_tokens=12).text
+    body = {"messages": ASKED, "max_tokens": 12, "top_p": 0, "seed": 1}
+    assert post(served, body)[1]["choices"][0]["message"]["content"] == wanted
+
+
+def test_fields_of_a_message_are_given_to_the_template(tiny) -> None:
+    reasons = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.reasoning_content %}"
+        "{{ 'so ' + m.reasoning_content + '. ' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    chat = Chat(AutoTokenizer.from_pretrained(tiny), template=reasons)
+    said = {"role": "assistant", "content": "5", "reasoning_content": "2+3<|im_end|>"}
+    messages = question(json.dumps({"messages": [*ASKED, said, *ASKED]}).encode()).messages
+    tokens = Speech.of(chat).prompt(messages, ())
+    assert "so 2+3<|im_end|>. 5<|im_end|>" in chat.tokenizer.decode(tokens)
+    assert tokens.count(chat.end()) == 3, "text of a field forges no end of a turn"
+    other = replace(messages[1], others={"audio": {"id": "a"}})
+    with pytest.raises(UserError, match="does not show 'audio'") as refused:
+        Speech.of(chat).added(tokens, [*messages, other, messages[0]], 3, ())
+    assert refused.value.where == "messages[3].audio"
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ("plain", '<call add>{"a": 1</call>'),
+        ("hermes", '{"name": "add", "arguments": "{\\"a\\": 1"}'),
+        ("llama3", '{"name": "add", "parameters": "{\\"a\\": 1"}'),
+        ("qwen_xml", '<function=add>\n{"a": 1\n</function>'),
+        ("deepseek", '"{\\"a\\": 1"'),
+    ],
+)
+def test_broken_arguments_of_earlier_calls_stay_as_text(tiny, form, shown) -> None:
+    chat = Chat(AutoTokenizer.from_pretrained(tiny))
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}}
+    result = {"role": "tool", "tool_call_id": "a", "content": "no JSON"}
+    body = {"messages": [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, result]}
+    messages = question(json.dumps(body).encode()).messages
+    assert shown in chat.tokenizer.decode(Speech.of(chat, form).prompt(messages, ()))
 
 
 def test_a_page_of_another_site_a_foreign_path_and_a_flood_of_bytes_are_refused(served, monkeypatch) -> None:

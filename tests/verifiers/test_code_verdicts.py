@@ -4,6 +4,7 @@ import ast
 import runpy
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -272,10 +273,61 @@ def test_bad_options_are_refused(options: Any) -> None:
         ("use `x`\n```python\na\n```  \nend", "a\n"),
         ("```\r\na\r\n```\r\n", "a\r\n"),
         ("1. So:\n   ```\n   a:\n     b\n  c\n   ```\n", "a:\n  b\nc\n"),
+        # in lists and quotes
+        ("10. So:\n    ```py\n    a:\n        b\n    ```\n", "a:\n    b\n"),
+        ("- 1. So\nis it:\n\n     ```py\n     a:\n       b\n     ```\n", "a:\n  b\n"),
+        ("- So:\n\t```py\n\ta:\n\t\tb\n\t```", "a:\n\tb\n"),
+        ("1. ```py\n   a:\n     b\n   ```", "a:\n  b\n"),
+        ("1. a\n\n   ~~~~\n   ```\n   ~~~\n   ~~~~", "```\n~~~\n"),
+        ("> ```py\n> a:\n>   b\n>\n> c\n> ```\nend", "a:\n  b\n\nc\n"),
+        ("> - So:\n>   ```\r\n>   a\r\n>   ```\r\n", "a\r\n"),
+        ("> ```py\n> a\n\n```\nb\n```", "b\n"),
+        ("1. a\n\nb:\n    ```\n    c\n    ```\n```\nd\n```", "d\n"),
+        # fences that stand alone
+        ("a\n```", "a\n"),
+        ("a\r\n```\r\n", "a\r\n"),
+        ("a\n~~~~\n \n", "a\n"),
+        ("So:\n```python\na", "a"),
+        ("So:\n```\na\n~~~\n", "a\n~~~\n"),
+        ("1. So:\n   ```py\n   a:\n     b\n", "a:\n  b\n"),
+        ("So:\n```python\n", ""),
     ],
 )
 def test_the_program_is_the_last_complete_block(response: str, found: str) -> None:
     assert program(response) == found
+
+
+DEFINED = "def f(a):\n    return a + 1\n"
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        (f"{DEFINED}```\nIt adds one.", DEFINED),
+        (f"{DEFINED}```\nFor example:\n```python\nprint(f(1))\n```\n", DEFINED),
+        (f"It writes\n```\n7\n```\nwith\n```python\n{DEFINED}", DEFINED),
+        (f"Code:\n```\n{DEFINED}", DEFINED),
+        (f"{DEFINED}\nTEXT = '''\n```\na\n```\n'''\n", None),
+        (f"```python\n{DEFINED}TEXT = '''\n    ```\n'''\n```\n", f"{DEFINED}TEXT = '''\n    ```\n'''\n"),
+        ("    '''- a\n      ```\n      b\n      ```\n    '''\n    return 1\n", None),
+    ],
+)
+def test_a_lone_fence_is_not_part_of_the_program(response: str, found: str | None) -> None:
+    assert program(response, "python", wanted=lambda text: "def f" in text) == (found or response)
+
+
+@pytest.mark.parametrize("mark", ["```", "- ", "> ", "- ```\n", "1. a\n", "> ```\n", "\t", "   ```x\n"])
+def test_blocks_are_found_in_linear_time(mark: str) -> None:
+    begin = time.process_time()
+    program(mark * 50_000)
+    assert time.process_time() - begin < 10.0, "of a second or two"
+
+
+def test_a_program_in_a_list_or_behind_a_prefilled_fence_passes() -> None:
+    found = task(kind="call", entry_point="f", cases=[{"args": [1], "expected": 2}])
+    inset = "".join(f"    {line}" for line in DEFINED.splitlines(keepends=True))
+    for response in (f"{DEFINED}```", f"10. Here:\n    ```python\n{inset}    ```\n"):
+        assert CODE(found, response).label == "PASS"
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 import asyncio
 import copy
+import gc
 import math
 import pickle
+import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +18,7 @@ from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function, InProcessFunction
 from posttrain.verifiers.protocol import Group
-from posttrain.verifiers.returned import as_verdict
+from posttrain.verifiers.returned import as_verdict, close_loops
 from posttrain.verifiers.self_test import self_test
 from posttrain.verifiers.structure.patterns import Format
 from posttrain.verifiers.workers.pool import Pool, judged, judged_group
@@ -93,6 +96,110 @@ def test_an_async_function_is_awaited_where_a_loop_runs_and_where_none_does(user
     assert (
         Function(function=user("async def f(response): return len(response)"))(QUESTION, "abc").score == 3.0
     )
+
+
+LIMITED = """
+import asyncio, os
+LIMIT, LOCK = asyncio.Semaphore(1), asyncio.Lock()
+
+class Client:  # as those that keep a pool of connections
+    loop = None
+    async def ask(self, text):
+        self.loop = self.loop or asyncio.get_running_loop()
+        assert self.loop is asyncio.get_running_loop(), "bound to a different event loop"
+        await asyncio.sleep(0)
+        return float(len(text))
+
+CLIENT = Client()
+
+async def one(text):
+    async with LIMIT, LOCK:
+        return await CLIENT.ask(text)
+
+async def f(response):
+    if response == "late":
+        async with LIMIT:
+            await asyncio.wait_for(asyncio.gather(asyncio.sleep(60), one(response)), 0.01)
+    if response == "exit":
+        async with LIMIT:
+            raise SystemExit
+    if response == "hang":
+        await asyncio.sleep(60)
+    return {"sum": sum(await asyncio.gather(*(one(response) for _ in range(3)))), "pid": os.getpid()}
+"""
+
+
+def test_an_async_client_of_a_module_serves_all_calls(user):
+    reward = Function(function=user(LIMITED))
+    for text in ("a", "bb", "ccc"):
+        assert reward(QUESTION, text).parts["sum"] == 3 * len(text)
+    for broken in ("late", "exit"):
+        assert judged(reward, QUESTION, broken).label == "raised"
+        assert reward(QUESTION, "bb").parts["sum"] == 6, "what is cancelled holds nothing"
+
+
+def test_an_async_client_serves_all_calls_of_a_worker(user):
+    reward = Function(function=user(LIMITED))
+    with Pool(workers=1, deadline_s=3.0) as pool:
+        verdicts = []
+        for text in ("a", "bb", "late", "ccc", "hang", "d", "ee"):
+            pool.submit(reward, QUESTION, text)
+            verdicts += [verdict for _, verdict in pool.poll(60.0)]
+    found = [verdict.label if verdict.failed else verdict.parts["sum"] for verdict in verdicts]
+    assert found == [3, 6, "raised", 9, "timeout", 3, 6]
+    pids = [verdict.parts["pid"] for verdict in verdicts if not verdict.failed]
+    assert pids == [pids[0]] * 3 + [pids[-1]] * 2, "a worker that hangs is replaced"
+    assert pids[0] != pids[-1]
+
+
+def test_an_async_client_serves_all_calls_of_a_notebook(user):
+    reward = Function(function=user(LIMITED))
+
+    async def cells():
+        return [reward(QUESTION, text).parts["sum"] for text in ("a", "bb", "ccc")]
+
+    assert asyncio.run(cells()) == [3, 6, 9]
+
+
+def test_event_loops_are_closed_without_a_warning():
+    """Also with a task and a thread that a call has left; a later call has another loop."""
+    loops, ended = [], []
+
+    async def endless():
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.append(1)
+
+    async def reward(response):
+        loops.append(asyncio.get_running_loop())
+        loops.append(asyncio.create_task(endless()))
+        await asyncio.to_thread(len, response)
+        return 1.0
+
+    async def in_a_notebook():
+        return InProcessFunction.of(reward)(QUESTION, "abc").score
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            assert InProcessFunction.of(reward)(QUESTION, "abc").score == 1.0
+            assert asyncio.run(in_a_notebook()) == 1.0
+            close_loops()
+        gc.collect()
+    assert len(set(loops[::2])) == 4
+    assert all(loop.is_closed() for loop in loops[::2])
+    assert len(ended) == 4
+
+
+def test_a_program_with_async_rewards_ends_in_silence():
+    program = (
+        "import asyncio; from posttrain.verifiers.returned import awaited\n"
+        "print(awaited(asyncio.sleep(0, 'well')), awaited(asyncio.to_thread(len, 'ab')))"
+    )
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("well 2\n", "", 0)
 
 
 def test_what_a_function_logs_is_recorded_beside_its_scores_and_changes_none():

@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 
 @cache
-def named_elsewhere(table: Literal["here", "nowhere", "methods"]) -> dict[str, str]:
+def named_elsewhere(table: Literal["here", "nowhere", "methods", "other_methods"]) -> dict[str, str]:
     """Names of other trainers: of those that have a key of a recipe that key, of the rest what to do.
 
-    methods: of methods, what the table of methods calls them.
+    methods: of methods, what the table of methods calls them; other_methods: what is nearest to those that
+    it does not have.
     """
     text = resources.files(__package__).joinpath("elsewhere.toml").read_text(encoding="utf-8")
     return {name: said for said, names in tomllib.loads(text)[table].items() for name in names.split()}

@@ -3,8 +3,6 @@
 play   waits for   the agent, which has the deadline of the worker process that it runs in
 """
 
-import asyncio
-import inspect
 import json
 import math
 import os
@@ -19,6 +17,7 @@ from posttrain.base.usercode import asked, load_named, signature
 from posttrain.envs.tools.formats import FormatName
 from posttrain.errors import how_it_ended
 from posttrain.types import Task, UserError
+from posttrain.verifiers.returned import awaited
 
 _TOLD = 300
 """Characters of what a program writes last before it fails."""
@@ -90,9 +89,7 @@ def play(agent: Agent, task: Mapping[str, Any], base_url: str) -> float | str | 
     if agent.command:
         _run(agent.command, json.dumps(task, ensure_ascii=False, default=str), told)
         return None
-    found = load_named(agent.function)(task, base_url)
-    if inspect.iscoroutine(found):
-        found = asyncio.run(found)
+    found = awaited(load_named(agent.function)(task, base_url))
     if isinstance(found, bool | int | float):
         if not math.isfinite(score := float(found)):
             raise ValueError(f"its score is {score}")

@@ -9,14 +9,14 @@ as of any agent, and the reward is the mean of its traces' rewards. What goes wr
 episode, and no reward of 0. Source: github.com/PrimeIntellect-ai/verifiers, `verifiers.v1`.
 """
 
-import asyncio
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from posttrain.base.foreign import library, require
 from posttrain.base.usercode import asked
 from posttrain.types import Task, UserError
+from posttrain.verifiers.returned import awaited
 
 WHERE = "task.own.options"
 _LIBRARY = "verifiers.v1"
@@ -49,7 +49,7 @@ def tasks(*, taskset: str, config: Mapping[str, Any] | None = None, limit: int =
 
 def play(task: Mapping[str, Any], base_url: str) -> float:
     """The reward of an episode. RuntimeError with what went wrong in it, if anything did."""
-    return asyncio.run(_played(task["config"], task["index"], base_url))
+    return cast(float, awaited(_played(task["config"], task["index"], base_url)))
 
 
 def _table(taskset: str, config: Mapping[str, Any]) -> dict[str, Any]:

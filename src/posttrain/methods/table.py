@@ -247,7 +247,8 @@ def line(named: Named) -> Line:
         return METHODS[named]
     if isinstance(named, str):
         plain = named.lower().removesuffix("trainer")
-        near = did_you_mean(named_elsewhere("methods").get(plain, plain), METHODS)
+        other = named_elsewhere("other_methods").get(plain, "")
+        near = other or did_you_mean(named_elsewhere("methods").get(plain, plain), METHODS)
         mend = near or f"one of {', '.join(METHODS)}"
         raise UserError(f"unknown method {named!r}", where="method.name", mend=mend)
     if isinstance(named, Line):

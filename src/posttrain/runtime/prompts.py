@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.envs.protocol import Env, Start, Turn, guarded_reply, guarded_start, suited
+from posttrain.envs.tools.template import Shown
 from posttrain.envs.tools.tool_use import ToolUse
 from posttrain.runtime.model_info import ModelInfo
 from posttrain.runtime.resolve import Resolved
@@ -58,7 +59,9 @@ def check_replies(resolved: Resolved, policy: ModelInfo) -> None:
     if env is None:
         return
     if isinstance(env, ToolUse):
-        policy.notes.append(str(env.suited(policy.chat).shown))
+        shown = env.suited(policy.chat).shown
+        policy.notes.append(str(shown))
+        check_stops(resolved.recipe.sampling.stop, shown)
         return
     task = resolved.train[0]
     if env.trusted:
@@ -72,6 +75,18 @@ def check_replies(resolved: Resolved, policy: ModelInfo) -> None:
         except UserError as error:
             what = f"what the environment replies cannot be shown: {error.what}"
             raise UserError(what, where="model.chat_template", mend=error.mend) from None
+
+
+def check_stops(stops: Sequence[str], shown: Shown) -> None:
+    """UserError for a stop string that ends a call inside of its text, where the form cannot tell."""
+    closing = shown.called.closing
+    if shown.format != "plain" or not any(stop.endswith(closing) and "\n" not in stop for stop in stops):
+        return
+    raise UserError(
+        f"a call that holds {closing!r} in its text would be cut there and made",
+        where="sampling.stop",
+        mend=f"leave {closing!r} out: a response ends with its turn",
+    )
 
 
 def call_in(workers: Workers, call: Callable[..., Any], *given: Any) -> Any:

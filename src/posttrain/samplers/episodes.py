@@ -24,7 +24,7 @@ from posttrain.serving.answers import before_stop
 from posttrain.serving.server import CHAT, Desk
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import PendingAnswers
-from posttrain.serving.wire import Question, RefusedError, question
+from posttrain.serving.wire import Question, RefusedError, question, unshown
 from posttrain.types import Completion, Request, Sampling, Task, UserError
 
 _PATH = re.compile(rf"/v1/episodes/([0-9a-f]{{32}})(?:({CHAT})|/reward)")
@@ -157,7 +157,7 @@ class EpisodeDesk(Desk):
         try:
             talk = game.talks.ask(asked.messages, asked.tools, self.context)
         except UserError as error:
-            raise RefusedError(str(error), field="messages") from None
+            raise unshown(error) from None
         except RefusedError:
             game.truncated = "context"
             raise

@@ -20,7 +20,7 @@ from posttrain.errors import UserError
 from posttrain.serving.answers import Growing, Spoken, before_stop, events, logprobs, reason
 from posttrain.serving.speech import Speech
 from posttrain.serving.stepper import LOOK_S, PendingAnswers, Stepper
-from posttrain.serving.wire import ChatMessage, Question, RefusedError, question, room_behind
+from posttrain.serving.wire import ChatMessage, Question, RefusedError, question, room_behind, unshown
 from posttrain.types import Completion, Request
 
 MOST_BYTES = 8 << 20
@@ -84,7 +84,7 @@ class ModelDesk(Desk):
         try:
             prompt = tuple(self.speech.prompt(asked.messages, asked.tools))
         except UserError as error:
-            raise RefusedError(str(error), field="messages") from None
+            raise unshown(error) from None
         room = room_behind(prompt, self.context)
         if self.stepper.waiting + asked.count > MOST_WAITING:
             raise RefusedError("too many requests wait for an answer", status=503)

@@ -1,15 +1,15 @@
 """Messages of the chat API as tokens, and answers as messages; with tools, as the template shows them."""
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from posttrain.base.chat import Chat
-from posttrain.envs.tools.call import Call, Tool, arguments_of
+from posttrain.envs.tools.call import Call, Tool, arguments_of, from_json
 from posttrain.envs.tools.formats import FormatName
 from posttrain.envs.tools.template import Shown, result_messages, shown_by, with_tools
 from posttrain.serving.wire import ChatMessage, ToolCall, canonical
-from posttrain.types import Message
+from posttrain.types import Message, UserError
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Speech:
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[int]:
         """The tokens of a conversation, up to where the model begins to speak; UserError as Chat.render."""
+        self._check(messages, 0)
         shown, schemas = with_tools(self._shown(messages, messages, tools), tools, self.shown)
         return self.chat.render(shown, schemas)
 
@@ -33,6 +34,7 @@ class Speech:
         self, tokens: Sequence[int], messages: Sequence[ChatMessage], first: int, tools: Sequence[Tool]
     ) -> list[int]:
         """The tokens that follow an answer of the model: the messages from the `first` on."""
+        self._check(messages, first)
         return self.chat.extend(tokens, self._shown(messages[first:], messages, tools))
 
     def read(self, text: str, tools: Sequence[Tool]) -> ChatMessage:
@@ -43,6 +45,15 @@ class Speech:
         named = {tool.name: tool for tool in tools}
         made = tuple(ToolCall(call.name, _arguments(named.get(call.name), call)) for call in calls)
         return ChatMessage("assistant", words.strip(), made)
+
+    def _check(self, messages: Sequence[ChatMessage], first: int) -> None:
+        """UserError for a field of a message, from the `first` on, that the template does not know."""
+        template = self.chat.template or str(self.chat.tokenizer.chat_template)
+        for n, message in enumerate(messages[first:], first):
+            for name in message.others:
+                if message.role == "tool" or not re.search(rf"\b{re.escape(name)}\b", template):
+                    what = f"the chat template does not show {name[:60]!r} of a message of the {message.role}"
+                    raise UserError(what, where=f"messages[{n}].{name[:60]}", mend="leave it out")
 
     def _shown(
         self, messages: Sequence[ChatMessage], whole: Sequence[ChatMessage], tools: Sequence[Tool]
@@ -59,17 +70,19 @@ class Speech:
             shown += result_messages(results, self.shown) if results else ()
             results = []
             calls = [self._spell_call(named, call) for call in each.calls]
-            shown.append({"role": each.role, "content": "\n".join([*filter(None, [each.content]), *calls])})
+            content = "\n".join([*filter(None, [each.content]), *calls])
+            named_so = {"name": each.name} if each.name else {}
+            shown.append({**each.others, **named_so, "role": each.role, "content": content})
         return [*shown, *(result_messages(results, self.shown) if results else ())]
 
     def _spell_call(self, named: Mapping[str, Tool], call: ToolCall) -> str:
+        """A call as the model writes it; arguments that are not an object stay the text that they are."""
         try:
-            given = json.loads(call.arguments)
+            given = from_json(call.arguments)
         except ValueError:
-            given = {}
-        return self.shown.called.write(
-            named.get(call.name, Tool(call.name, "", {})), given if isinstance(given, dict) else {}
-        )
+            given = None
+        tool = named.get(call.name, Tool(call.name, "", {}))
+        return self.shown.called.write(tool, given if isinstance(given, dict) else call.arguments)
 
 
 def _arguments(tool: Tool | None, call: Call) -> str:

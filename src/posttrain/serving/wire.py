@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posttrain.envs.tools.call import Tool, from_json
-from posttrain.types import Sampling
+from posttrain.types import Sampling, UserError
 
 MOST_ANSWERS = 128
 MOST_STOPS = 16
@@ -19,16 +19,24 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 """A template writes a role between its marks, where any other word could make one."""
 _PASSED_OVER = {"user", "metadata", "store", "service_tier", "parallel_tool_calls"}
 _PASSED_OVER |= {"safety_identifier", "prompt_cache_key", "verbosity"}
-_NEUTRAL: Mapping[str, Any] = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "top_logprobs": 0,
-    "logit_bias": {},
-    "functions": [],
-    "response_format": {"type": "text"},
-    "modalities": ["text"],
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        ("frequency_penalty", "presence_penalty", "top_logprobs", "min_tokens", "priority"), (0,)
+    ),
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "typical_p"), (1,)),
+    **dict.fromkeys(("logit_bias", "chat_template_kwargs"), ({},)),
+    **dict.fromkeys(("functions", "stop_token_ids", "bad_words", "documents"), ([],)),
+    **dict.fromkeys(("echo", "ignore_eos", "use_beam_search", "include_stop_str_in_output"), (False,)),
+    **dict.fromkeys(("add_special_tokens", "continue_final_message", "return_token_ids"), (False,)),
+    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens"), (True,)),
+    "spaces_between_special_tokens": (True,),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "suffix": ("",),
 }
 """Fields that are refused, and the values that ask for nothing; null asks for nothing too."""
+_MESSAGE_FIELDS = {"role", "content", "tool_calls", "tool_call_id", "name"}
 
 
 class RefusedError(Exception):
@@ -44,6 +52,11 @@ class RefusedError(Exception):
         """As the API says it."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.field, "code": self.code}}
+
+
+def unshown(error: UserError) -> RefusedError:
+    """The refusal of messages that the template does not show."""
+    return RefusedError(str(error), field=error.where if error.where.startswith("messages[") else "messages")
 
 
 def room_behind(prompt: Sequence[int], context: int) -> int:
@@ -74,6 +87,8 @@ class ChatMessage:
     answers: str = field(default="", compare=False)
     """The id of the call that a tool's message is the result of."""
     name: str = field(default="", compare=False)
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that only some templates show, as `reasoning_content`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +129,15 @@ def question(body: bytes) -> Question:
         or not all(isinstance(s, str) and s for s in stops)
     ):
         raise RefusedError(f"stop is a text, or a list of at most {MOST_STOPS} texts", field="stop")
+    top_p, top_k = fields.number("top_p", 1.0), fields.whole("top_k", 0, least=-1) or 0
+    if top_p == 0:  # of the most likely tokens the fewest: one
+        top_p, top_k = 1.0, 1
     try:
         drawn = Sampling(
             temperature=fields.number("temperature", 1.0),
-            top_p=fields.number("top_p", 1.0),
+            top_p=top_p,
             min_p=fields.number("min_p", 0.0),
-            top_k=max(fields.whole("top_k", 0, least=-1) or 0, 0),  # clients say -1 for all
+            top_k=max(top_k, 0),  # clients say -1 for all
             stop=tuple(stops),
         )
     except ValueError as error:
@@ -128,9 +146,14 @@ def question(body: bytes) -> Question:
     known = _PASSED_OVER | {"messages", "max_tokens", "max_completion_tokens", "stop", "temperature"}
     known |= {"top_p", "min_p", "top_k", "n", "seed", "stream", "stream_options", "logprobs"}
     known |= {"model", "tools", "tool_choice"}
-    for name in given.keys() - known:
-        if given[name] is not None and given[name] != _NEUTRAL.get(name):
-            raise RefusedError(f"{name} is not served here", field=name, code="unsupported_parameter")
+    count = fields.whole("n", 1, least=1, most=MOST_ANSWERS) or 1
+    neutral = {**_NEUTRAL, "best_of": (count,)}
+    for name in sorted(given.keys() - known):
+        allowed = neutral.get(name, ())
+        if given[name] is not None and given[name] not in allowed:
+            other = f", other than as {json.dumps(allowed[0])}" if allowed else ""
+            what = f"{name} is not served here{other}"
+            raise RefusedError(what, field=name, code="unsupported_parameter")
     if given.get("tool_choice") not in (None, "auto", "none"):
         raise RefusedError("tool_choice is auto or none", field="tool_choice", code="unsupported_parameter")
     return Question(
@@ -138,7 +161,7 @@ def question(body: bytes) -> Question:
         tools=() if given.get("tool_choice") == "none" else _tools(given.get("tools") or []),
         sampling=lambda room: replace(drawn, max_new_tokens=min(limit or room, room)),
         stop=drawn.stop,
-        count=fields.whole("n", 1, least=1, most=MOST_ANSWERS) or 1,
+        count=count,
         seed=fields.whole("seed", None),
         stream=fields.flag("stream"),
         usage=isinstance(options, dict) and options.get("include_usage") is True,
@@ -228,6 +251,7 @@ def _message(given: Any, where: str) -> ChatMessage:
         calls=tuple(_call(each, f"{where}.tool_calls[{n}]") for n, each in enumerate(calls)),
         answers=texts["tool_call_id"],
         name=texts["name"],
+        others={key: given[key] for key in given.keys() - _MESSAGE_FIELDS if given[key]},
     )
 
 

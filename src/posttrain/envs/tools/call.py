@@ -105,18 +105,37 @@ class Bounds:
 
 
 def from_json(text: str) -> Any:
-    """The value of a JSON text; ValueError if it is none, holds NaN or half a character, or nests too deeply.
+    """Return the value of a JSON text; ValueError as `json_at`, or if more follows.
 
     >>> from_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     """
+    begin = len(text) - len(text.lstrip(_BLANKS))
+    value, end = json_at(text[begin:])
+    if text[begin + end :].strip(_BLANKS):
+        raise ValueError(f"more follows the JSON value: {text[begin + end :].strip()[:20]!r}")
+    return value
+
+
+_BLANKS = " \t\r\n"
+_DECODER = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
+
+
+def json_at(text: str) -> tuple[Any, int]:
+    """Return the JSON value at the beginning of a text, and where it ends.
+
+    Raises ValueError if there is none, or it holds NaN or half a character, or nests too deeply.
+
+    >>> json_at('[1, "]"] and words')
+    ([1, ']'], 8)
+    """
     try:
-        value = json.loads(text, parse_constant=no_constant, parse_float=finite)
-        if "\\u" in text:
+        value, end = _DECODER.raw_decode(text)
+        if text.find("\\u", 0, end) >= 0:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    return value
+    return value, end
 
 
 def arguments_of(tool: Tool, call: Call) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """How calls are written: each format reads them out of a response, and shows one.
 
 Reading never raises and takes time linear in the response. What stands in a thought (`<think>`) or in a
-fenced block is words. A call ends where its mark does: one that is not closed, as it was cut off, is
-malformed.
+fenced block is words. A call of JSON ends where its JSON does, whatever marks its texts hold; one that is not
+closed, as it was cut off, is malformed.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from posttrain.envs.tools.call import MOST_OF_A_CALL, Call, Tool, from_json
+from posttrain.envs.tools.call import MOST_OF_A_CALL, Call, Tool, from_json, json_at
 
 FormatName = Literal["auto", "hermes", "llama3", "mistral", "deepseek", "qwen_xml", "plain"]
 
@@ -31,11 +31,14 @@ class Format:
     opening: str
     """Regular expression of the mark before a call."""
     closing: str
-    """The mark behind it; "" where the next call, or the end of the response, ends it."""
-    calls: Callable[[str, str], Sequence[Call]]
-    """The calls of an opening and what stands behind it; none if that is words, ValueError if it is wrong."""
-    write: Callable[[Tool, Mapping[str, Any]], str]
-    """A call as a policy writes it."""
+    """The mark behind it; "" where a call ends with its JSON."""
+    calls: Callable[[str, str, int], tuple[Sequence[Call], int]]
+    """(response, opening mark, its end) -> the calls behind the mark and where they end, mark included.
+
+    No calls if that is words; ValueError if it is wrong: then it ends at the next mark.
+    """
+    write: Callable[[Tool, Mapping[str, Any] | str], str]
+    """A call as a policy writes it; arguments that are a text stay one."""
     leading: bool = False
     """Whether a response is calls from its beginning on, or has none."""
 
@@ -45,7 +48,6 @@ class Format:
         >>> FORMATS["hermes"].read("```\\n<tool_call>\\n```")[1]
         []
         """
-        opening = re.compile(self.opening)
         scan = re.compile(f"{_ASIDE}|(?P<call>{self.opening})", re.MULTILINE)
         words, calls = list[str](), list[Call]()
         begin, at = 0, _behind_thought(response)
@@ -55,29 +57,28 @@ class Format:
             if found["call"] is None:
                 at = _behind(response, found)
                 continue
-            if self.closing:
-                end = response.find(self.closing, found.end())
-            else:
-                following = None if self.leading else opening.search(response, found.end())
-                end = following.start() if following else len(response)
-            made = self._calls(found["call"], response[found.end() : end if end >= 0 else None], end >= 0)
-            at = end + len(self.closing) if end >= 0 else len(response)
+            made, at = self._calls(response, found["call"], found.end())
             if made:
                 words.append(response[begin : found.start()])
                 calls += made
                 begin = at
         return "".join([*words, response[begin:]]).strip(), calls
 
-    def _calls(self, opening: str, body: str, closed: bool) -> Sequence[Call]:
-        if len(body) > MOST_OF_A_CALL:
-            why = f"a call of {len(body)} characters; {MOST_OF_A_CALL} are read"
-            return [Call("", fault="too_large", reason=why)]
-        if not closed:
-            return [malformed(f"the call is not closed by {self.closing}")]
+    def _calls(self, response: str, opening: str, at: int) -> tuple[Sequence[Call], int]:
+        """The calls, or the fault, behind an opening mark, and where that ends."""
         try:
-            return self.calls(opening, body)
+            calls, end = self.calls(response, opening, at)
         except ValueError as error:
-            return [malformed(str(error)[:200])]
+            why, mark = str(error)[:200], re.compile(re.escape(self.closing) or self.opening)
+            found = mark.search(response, at)
+            if found is None and self.closing:
+                why = f"the call is not closed by {self.closing}"
+            end = len(response) if found is None else found.end() if self.closing else found.start()
+            calls = [malformed(why)]
+        if calls and (size := end - at - len(self.closing)) > MOST_OF_A_CALL:
+            why = f"a call of {size} characters; {MOST_OF_A_CALL} are read"
+            calls = [Call("", fault="too_large", reason=why)]
+        return calls, end
 
 
 def malformed(why: str) -> Call:
@@ -103,14 +104,47 @@ def _behind(response: str, found: re.Match[str]) -> int:
 
 
 def _named(value: Any, key: str = "arguments") -> Call:
-    """The call that an object with a name and arguments is; ValueError if it is none."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    """The call that an object with a name and arguments is; ValueError if it is not one."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or key not in value:
         raise ValueError(f'a call is an object with "name" and "{key}"')
-    arguments = value.get(key, {})
+    arguments = value[key]
+    if isinstance(arguments, str):  # JSON in JSON, as OpenAI's API writes it
+        try:
+            arguments = from_json(arguments)
+        except ValueError as error:
+            return Call(value["name"], fault="arguments", reason=f"{key} are text that is not JSON: {error}")
     if not isinstance(arguments, dict):
-        why = f"{key} must be an object"
-        return Call(value["name"], fault="arguments", reason=why)
+        return Call(value["name"], fault="arguments", reason=f"{key} must be an object")
     return Call(value["name"], arguments)
+
+
+def _all_named(value: Any) -> list[Call]:
+    """The calls that an object, or a list of them, is."""
+    return [_named(each) for each in (value if isinstance(value, list) else [value])]
+
+
+_BLANK = re.compile(r"\s*+")
+
+
+def _behind_blank(text: str, at: int) -> int:
+    """Where the blanks end that begin here."""
+    found = _BLANK.match(text, at)
+    return found.end() if found else at
+
+
+def _json_at(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that stands here, behind blanks, and where the blanks behind it end."""
+    at = _behind_blank(text, at)
+    # An error counts the lines before it, so that it is given no more than one call.
+    value, end = json_at(text[at : at + MOST_OF_A_CALL + 1])
+    return value, _behind_blank(text, at + end)
+
+
+def _closed(text: str, at: int, mark: str) -> int:
+    """Where the closing mark ends that stands here; ValueError if it does not."""
+    if not text.startswith(mark, at):
+        raise ValueError(f"a call ends with {mark}, not with {text[at : at + 20]!r}")
+    return at + len(mark)
 
 
 def _json(value: Any) -> str:
@@ -120,118 +154,185 @@ def _json(value: Any) -> str:
 # ---------------------------------------------------------------------- JSON between two tags
 
 
-def _hermes(opening: str, body: str) -> list[Call]:
-    return [_named(from_json(body))]
+def _hermes(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+    """An object, a list of them, or several one behind the other."""
+    value, at = _json_at(text, at)
+    calls = _all_named(value)
+    while text.startswith("{", at):
+        value, at = _json_at(text, at)
+        calls += _all_named(value)
+    return calls, _closed(text, at, "</tool_call>")
 
 
-def _write_hermes(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _write_hermes(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
     return f"<tool_call>\n{_json({'name': tool.name, 'arguments': arguments})}\n</tool_call>"
 
 
 # ---------------------------------------------------------------------- a bare object, as Llama 3 writes it
 
+_PYTHON_TAG = "<|python_tag|>"
 
-def _llama3(opening: str, body: str) -> list[Call]:
-    """Objects one behind the other, with semicolons between them or not; one without parameters is words."""
-    text, found, at = opening.removeprefix("<|python_tag|>") + body, list[Call](), 0
-    decoder = json.JSONDecoder()
+
+def _llama3(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+    """Objects one behind the other, with semicolons between them or not.
+
+    One without parameters is words, unless it stands behind Llama's mark of a call.
+    """
+    marked, found = opening == _PYTHON_TAG, list[Call]()
+    at -= 0 if marked else len(opening)
     while rest := re.compile(r"[\s;]*+(?=[^\s;])").match(text, at):
         try:
-            value, end = decoder.raw_decode(text, rest.end())
-            if not found and isinstance(value, dict) and "parameters" not in value:
-                return []
-            found.append(_named(from_json(text[rest.end() : end]), "parameters"))
-        except (ValueError, RecursionError) as error:
-            why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-            return [*found, malformed(why[:200])]
-        at = end
-    return found
+            value, at = _json_at(text, rest.end())
+            if not found and not marked and isinstance(value, dict) and "parameters" not in value:
+                return [], len(text)
+            found.append(_named(value, "parameters"))
+        except ValueError as error:
+            found.append(malformed(str(error)[:200]))
+            break
+    return found, len(text)
 
 
-def _write_llama3(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _write_llama3(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
     return _json({"name": tool.name, "parameters": arguments})
 
 
 # ---------------------------------------------------------------------- a list, as Mistral writes it
 
+_MISTRAL_NAME = re.compile(r"\s*+([^\s\[{]{1,200}+)\s*+(?:\[CALL_ID\][^\s\[]{0,200}+\s*+)?\[ARGS\]")
 
-def _mistral(opening: str, body: str) -> list[Call]:
+
+def _mistral(text: str, opening: str, at: int) -> tuple[list[Call], int]:
     """`[{"name", "arguments"}, ...]`, or as newer models write it `name[ARGS]{...}`."""
-    name, args, rest = body.partition("[ARGS]")
-    if args and not name.lstrip().startswith("["):
-        return [_named({"name": name.partition("[CALL_ID]")[0].strip(), "arguments": from_json(rest)})]
-    value = from_json(body)
-    return [_named(each) for each in (value if isinstance(value, list) else [value])]
+    name = _MISTRAL_NAME.match(text, at)
+    value, end = _json_at(text, name.end() if name else at)
+    return _all_named({"name": name[1], "arguments": value} if name else value), end
 
 
-def _write_mistral(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _write_mistral(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
     return f"[TOOL_CALLS][{_json({'name': tool.name, 'arguments': arguments})}]"
 
 
 # ---------------------------------------------------------------------- DeepSeek's tokens around each call
 
-_DEEPSEEK_BLOCK = re.compile(r"\s*```(?:json)?\n(.*)\n```\s*", re.DOTALL)
+_DEEPSEEK_HEAD = re.compile(
+    r"\s*+([^<\n]{0,200}+)<｜tool▁sep｜>(?:(?<=function<｜tool▁sep｜>)(.{0,200}+)\n\s*+```(?:json)?\n)?"
+)
 
 
-def _deepseek(opening: str, body: str) -> list[Call]:
+def _deepseek(text: str, opening: str, at: int) -> tuple[list[Call], int]:
     """`function<sep>name` and a fenced block, or `name<sep>{...}` as from V3.1 on."""
-    head, sep, tail = body.partition("<｜tool▁sep｜>")
-    if not sep:
+    head = _DEEPSEEK_HEAD.match(text, at)
+    if head is None:
         raise ValueError("a call has a name, <｜tool▁sep｜> and arguments")
-    if head.strip() == "function":
-        head, _, tail = tail.partition("\n")
-        block = _DEEPSEEK_BLOCK.fullmatch(tail)
-        if block is None:
-            raise ValueError("the arguments are not in a block of JSON")
-        tail = block[1]
-    return [_named({"name": head.strip(), "arguments": from_json(tail)})]
+    if head[2] is None and head[1].strip() == "function":
+        raise ValueError("the arguments are not in a block of JSON")
+    value, end = _json_at(text, head.end())
+    if head[2] is not None:
+        end = _behind_blank(text, _closed(text, end, "```"))
+    name = head[1] if head[2] is None else head[2]
+    return [_named({"name": name.strip(), "arguments": value})], _closed(text, end, "<｜tool▁call▁end｜>")
 
 
-def _write_deepseek(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _write_deepseek(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
     call = f"function<｜tool▁sep｜>{tool.name}\n```json\n{_json(arguments)}\n```"
     return f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{call}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
 
 # ---------------------------------------------------------------------- Qwen's parameters, without types
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]{1,200})>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,200})>\n?")
+_FUNCTION = re.compile(r"\s*+<function=([^>\n]{1,200})>\s*+")
+_PARAMETER = re.compile(r"<parameter=([^>\n]{1,200})>\n?")
+_PARAMETER_END = re.compile(r"\n?</parameter>\s*+(?=<parameter=|</function>)")
 
 
-def _qwen_xml(opening: str, body: str) -> list[Call]:
-    found = _FUNCTION.fullmatch(body)
-    if found is None:
-        raise ValueError("a call holds <function=...> ... </function>")
-    given, at, text = dict[str, str](), 0, found[2].rstrip()
-    while at < len(text):
-        name, end = _PARAMETER.match(text, at), text.find("</parameter>", at)
-        if name is None or end < name.end() - 1:
-            raise ValueError("a function holds <parameter=...> ... </parameter> and nothing else")
-        given[name[1].strip()] = text[name.end() : end].removesuffix("\n")
-        at = end + len("</parameter>")
-    return [Call(found[1].strip(), given, typed=False)]
+def _qwen_xml(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+    """A parameter ends where another one or the end of its function follows: its text may hold any mark."""
+    calls = list[Call]()
+    while (function := _FUNCTION.match(text, at)) or not calls:
+        if function is None:
+            raise ValueError("a call holds <function=...> ... </function>")
+        given, at = dict[str, str](), function.end()
+        while name := _PARAMETER.match(text, at):
+            end = _PARAMETER_END.search(text, name.end(), name.end() + MOST_OF_A_CALL + 1)
+            if end is None:
+                raise ValueError("a parameter ends with </parameter>, before another or </function>")
+            given[name[1].strip()], at = text[name.end() : end.start()], end.end()
+        at = _behind_blank(text, _closed(text, at, "</function>"))
+        calls.append(Call(function[1].strip(), given, typed=False))
+    return calls, _closed(text, at, "</tool_call>")
 
 
-def _write_qwen_xml(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    texts = {name: value if isinstance(value, str) else _json(value) for name, value in arguments.items()}
-    given = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in texts.items())
+def _write_qwen_xml(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
+    if isinstance(arguments, str):
+        given = f"{arguments}\n"
+    else:
+        texts = {name: value if isinstance(value, str) else _json(value) for name, value in arguments.items()}
+        given = "".join(f"<parameter={name}>\n{text}\n</parameter>\n" for name, text in texts.items())
     return f"<tool_call>\n<function={tool.name}>\n{given}</function>\n</tool_call>"
 
 
 # ---------------------------------------------------------------------- ours, for models that have none
 
+_PLAIN = r"<call\b[^>\n]{0,80}>?"
+_PLAIN_LINE_END = re.compile(rf"</call>(?=\s|\Z|{_PLAIN})")
+_PLAIN_CLOSE = r"^[ \t]*+</call>[ \t\r]*+$"
+_PLAIN_BLOCK_END = re.compile(rf"{_PLAIN_CLOSE}|^[ \t]*+(?={_PLAIN})", re.MULTILINE)
+_PLAIN_NEXT = re.compile(rf"{_PLAIN_CLOSE}|{_PLAIN}", re.MULTILINE)
 
-def _plain(opening: str, body: str) -> list[Call]:
+
+def _plain(text: str, opening: str, at: int) -> tuple[list[Call], int]:
     """The text of the only argument, or an object of all."""
     found = re.fullmatch(r"<call ([\w.-]{1,64})>", opening)
+    body, end = _plain_body(text, at)
     if found is None:
-        raise ValueError("a call begins with <call NAME>")
-    return [Call(found[1], body.strip(), typed=False)]
+        return [malformed("a call begins with <call NAME>")], end
+    if body is None:
+        why = "the call is not closed by </call>"
+        if text.find("</call>", at, end) >= 0:
+            why += " at the end of its line, or on a line by itself"
+        return [malformed(why)], end
+    return [Call(found[1], body.strip(), typed=False)], end
 
 
-def _write_plain(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    only = next(iter(arguments.values()), "") if len(tool.properties) == 1 else arguments
-    return f"<call {tool.name}>{only if isinstance(only, str) else _json(only)}</call>"
+def _plain_body(text: str, at: int) -> tuple[str | None, int]:
+    """What a call holds, None if it is not closed, and where the call ends.
+
+    JSON ends where it does. A text ends at a mark on a line by itself, or at the last mark of its first line
+    that no text follows directly. A mark in a text is neither, as a rule, so that a program that was cut off
+    at a mark that it holds does not run.
+    """
+    begin = _behind_blank(text, at)
+    if text.startswith("{", begin):
+        try:
+            _, end = _json_at(text, begin)
+            return text[begin:end], _closed(text, end, "</call>")
+        except ValueError:
+            pass
+    line_end = line if (line := text.find("\n", at)) >= 0 else len(text)
+    if first := _PLAIN_LINE_END.search(text, at, line_end):
+        *_, last = _PLAIN_LINE_END.finditer(text, first.start(), _before_call(text, first.end(), line_end))
+        if not (block := _PLAIN_NEXT.search(text, last.end())) or block[0].lstrip().startswith("<call"):
+            return text[at : last.start()], last.end()
+    else:
+        block = _PLAIN_BLOCK_END.search(text, line_end)
+    if block is None:
+        return None, len(text)
+    return (text[at : block.start()] if block[0].strip() else None), block.end()
+
+
+def _before_call(text: str, at: int, end: int) -> int:
+    """Where the next call begins, or the end."""
+    found = re.compile(_PLAIN).search(text, at, end)
+    return found.start() if found else end
+
+
+def _write_plain(tool: Tool, arguments: Mapping[str, Any] | str) -> str:
+    only: Any = arguments
+    if len(tool.properties) == 1 and not isinstance(arguments, str):
+        only = next(iter(arguments.values()), "")
+    text = only if isinstance(only, str) else _json(only)
+    line = "\n" if "\n" in text or "</call>" in text else ""
+    return f"<call {tool.name}>{line}{text}{line}</call>"
 
 
 FORMATS: dict[str, Format] = {
@@ -246,6 +347,35 @@ FORMATS: dict[str, Format] = {
     ),
     "mistral": Format(r"\[TOOL_CALLS\]", "", _mistral, _write_mistral),
     "deepseek": Format("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek, _write_deepseek),
-    "plain": Format(r"<call\b[^>\n]{0,80}>?", "</call>", _plain, _write_plain),
+    "plain": Format(_PLAIN, "</call>", _plain, _write_plain),
 }
 """By their names."""
+
+
+# ---------------------------------------------------------------------- calls in a form that is not asked for
+
+
+def _openai(text: str, opening: str, at: int) -> tuple[list[Call], int]:
+    """Calls as the messages of OpenAI's API hold them, alone or in a list; anything else is words."""
+    try:
+        value, _ = _json_at(text, at - len(opening))
+        value = value.get("tool_calls", value) if isinstance(value, dict) else value
+        calls = list[Call]()
+        for each in value if isinstance(value, list) else [value]:
+            function = each.get("function", each) if isinstance(each, dict) else None
+            calls.append(_named(function))
+    except ValueError:
+        return [], len(text)
+    return calls, len(text)
+
+
+_OPENAI = Format(r"[\[{]", "", _openai, _write_hermes, leading=True)
+
+
+def call_in_another_form(response: str, tools: Collection[str]) -> tuple[str, str, str] | None:
+    """(form, tool, other words) of a call of one of these tools in any form; None if there is not one."""
+    for form, reader in {**FORMATS, "openai": _OPENAI}.items():
+        words, calls = reader.read(response)
+        if tool := next((call.name for call in calls if not call.fault and call.name in tools), ""):
+            return form, tool, words
+    return None

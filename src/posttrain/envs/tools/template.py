@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.base.chat import Chat
-from posttrain.envs.tools.call import Tool
-from posttrain.envs.tools.formats import FORMATS, Format, FormatName
+from posttrain.envs.tools.call import Call, Tool
+from posttrain.envs.tools.formats import FORMATS, Format, FormatName, call_in_another_form, malformed
 from posttrain.types import Message, UserError
 
 _SENTINEL = Tool(
@@ -33,6 +33,16 @@ class Shown:
     def called(self) -> Format:
         """The format in which calls are written."""
         return FORMATS[self.format]
+
+    def read(self, response: str, tools: Sequence[Tool]) -> tuple[str, list[Call]]:
+        """Return the words and the calls of a response; a call of a tool in another form is malformed."""
+        words, calls = self.called.read(response)
+        named = {tool.name: tool for tool in tools}
+        if calls or not (other := call_in_another_form(response, named)):
+            return words, calls
+        form, name, words = other
+        why = f"{name!r} is called in the form {form!r}; write {example(named[name], self.called)}"
+        return words, [malformed(why)]
 
     def __str__(self) -> str:
         where = "the chat template shows the tools" if self.tools else "a system message describes the tools"

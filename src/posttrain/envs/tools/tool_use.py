@@ -84,7 +84,7 @@ class ToolUse:
 
     def reply(self, state: Stand, response: str) -> Turn:
         """What the calls of a response return; without any, or at the last turn, the verdict on its words."""
-        words, calls = self.shown.called.read(response)
+        words, calls = self.shown.read(response, [each.tool for each in self.runners])
         if not calls or state.turns + 1 >= self.settings.max_turns:
             counts = Counter(state.counts) + Counter(calls=len(calls), too_many=len(calls))
             verdict = self.judge(state.task, words if calls else response)

@@ -27,6 +27,7 @@ from contextlib import suppress
 
 import posttrain.types  # noqa: F401  imported here once rather than in every worker
 from posttrain.base.usercode import cause
+from posttrain.verifiers.returned import close_loops
 
 CONTROL = struct.Struct("!cq")
 STATUS = struct.Struct("!q")
@@ -124,6 +125,7 @@ def _fork(control: socket.socket, descriptor: int, memory_mb: int) -> int | None
         if sys.platform == "linux" and os.getppid() != nursery_pid:  # it has ended already, unseen by us
             os._exit(0)
         serve(socket.socket(fileno=descriptor))
+        close_loops()
     finally:
         os._exit(0)
 
