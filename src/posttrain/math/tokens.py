@@ -66,8 +66,8 @@ class _Pick(torch.autograd.Function):
         p, z, targets, log_total, entropy = ctx.saved_tensors
         d_logp = torch.zeros_like(entropy)[:, None] if grads[0] is None else grads[0][:, None]
         d_entropy = None if grads[1] is None or not bool(grads[1].any()) else grads[1][:, None]
-        # z holds logits less their maximum, so log p = z - log_total. Where p is 0 so is p log p, before any weight:
-        # z is the lowest number there is, and a weight above 1 would make it infinite.
+        # z holds logits less their maximum, so log p = z - log_total. p log p comes before the weight: where
+        # p is 0, z is the lowest number there is, a weight above 1 makes that infinite, and 0 · inf is NaN.
         if d_entropy is None:
             out = p * -d_logp
         else:
