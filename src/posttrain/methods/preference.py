@@ -108,13 +108,14 @@ class Unpaired(Method):
     start: ClassVar[Mapping[str, float]] = {"kl": 0.0}
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch with the KL of its probes, in nats an answer, at least 0."""
+        """The batch with the KL of its probes, in nats an answer, at least 0; without any, the last one."""
         assert batch.logp_old is not None
         assert batch.logp_ref is not None
         rows = _is_probe(batch) & batch.mask.any(-1)
         gap = preference.log_ratio(batch.logp_old, batch.logp_ref, batch.mask)
-        mean = float(masked.mean(gap, rows, batch.everywhere))
-        measured = max(0.0, mean) if batch.everywhere.sum(rows.sum()) else 0.0
+        if not batch.everywhere.sum(rows.sum()):
+            return batch
+        measured = max(0.0, float(masked.mean(gap, rows, batch.everywhere)))
         return replace(batch, state={**batch.state, "kl": measured})
 
     def weight(self, batch: Batch) -> PerToken:
