@@ -128,7 +128,7 @@ def test_huge_logits_neither_overflow_nor_lose_the_likely_token() -> None:
 @pytest.mark.parametrize("weight", [0.5, -3.0, 1e6])
 @pytest.mark.parametrize("chunks", [False, True], ids=["whole", "chunked"])
 def test_entropy_gradient_leaves_out_excluded_tokens(weight: float, chunks: bool) -> None:
-    """A logit of -inf has p log p = 0: the gradient is that of the tokens that are left, and 0 at the others."""
+    """At a logit of -inf it is 0, and at the others that of a vocabulary without it."""
     logits, _ = example(seed=9, N=4, V=9)
     left, targets = [0, 2, 3, 7], torch.tensor([2, 0, 3, 1])
     wanted = logits[:, left].requires_grad_()
