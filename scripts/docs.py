@@ -920,7 +920,7 @@ def _columns(line: table.Line) -> list[str]:
         once = line.loop == "offline" and not line.method.probes
         text = "logp_ref = logp of these rows under the reference"
         lines.append(text + (", asked once for all updates if it never moves" if once else ""))
-    probes = "for each row a probe: its question with the next row's answer, which nobody learns"
+    probes = "for each row a probe: its prompt with an answer to another prompt, which is not learnt"
     return [probes, *lines] if line.method.probes else lines
 
 

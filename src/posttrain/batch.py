@@ -26,6 +26,21 @@ class Batch:
 
     Padding and prompts hold arbitrary numbers: only entries where `mask` is True may be read.
 
+    A row is one conversation. An agent's episode may be several rows, which share a number in `episode` and
+    are each paid what the episode is worth, with their last token. What counts as one answer:
+
+    | an episode | a row |
+    |---|---|
+    | the return, its baseline and statistics | the steps of to_go, of estimators and of a critic |
+    | overlong_buffer; the means behind running_baseline, running_scale | ratios of a sequence or trajectory |
+    | KL in the reward, and kl_target then | corrections of a sequence, off_policy_mask |
+    | pairs and their margins | per_sequence |
+    | what is imitated, by_task | supervised fine-tuning, KTO, reward models |
+    | the mean over answers of per_row, per_horizon | ess |
+    | selection of groups, rollout metrics | microbatches, select/trained |
+
+    Means over tokens (per_token, per_group_token, credits of tokens) are the same for both.
+
     >>> rows = [Trajectory(tokens=[7, 3], sampled=[False, True], logp_gen=[0, -0.1],
     ...                    logp_policy=[0, -0.1], version=[0, 1], reward=[0, 1.0])]
     >>> batch = Batch.of(rows, group=[0])
@@ -54,7 +69,7 @@ class Batch:
     target: PerToken | None = None
     """What a critic, or a Q on tokens, learns."""
     episode: Int[torch.Tensor, "B"] | None = None
-    """Rows of one episode share a number, and what it is worth; None: each row is one."""
+    """Rows of one episode share a number; None: each row is one."""
     state: Mapping[str, float] = field(default_factory=dict)
     """Numbers that the method carries from update to update: a running baseline, the β of a KL."""
     everywhere: Everywhere = HERE
@@ -144,7 +159,7 @@ class Method(Protocol):
     anchored: ClassVar[bool] = False
     """Whether a loss compares with the policy at the start of the update, once that takes several steps."""
     probes: ClassVar[bool] = False
-    """Whether each row is to be followed by a probe: its question with another row's answer."""
+    """Whether rows are to be followed by probes: their prompts with answers to other prompts."""
     measures_kl: ClassVar[bool] = False
     """Whether `watch` says "kl/old", by which an update may be ended early."""
 

@@ -361,7 +361,7 @@ class Episode:
     @property
     def response_hash(self) -> int:
         """The same number for equal choices of the policy, and, but for chance, for no others."""
-        return hash(tuple(t for row in self.trajectories for t in compress(row.tokens, row.sampled)))
+        return hash(tuple(tuple(compress(row.tokens, row.sampled)) for row in self.trajectories))
 
     @property
     def versions(self) -> Mapping[int, int]:

@@ -138,6 +138,11 @@ DATA: dict[str, tuple[str, Records, Fragments]] = {
         [{**STEPS, "response": "2+2=4 and 6"}],
         ("data.jsonl:1", "the steps do not join to the response"),
     ),
+    "one prompt alone": (
+        "kto",
+        [PAIR, {**OTHER, "prompt": PAIR["prompt"]}],
+        ("task.data", "all records have the same prompt", "give records of two prompts or more"),
+    ),
     "steps that nobody judged": (
         "process_reward",
         [{**STEPS, "labels": [None, None]}],

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.func import functional_call, hessian
 
+from posttrain.learner import trust_region
 from posttrain.learner.forward import forward
 from posttrain.learner.learner import Learner, Steps
 from posttrain.learner.lora import Lora
@@ -113,6 +114,26 @@ def learner_gradient(learner: Learner, batch: Batch) -> torch.Tensor:
     loss = reduce.weighted_sum(TRPO.loss(out, batch), TRPO.weight(batch).to(out.logp), batch.mask)
     parameters = list(learner.model.parameters())
     return flat(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
+
+
+@pytest.mark.usefixtures("float64")
+def test_entropy_of_excluded_tokens_leaves_gain_finite(
+    llama: Make, rows_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id without a token, whose logit is -inf: p log p is 0 there."""
+    batch = rows_of(seed=1, K=3, idle=False)
+    method = replace(TRPO, entropy_bonus=0.1)
+    learner = Learner(small(llama), TRPO, temperature=TEMPERATURE)
+    prepared = method.prepare(replace(batch, logp_old=learner.score(batch).logp))
+    region, head = region_of(learner, prepared), trust_region.output_head
+    unused = torch.tensor([min({*range(64)} - {*batch.tokens.flatten().tolist()})])
+
+    def masked(model: Any) -> Any:
+        return lambda hidden: head(model)(hidden).index_fill(-1, unused, -torch.inf)
+
+    monkeypatch.setattr(trust_region, "output_head", masked)
+    still = torch.zeros(sum(p.numel() for p in region.parameters), dtype=torch.float64)
+    assert region.judge(method, method.weight(prepared), still) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("max_kl", [1e-4, 1e-2, 0.5])

@@ -125,6 +125,29 @@ def test_huge_logits_neither_overflow_nor_lose_the_likely_token() -> None:
     assert bool(gradient.isfinite().all())
 
 
+@pytest.mark.parametrize("weight", [0.5, -3.0, 1e6])
+@pytest.mark.parametrize("chunks", [False, True], ids=["whole", "chunked"])
+def test_entropy_gradient_leaves_out_excluded_tokens(weight: float, chunks: bool) -> None:
+    """At a logit of -inf it is 0, and at the others that of a vocabulary without it."""
+    logits, _ = example(seed=9, N=4, V=9)
+    left, targets = [0, 2, 3, 7], torch.tensor([2, 0, 3, 1])
+    wanted = logits[:, left].requires_grad_()
+    log_p, entropy = plain(wanted, targets, 0.7)
+    (slope,) = torch.autograd.grad((weight * entropy + log_p).sum(), wanted)
+    masked = torch.full_like(logits, -torch.inf).index_copy(1, torch.tensor(left), wanted.detach())
+    masked.requires_grad_()
+    rows = torch.tensor(left)[targets]
+    if chunks:
+        found = tokens.pick_from_hidden(masked, lambda h: h + 0.0, rows, 0.7, vocabulary=9)
+    else:
+        found = tokens.pick(masked, rows, 0.7)
+    torch.testing.assert_close(found, (log_p.detach(), entropy.detach()))
+    (got,) = torch.autograd.grad((weight * found[1] + found[0]).sum(), masked)
+    torch.testing.assert_close(got[:, left], slope)
+    others = [v for v in range(9) if v not in left]
+    assert not got[:, others].any()
+
+
 def test_probabilities_of_all_tokens_sum_to_one_and_give_the_entropy() -> None:
     logits, _ = example(seed=8, N=1, V=9)
     every = torch.arange(9)

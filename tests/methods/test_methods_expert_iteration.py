@@ -91,9 +91,9 @@ def test_a_task_is_imitated_where_it_is_right_and_each_answer_once() -> None:
 
 
 def test_of_equal_answers_one_that_is_accepted_stands_for_all() -> None:
-    """A judge may be of two minds: the first to be kept need not be the first."""
+    """A judge may be of two minds: the best verdict counts, and the first of these stands."""
     assert kept(EXPERT, batch_of([(0, [1], 0.0), (0, [1], 1.0), (0, [1], 1.0)])) == [False, True, False]
-    assert kept(BEST, batch_of([(0, [1], 1.0), (0, [1], 2.0)])) == [True, False]
+    assert kept(BEST, batch_of([(0, [1], 1.0), (0, [1], 2.0)])) == [False, True]
 
 
 def test_best_of_n_is_the_best_that_is_accepted() -> None:
@@ -131,11 +131,12 @@ ROWS = st.lists(
 
 @given(rows=ROWS, accept=st.sampled_from([-1.0, 0.0, 1.0, 3.0]), best=st.booleans())
 def test_the_choice_is_that_of_a_loop(rows: list[Row], accept: float, best: bool) -> None:
-    wanted, said = [], set()
-    for task, answer, reward in rows:
-        fresh = bool(answer) and reward >= accept and (task, *answer) not in said
-        said |= {(task, *answer)} if fresh else set()
-        wanted.append(fresh)
+    """Of equal answers the first of those with the highest reward."""
+    wanted, said = [False] * len(rows), set()
+    for n in sorted(range(len(rows)), key=lambda n: -rows[n][2]):
+        task, answer, reward = rows[n]
+        wanted[n] = bool(answer) and reward >= accept and (task, *answer) not in said
+        said |= {(task, *answer)} if wanted[n] else set()
     if best:
         top: dict[int, float] = {}
         for (task, _, reward), among in zip(rows, wanted, strict=True):

@@ -377,6 +377,8 @@ def test_without_a_probe_the_origin_is_0(update: Update) -> None:
     assert method.prepare(plain).state == {"kl": 0.0}
     failed = replace(batch, mask=batch.mask & (batch.version != PROBE), state=method.start)
     assert method.prepare(failed).state == {"kl": 0.0}
+    later = method.prepare(replace(plain, state={"kl": 0.7}))
+    assert later.state == {"kl": 0.7}, "a batch of one prompt has none: what was measured last stays"
 
 
 def test_a_step_of_probes_alone_weighs_nothing(update: Update, gradients: Gradients) -> None:

@@ -1,8 +1,12 @@
 """What is said of an update's episodes: coverage, and how much its answers differ."""
 
+from dataclasses import replace
+
 import pytest
 
+from posttrain.recipe.settings import SELECT
 from posttrain.runtime.record.metrics import pass_at_powers, rollout_metrics, success_rate
+from posttrain.runtime.tasks.select import selection
 from posttrain.types import Episode, Task, Trajectory, Verdict
 
 
@@ -57,3 +61,19 @@ def test_a_success_rate_is_of_those_that_were_judged():
     assert success_rate(group(1, 3, failed=2), 1.0) == 0.25
     assert success_rate(group(0, 0, failed=2), 1.0) is None
     assert success_rate(group(0, 2), 0.0) == 1.0
+
+
+def test_metrics_and_selections_count_episodes_not_rows():
+    """An agent's answers in two conversations each, and the same in one."""
+
+    def apart(score: float, first: int, *others: int) -> Episode:
+        [last] = episode(score, *others).trajectories
+        return replace(episode(score, first), branches=(last,))
+
+    answers = [(1.0, 4, 5, 6), (1.0, 4, 5, 6), (0.0, 4, 5, 7), (0.0, 8, 5, 6)]
+    whole, split = ([make(*each) for each in answers] for make in (episode, apart))
+    assert rollout_metrics([split], 0, 1.0) == rollout_metrics([whole], 0, 1.0)
+    assert rollout_metrics([split], 0, 1.0)["distinct"] == 0.75
+    for name in SELECT:
+        for part in (slice(None), slice(2), slice(2, None)):
+            assert selection(name, 1.0)(split[part]) == selection(name, 1.0)(whole[part])

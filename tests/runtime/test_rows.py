@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
@@ -265,7 +267,7 @@ def test_a_probe_is_a_question_with_the_next_answer_and_nobody_learns_it(shaper:
     records = [ranking(a, scores=(1.0,), messages=m) for a, m in zip(answers, asked, strict=True)]
     shape = shaper()
     made = shape.groups(records, "labels", quiet)
-    groups = with_probes(made)
+    groups = with_probes(made, bound=100)
     assert groups[:3] == made
     for (probe,), question, answer in zip(groups[3:], asked, ("7", "two", "five"), strict=True):
         assert probe.tokens[: probe.prompt_length] == shape.chat.render(question)
@@ -275,12 +277,25 @@ def test_a_probe_is_a_question_with_the_next_answer_and_nobody_learns_it(shaper:
     assert sorted(set(numbered(groups)[1])) == list(range(6)), "each by itself"
 
 
-def test_no_probe_is_longer_than_what_the_rows_are_bounded_by() -> None:
+def test_probes_end_with_their_answers_or_at_the_bound() -> None:
     short = row([1] * 2 + [5] * 8, [False] * 2 + [True] * 8, 0.0)
     long = row([2] * 9 + [6], [False] * 9 + [True], 0.0)
-    probes = with_probes([(short,), (long,)])[2:]
-    assert [p.tokens for [p] in probes] == [[1, 1, 6], [2] * 9 + [5]]
-    assert all(any(p.sampled) for [p] in probes)
+    for bound, answer in ((100, 8), (17, 8), (12, 3), (10, 1)):
+        probes = with_probes([(short,), (long,)], bound)[2:]
+        assert [p.tokens for [p] in probes] == [[1, 1, 6], [2] * 9 + [5] * answer]
+        assert [sum(p.sampled) for [p] in probes] == [1, answer]
+
+
+@given(prompts=st.lists(st.integers(1, 4), max_size=12))
+def test_probes_pair_prompts_with_answers_to_others(prompts: list[int]) -> None:
+    """And each answer once, unless more than half of the rows share a prompt; there is one for every row."""
+    rows = [row([prompt, 100 + n], [False, True], 1.0) for n, prompt in enumerate(prompts)]
+    probes = [p for [p] in with_probes([(each,) for each in rows], 100)[len(rows) :]]
+    asked = sorted(p.tokens[0] for p in probes)
+    assert all(prompts[p.tokens[1] - 100] != p.tokens[0] for p in probes)
+    assert asked == (sorted(prompts) if len(set(prompts)) > 1 else [])
+    if 2 * max(map(prompts.count, prompts), default=0) <= len(prompts):
+        assert sorted(p.tokens[1] - 100 for p in probes) == list(range(len(rows)))
 
 
 def test_rows_taken_one_by_one_are_groups_of_one() -> None:

@@ -126,11 +126,13 @@ def deal(ranks: Ranks, batch: Batch, extra: Mapping[str, PerToken], *, whole: bo
     """The rows that train something, dealt over ranks. `whole`: no group of rows is taken apart."""
     if ranks.size == 1 or not balance:
         return Deal(ranks, batch, extra, ())
-    pieces = [p for part in ranks.gather(portions(batch, ranks.rank, whole=whole), "rows") for p in part]
+    told = ranks.gather((portions(batch, ranks.rank, whole=whole), batch.episode is not None), "rows")
+    pieces = [piece for part, _ in told for piece in part]
     given, tokens = assign(pieces, ranks.size)
     mine = [sorted(r for p in each if p.owner == ranks.rank for r in p.rows) for each in given]
-    # Advantages are made by now, and only a rank that has episodes of several rows numbers them.
-    batch = replace(batch, episode=None)
+    if any(numbers for _, numbers in told):  # a rank whose episodes are rows does not number them
+        episode = torch.arange(len(batch)) if batch.episode is None else batch.episode
+        batch = replace(batch, episode=ranks.rank + ranks.size * episode)
     held = {each.name: getattr(batch, each.name) for each in fields(batch)}
     columns = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
     parts = [

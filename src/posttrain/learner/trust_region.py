@@ -136,7 +136,7 @@ class Region:
         self, method: Method, weight: torch.Tensor, part: Batch, packed: Pack, log_probs: torch.Tensor
     ) -> torch.Tensor:
         picked = log_probs.gather(-1, packed.target[:, None].to(log_probs.device))[:, 0]
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        entropy = torch.special.entr(log_probs.exp()).sum(-1)
         out = Outputs(logp=column(packed, part, picked), entropy=column(packed, part, entropy))
         return reduce.weighted_sum(method.loss(out, part), weight.to(out.logp), part.mask)
 

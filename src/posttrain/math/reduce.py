@@ -6,17 +6,48 @@ outside it. What "mean" means is thereby chosen once, and no split of the step c
 lie on several ranks, what is divided by is counted `everywhere`.
 Weights are float64, and weighted_sum rounds them to the type of the losses. Only the last two reductions
 read the groups.
+
+An agent's episode may be several rows. The mean over answers of per_row and per_horizon is over episodes: the
+number of rows depends on what the policy said, so a mean over rows would be biased. A sequence is a row.
 """
+
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float, Int
 
+from posttrain.math.choice import function_of, takes
+from posttrain.math.episodes import Episodes
 from posttrain.math.everywhere import HERE, Everywhere
 from posttrain.math.masked import fill, group_mean, group_size
 
 PerToken = Float[torch.Tensor, "B T"]
 Mask = Bool[torch.Tensor, "B T"]
 Group = Int[torch.Tensor, "B"]
+Episode = Int[torch.Tensor, "B"] | None
+
+
+def of_step(
+    reduction: Callable[..., PerToken],
+    mask: Mask,
+    group: Group,
+    episode: Episode = None,
+    everywhere: Everywhere = HERE,
+) -> PerToken:
+    """reduction(mask, group, everywhere), told of episodes if it has a parameter for them.
+
+    >>> of_step(per_row, torch.tensor([[True], [True]]), torch.tensor([0, 0]), torch.tensor([3, 3]))
+    tensor([[1.],
+            [1.]], dtype=torch.float64)
+    """
+    if takes(function_of(reduction), "episode"):
+        return reduction(mask, group, everywhere, episode=episode)
+    return reduction(mask, group, everywhere)
+
+
+def _answers(mask: Mask, episode: Episode, everywhere: Everywhere) -> torch.Tensor:
+    """How many episodes have a trained token."""
+    return _counted(Episodes.of(episode, mask).first(mask.any(-1)), everywhere)
 
 
 def _counted(mask: torch.Tensor, everywhere: Everywhere) -> torch.Tensor:
@@ -58,9 +89,14 @@ def per_sequence(mask: Mask, group: Group | None = None, everywhere: Everywhere 
 
 
 def per_horizon(
-    mask: Mask, group: Group | None = None, everywhere: Everywhere = HERE, *, horizon: int
+    mask: Mask,
+    group: Group | None = None,
+    everywhere: Everywhere = HERE,
+    *,
+    horizon: int,
+    episode: Episode = None,
 ) -> PerToken:
-    """1 / (horizon · number of rows with a trained token): a constant, so that no length is favoured.
+    """1 / (horizon · number of answers with a trained token): a constant, so that no length is favoured.
 
     horizon is the most tokens that an answer may have, the same in every step.
 
@@ -70,11 +106,13 @@ def per_horizon(
     tensor([[0.1250, 0.1250, 0.0000],
             [0.1250, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    return mask.double() / (horizon * _counted(mask.any(-1), everywhere))
+    return mask.double() / (horizon * _answers(mask, episode, everywhere))
 
 
-def per_row(mask: Mask, group: Group | None = None, everywhere: Everywhere = HERE) -> PerToken:
-    """1 / (number of rows with a trained token): the sum over tokens, the mean over answers.
+def per_row(
+    mask: Mask, group: Group | None = None, everywhere: Everywhere = HERE, *, episode: Episode = None
+) -> PerToken:
+    """1 / (number of answers with a trained token): the sum over tokens, the mean over answers.
 
     The policy-gradient theorem's own weighting: Σ_t A ∇log π_t is the score of the answer.
 
@@ -84,7 +122,7 @@ def per_row(mask: Mask, group: Group | None = None, everywhere: Everywhere = HER
     tensor([[0.5000, 0.5000, 0.0000],
             [0.5000, 0.0000, 0.0000]], dtype=torch.float64)
     """
-    return mask.double() / _counted(mask.any(-1), everywhere)
+    return mask.double() / _answers(mask, episode, everywhere)
 
 
 def per_group_token(mask: Mask, group: Group, everywhere: Everywhere = HERE) -> PerToken:

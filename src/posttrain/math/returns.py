@@ -7,6 +7,11 @@ an answer that was cut off counts as ended.
 
     δ_t = r_t + γ V_{t+1} - V_t
 
+Each conversation of an episode (`Batch.episode`) is a row with steps of its own. What the others earn is not
+among these, and nothing records which part of it came later, so all of it arrives one step behind the row's
+last, where it takes the place of V. Some of it came before the token that is credited: that adds variance to
+the gradient, and no bias.
+
 A function with a critic returns (advantages, targets): what the policy and what the critic learn from.
 With γ < 1 the sum of discounted Ψ_t without the factor γ^t is not the gradient of the discounted
 objective (docs/errata.md).
@@ -73,6 +78,8 @@ class Path(NamedTuple):
     """V of the state before each token, by the critic that the episodes are judged with."""
     log_weight: PerToken | None = None
     """log π/μ of each token: the policy to be trained against the one that drew it (for vtrace)."""
+    beyond: PerRow | None = None
+    """What the other conversations of the episode earn, one step behind each row's last; None: nothing."""
 
 
 def total(path: Path) -> PerToken:
@@ -83,7 +90,7 @@ def total(path: Path) -> PerToken:
     >>> total(Path(torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[True, True, True]])))
     tensor([[3., 3., 3.]])
     """
-    R = worth(path.reward, path.mask, like=path.reward)
+    R = worth(_paid(path, 1.0), path.mask, like=path.reward)
     return fill(R[:, None].expand_as(path.reward), path.mask)
 
 
@@ -109,7 +116,7 @@ def to_go(path: Path, gamma: Share = 1.0) -> PerToken:
     >>> to_go(Path(torch.tensor([[1.0, 7.0, 2.0]]), torch.tensor([[True, False, True]])), gamma=0.5)
     tensor([[2., 0., 2.]])
     """
-    reward, place = _steps(path.reward, path.mask)
+    reward, place = _steps(_paid(path, gamma), path.mask)
     parts = (reward != 0).flip(1).cumsum(1).flip(1)
     G = _snap_to_zero(_discounted(reward, gamma), _discounted(reward.abs(), gamma), parts)
     return _back(G, place, path.mask)
@@ -150,7 +157,7 @@ def n_step(path: Path, gamma: Share = 1.0, n: Annotated[int, AtLeast(1)] = 5) ->
     >>> n_step(p, n=2)
     (tensor([[0.6000, 0.3000]]), tensor([[1., 1.]]))
     """
-    reward, place = _steps(path.reward, path.mask)
+    reward, place = _steps(_paid(path, gamma), path.mask)
     value, _ = _steps(_value(path), path.mask)
     target = _ahead(value, n) * gamma**n
     for k in range(min(n, reward.shape[1])):  # further ahead there is nothing
@@ -169,7 +176,7 @@ def gae(path: Path, gamma: Share = 1.0, lam: Share = 0.95) -> Credited:
     >>> gae(p, lam=0.5)
     (tensor([[0.4500, 0.3000]]), tensor([[0.8500, 1.0000]]))
     """
-    reward, place = _steps(path.reward, path.mask)
+    reward, place = _steps(_paid(path, gamma), path.mask)
     value, _ = _steps(_value(path), path.mask)
     delta = reward + gamma * _ahead(value, 1) - value
     advantage = _discounted(delta, gamma * lam)
@@ -200,7 +207,7 @@ def vtrace(
     """
     if path.log_weight is None:
         raise ValueError("vtrace needs log π/μ of each token")
-    reward, place = _steps(path.reward, path.mask)
+    reward, place = _steps(_paid(path, gamma), path.mask)
     value, _ = _steps(_value(path), path.mask)
     log_weight, _ = _steps(path.log_weight, path.mask)
     weight = log_weight.exp()
@@ -229,12 +236,20 @@ def soft_lambda(path: Path, gap: PerToken, gamma: float = 1.0, lam: float = 0.95
     >>> soft_lambda(p, torch.tensor([[0.1, 0.2]]), lam=1.0)
     tensor([[0.8000, 1.0000]])
     """
-    reward, place = _steps(path.reward, path.mask)
+    reward, place = _steps(_paid(path, gamma), path.mask)
     value, _ = _steps(_value(path), path.mask)
     gap, _ = _steps(gap, path.mask)
     # With ε_t = r_t + γ V_{t+1} - (g_t + V_t), G_t - Q_t is the (γλ)-discounted sum of the ε.
     error = reward + gamma * _ahead(value, 1) - gap - value
     return _back(gap + value + _discounted(error, gamma * lam), place, path.mask)
+
+
+def _paid(path: Path, gamma: float) -> PerToken:
+    """The rewards, and with each row's last one γ times what lies beyond."""
+    if path.beyond is None:
+        return path.reward
+    last = (path.mask.cumsum(-1) == path.mask.sum(-1, keepdim=True)) & path.mask
+    return path.reward + gamma * fill(path.beyond[:, None].expand_as(path.reward), last)
 
 
 def _value(path: Path) -> PerToken:

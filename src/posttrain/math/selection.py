@@ -7,8 +7,8 @@ Expert iteration samples answers, keeps the good ones and makes them likelier. I
     every, best           which of those are kept
     unbalanced, by_task   what the kept ones weigh           rescales the weights of a reduction
 
-None of them depends on the order of the rows, but that of two equal answers one is taken; which one
-changes no gradient.
+Rows are answers (an agent's episode is one, its conversations side by side), and come best first: of equal
+answers one of the highest return is taken, whatever their order in the batch.
 """
 
 import torch
@@ -35,6 +35,8 @@ def accepted(returns: PerRow, accept: float) -> Rows:
 
 def distinct(tokens: Int[torch.Tensor, "B T"], mask: Mask, group: Group, among: Rows) -> Rows:
     """The rows of `among`, but for those whose trained tokens an earlier one of the same group has.
+
+    As rows come best first, the highest return of equal answers counts.
 
     Repeated with reduce.per_row, the policy tends to all right answers alike, and stays as diverse as they
     are (`posttrain truth`). Where answers are so short that most are equal, a rare right one counts as much

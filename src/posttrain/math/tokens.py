@@ -66,9 +66,12 @@ class _Pick(torch.autograd.Function):
         p, z, targets, log_total, entropy = ctx.saved_tensors
         d_logp = torch.zeros_like(entropy)[:, None] if grads[0] is None else grads[0][:, None]
         d_entropy = None if grads[1] is None or not bool(grads[1].any()) else grads[1][:, None]
-        # z holds logits less their maximum, so log p = z - log_total.
-        out = 0.0 if d_entropy is None else (z - (log_total - entropy)[:, None]).mul_(-d_entropy)
-        out = p * (out - d_logp)
+        # z holds logits less their maximum, so log p = z - log_total. p log p comes before the weight: where
+        # p is 0, z is the lowest number there is, a weight above 1 makes that infinite, and 0 · inf is NaN.
+        if d_entropy is None:
+            out = p * -d_logp
+        else:
+            out = (z - (log_total - entropy)[:, None]).mul_(p).mul_(-d_entropy).addcmul_(p, d_logp, value=-1)
         out.scatter_add_(-1, targets[:, None], d_logp)
         return out.div_(ctx.temperature).to(ctx.dtype), None, None
 

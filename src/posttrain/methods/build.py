@@ -67,7 +67,7 @@ CHOICES: Mapping[str, Functions] = {
     "keep": _named(selection, "every best"),
     "repeats": _named(selection, "distinct counted"),
     "balance": _named(selection, "unbalanced by_task"),
-    "reduction": _public(reduce, ("weighted_sum", "per_group")),
+    "reduction": _public(reduce, ("of_step", "weighted_sum", "per_group")),
     "kl": _public(kl, ("exact",)),
     "control": _public(control),
 }

@@ -5,10 +5,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import pad
 
-from posttrain.math import masked, returns, selection
+from posttrain.math import masked, reduce, returns, selection
 from posttrain.math.choice import Signed
+from posttrain.math.episodes import Episodes
 from posttrain.types import Batch, Method, Outputs, PerToken
+
+_END = -1
+"""Stands behind each conversation where episodes are compared; no token has this number."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Imitation(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask."""
-        return self.reduction(batch.mask, batch.group, batch.everywhere)
+        return reduce.of_step(self.reduction, batch.mask, batch.group, batch.episode, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """-log π(y_t), token by token."""
@@ -36,6 +41,8 @@ class ExpertIteration(Imitation):
 
     Accepted are answers whose return is at least `accept`; `repeats` says what becomes of equal ones of a
     task, and `keep` chooses among the rest. The advantage says which: 1 for a kept answer, 0 for any other.
+    An agent's episode is one answer: all its conversations are imitated or none, and two episodes are equal
+    if all their conversations are, in their order.
     Rejection sampling is a single update of it, with a large rollout.groups and several epochs.
 
     The reduction is per_row: then a kept answer counts as a whole, and the minimum of the loss is the
@@ -62,13 +69,19 @@ class ExpertIteration(Imitation):
 
         Raises ValueError where no row has a trained token.
         """
-        rows = batch.mask.any(-1)
-        if not batch.everywhere.sum(rows.sum()):
+        if not batch.everywhere.sum(batch.mask.sum()):
             raise ValueError("nothing to train on: no token of this update was sampled by the policy")
-        R = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
-        accepted = rows & selection.accepted(R, self.accept)
-        candidates = self.repeats(batch.tokens, batch.mask, batch.group, accepted)
-        kept = self.keep(R, batch.group, candidates).to(batch.logp_gen)
+        episodes = Episodes.of(batch.episode, batch.mask)
+        R = episodes.first(returns.worth(batch.reward, batch.mask, like=batch.logp_gen))
+        group, tokens, mask = episodes.first(batch.group), batch.tokens, batch.mask
+        if batch.episode is not None:  # [1, 2] and [3] are other conversations than [1] and [2, 3]
+            tokens, mask = pad(tokens, (0, 1), value=_END), pad(mask, (0, 1), value=True)
+        tokens, mask = episodes.join(tokens), episodes.join(mask)
+        accepted = episodes.first(batch.mask.any(-1)) & selection.accepted(R, self.accept)
+        # Best first: of equal answers the one that stands for them is the one of the highest return.
+        order, candidates = R.argsort(descending=True, stable=True), torch.zeros_like(accepted)
+        candidates[order] = self.repeats(tokens[order], mask[order], group[order], accepted[order])
+        kept = episodes.to_rows(self.keep(R, group, candidates)).to(batch.logp_gen)
         return replace(batch, advantage=masked.fill(kept[:, None].expand_as(batch.mask), batch.mask))
 
     def weight(self, batch: Batch) -> PerToken:
@@ -80,5 +93,7 @@ class ExpertIteration(Imitation):
         kept = batch.mask & (batch.advantage > 0)
         if not batch.everywhere.sum(kept.sum()):
             return torch.zeros_like(kept, dtype=torch.float64)
-        weight = self.reduction(kept, batch.group, batch.everywhere)
-        return self.balance(weight, batch.group, batch.everywhere)
+        weight = reduce.of_step(self.reduction, kept, batch.group, batch.episode, batch.everywhere)
+        episodes = Episodes.of(batch.episode, batch.mask)
+        answers = self.balance(episodes.join(weight), episodes.first(batch.group), batch.everywhere)
+        return episodes.part(answers)

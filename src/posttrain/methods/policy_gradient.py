@@ -18,8 +18,20 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from posttrain.math import advantages, control, corrections, diagnose, kl, masked, ratios, returns, shaping
+from posttrain.math import (
+    advantages,
+    control,
+    corrections,
+    diagnose,
+    kl,
+    masked,
+    ratios,
+    reduce,
+    returns,
+    shaping,
+)
 from posttrain.math.choice import Between, Signed
+from posttrain.math.episodes import Episodes
 from posttrain.math.returns import Path
 from posttrain.types import Batch, Mask, Method, Outputs, PerToken
 
@@ -119,7 +131,11 @@ class PolicyGradient(Method):
         return replace(batch, advantage=self._advantages(G, batch, whole=self.returns is returns.total))
 
     def path(self, batch: Batch) -> Path:
-        """The episodes with what each token earned: its reward, scaled, less the reference's KL there."""
+        """The episodes with what each token earned: its reward, scaled, less the reference's KL there.
+
+        The KL of an episode's other conversations lies beyond a row.
+        """
+        episodes = Episodes.of(batch.episode, batch.mask)
         reward = masked.fill(batch.reward, batch.mask)
         if self.shaped is not None:
             reward = self.shaped(reward, batch.mask)
@@ -128,6 +144,7 @@ class PolicyGradient(Method):
         if self.overlong_buffer:
             length = batch.mask.sum(-1)
             last = (batch.mask.cumsum(-1) == length[:, None]) & batch.mask
+            length = episodes.to_rows(episodes.sum(length))
             fine = shaping.overlong(length, self.horizon, self.overlong_buffer).to(reward)
             reward = reward + masked.fill(fine[:, None].expand_as(reward), last)
         if self.reward_weight != 1:
@@ -136,7 +153,10 @@ class PolicyGradient(Method):
             assert batch.logp_old is not None
             assert batch.logp_ref is not None
             beta = self._beta(batch, self.kl_in_reward)
-            reward = reward - beta * masked.fill(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
+            penalty = beta * masked.fill(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
+            reward = reward - penalty
+            if batch.episode is not None:
+                return Path(reward, batch.mask, beyond=-episodes.others(penalty.sum(-1).to(reward)))
         return Path(reward, batch.mask)
 
     def weight(self, batch: Batch) -> PerToken:
@@ -153,7 +173,7 @@ class PolicyGradient(Method):
 
     def weight_of_any_loss(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask, for a loss that may be something where the advantage is 0."""
-        return self.reduction(batch.mask, batch.group, batch.everywhere)
+        return reduce.of_step(self.reduction, batch.mask, batch.group, batch.episode, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """correction · surrogate + β kl + β_old KL(π_old ‖ π) - α entropy, token by token."""
@@ -193,24 +213,27 @@ class PolicyGradient(Method):
 
     def update_state(self, batch: Batch, last: Mapping[str, float]) -> Mapping[str, float]:
         """β after control, and the running averages with this update's returns in them."""
-        state, rows = dict(batch.state), batch.mask.any(-1)
+        state, episodes = dict(batch.state), Episodes.of(batch.episode, batch.mask)
+        answers = episodes.first(batch.mask.any(-1))
         if self.kl_target:
             if self.kl_in_reward:
                 assert batch.logp_old is not None
                 assert batch.logp_ref is not None
-                gap = kl.k1(batch.logp_old, batch.logp_ref)
-                measured = float(masked.mean(masked.row_sum(gap, batch.mask), rows, batch.everywhere))
+                gap = masked.row_sum(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
+                measured = float(masked.mean(episodes.sum(gap), answers, batch.everywhere))
             else:
                 # As the last step found it, before it moved: what that step added is not in it.
                 measured = last["kl/old"]
             state["beta"] = self.control(state["beta"], measured, self.kl_target)
         if (keep := self.running_baseline) > 0:
-            earned = masked.row_sum(self.path(batch).reward, batch.mask)
-            state |= _with(state, "mean", float(masked.mean(earned, rows, batch.everywhere)), keep)
+            path = self.path(batch)
+            earned = masked.row_sum(path.reward, batch.mask) + (0.0 if path.beyond is None else path.beyond)
+            mean = masked.mean(episodes.first(earned), answers, batch.everywhere)
+            state |= _with(state, "mean", float(mean), keep)
         if (keep := self.running_scale) > 0:
             # The rounding of a mean is no variance: what is divided by it would be anything.
-            R = returns.worth(batch.reward, batch.mask, like=batch.logp_gen)
-            state |= _with(state, "variance", float(masked.variance(R, rows, batch.everywhere)), keep)
+            R = episodes.first(returns.worth(batch.reward, batch.mask, like=batch.logp_gen))
+            state |= _with(state, "variance", float(masked.variance(R, answers, batch.everywhere)), keep)
         return state
 
     def _check(self, batch: Batch) -> None:

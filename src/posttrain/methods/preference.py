@@ -5,18 +5,20 @@
     pair_loss    what a margin costs                      logistic, squared, hinge ...
 
 A row's worth to whoever judged is its total reward; in a group the answers of more reward are preferred to
-those of less. A loss is one number a group, the mean over its pairs, and stands at each of its tokens.
+those of less. A loss is one number a group, the mean over its pairs, and stands at each of its tokens. A pair
+compares episodes: all conversations of one are one answer (`join`).
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 
 from posttrain.math import masked, preference, reduce, returns
 from posttrain.math.choice import AtLeast
+from posttrain.math.episodes import Episodes
 from posttrain.types import PROBE, Batch, Method, Outputs, PerRow, PerToken
 
 PairLoss = Callable[..., Float[torch.Tensor, "..."]]
@@ -54,25 +56,31 @@ class Preference(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """1/(groups · tokens of the group) on answers that are in a pair."""
-        return by_group(batch)
+        answers, episodes = join(batch)
+        return episodes.part(by_group(answers))
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """The group's loss, at each of its tokens."""
-        pairs = better(batch)
-        h = _margins(self._implicit(out, batch))
+        answers, episodes = join(batch)
+        logp = episodes.join(out.logp)
+        h = _margins(self._implicit(logp, answers))
         each = self.pair_weight * self.pair_loss(h, self.beta)
         if self.sft_weight:
-            each = each - self.sft_weight * masked.row_mean(out.logp, batch.mask)[:, None]
-        return at_tokens(preference.over_pairs(each, pairs, batch.group), batch)
+            each = each - self.sft_weight * masked.row_mean(logp, answers.mask)[:, None]
+        loss = preference.over_pairs(each, better(answers), answers.group)
+        return episodes.part(at_tokens(loss, answers))
 
     def watch(self, out: Outputs, batch: Batch) -> dict[str, PerToken]:
         """Implicit rewards β f'(u) of both sides, how often their order is right, and both likelihoods."""
-        reward = self.beta * self._implicit(out, batch).detach()
-        logp = masked.row_mean(out.logp.detach(), batch.mask)
-        return compared_means(reward, batch, "rewards") | _over_pairs(_sides(logp, "logp"), batch)
+        answers, episodes = join(batch)
+        logp = episodes.join(out.logp.detach())
+        reward = self.beta * self._implicit(logp, answers)
+        means = compared_means(reward, answers, "rewards")
+        means |= _over_pairs(_sides(masked.row_mean(logp, answers.mask), "logp"), answers)
+        return {name: episodes.part(mean) for name, mean in means.items()}
 
-    def _implicit(self, out: Outputs, batch: Batch) -> PerRow:
-        worth = self.implicit(out.logp, batch.logp_ref, batch.mask)
+    def _implicit(self, logp: PerToken, batch: Batch) -> PerRow:
+        worth = self.implicit(logp, batch.logp_ref, batch.mask)
         return worth if self.unread else self.divergence(worth)
 
 
@@ -100,13 +108,14 @@ class Unpaired(Method):
     start: ClassVar[Mapping[str, float]] = {"kl": 0.0}
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch with the KL of its probes, in nats an answer, at least 0."""
+        """The batch with the KL of its probes, in nats an answer, at least 0; without any, the last one."""
         assert batch.logp_old is not None
         assert batch.logp_ref is not None
         rows = _is_probe(batch) & batch.mask.any(-1)
         gap = preference.log_ratio(batch.logp_old, batch.logp_ref, batch.mask)
-        mean = float(masked.mean(gap, rows, batch.everywhere))
-        measured = max(0.0, mean) if batch.everywhere.sum(rows.sum()) else 0.0
+        if not batch.everywhere.sum(rows.sum()):
+            return batch
+        measured = max(0.0, float(masked.mean(gap, rows, batch.everywhere)))
         return replace(batch, state={**batch.state, "kl": measured})
 
     def weight(self, batch: Batch) -> PerToken:
@@ -141,6 +150,24 @@ class Unpaired(Method):
     def _log_ratio(self, out: Outputs, batch: Batch) -> PerRow:
         assert batch.logp_ref is not None
         return preference.log_ratio(out.logp, batch.logp_ref, batch.mask)
+
+
+def join(batch: Batch) -> tuple[Batch, Episodes]:
+    """The batch with a row an episode, its conversations side by side; and the way back to its rows.
+
+    Each conversation is paid what the episode is worth, so only one of them keeps its reward.
+    """
+    episodes = Episodes.of(batch.episode, batch.mask)
+    if batch.episode is None:
+        return batch, episodes
+    first = (episodes.place == 0)[:, None].expand_as(batch.mask)
+    batch = replace(batch, reward=masked.fill(batch.reward, first), episode=None)
+    columns: dict[str, Any] = {
+        name: episodes.join(column) if column.ndim > 1 else episodes.first(column)
+        for name in batch.__slots__
+        if isinstance(column := getattr(batch, name), torch.Tensor)
+    }
+    return replace(batch, **columns), episodes
 
 
 def better(batch: Batch) -> Pairs:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from posttrain.math import kl, masked, returns
+from posttrain.math import kl, masked, reduce, returns
 from posttrain.math.choice import AtLeast, Share
+from posttrain.math.episodes import Episodes
 from posttrain.types import Batch, Mask, Method, Outputs, PerToken
 
 
@@ -52,6 +53,9 @@ class SoftQ(Method):
         gap = self.beta * masked.fill(kl.k1(batch.logp_old, batch.logp_ref), batch.mask)
         reward = batch.reward if self.shaped is None else self.shaped(batch.reward, batch.mask)
         path = returns.Path(reward, batch.mask, batch.value)
+        if batch.episode is not None:
+            others = Episodes.of(batch.episode, batch.mask).others(gap.sum(-1).to(reward))
+            path = path._replace(beyond=-others)
         # What V should be for Q = β log π/π_ref + V to meet G, with π as it is now.
         target = (returns.soft_lambda(path, gap, self.gamma, self.lam) - gap).to(batch.logp_old)
         short = masked.fill(target - batch.value, batch.mask)
@@ -59,7 +63,7 @@ class SoftQ(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's mask."""
-        return self.reduction(batch.mask, batch.group, batch.everywhere)
+        return reduce.of_step(self.reduction, batch.mask, batch.group, batch.episode, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """½ (β log π/π_ref + V - G)² = ½ (β log π/π_old + V - target)², token by token."""

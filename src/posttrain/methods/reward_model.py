@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float
 
-from posttrain.math import masked, preference, returns, reward
+from posttrain.math import masked, preference, reduce, returns, reward
 from posttrain.methods.preference import PairLoss, at_tokens, better, by_group, compared_means
 from posttrain.types import Batch, Method, Outputs, PerRow, PerToken
 
@@ -103,7 +103,7 @@ class PointwiseReward(Method):
 
     def weight(self, batch: Batch) -> PerToken:
         """The reduction of the step's marks."""
-        return self.reduction(batch.mask, batch.group, batch.everywhere)
+        return reduce.of_step(self.reduction, batch.mask, batch.group, batch.episode, batch.everywhere)
 
     def loss(self, out: Outputs, batch: Batch) -> PerToken:
         """item_loss, mark by mark."""

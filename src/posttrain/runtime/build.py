@@ -23,7 +23,7 @@ from posttrain.methods.table import label
 from posttrain.models import checkpoint, heads, pretrained
 from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.critics import build_critic, critic_shape, head_class
-from posttrain.runtime.dataset_rows import Group, build_groups, bytes_of
+from posttrain.runtime.dataset_rows import Group, build_groups, bytes_of, row_bound
 from posttrain.runtime.loop import Parts
 from posttrain.runtime.memory import (
     Memory,
@@ -317,6 +317,7 @@ def _offline(chosen: Plan, run_dir: RunDir, learner: Learner, journal: Journal) 
         held_out_bytes=bytes_of(chosen.held_out_groups, recipe.eval.limit),
         journal=journal,
         updates=recipe.run.updates,
+        bound=row_bound(resolved, policy),
         reference=build_reference_scores(
             resolved, policy, chosen.groups, held_out, file=file, learner=learner, journal=journal
         ),

@@ -172,20 +172,52 @@ def marked(tokens: list[int], labels: dict[int, float]) -> Trajectory:
     return Trajectory.given([*tokens, NOBODY], trained=trained, reward=reward)
 
 
-def with_probes(groups: Sequence[Group]) -> list[Group]:
-    """The groups, and behind them each one's question with the next one's answer, which nobody learns.
+def with_probes(groups: Sequence[Group], bound: int) -> list[Group]:
+    """The groups, and behind them each row's prompt with an answer to another prompt, which is not learnt.
 
-    A probe is cut where the longer of the two ends, so that what bounds the rows bounds it too.
+    An answer to the same prompt would be no mismatch. Rows are ordered by prompt and answers shifted by the
+    most rows of a prompt, so each answer is used once, unless more than half of the rows share a prompt. A
+    probe ends with its answer, or at `bound` tokens. A batch of one prompt has none.
     """
-    answers = [r for group in groups for r in group]
+    prompts: dict[tuple[int, ...], list[Trajectory]] = {}
+    for each in (row for group in groups for row in group):
+        prompts.setdefault(_prompt(each), []).append(each)
+    rows = [(prompt, each) for prompt, found in prompts.items() for each in found]
+    shift = max(map(len, prompts.values()), default=0)
     probes: list[Group] = []
-    for asked, said in zip(answers, [*answers[1:], answers[0]], strict=True):
-        start, behind = asked.prompt_length, said.prompt_length
-        bound = max(len(asked.tokens), len(said.tokens))
-        tokens = [*asked.tokens[:start], *said.tokens[behind:]][:bound]
-        trained = [*asked.sampled[:start], *said.sampled[behind:]][:bound]
+    for place, (prompt, _) in enumerate(rows):
+        later = (rows[(place + shift + n) % len(rows)] for n in range(len(rows)))
+        answer = next((each for other, each in later if other != prompt), None)
+        if answer is None:
+            continue
+        start = answer.prompt_length
+        tokens = [*prompt, *answer.tokens[start:]][:bound]
+        trained = [*(False for _ in prompt), *answer.sampled[start:]][:bound]
         probes.append((Trajectory.given(tokens, trained=trained, version=[PROBE] * len(tokens)),))
     return [*groups, *probes]
+
+
+def _prompt(row: Trajectory) -> tuple[int, ...]:
+    return tuple(row.tokens[: row.prompt_length])
+
+
+def _longest_probe(groups: Sequence[Group], bound: int) -> int:
+    """Tokens of the longest probe that a batch of these may have; UserError if no batch can have any."""
+    rows = [row for group in groups for row in group]
+    if len(set(map(_prompt, rows))) < 2:
+        raise UserError(
+            "the KL is measured on answers to other prompts, and all records have the same prompt",
+            where="task.data",
+            mend="give records of two prompts or more",
+        )
+    prompts = (row.prompt_length for row in rows)
+    answers = (len(row.tokens) - row.prompt_length for row in rows)
+    return min(bound, max(prompts) + max(answers))
+
+
+def row_bound(resolved: Resolved, policy: ModelInfo) -> int:
+    """The most tokens of a row."""
+    return min(resolved.recipe.batch.max_length or policy.context, policy.context)
 
 
 class Singles(Sequence[Group]):
@@ -215,8 +247,7 @@ def build_groups(
     resolved: Resolved, policy: ModelInfo, say: Say
 ) -> tuple[Sequence[Group], Sequence[Group], int]:
     """What an offline method trains and is evaluated on, and the tokens of the longest group."""
-    batch, learns = resolved.recipe.batch, resolved.line.learns
-    bound = min(batch.max_length or policy.context, policy.context)
+    batch, learns, bound = resolved.recipe.batch, resolved.line.learns, row_bound(resolved, policy)
     if learns == "text":
         found = [_corpus(text, policy, bound, say) for text in (*resolved.train, *resolved.held_out)]
         return Singles(found[0]), Singles(found[1]) if len(found) > 1 else [], found[0].longest
@@ -225,6 +256,8 @@ def build_groups(
         say(f"conversations call tools: {shaper.telling}")
     groups = shaper.groups(resolved.train, learns, say)
     longest = max(sum(len(row.tokens) for row in group) for group in groups)
+    if resolved.method.probes:
+        longest = max(longest, _longest_probe(groups, bound))
     return groups, shaper.groups(resolved.held_out, learns, say), longest
 
 

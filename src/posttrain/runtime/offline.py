@@ -38,6 +38,8 @@ class OfflineRun:
     held_out: Sequence[Group]
     journal: Journal
     updates: int
+    bound: int
+    """The most tokens of a row, probes included."""
     reference: Scored | None = None
     """The reference's log-probabilities, where they were computed once and for all."""
     compares: bool = False
@@ -65,7 +67,7 @@ class OfflineRun:
 
     def batch(self, groups: Sequence[Group]) -> Batch:
         """This rank's rows of these groups, numbered alike on every rank, with those that only measure."""
-        rows, group = numbered(with_probes(groups) if self.learner.method.probes else groups)
+        rows, group = numbered(with_probes(groups, self.bound) if self.learner.method.probes else groups)
         mine = [n % self.learner.ranks.size == self.learner.ranks.rank for n in group]
         batch = Batch.of(list(compress(rows, mine)), list(compress(group, mine)))
         return replace(batch, logp_ref=self.reference.column(batch)) if self.reference else batch
