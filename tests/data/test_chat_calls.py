@@ -2,11 +2,16 @@
 
 import json
 
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
+from posttrain.api.given import records_of
 from posttrain.base.chat import Chat
-from posttrain.data import Data, load_conversations, load_rankings, load_tasks
+from posttrain.data import Data, InMemoryData, load_conversations, load_rankings, load_tasks
+from posttrain.data.records import typed_columns
 from posttrain.envs.tools.conversation import Variant, telling
 from posttrain.envs.tools.formats import FORMATS
 from posttrain.runtime.dataset_rows import Shaper
@@ -138,6 +143,79 @@ def test_calls_are_read_and_results_find_them(loaded):
     assert record.messages[1]["tool_calls"][0]["function"] == {"name": "now", "arguments": {}}
     [record] = loaded({"messages": TWO, "tools": json.dumps([ADD])})
     assert record.tools[0]["function"]["parameters"] == ADD["function"]["parameters"]
+
+
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Searches.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "array"}},
+        },
+    },
+}
+TRIPS = [
+    {
+        "messages": [USER, asks(call("add", {"a": 2, "b": 3})), {"role": "tool", "content": "5"}, END],
+        "tools": [ADD],
+    },
+    {
+        "messages": [
+            USER,
+            asks(call("search", {"city": "Rome", "days": [{"from": 1}, {"to": 2}]})),
+            {"role": "tool", "content": "sun"},
+            END,
+        ],
+        "tools": [SEARCH],
+    },
+]
+"""Two records that call other tools: a column of Arrow has the keys of both in each."""
+
+
+def test_nulls_that_a_table_adds_are_no_arguments(tmp_path):
+    table = pa.Table.from_pylist(TRIPS)
+    assert "'city': None" in str(table.to_pylist()[0]), "the table adds nothing, so nothing is tested"
+    pq.write_table(table, tmp_path / "d.parquet")
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(trip) + "\n" for trip in TRIPS))
+    plain = load_conversations(Data(path=str(tmp_path / "d.jsonl")))
+    rows = datasets.Dataset.from_list(TRIPS)
+    rows.save_to_disk(str(tmp_path / "saved"))
+    frame = table.to_pandas()
+    for data in (
+        Data(path=str(tmp_path / "d.parquet")),
+        Data(path=str(tmp_path / "saved")),
+        *(InMemoryData.of(records_of(each, "data"), typed_columns(each)) for each in (rows, table, frame)),
+    ):
+        for found, expected in zip(load_conversations(data), plain, strict=True):
+            assert (found.messages, found.tools) == (expected.messages, expected.tools)
+
+
+def test_a_null_that_the_data_hold_stays(tmp_path, told):
+    trip = {"messages": [USER, asks(call("search", {"city": None})), {"role": "tool", "content": "sun"}, END]}
+    (tmp_path / "d.jsonl").write_text(json.dumps(trip))
+    text = {**trip, "messages": [USER, asks(call("search", '{"city": null}')), *trip["messages"][2:]]}
+    pq.write_table(pa.Table.from_pylist([text]), tmp_path / "d.parquet")
+    function = {"name": datasets.Value("string"), "arguments": datasets.Json()}
+    message = {
+        "role": datasets.Value("string"),
+        "content": datasets.Value("string"),
+        "tool_calls": datasets.List({"function": function}),
+    }
+    messages = list(trip["messages"])
+    messages[1] = {**messages[1], "tool_calls": [{"function": messages[1]["tool_calls"][0]["function"]}]}
+    features = datasets.Features({"messages": datasets.List(message)})
+    rows = datasets.Dataset.from_list([{"messages": messages}], features=features)
+    for data in (
+        Data(path=str(tmp_path / "d.jsonl")),
+        Data(path=str(tmp_path / "d.parquet")),
+        InMemoryData.of([trip]),
+        InMemoryData.of(rows, typed_columns(rows)),
+    ):
+        [found] = load_conversations(data)
+        assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": None}
+    assert '"arguments": {"city": null}' in told(OBJECTS, trip)[1][0]
 
 
 @pytest.mark.parametrize(

@@ -422,7 +422,7 @@ def test_typed_columns_are_read_like_json(tmp_path):
         pa.table({"prompt": ["a"], "responses": [["b", "c"]], "scores": [[1.0, float("nan")]]}),
         tmp_path / "d.parquet",
     )
-    with pytest.raises(UserError, match=r"^d\.parquet:1: entry 2 of scores is not finite$"):
+    with pytest.raises(UserError, match=r"^d\.parquet:1: entry 2 of scores is null, not a number$"):
         load_rankings(Data(path=str(tmp_path / "d.parquet")))
 
 

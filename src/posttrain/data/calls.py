@@ -62,7 +62,7 @@ class Calls:
 
 def tools_of(fields: Fields, messages: tuple[Message, ...]) -> tuple[dict[str, Any], ...]:
     """The tools of a record, as chat templates are given them; UserError for a call of another."""
-    if fields.template is not None or not fields.given("tools") or not (given := fields.raw("tools")):
+    if fields.template is not None or not fields.given("tools") or not (given := fields.objects("tools")):
         return ()
     value = _read(given)
     if not isinstance(value, list):

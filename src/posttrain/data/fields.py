@@ -147,6 +147,14 @@ class Fields:
         self.used.add(name)
         return self.record.fields[self.column(name)]
 
+    def objects(self, name: str) -> Any:
+        """Return a field of messages, tools or answers without the nulls that the type of its column added.
+
+        Arrow gives all objects of a column the keys of all of them. JSON in a text has its own nulls.
+        """
+        value = self.raw(name)
+        return _without_nulls(value) if self.column(name) in self.record.typed else value
+
     def spelt(self, name: str) -> Any:
         """A field as it stands; a number or boolean of a CSV file as the text of its cell."""
         value = self.raw(name)
@@ -182,7 +190,7 @@ class Fields:
 
     def items(self, name: str) -> list[Any]:
         """A field that must be a list with something in it."""
-        value, column = self.raw(name), self.column(name)
+        value, column = self.objects(name), self.column(name)
         if not isinstance(value, list):
             raise self.fault(f"{column} is {kind(value)}, not a list")
         if not value:
@@ -205,9 +213,22 @@ class Fields:
         if self.given("id") is None:
             return self.source
         value = self.spelt("id")
+        if isinstance(value, float) and value.is_integer():  # as pandas holds ids of which one is missing
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
             raise self.fault(f"id is {kind(value)}, not text or a whole number")
         return str(value)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return objects without their keys that are null; entries of lists stay.
+
+    >>> _without_nulls({"a": None, "b": [None, {"c": None, "d": 1}]})
+    {'b': [None, {'d': 1}]}
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def answer_text(value: Any) -> str | None:

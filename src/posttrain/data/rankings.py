@@ -185,7 +185,7 @@ def _judged(fields: Fields) -> tuple[tuple[Message, ...], str]:
     """The prompt and the answer of a record with one answer, or of messages that end with it."""
     name = fields.first(*LABELLED)
     if name is not None:
-        value = fields.raw(name)
+        value = fields.objects(name)
         if isinstance(value, (list, dict)):
             turns = [value] if isinstance(value, dict) else value
             return _prompt(fields), _answer(fields, turns, fields.column(name))

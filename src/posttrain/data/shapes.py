@@ -40,6 +40,8 @@ class Shaped:
     completion: str | tuple[Message, ...] | None
     """The worked answer, which SFT learns; or the turns that end with it."""
     answer: str | None
+    answer_value: bool | int | float | None
+    """The answer as it stands, if that is a number or a boolean."""
     id: str
     rest: dict[str, Any]
     """Fields that became none of these."""
@@ -55,12 +57,13 @@ def shaped(fields: Fields) -> Shaped:
         answer, name = fields.answer("answer"), fields.id()
         form = f"{fields.form} ({pair.form})"
         rest = fields.rest | {"completion": pair.answers[0]}
-        return Shaped(pair.messages, pair.answers[0], answer, name, rest, form)
+        return Shaped(pair.messages, pair.answers[0], answer, _number(fields, "answer"), name, rest, form)
     messages = asked(fields, *PROMPTS)
     if messages is None:
         raise _no_shape(fields)
     shape = (fields.given(*PROMPTS) or fields.first(*PROMPTS)) if fields.template is None else "prompt"
     answer, worked = fields.answer("answer"), _worked(fields)
+    number = _number(fields, "answer")
     completion: str | tuple[Message, ...] | None = None
     if worked is not None:
         value = fields.spelt(worked)
@@ -71,7 +74,7 @@ def shaped(fields: Fields) -> Shaped:
     # A verifier compares with what is called an answer; of what else is there it knows under its own name.
     own = worked is not None and worked == _COMPARED.get(shape or "")
     if answer is None and own and isinstance(completion, str):
-        answer = completion
+        answer, number = completion, _number(fields, worked or "")
     completion = answer if completion is None else completion
     templated = fields.template is not None and "question" in fields.record.fields
     if (shape == "question" or templated) and answer is not None and _GOLD in answer:
@@ -82,7 +85,13 @@ def shaped(fields: Fields) -> Shaped:
         rest[fields.column(worked)] = fields.raw(worked)
     if answer != completion and isinstance(completion, str):
         rest["completion"] = completion
-    return Shaped(messages, completion, answer, name, rest, fields.form)
+    return Shaped(messages, completion, answer, number, name, rest, fields.form)
+
+
+def _number(fields: Fields, name: str) -> bool | int | float | None:
+    """Return a field that is a number or a boolean, else None."""
+    value = fields.record.fields.get(fields.column(name))
+    return value if isinstance(value, (bool, int, float)) else None
 
 
 def _worked(fields: Fields) -> str | None:

@@ -51,7 +51,7 @@ def conversation(fields: Fields, name: str) -> tuple[Message, ...]:
     """
     column = fields.column(name)
     if name in ("messages", "conversations") or isinstance(fields.record.fields[column], list):
-        return said(fields, fields.raw(name), column, "from" if name == "conversations" else "role")
+        return said(fields, fields.objects(name), column, "from" if name == "conversations" else "role")
     text = fields.text(name)
     if is_transcript(text) and _OPEN_END.search(text):
         return transcript(fields, _OPEN_END.sub("", text), column)
@@ -95,7 +95,7 @@ def answerable(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, 
 
 def spoken(fields: Fields, name: str) -> tuple[Message, ...]:
     """A field that holds a message, or a list of them."""
-    value = fields.raw(name)
+    value = fields.objects(name)
     return said(fields, [value] if isinstance(value, dict) else value, fields.column(name), "role")
 
 
