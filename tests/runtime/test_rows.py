@@ -1,5 +1,6 @@
 """Records as rows: what is shared, what is trained, what is read, and what a bound leaves of them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -246,14 +247,52 @@ def test_where_nothing_is_left_the_bound_is_named(shaper: Shape, marks: bool, le
         shaper(bound=5, marks=marks).groups(records, learns, lambda line: None)
 
 
-def test_a_record_that_cannot_be_shown_is_named(shaper: Shape) -> None:
+def test_a_record_that_the_template_refuses_is_named_or_skipped(shaper: Shape) -> None:
     refuses = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     refuses += "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
     refuses += "{% if add_generation_prompt %}<|im_start|>{% endif %}"
-    with pytest.raises(UserError, match=r"^pairs\.jsonl:x: 'x': .* system, user"):
-        shaper(refuses).groups(
-            [ranking("a", "b"), ranking("a", "b", messages=TURNS, name="x")], "rankings", quiet
-        )
+    shown, hidden = ranking("a", "b"), ranking("a", "b", messages=TURNS, name="x")
+    with pytest.raises(UserError, match=r"^pairs\.jsonl:x: the chat template fails \(no system\)") as error:
+        shaper(refuses).groups([shown, hidden], "rankings", quiet)
+    assert "system, user" in str(error.value)
+    assert "chat_template" in error.value.mend
+    lines: list[str] = []
+    longer = ranking("a", "b", messages=TURNS[:2], name="y")
+    made = shaper(refuses).each([hidden, shown, longer], "rankings", lines.append, "skip")
+    assert [(record, group) for record, group in made] == shaper(refuses).each([shown], "rankings", quiet)
+    assert lines == [
+        "2 of 3 rankings skipped: 2 × the chat template fails (no system) (first pairs.jsonl:x)",
+    ]
+    with pytest.raises(
+        UserError, match=r"^pairs\.jsonl:x: none of 2 rankings can be used; the first: the chat"
+    ):
+        shaper(refuses).groups([hidden, longer], "rankings", quiet, "skip")
+
+
+def test_bad_rows_of_a_template_are_skipped_in_a_run(
+    offline: Any, write: Any, run_cli: Any, tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"messages": each}) + "\n" for each in [turns] * 8 + [[turns[0], *turns]])
+    )
+    alternate = (
+        "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    over = {
+        "model": {"chat_template": alternate},
+        "task": {"arithmetic": None, "data": {"path": str(tmp_path / "d.jsonl")}},
+    }
+    said = run_cli("validate", write(offline, over))
+    assert said.code == 2
+    assert "d.jsonl:9: the chat template fails (roles must alternate)" in said.err
+    over["task"]["data"]["bad"] = "skip"
+    said = run_cli("validate", write(offline, over))
+    assert said.code == 0
+    assert "1 of 9 conversations skipped: 1 × the chat template fails (roles must alternate)" in said.err
 
 
 # ---------------------------------------------------------------- probes, and rows by themselves

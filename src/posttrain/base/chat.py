@@ -294,7 +294,7 @@ class Chat:
             text: str = self.tokenizer.apply_chat_template([dict(m) for m in messages], **options)
         except Exception as error:  # a template may do anything, as divide by 0
             roles = ", ".join(message["role"] for message in messages)
-            what = f"the chat template fails on the roles {roles}: {error}"
+            what = f"the chat template fails ({error}): the roles are {roles}"
             raise UserError(what, mend=_SUGGESTION) from None
         check_shown(messages, tools, text, mend=_SUGGESTION)
         return text

@@ -218,7 +218,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
         names = ", ".join(f"{name} ({count})" for name, count in beside.most_common())
         say(f"{file}: no part of any prompt, though other trainers show it: {names}")
     if faults:
-        say(f"{file}: {len(faults)} of {count} records skipped: {_summary(faults)}")
+        say(f"{file}: {len(faults)} of {count} records skipped: {summary(faults)}")
     return [item for items in chosen for item in items]
 
 
@@ -245,8 +245,8 @@ def _counted(form: Form, number: int) -> str:
     return f"{number} {form.noun}{'' if number == 1 else 's'} in the form {form.fields}"
 
 
-def _summary(faults: Sequence[UserError]) -> str:
-    """Each kind of fault with its number and its first place, the most frequent first.
+def summary(faults: Sequence[UserError]) -> str:
+    """Return each kind of fault with its number and its first place, the most frequent first.
 
     Of what is wrong the numbers and quotations, and what follows a colon, are particulars of one record.
     """

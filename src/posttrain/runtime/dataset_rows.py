@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from posttrain.base.chat import Chat
 from posttrain.data import Ranking, Stepped
 from posttrain.data.corpus import Corpus, Text, load_corpus
+from posttrain.data.gather import summary
 from posttrain.envs.tools.conversation import Telling, telling
 from posttrain.envs.tools.formats import FormatName
 from posttrain.runtime.model_info import ModelInfo, Say
@@ -47,15 +48,20 @@ class Shaper:
         """How calls and tools are shown."""
         return telling(self.chat, self.tool_format)
 
-    def groups(self, records: Sequence[Any], learns: str, say: Say) -> list[Group]:
+    def groups(
+        self, records: Sequence[Any], learns: str, say: Say, bad: Literal["error", "skip"] = "error"
+    ) -> list[Group]:
         """The groups of all records; see each."""
-        return [group for _, group in self.each(records, learns, say)]
+        return [group for _, group in self.each(records, learns, say, bad)]
 
-    def each(self, records: Sequence[Any], learns: str, say: Say) -> list[tuple[Any, Group]]:
+    def each(
+        self, records: Sequence[Any], learns: str, say: Say, bad: Literal["error", "skip"] = "error"
+    ) -> list[tuple[Any, Group]]:
         """The records that are of use, and the group of each.
 
         What is longer than the bound is cut there, or left out if a head reads its end, or if nothing
-        trained remains of it. Raises UserError if nothing is left, and for a record that has no tokens.
+        trained remains of it. A record that the chat template refuses is an error, or is left out and counted
+        if bad is "skip". Raises UserError if nothing is left.
         """
         make: dict[str, Callable[[Any, Counter[str]], Group]] = {
             "answers": self._conversation,
@@ -69,18 +75,26 @@ class Shaper:
             except UserError as error:
                 raise UserError(error.what, where="batch.separator", mend="give another one") from None
         counts: Counter[str] = Counter()
-        made = []
+        made: list[tuple[Any, Group]] = []
+        faults: list[UserError] = []
         for record in records:
             try:
-                made.append(make[learns](record, counts))
+                made.append((record, make[learns](record, counts)))
             except UserError as error:
-                raise UserError(f"{record.id!r}: {error}", where=record.source) from None
-        kept = [(record, group) for record, group in zip(records, made, strict=True) if group]
+                faults.append(UserError(error.what, where=record.source, mend=error.mend))
+                if bad == "error":
+                    raise faults[0] from None
+        if faults and not made:
+            what = f"none of {len(records)} {_NAMES[learns]} can be used; the first: {faults[0].what}"
+            raise UserError(what, where=faults[0].where, mend=faults[0].mend)
+        if faults:
+            say(f"{len(faults)} of {len(records)} {_NAMES[learns]} skipped: {summary(faults)}")
+        kept = [(record, group) for record, group in made if group]
         for what, number in counts.items():
             say(f"{number} of {len(records)} {_NAMES[learns]} {what.format(bound=self.bound)}")
-        if records and not kept:
+        if made and not kept:
             raise UserError(
-                f"all {len(records)} {_NAMES[learns]} were filtered out: none has a trained token within "
+                f"all {len(made)} {_NAMES[learns]} were filtered out: none has a trained token within "
                 f"{self.bound} tokens",
                 where="batch.max_length",
                 mend="raise it",
@@ -223,9 +237,11 @@ def build_groups(
     shaper = Shaper(policy.chat, bound, "head" in resolved.method.needs, batch.separator, batch.tool_format)
     if learns == "answers" and any(getattr(each, "tools", ()) or _calls(each) for each in resolved.train):
         say(f"conversations call tools: {shaper.telling}")
-    groups = shaper.groups(resolved.train, learns, say)
+    task = resolved.recipe.task
+    groups = shaper.groups(resolved.train, learns, say, task.data.bad if task.data else "error")
     longest = max(sum(len(row.tokens) for row in group) for group in groups)
-    return groups, shaper.groups(resolved.held_out, learns, say), longest
+    bad = task.held_out.bad if task.held_out else "error"
+    return groups, shaper.groups(resolved.held_out, learns, say, bad), longest
 
 
 def _corpus(text: Text, policy: ModelInfo, bound: int, say: Say) -> Corpus:
