@@ -244,11 +244,10 @@ def test_what_cannot_be_a_call_is_refused_at_its_line(loaded, record, why):
     assert "d.jsonl:1" in str(error.value)
 
 
-def test_calls_are_for_what_learns_conversations(loaded):
+def test_calls_are_not_for_tasks(loaded):
     for load, record in (
         (load_tasks, {"messages": TWO[:4], "answer": "5"}),
-        (load_rankings, {"prompt": "a", "chosen": [TWO[1]], "rejected": [END]}),
-        (load_conversations, {"prompt": "a", "chosen": [TWO[1]], "rejected": [END]}),
+        (load_tasks, {"prompt": "a", "chosen": [TWO[1]], "rejected": [END]}),
     ):
         with pytest.raises(UserError, match="'tool_calls', which is not understood"):
             loaded(record, into=load)
@@ -360,6 +359,37 @@ def test_a_call_that_cannot_be_written_so_is_refused(told):
     with pytest.raises(UserError, match="cannot be written in the form 'llama3'"):
         told(CHATML, {"messages": TWO}, "llama3")
     assert "a</call>b" in told(CHATML, {"messages": broken, "tools": [NOTE]}, "hermes")[1][0]
+
+
+@pytest.mark.parametrize("template", [OBJECTS, STRINGS, NULL, CHATML])
+def test_a_pair_learns_calls_as_a_conversation_does(template, loaded, tokenizer):
+    """The tools are shown in the prompt, and the turns of each side are those of its conversation."""
+
+    def trained(row):
+        return tokenizer.decode([t for t, own in zip(row.tokens, row.sampled, strict=True) if own])
+
+    added = [asks(call("add", {"a": 1, "b": 2})), {"role": "tool", "content": "3"}]
+    before = [USER, *added, {"role": "assistant", "content": "3"}, {"role": "user", "content": "And now?"}]
+    noted = [asks(call("note", {"text": "no"})), {"role": "tool", "content": "ok"}]
+    sides = [[*added, END], [*noted, END]]
+    whole = {"chosen": before + sides[0], "rejected": before + sides[1]}
+    shaper = Shaper(Chat(tokenizer, template=template), 3000, False)
+    for record in ({"prompt": before, "chosen": sides[0], "rejected": sides[1]}, whole):
+        [pair] = loaded({**record, "tools": [ADD, NOTE]}, into=load_rankings)
+        [group] = shaper.groups([pair], "rankings", lambda line: None)
+        for row, side in zip(group, sides, strict=True):
+            [alone] = loaded({"messages": [USER, *side], "tools": [ADD, NOTE]})
+            [[learnt]] = shaper.groups([alone], "answers", lambda line: None)
+            assert trained(row) == trained(learnt)
+        start = group[0].prompt_length
+        assert group[0].tokens[:start] == group[1].tokens[:start]
+        shown = tokenizer.decode(group[0].tokens[:start])
+        assert "Notes." in shown
+        assert "And now?" in shown
+    [(judged, _)] = Shaper(Chat(tokenizer, template=template), 3000, True).groups([pair], "rankings", print)
+    text = tokenizer.decode(judged.tokens[:-1])
+    assert text.rstrip().endswith("5 and 9.<|im_end|>")
+    assert "Notes." in text
 
 
 def test_results_that_a_template_hides_are_said_by_the_user(told):

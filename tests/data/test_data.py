@@ -323,7 +323,7 @@ BAD_RECORDS = [
     ),
     ({"prompt": "a?", "completion": [user("b")]}, "completion ends with the user, not the assistant"),
     ({"messages": [user("a"), {"role": "assitant", "content": "b"}]}, "did you mean 'assistant'?"),
-    ({"messages": [{"role": "martian", "content": "b"}]}, "must be one of system, user"),
+    ({"messages": [{"role": "martian", "content": "b"}]}, "must be one of system, developer, user"),
     ({"messages": [user("")]}, "message 1 of messages is empty"),
     (
         {"messages": [user("a"), {"role": "system", "content": "b"}]},
@@ -420,6 +420,47 @@ def test_options_that_do_not_fit_the_data_are_named(tmp_path, options, says):
     path = jsonl(tmp_path / "d.jsonl", {"prompt": "p", "answer": "1", "a": "x", "s": None})
     with pytest.raises(UserError) as error:
         load_tasks(Data(path=path, **options))
+    assert says in str(error.value)
+
+
+def test_a_message_of_a_developer_is_a_system_message(tmp_path):
+    turns = [{"role": "developer", "content": "Be brief."}, user("a?"), {"role": "assistant", "content": "b"}]
+    for name, keys in (("messages", ("role", "content")), ("conversations", ("from", "value"))):
+        record = {name: [dict(zip(keys, turn.values(), strict=True)) for turn in turns]}
+        [found] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", record)))
+        assert found.messages[0] == {"role": "system", "content": "Be brief."}
+    two = {"messages": [{"role": "system", "content": "s"}, *turns]}
+    with pytest.raises(UserError, match="message 2 of messages is a system message, which must come first"):
+        load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", two)))
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}])
+def test_a_message_of_weight_0_is_marked(tmp_path, mark):
+    said = {"role": "assistant", "content": "b"}
+    turns = [user("a?") | {"weight": 0}, said | mark, user("c?"), said | {"weight": 1, "train": True}]
+    path = jsonl(tmp_path / "d.jsonl", {"messages": turns})
+    [found] = load_conversations(Data(path=path))
+    assert found.messages == (user("a?"), said | {"weight": 0}, user("c?"), said)
+    [task] = load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", {"messages": turns[:3]})))
+    assert task.messages == (user("a?"), said, user("c?"))
+
+
+@pytest.mark.parametrize(
+    ("turn", "says"),
+    [
+        (
+            {"role": "assistant", "content": "b", "weight": 0.5},
+            "weight of message 2 of messages is 0.5; only 0",
+        ),
+        ({"role": "assistant", "content": "b", "train": "no"}, "train of message 2 of messages is 'no'"),
+        ({"role": "user", "content": "b", "train": True}, "is to be trained, and is the user's"),
+        ({"role": "user", "content": "b", "reasoning_content": "c"}, "'reasoning_content', which is not"),
+    ],
+)
+def test_marks_that_cannot_be_kept_are_refused(tmp_path, turn, says):
+    path = jsonl(tmp_path / "d.jsonl", {"messages": [user("a?"), turn]})
+    with pytest.raises(UserError) as error:
+        load_conversations(Data(path=path))
     assert says in str(error.value)
 
 

@@ -117,6 +117,71 @@ def test_a_reward_that_is_no_number_is_nothing_to_who_does_not_read_it(shaper: S
     assert row.total_reward == 0.0
 
 
+def test_a_message_of_weight_0_is_shown_and_not_trained(shaper: Shape, words: Any) -> None:
+    last: Message = {"role": "assistant", "content": "5"}
+    every = Conversation(id="c", messages=(*TURNS, last), reward=3)
+    some = Conversation(id="c", messages=(*TURNS[:2], {**TURNS[2], "weight": 0}, TURNS[3], last), reward=3)
+    [[whole]], [[part]] = (shaper().groups([each], "answers", quiet) for each in (every, some))
+    assert part.tokens == whole.tokens
+    assert trained_text(words, (part,)) == ["5<|im_end|>"]
+    lines: list[str] = []
+    none = Conversation(id="n", messages=(*QUESTION, {**last, "weight": 0}))
+    assert len(shaper().groups([some, none], "answers", lines.append)) == 1
+    assert lines == ["1 of 2 conversations had nothing left to train on and are left out"]
+
+
+@pytest.mark.parametrize("template", [None, "none"], ids=["chat", "none"])
+def test_a_side_of_several_turns_trains_what_the_assistant_says(
+    shaper: Shape, words: Any, template: str | None
+) -> None:
+    side: tuple[Message, ...] = (
+        {"role": "assistant", "content": "2"},
+        TURNS[3],
+        {"role": "assistant", "content": "5"},
+    )
+    pair = Ranking(id="r", messages=TURNS[:2], answers=(side, "6"), scores=(1.0, 0.0))
+    [(chosen, rejected)] = shaper(template).groups([pair], "rankings", quiet)
+    learnt = Conversation(id="c", messages=(*TURNS[:2], *side))
+    [[whole]] = shaper(template).groups([learnt], "answers", quiet)
+    assert (chosen.tokens, chosen.sampled) == (whole.tokens, whole.sampled)
+    assert chosen.tokens[: chosen.prompt_length] == rejected.tokens[: rejected.prompt_length]
+    alone = ranking("6", scores=(1.0,), messages=TURNS[:2])
+    assert shaper(template).groups([alone], "labels", quiet)[0][0].tokens == rejected.tokens
+    [(judged, _)] = shaper(template, marks=True).groups([pair], "rankings", quiet)
+    plain = ranking("5", "6", messages=(*TURNS[:2], *side[:2]), scores=(1.0, 0.0))
+    assert judged == shaper(template, marks=True).groups([plain], "rankings", quiet)[0][0]
+
+
+REASONS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n' }}{% endif %}"
+    "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_reasoning_is_trained_where_the_template_shows_it(shaper: Shape, words: Any) -> None:
+    thought: Message = {"role": "assistant", "content": "5", "reasoning_content": "2 and 3"}
+    record = Conversation(id="c", messages=(*QUESTION, thought), source="d.jsonl:1")
+    [group] = shaper(REASONS).groups([record], "answers", quiet)
+    assert trained_text(words, group) == ["<think>\n2 and 3\n</think>\n5<|im_end|>"]
+    opened = REASONS.replace("assistant\n'", "assistant\n<think>\n'")
+    [group] = shaper(opened).groups([record], "answers", quiet)
+    assert trained_text(words, group) == ["2 and 3\n</think>\n5<|im_end|>"]
+    pair = Ranking(
+        id="r", messages=QUESTION, answers=((thought,), "6"), scores=(1.0, 0.0), source="d.jsonl:1"
+    )
+    [(chosen, _)] = shaper(REASONS).groups([pair], "rankings", quiet)
+    assert trained_text(words, (chosen,)) == ["<think>\n2 and 3\n</think>\n5<|im_end|>"]
+    for template in (None, "none", REASONS.replace("m.reasoning_content +", "'hm' +")):
+        with pytest.raises(
+            UserError, match=r"^d\.jsonl:1: the chat template leaves out reasoning_content; write"
+        ):
+            shaper(template).groups([record], "answers", quiet)
+    with pytest.raises(UserError, match="has reasoning_content, and a reward model reads text alone"):
+        shaper(REASONS, marks=True).groups([pair], "rankings", quiet)
+
+
 # ---------------------------------------------------------------- marks
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from posttrain.base.nearest import did_you_mean
 from posttrain.data.fields import PAIR, PROMPTS, WORKED, Fields
 from posttrain.data.pairs import is_pair, paired
-from posttrain.data.turns import asked, spoken, with_system
+from posttrain.data.turns import Answer, answer_of, asked, spoken, with_system
 from posttrain.data.wrapped import in_list
 from posttrain.types import Message, UserError
 
@@ -37,7 +37,7 @@ class Shaped:
     """A record as a conversation, with what was to be answered in full, and what a verifier compares."""
 
     messages: tuple[Message, ...]
-    completion: str | tuple[Message, ...] | None
+    completion: Answer | None
     """The worked answer, which SFT learns; or the turns that end with it."""
     answer: str | None
     answer_value: bool | int | float | None
@@ -52,7 +52,6 @@ class Shaped:
 def shaped(fields: Fields) -> Shaped:
     """The record in its shape; UserError at its line if it has none, or if a field is not as it should be."""
     if fields.template is None and is_pair(fields) and all(fields.has(name) for name in PAIR):
-        fields.calls = False
         pair = paired(fields)
         answer, name = fields.answer("answer"), fields.id()
         form = f"{fields.form} ({pair.form})"
@@ -64,7 +63,7 @@ def shaped(fields: Fields) -> Shaped:
     shape = (fields.given(*PROMPTS) or fields.first(*PROMPTS)) if fields.template is None else "prompt"
     answer, worked = fields.answer("answer"), _worked(fields)
     number = _number(fields, "answer")
-    completion: str | tuple[Message, ...] | None = None
+    completion: Answer | None = None
     if worked is not None:
         value = fields.spelt(worked)
         if isinstance(value, (list, dict)):
@@ -111,12 +110,12 @@ def _is_worked(fields: Fields, name: str) -> bool:
     return number or (isinstance(value, str) and bool(value.strip()))
 
 
-def _spoken(fields: Fields, name: str) -> str | tuple[Message, ...]:
+def _spoken(fields: Fields, name: str) -> Answer:
     """The answer of a field that holds messages: the assistant's one, or several that end with it."""
     turns = spoken(fields, name)
     if turns[-1]["role"] != "assistant":
         raise fields.fault(f"{fields.column(name)} ends with the {turns[-1]['role']}, not the assistant")
-    return turns[0]["content"] if len(turns) == 1 and "tool_calls" not in turns[0] else turns
+    return answer_of(turns)
 
 
 def _no_shape(fields: Fields) -> UserError:

@@ -10,7 +10,7 @@ never fed, so that the state "before" it is that of the last real one (learner/p
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -20,11 +20,12 @@ from posttrain.base.chat import Chat
 from posttrain.data import Ranking, Stepped
 from posttrain.data.corpus import Corpus, Text, load_corpus
 from posttrain.data.gather import summary
+from posttrain.data.turns import turns_of
 from posttrain.envs.tools.conversation import Telling, telling
 from posttrain.envs.tools.formats import FormatName
 from posttrain.runtime.model_info import ModelInfo, Say
 from posttrain.runtime.resolve import Resolved
-from posttrain.types import PROBE, Trajectory, UserError
+from posttrain.types import PROBE, Message, Trajectory, UserError
 
 Group = tuple[Trajectory, ...]
 NOBODY = 0
@@ -121,7 +122,7 @@ class Shaper:
     def _ranking(self, record: Ranking, counts: Counter[str]) -> Group:
         if self.marks:
             return self._judged(record, counts)
-        sides = self.chat.render_answers(record.messages, record.answers)
+        sides = self.chat.render_answers(*self._told(record))
         if any(any(trained[self.bound :]) for _, trained in sides):
             counts["are longer than {bound} tokens and were cut there"] += 1
         cut = [(tokens[: self.bound], trained[: self.bound]) for tokens, trained in sides]
@@ -135,11 +136,31 @@ class Shaper:
 
     def _judged(self, record: Ranking, counts: Counter[str]) -> Group:
         """The answers as a verifier sees them."""
-        sides = self.chat.render_for_judge(record.messages, record.answers)
+        prompt, answers, tools = self._told(record)
+        sides = []
+        for *earlier, last in answers:
+            if beside := [key for key in ("tool_calls", "reasoning_content") if key in last]:
+                what = f"the last message of an answer has {beside[0]}, and a reward model reads text alone"
+                raise UserError(what, mend="write it into content, or leave such records out")
+            sides += self.chat.render_for_judge([*prompt, *earlier], [last["content"]], tools)
         if any(len(tokens) > self.bound for tokens in sides):
             counts["have an answer that ends beyond {bound} tokens and are left out"] += 1
             return ()
         return tuple(marked(t, {len(t): s}) for t, s in zip(sides, record.scores, strict=True))
+
+    def _told(
+        self, record: Ranking
+    ) -> tuple[tuple[Message, ...], list[tuple[Message, ...]], tuple[Mapping[str, Any], ...]]:
+        """Return the prompt, the messages of each answer and the tools, as the template is given them."""
+        answers = [turns_of(answer) for answer in record.answers]
+        if not (record.tools or _calls(record)):
+            return record.messages, answers, ()
+        told = [self.telling.told((*record.messages, *answer), record.tools) for answer in answers]
+        # Messages are added and merged, but each of the assistant's stays one.
+        before = sum(message["role"] == "assistant" for message in record.messages)
+        starts = [[n for n, m in enumerate(found) if m["role"] == "assistant"][before] for found, _ in told]
+        (first, tools), start = told[0], starts[0]
+        return first[:start], [found[at:] for (found, _), at in zip(told, starts, strict=True)], tools
 
     def _steps(self, record: Stepped, counts: Counter[str]) -> Group:
         # A separator within a step parts it for a verifier too: what is judged is its end.
@@ -161,7 +182,8 @@ class Shaper:
 
 
 def _calls(record: Any) -> bool:
-    return any("tool_calls" in message for message in record.messages)
+    answers = [turns_of(answer) for answer in getattr(record, "answers", ())]
+    return any("tool_calls" in message for turns in (record.messages, *answers) for message in turns)
 
 
 _NAMES = {"answers": "conversations", "rankings": "rankings", "labels": "answers", "steps": "answers"}
@@ -235,7 +257,7 @@ def build_groups(
         found = [_corpus(text, policy, bound, say) for text in (*resolved.train, *resolved.held_out)]
         return Singles(found[0]), Singles(found[1]) if len(found) > 1 else [], found[0].longest
     shaper = Shaper(policy.chat, bound, "head" in resolved.method.needs, batch.separator, batch.tool_format)
-    if learns == "answers" and any(getattr(each, "tools", ()) or _calls(each) for each in resolved.train):
+    if any(getattr(each, "tools", ()) or _calls(each) for each in resolved.train):
         say(f"conversations call tools: {shaper.telling}")
     task = resolved.recipe.task
     groups = shaper.groups(resolved.train, learns, say, task.data.bad if task.data else "error")
