@@ -468,6 +468,26 @@ def test_sides_of_a_pair_may_have_several_turns(tmp_path, record, prompt, chosen
     assert list(task.messages) == prompt
 
 
+def test_preference_data_of_openai_are_pairs(tmp_path):
+    tool = {"type": "function", "function": {"name": "add"}}
+    record = {
+        "input": {"messages": [SYSTEM, user("2 + 3?")], "tools": [tool], "parallel_tool_calls": True},
+        "preferred_output": [bot("5")],
+        "non_preferred_output": [bot("6")],
+    }
+    path = jsonl(tmp_path, record)
+    lines: list[str] = []
+    [pair] = load_rankings(Data(path=path), say=lines.append)
+    assert (list(pair.messages), pair.answers) == ([SYSTEM, user("2 + 3?")], ("5", "6"))
+    assert [each["function"]["name"] for each in pair.tools] == ["add"]
+    assert "input (as prompt)" in lines[0]
+    [learnt] = load_conversations(Data(path=path))
+    assert (learnt.messages, learnt.tools) == ((SYSTEM, user("2 + 3?"), bot("5")), pair.tools)
+    bad = {**record, "input": {"messages": []}}
+    with pytest.raises(UserError, match="messages of input is empty"):
+        load_rankings(Data(path=jsonl(tmp_path, bad)))
+
+
 def test_sides_that_differ_in_a_result_begin_with_its_call(tmp_path):
     called = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"a": 2}}]}
     sides = [[*HELLO, called, {**TOOL, "content": text}, bot(text)] for text in "56"]

@@ -36,6 +36,8 @@ NAMES = tuple(
         for name in names
     )
 )
+_OPENAI = {"prompt": "input", "chosen": "preferred_output", "rejected": "non_preferred_output"}
+"""Columns of OpenAI's preference data, whose input is an object with messages and tools."""
 _OF_PROMPTS = ("tools", "history", "context", "documents", "images", "image", "videos")
 _KINDS: dict[type, str] = {
     bool: "a boolean",
@@ -64,14 +66,15 @@ class Fields:
         template: str | None = None,
         system: str | None = None,
     ) -> None:
-        self.record, self.columns = record, columns
+        openai = all(column in record.fields for column in _OPENAI.values())
+        self.record, self.columns = record, (_OPENAI | dict(columns) if openai else columns)
         self.template, self.system = template, system
         self.source = record.source
         self.used: set[str] = set()
         self.looked_for: set[str] = set()
         self.calls = False
         """Whether messages may call tools, and be results of calls."""
-        for name, column in columns.items():
+        for name, column in self.columns.items():
             if column not in record.fields:
                 hint = did_you_mean(column, record.fields) or f"it has {self.names}"
                 raise self.fault(f"there is no field {column!r} (for {name})", hint)
@@ -93,7 +96,7 @@ class Fields:
     def conversational(self) -> bool:
         """Whether what was asked is a list of messages."""
         asked = self.used.intersection((*PROMPTS, *PAIR))
-        return any(isinstance(self.record.fields[self.column(name)], list) for name in asked)
+        return any(isinstance(self.record.fields[self.column(name)], list | dict) for name in asked)
 
     @property
     def rest(self) -> dict[str, Any]:

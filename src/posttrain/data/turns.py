@@ -56,6 +56,9 @@ def conversation(fields: Fields, name: str) -> tuple[Message, ...]:
     belongs `input`, after a blank line.
     """
     column = fields.column(name)
+    value = fields.record.fields[column]
+    if isinstance(value, dict) and "messages" in value:
+        return said(fields, fields.objects(name)["messages"], f"messages of {column}", "role")
     if name in ("messages", "conversations") or isinstance(fields.record.fields[column], list):
         return said(fields, fields.objects(name), column, "from" if name == "conversations" else "role")
     text = fields.text(name)
