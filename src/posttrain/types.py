@@ -91,6 +91,13 @@ class Task:
     """Where it was read, as "file:line", for error messages."""
     conversational: bool = False
     """Whether the data held the question as messages, and not as a text."""
+    answer_value: Any = None
+    """The answer with the type that the data gave it, where that is not text: 7 of "7"."""
+
+    @property
+    def typed_answer(self) -> Any:
+        """The answer as the data held it, for functions that compute with it; verifiers compare texts."""
+        return self.answer if self.answer_value is None else self.answer_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -366,8 +366,8 @@ def test_an_adapter_of_peft_is_ours_or_refused_by_what_it_has_besides(model):
     with pytest.raises(UserError) as told:
         Recipe(model, data=SUMS, reward=has_digit, lora=LoraConfig(lora_dropout=0.1))
     assert (
-        str(told.value)
-        == "lora.lora_dropout: unknown key 'lora_dropout'; leave it out: adapters have no dropout"
+        str(told.value) == "lora.lora_dropout: unknown key 'lora_dropout'; leave it out: adapters have no "
+        "dropout, whose draws depend on microbatches; optim.weight_decay regularises"
     )
 
 

@@ -2,11 +2,16 @@
 
 import json
 
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
+from posttrain.api.given import records_of
 from posttrain.base.chat import Chat
-from posttrain.data import Data, load_conversations, load_rankings, load_tasks
+from posttrain.data import Data, InMemoryData, load_conversations, load_rankings, load_tasks
+from posttrain.data.records import typed_columns
 from posttrain.envs.tools.conversation import Variant, telling
 from posttrain.envs.tools.formats import FORMATS
 from posttrain.runtime.dataset_rows import Shaper
@@ -140,6 +145,79 @@ def test_calls_are_read_and_results_find_them(loaded):
     assert record.tools[0]["function"]["parameters"] == ADD["function"]["parameters"]
 
 
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Searches.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "array"}},
+        },
+    },
+}
+TRIPS = [
+    {
+        "messages": [USER, asks(call("add", {"a": 2, "b": 3})), {"role": "tool", "content": "5"}, END],
+        "tools": [ADD],
+    },
+    {
+        "messages": [
+            USER,
+            asks(call("search", {"city": "Rome", "days": [{"from": 1}, {"to": 2}]})),
+            {"role": "tool", "content": "sun"},
+            END,
+        ],
+        "tools": [SEARCH],
+    },
+]
+"""Two records that call other tools: a column of Arrow has the keys of both in each."""
+
+
+def test_nulls_that_a_table_adds_are_no_arguments(tmp_path):
+    table = pa.Table.from_pylist(TRIPS)
+    assert "'city': None" in str(table.to_pylist()[0]), "the table adds nothing, so nothing is tested"
+    pq.write_table(table, tmp_path / "d.parquet")
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(trip) + "\n" for trip in TRIPS))
+    plain = load_conversations(Data(path=str(tmp_path / "d.jsonl")))
+    rows = datasets.Dataset.from_list(TRIPS)
+    rows.save_to_disk(str(tmp_path / "saved"))
+    frame = table.to_pandas()
+    for data in (
+        Data(path=str(tmp_path / "d.parquet")),
+        Data(path=str(tmp_path / "saved")),
+        *(InMemoryData.of(records_of(each, "data"), typed_columns(each)) for each in (rows, table, frame)),
+    ):
+        for found, expected in zip(load_conversations(data), plain, strict=True):
+            assert (found.messages, found.tools) == (expected.messages, expected.tools)
+
+
+def test_a_null_that_the_data_hold_stays(tmp_path, told):
+    trip = {"messages": [USER, asks(call("search", {"city": None})), {"role": "tool", "content": "sun"}, END]}
+    (tmp_path / "d.jsonl").write_text(json.dumps(trip))
+    text = {**trip, "messages": [USER, asks(call("search", '{"city": null}')), *trip["messages"][2:]]}
+    pq.write_table(pa.Table.from_pylist([text]), tmp_path / "d.parquet")
+    function = {"name": datasets.Value("string"), "arguments": datasets.Json()}
+    message = {
+        "role": datasets.Value("string"),
+        "content": datasets.Value("string"),
+        "tool_calls": datasets.List({"function": function}),
+    }
+    messages = list(trip["messages"])
+    messages[1] = {**messages[1], "tool_calls": [{"function": messages[1]["tool_calls"][0]["function"]}]}
+    features = datasets.Features({"messages": datasets.List(message)})
+    rows = datasets.Dataset.from_list([{"messages": messages}], features=features)
+    for data in (
+        Data(path=str(tmp_path / "d.jsonl")),
+        Data(path=str(tmp_path / "d.parquet")),
+        InMemoryData.of([trip]),
+        InMemoryData.of(rows, typed_columns(rows)),
+    ):
+        [found] = load_conversations(data)
+        assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": None}
+    assert '"arguments": {"city": null}' in told(OBJECTS, trip)[1][0]
+
+
 @pytest.mark.parametrize(
     ("record", "why"),
     [
@@ -166,11 +244,10 @@ def test_what_cannot_be_a_call_is_refused_at_its_line(loaded, record, why):
     assert "d.jsonl:1" in str(error.value)
 
 
-def test_calls_are_for_what_learns_conversations(loaded):
+def test_calls_are_not_for_tasks(loaded):
     for load, record in (
         (load_tasks, {"messages": TWO[:4], "answer": "5"}),
-        (load_rankings, {"prompt": "a", "chosen": [TWO[1]], "rejected": [END]}),
-        (load_conversations, {"prompt": "a", "chosen": [TWO[1]], "rejected": [END]}),
+        (load_tasks, {"prompt": "a", "chosen": [TWO[1]], "rejected": [END]}),
     ):
         with pytest.raises(UserError, match="'tool_calls', which is not understood"):
             loaded(record, into=load)
@@ -286,6 +363,37 @@ def test_a_call_that_cannot_be_written_so_is_refused(told):
     marked = [USER, asks(call("note", {"text": "a</call>b"})), {"role": "tool", "content": "x"}, END]
     said = told(CHATML, {"messages": marked, "tools": [NOTE]})[1][0]
     assert "<call note>\na</call>b\n</call>" in said
+
+
+@pytest.mark.parametrize("template", [OBJECTS, STRINGS, NULL, CHATML])
+def test_a_pair_learns_calls_as_a_conversation_does(template, loaded, tokenizer):
+    """The tools are shown in the prompt, and the turns of each side are those of its conversation."""
+
+    def trained(row):
+        return tokenizer.decode([t for t, own in zip(row.tokens, row.sampled, strict=True) if own])
+
+    added = [asks(call("add", {"a": 1, "b": 2})), {"role": "tool", "content": "3"}]
+    before = [USER, *added, {"role": "assistant", "content": "3"}, {"role": "user", "content": "And now?"}]
+    noted = [asks(call("note", {"text": "no"})), {"role": "tool", "content": "ok"}]
+    sides = [[*added, END], [*noted, END]]
+    whole = {"chosen": before + sides[0], "rejected": before + sides[1]}
+    shaper = Shaper(Chat(tokenizer, template=template), 3000, False)
+    for record in ({"prompt": before, "chosen": sides[0], "rejected": sides[1]}, whole):
+        [pair] = loaded({**record, "tools": [ADD, NOTE]}, into=load_rankings)
+        [group] = shaper.groups([pair], "rankings", lambda line: None)
+        for row, side in zip(group, sides, strict=True):
+            [alone] = loaded({"messages": [USER, *side], "tools": [ADD, NOTE]})
+            [[learnt]] = shaper.groups([alone], "answers", lambda line: None)
+            assert trained(row) == trained(learnt)
+        start = group[0].prompt_length
+        assert group[0].tokens[:start] == group[1].tokens[:start]
+        shown = tokenizer.decode(group[0].tokens[:start])
+        assert "Notes." in shown
+        assert "And now?" in shown
+    [(judged, _)] = Shaper(Chat(tokenizer, template=template), 3000, True).groups([pair], "rankings", print)
+    text = tokenizer.decode(judged.tokens[:-1])
+    assert text.rstrip().endswith("5 and 9.<|im_end|>")
+    assert "Notes." in text
 
 
 def test_results_that_a_template_hides_are_said_by_the_user(told):

@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from posttrain.data import (
     Data,
+    InMemoryData,
     load_conversations,
     load_labelled,
     load_rankings,
@@ -23,7 +25,7 @@ from posttrain.data import (
 )
 from posttrain.data.documents import text_of
 from posttrain.data.fields import Fields
-from posttrain.data.records import Record
+from posttrain.data.records import Record, iterate_records
 from posttrain.types import UserError
 
 GSM8K = {"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
@@ -158,7 +160,7 @@ def test_the_form_is_said_in_the_names_of_the_data(tmp_path):
     load_tasks(Data(path=path, columns={"question": "q"}, limit=1), say=lines.append)
     load_conversations(Data(path=path, template="Say {q}"), say=lines.append)
     assert lines == [
-        "d.jsonl: 2 tasks in the form q (as question), answer; used of them: 1",
+        "d.jsonl: 1 task in the form q (as question), answer; read up to the limit",
         "d.jsonl: 2 conversations in the form a template, answer",
     ]
 
@@ -321,7 +323,7 @@ BAD_RECORDS = [
     ),
     ({"prompt": "a?", "completion": [user("b")]}, "completion ends with the user, not the assistant"),
     ({"messages": [user("a"), {"role": "assitant", "content": "b"}]}, "did you mean 'assistant'?"),
-    ({"messages": [{"role": "martian", "content": "b"}]}, "must be one of system, user"),
+    ({"messages": [{"role": "martian", "content": "b"}]}, "must be one of system, developer, user"),
     ({"messages": [user("")]}, "message 1 of messages is empty"),
     (
         {"messages": [user("a"), {"role": "system", "content": "b"}]},
@@ -365,7 +367,38 @@ def test_a_record_that_is_no_conversation_is_named_with_its_line(tmp_path, recor
 def test_ids_are_compared_among_all_records(tmp_path):
     path = jsonl(tmp_path / "d.jsonl", *({"prompt": "a", "id": i} for i in (1, 2, "1")))
     with pytest.raises(UserError, match=r"^d\.jsonl:3: id '1' is that of d\.jsonl:1 too"):
-        load_tasks(Data(path=path, limit=2))
+        load_tasks(Data(path=path, limit=2, seed=0))
+
+
+def test_records_behind_the_limit_are_not_read(tmp_path):
+    good = [{"prompt": f"p{i}", "answer": i} for i in range(5)]
+    text = "".join(json.dumps(record) + "\n" for record in good) + "this is not JSON"
+    (tmp_path / "d.jsonl").write_text(text)
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(text.encode())[:-6])  # its end is cut off
+    for name in ("d.jsonl", "d.jsonl.gz"):
+        lines: list[str] = []
+        found = load_tasks(Data(path=str(tmp_path / name), limit=3), say=lines.append)
+        assert [task.answer for task in found] == ["0", "1", "2"]
+        assert lines == [f"{name}: 3 tasks in the form prompt, answer; read up to the limit"]
+        for options in ({}, {"limit": 3, "seed": 0}):  # a shuffle takes from all records
+            with pytest.raises(UserError, match=r"6: it is not JSON|cut off"):
+                load_tasks(Data(path=str(tmp_path / name), **options))
+    table = pa.Table.from_pylist(good * 1000)
+    pq.write_table(table, tmp_path / "d.parquet", row_group_size=1000, compression="none")
+    whole = (tmp_path / "d.parquet").read_bytes()
+    opened = iterate_records(str(tmp_path / "d.parquet"))
+    assert next(opened).fields == good[0]
+    assert len(load_tasks(Data(path=str(tmp_path / "d.parquet"), limit=2))) == 2
+    (tmp_path / "d.parquet.gz").write_bytes(gzip.compress(whole))
+    assert len(read_records(str(tmp_path / "d.parquet.gz"))) == 5000
+
+
+def test_records_skipped_do_not_count_towards_the_limit(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", {"prompt": "a"}, {"prompt": ""}, {"prompt": "b"}, {"prompt": ""})
+    lines: list[str] = []
+    found = load_tasks(Data(path=path, limit=2, bad="skip"), say=lines.append)
+    assert [task.id for task in found] == ["d.jsonl:1", "d.jsonl:3"]
+    assert lines[1] == "d.jsonl: 1 of 3 records skipped: 1 × prompt is empty (first d.jsonl:2)"
 
 
 @pytest.mark.parametrize(
@@ -387,6 +420,47 @@ def test_options_that_do_not_fit_the_data_are_named(tmp_path, options, says):
     path = jsonl(tmp_path / "d.jsonl", {"prompt": "p", "answer": "1", "a": "x", "s": None})
     with pytest.raises(UserError) as error:
         load_tasks(Data(path=path, **options))
+    assert says in str(error.value)
+
+
+def test_a_message_of_a_developer_is_a_system_message(tmp_path):
+    turns = [{"role": "developer", "content": "Be brief."}, user("a?"), {"role": "assistant", "content": "b"}]
+    for name, keys in (("messages", ("role", "content")), ("conversations", ("from", "value"))):
+        record = {name: [dict(zip(keys, turn.values(), strict=True)) for turn in turns]}
+        [found] = load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", record)))
+        assert found.messages[0] == {"role": "system", "content": "Be brief."}
+    two = {"messages": [{"role": "system", "content": "s"}, *turns]}
+    with pytest.raises(UserError, match="message 2 of messages is a system message, which must come first"):
+        load_conversations(Data(path=jsonl(tmp_path / "d.jsonl", two)))
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}])
+def test_a_message_of_weight_0_is_marked(tmp_path, mark):
+    said = {"role": "assistant", "content": "b"}
+    turns = [user("a?") | {"weight": 0}, said | mark, user("c?"), said | {"weight": 1, "train": True}]
+    path = jsonl(tmp_path / "d.jsonl", {"messages": turns})
+    [found] = load_conversations(Data(path=path))
+    assert found.messages == (user("a?"), said | {"weight": 0}, user("c?"), said)
+    [task] = load_tasks(Data(path=jsonl(tmp_path / "d.jsonl", {"messages": turns[:3]})))
+    assert task.messages == (user("a?"), said, user("c?"))
+
+
+@pytest.mark.parametrize(
+    ("turn", "says"),
+    [
+        (
+            {"role": "assistant", "content": "b", "weight": 0.5},
+            "weight of message 2 of messages is 0.5; only 0",
+        ),
+        ({"role": "assistant", "content": "b", "train": "no"}, "train of message 2 of messages is 'no'"),
+        ({"role": "user", "content": "b", "train": True}, "is to be trained, and is the user's"),
+        ({"role": "user", "content": "b", "reasoning_content": "c"}, "'reasoning_content', which is not"),
+    ],
+)
+def test_marks_that_cannot_be_kept_are_refused(tmp_path, turn, says):
+    path = jsonl(tmp_path / "d.jsonl", {"messages": [user("a?"), turn]})
+    with pytest.raises(UserError) as error:
+        load_conversations(Data(path=path))
     assert says in str(error.value)
 
 
@@ -456,6 +530,51 @@ def test_a_missing_number_in_parquet_is_null_and_matters_where_it_is_read(tmp_pa
     assert len(load_tasks(Data(path=path))) == 2
     with pytest.raises(UserError, match=r"^d\.parquet:2: score is null"):
         load_labelled(Data(path=path))
+
+
+def test_a_missing_number_in_a_list_or_object_is_null(tmp_path):
+    rows = {"prompt": ["a"], "marks": [[1.0, float("nan")]], "info": [{"level": float("nan")}]}
+    pq.write_table(pa.table(rows), tmp_path / "d.parquet")
+    missing = {"marks": [1.0, None], "info": {"level": None}}
+    [task] = load_tasks(Data(path=str(tmp_path / "d.parquet")))
+    assert task.fields == missing
+    rows = [{"prompt": "a", "marks": (1.0, float("nan")), "info": {"level": pandas.NA}, "at": pandas.NaT}]
+    [task] = load_tasks(InMemoryData.of(rows))
+    assert task.fields == {"marks": (1.0, None), "info": {"level": None}, "at": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "name"), [(1.0, "1"), (3e15, "3000000000000000"), (0, "0"), ("1.0", "1.0")]
+)
+def test_an_id_that_pandas_made_a_float_is_a_whole_number(tmp_path, value, name):
+    frame = pandas.DataFrame({"prompt": ["a", "b"], "id": [value, None]})
+    tasks = load_tasks(InMemoryData.of(frame.to_dict("records")))
+    assert [task.id for task in tasks] == [name, "data:2"]
+    for bad in (1.5, float("inf"), True):
+        with pytest.raises(UserError, match="not text or a whole number"):
+            load_tasks(InMemoryData.of([{"prompt": "a", "id": bad}]))
+
+
+def test_an_answer_keeps_its_type_for_functions(tmp_path):
+    jsonl(tmp_path / "d.jsonl", {"prompt": "a", "answer": 42})
+    (tmp_path / "d.csv").write_text("prompt,answer\na,42\n")
+    pq.write_table(pa.table({"prompt": ["a"], "answer": [42]}), tmp_path / "d.parquet")
+    for name in ("d.jsonl", "d.csv", "d.parquet"):
+        [task] = load_tasks(Data(path=str(tmp_path / name)))
+        assert (task.answer, task.typed_answer, type(task.typed_answer)) == ("42", 42, int), name
+    for record, typed in (
+        ({"prompt": "a", "answer": True}, True),
+        ({"prompt": "a", "answer": 0}, 0),
+        ({"prompt": "a", "answer": 0.5}, 0.5),
+        ({"prompt": "a", "answer": "42"}, "42"),
+        ({"prompt": "a", "completion": 42}, 42),
+        ({"question": "a", "answer": "6 * 7 #### 42"}, "42"),
+        ({"prompt": "a", "answer": None}, None),
+    ):
+        [task] = load_tasks(InMemoryData.of([record]))
+        assert (task.typed_answer, type(task.typed_answer)) == (typed, type(typed))
+    [again] = load_tasks(InMemoryData.of([task, {"prompt": "b"}]))[:1]
+    assert again.typed_answer == task.typed_answer
 
 
 # ---------------------------------------------------------------------- as data sets of the Hub have it
@@ -804,6 +923,34 @@ def test_a_directory_that_save_to_disk_wrote_is_read(tmp_path):
         read_records(str(tmp_path / "two"), split="dev")
     with pytest.raises(UserError, match="has no splits"):
         read_records(str(tmp_path / "one"), split="test")
+
+
+def test_images_and_sounds_are_not_decoded(tmp_path):
+    """Nothing here could decode them: the bytes are no image."""
+    import datasets
+
+    damaged = {"bytes": b"no image", "path": None}
+    features = {
+        "prompt": datasets.Value("string"),
+        "image": datasets.Image(),
+        "images": datasets.List(datasets.Image()),
+        "info": datasets.Json(),
+    }
+    row = {"prompt": "a", "image": damaged, "images": [damaged], "info": {"unit": None}}
+    rows = datasets.Dataset.from_list([row, row], features=datasets.Features(features))
+    rows.save_to_disk(str(tmp_path / "saved"))
+    for data in (
+        Data(path=str(tmp_path / "saved")),
+        InMemoryData.of(rows),
+        InMemoryData.of(rows.to_iterable_dataset()),
+        InMemoryData.of(rows.with_format("numpy")),
+    ):
+        lines: list[str] = []
+        tasks = load_tasks(data, say=lines.append)
+        assert [task.fields for task in tasks] == [{k: v for k, v in row.items() if k != "prompt"}] * 2
+        assert lines[1].endswith(
+            "no part of any prompt, though other trainers show it: images (2), image (2)"
+        )
 
 
 def test_a_line_of_more_than_any_model_reads_is_refused(tmp_path, monkeypatch):

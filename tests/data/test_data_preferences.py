@@ -422,8 +422,89 @@ def test_typed_columns_are_read_like_json(tmp_path):
         pa.table({"prompt": ["a"], "responses": [["b", "c"]], "scores": [[1.0, float("nan")]]}),
         tmp_path / "d.parquet",
     )
-    with pytest.raises(UserError, match=r"^d\.parquet:1: entry 2 of scores is not finite$"):
+    with pytest.raises(UserError, match=r"^d\.parquet:1: entry 2 of scores is null, not a number$"):
         load_rankings(Data(path=str(tmp_path / "d.parquet")))
+
+
+TOOL = {"role": "tool", "content": "5"}
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt", "chosen", "rejected"),
+    [
+        # the prompt is beside the sides
+        (
+            {"prompt": "2 + 3?", "chosen": [bot("Hm?"), user("Go on."), bot("5")], "rejected": [bot("6")]},
+            [user("2 + 3?")],
+            (bot("Hm?"), user("Go on."), bot("5")),
+            "6",
+        ),
+        # it is what both begin with
+        (
+            {**WHOLE, "rejected": [HELLO[0], bot("What?"), user("No."), bot("6")]},
+            HELLO[:1],
+            (*HELLO[1:], bot("5")),
+            (bot("What?"), user("No."), bot("6")),
+        ),
+        ({**WHOLE, "rejected": [HELLO[0], bot("6")]}, HELLO[:1], (*HELLO[1:], bot("5")), "6"),
+        ({**HH, "rejected": "\n\nHuman: Hello\n\nAssistant: 6"}, HELLO[:1], (*HELLO[1:], bot("5")), "6"),
+        (
+            {**ULTRA, "chosen": [user("2 + 3?"), bot("Hm?"), user("Go on."), bot("5")]},
+            [user("2 + 3?")],
+            (bot("Hm?"), user("Go on."), bot("5")),
+            "6",
+        ),
+    ],
+)
+def test_sides_of_a_pair_may_have_several_turns(tmp_path, record, prompt, chosen, rejected):
+    path = jsonl(tmp_path, record)
+    [pair] = load_rankings(Data(path=path))
+    assert (list(pair.messages), pair.answers) == (prompt, (chosen, rejected))
+    labelled = load_labelled(Data(path=path))
+    assert [(one.answers, one.scores) for one in labelled] == [((chosen,), (1.0,)), ((rejected,), (0.0,))]
+    [learnt] = load_conversations(Data(path=path))
+    assert learnt.messages == (*prompt, *chosen)
+    [task] = load_tasks(Data(path=path))
+    assert list(task.messages) == prompt
+
+
+def test_preference_data_of_openai_are_pairs(tmp_path):
+    tool = {"type": "function", "function": {"name": "add"}}
+    record = {
+        "input": {"messages": [SYSTEM, user("2 + 3?")], "tools": [tool], "parallel_tool_calls": True},
+        "preferred_output": [bot("5")],
+        "non_preferred_output": [bot("6")],
+    }
+    path = jsonl(tmp_path, record)
+    lines: list[str] = []
+    [pair] = load_rankings(Data(path=path), say=lines.append)
+    assert (list(pair.messages), pair.answers) == ([SYSTEM, user("2 + 3?")], ("5", "6"))
+    assert [each["function"]["name"] for each in pair.tools] == ["add"]
+    assert "input (as prompt)" in lines[0]
+    [learnt] = load_conversations(Data(path=path))
+    assert (learnt.messages, learnt.tools) == ((SYSTEM, user("2 + 3?"), bot("5")), pair.tools)
+    bad = {**record, "input": {"messages": []}}
+    with pytest.raises(UserError, match="messages of input is empty"):
+        load_rankings(Data(path=jsonl(tmp_path, bad)))
+
+
+def test_sides_that_differ_in_a_result_begin_with_its_call(tmp_path):
+    called = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"a": 2}}]}
+    sides = [[*HELLO, called, {**TOOL, "content": text}, bot(text)] for text in "56"]
+    [pair] = load_rankings(Data(path=jsonl(tmp_path, {"chosen": sides[0], "rejected": sides[1]})))
+    assert list(pair.messages) == HELLO
+    assert [[turn["content"] for turn in answer] for answer in pair.answers] == [
+        ["", "5", "5"],
+        ["", "6", "6"],
+    ]
+    assert "tool_calls" in pair.answers[0][0]
+    [alone] = load_labelled(
+        Data(path=jsonl(tmp_path, {"prompt": HELLO, "completion": sides[0][3:], "label": 1}))
+    )
+    assert alone.answers == pair.answers[:1]
+    strange = {"chosen": sides[0], "rejected": sides[1], "tools": [{"name": "sub"}]}
+    with pytest.raises(UserError, match="'add' is called, and is no tool of it"):
+        load_rankings(Data(path=jsonl(tmp_path, strange)))
 
 
 def other_prompt(*turns: dict[str, str]) -> dict[str, Any]:
@@ -455,7 +536,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "rankings",
         {"prompt": "2?", "chosen": [user("5")], "rejected": [bot("6")]},
-        "chosen is said by the user",
+        "chosen begins with the user, not the assistant",
     ),
     # prompts
     ("rankings", without(TEXTS, "prompt"), "there is no prompt, and chosen is not a text of Human:"),
@@ -470,14 +551,15 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         {"chosen": [bot("a"), bot("5")], "rejected": [bot("a"), bot("6")]},
         "ends with the assistant",
     ),
+    ("rankings", other_prompt(*HELLO[:2], user("2 + 3")), "turn 3 at character 6, '2 + 3?' against '2 + 3'"),
+    ("rankings", other_prompt(), "turn 1 is the user's in one, the assistant's in the other"),
+    ("rankings", {**WHOLE, "rejected": HELLO[:2]}, "rejected is the beginning of chosen"),
+    ("rankings", {**WHOLE, "rejected": WHOLE["rejected"][:3]}, "rejected ends with the user"),
     (
         "rankings",
-        other_prompt(user("Hello"), bot("Hi.\n\nA lime."), user("2 + 3?")),
-        "differ: turn 2 at character 10",
+        {**TEXTS, "chosen": [bot("5"), user("?")], "rejected": [bot("6")]},
+        "chosen ends with the user",
     ),
-    ("rankings", other_prompt(*HELLO[:2], user("2 + 3")), "turn 3 at character 6, '2 + 3?' against '2 + 3'"),
-    ("rankings", other_prompt(HELLO[0]), "the prompts of the two sides differ: 3 turns against 1"),
-    ("rankings", other_prompt(), "differ: 3 turns against 0"),
     ("rankings", other_prompt(SYSTEM, *HELLO), "turn 1 is the user's in one, the system's in the other"),
     ("rankings", {**WHOLE, "prompt": "2 + 4?"}, "prompt is not in the conversation of chosen"),
     ("rankings", {**WHOLE, "prompt": [user("2 + 4?")]}, "prompt is not in the conversation of chosen"),
@@ -507,7 +589,6 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         "the assistant speaks twice in a row: turn 5",
     ),
     ("rankings", {**HH, "rejected": HH["rejected"].replace("3?", "4?")}, "turn 3 at character 5"),
-    ("rankings", {**HH, "rejected": "\n\nHuman: Hello\n\nAssistant: 6"}, "3 turns against 1"),
     ("rankings", {"chosen": "Human: a", "rejected": "Human: b"}, "chosen ends with the user"),
     # scores of pairs
     ("rankings", {**ULTRA, "score_rejected": 8.5}, "both sides have the same score"),
@@ -563,7 +644,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "rankings",
         {**KWISE, "responses": [[bot("4")], [user("5")], [bot("6")]]},
-        "entry 2 of responses is not one",
+        "entry 2 of responses begins with the user",
     ),
     # answers alone
     ("labelled", {"prompt": "a", "completion": "b", "label": 2}, "label is neither true nor false: 2"),
@@ -575,7 +656,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("labelled", {"prompt": "a", "completion": "b", "score": "high"}, "score is text, not a number"),
     ("labelled", {"prompt": "a", "completion": "", "label": True}, "completion is empty"),
     ("labelled", {"prompt": "a", "completion": 3, "label": True}, "completion is a number, not text"),
-    ("labelled", {"prompt": "a", "completion": [user("b")], "label": True}, "completion is not one message"),
+    (
+        "labelled",
+        {"prompt": "a", "completion": [user("b")], "label": True},
+        "completion begins with the user",
+    ),
     ("labelled", {"completion": "b", "label": True}, "there is no prompt"),
     ("labelled", {"prompt": "a", "compltion": "b", "label": True}, "'compltion': did you mean 'completion'?"),
     ("labelled", {"messages": [user("a")], "label": True}, "there is none of completion"),

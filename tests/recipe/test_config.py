@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posttrain.base.nearest import named_elsewhere
+from posttrain.base.nearest import elsewhere, named_elsewhere
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.methods.build import CHOICES, choices, readable
@@ -228,6 +228,22 @@ def test_what_other_trainers_call_things_is_a_key_of_a_recipe():
             continue
         named = set(re.findall(r"\b([a-z_]+\.[a-z_]+)", here)) or {here}
         assert named <= known | {"method.name"}, (name, named - known)
+
+
+TRL = """
+packing completion_only_loss assistant_only_loss per_device_train_batch_size gradient_accumulation_steps
+num_generations max_completion_length max_prompt_length beta num_iterations learning_rate warmup_ratio
+lr_scheduler_type num_train_epochs max_steps save_steps eval_steps logging_steps report_to use_vllm bf16
+gradient_checkpointing lora_r lora_alpha lora_dropout"""
+AXOLOTL = """
+base_model adapter sequence_len sample_packing pad_to_sequence_len micro_batch_size num_epochs optimizer
+lora_target_linear lora_target_modules train_on_inputs roles_to_train val_set_size chat_template rl
+evals_per_epoch saves_per_epoch cosine_min_lr_ratio flash_attention special_tokens"""
+
+
+@pytest.mark.parametrize("names", [TRL, AXOLOTL], ids=["trl", "axolotl"])
+def test_common_keys_of_other_trainers_have_an_answer(names):
+    assert [name for name in names.split() if not elsewhere(name)] == []
 
 
 def test_a_key_of_an_earlier_version_is_read_with_a_line_that_says_its_name_now(online, write, capfd) -> None:

@@ -1,5 +1,6 @@
 """Records as rows: what is shared, what is trained, what is read, and what a bound leaves of them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,71 @@ def test_a_reward_that_is_no_number_is_nothing_to_who_does_not_read_it(shaper: S
     said = Conversation(id="c", messages=(*TURNS, {"role": "assistant", "content": "5"}), reward=reward)
     [[row]] = shaper().groups([said], "answers", quiet)
     assert row.total_reward == 0.0
+
+
+def test_a_message_of_weight_0_is_shown_and_not_trained(shaper: Shape, words: Any) -> None:
+    last: Message = {"role": "assistant", "content": "5"}
+    every = Conversation(id="c", messages=(*TURNS, last), reward=3)
+    some = Conversation(id="c", messages=(*TURNS[:2], {**TURNS[2], "weight": 0}, TURNS[3], last), reward=3)
+    [[whole]], [[part]] = (shaper().groups([each], "answers", quiet) for each in (every, some))
+    assert part.tokens == whole.tokens
+    assert trained_text(words, (part,)) == ["5<|im_end|>"]
+    lines: list[str] = []
+    none = Conversation(id="n", messages=(*QUESTION, {**last, "weight": 0}))
+    assert len(shaper().groups([some, none], "answers", lines.append)) == 1
+    assert lines == ["1 of 2 conversations had nothing left to train on and are left out"]
+
+
+@pytest.mark.parametrize("template", [None, "none"], ids=["chat", "none"])
+def test_a_side_of_several_turns_trains_what_the_assistant_says(
+    shaper: Shape, words: Any, template: str | None
+) -> None:
+    side: tuple[Message, ...] = (
+        {"role": "assistant", "content": "2"},
+        TURNS[3],
+        {"role": "assistant", "content": "5"},
+    )
+    pair = Ranking(id="r", messages=TURNS[:2], answers=(side, "6"), scores=(1.0, 0.0))
+    [(chosen, rejected)] = shaper(template).groups([pair], "rankings", quiet)
+    learnt = Conversation(id="c", messages=(*TURNS[:2], *side))
+    [[whole]] = shaper(template).groups([learnt], "answers", quiet)
+    assert (chosen.tokens, chosen.sampled) == (whole.tokens, whole.sampled)
+    assert chosen.tokens[: chosen.prompt_length] == rejected.tokens[: rejected.prompt_length]
+    alone = ranking("6", scores=(1.0,), messages=TURNS[:2])
+    assert shaper(template).groups([alone], "labels", quiet)[0][0].tokens == rejected.tokens
+    [(judged, _)] = shaper(template, marks=True).groups([pair], "rankings", quiet)
+    plain = ranking("5", "6", messages=(*TURNS[:2], *side[:2]), scores=(1.0, 0.0))
+    assert judged == shaper(template, marks=True).groups([plain], "rankings", quiet)[0][0]
+
+
+REASONS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n' }}{% endif %}"
+    "{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_reasoning_is_trained_where_the_template_shows_it(shaper: Shape, words: Any) -> None:
+    thought: Message = {"role": "assistant", "content": "5", "reasoning_content": "2 and 3"}
+    record = Conversation(id="c", messages=(*QUESTION, thought), source="d.jsonl:1")
+    [group] = shaper(REASONS).groups([record], "answers", quiet)
+    assert trained_text(words, group) == ["<think>\n2 and 3\n</think>\n5<|im_end|>"]
+    opened = REASONS.replace("assistant\n'", "assistant\n<think>\n'")
+    [group] = shaper(opened).groups([record], "answers", quiet)
+    assert trained_text(words, group) == ["2 and 3\n</think>\n5<|im_end|>"]
+    pair = Ranking(
+        id="r", messages=QUESTION, answers=((thought,), "6"), scores=(1.0, 0.0), source="d.jsonl:1"
+    )
+    [(chosen, _)] = shaper(REASONS).groups([pair], "rankings", quiet)
+    assert trained_text(words, (chosen,)) == ["<think>\n2 and 3\n</think>\n5<|im_end|>"]
+    for template in (None, "none", REASONS.replace("m.reasoning_content +", "'hm' +")):
+        with pytest.raises(
+            UserError, match=r"^d\.jsonl:1: the chat template leaves out reasoning_content; write"
+        ):
+            shaper(template).groups([record], "answers", quiet)
+    with pytest.raises(UserError, match="has reasoning_content, and a reward model reads text alone"):
+        shaper(REASONS, marks=True).groups([pair], "rankings", quiet)
 
 
 # ---------------------------------------------------------------- marks
@@ -248,14 +314,52 @@ def test_where_nothing_is_left_the_bound_is_named(shaper: Shape, marks: bool, le
         shaper(bound=5, marks=marks).groups(records, learns, lambda line: None)
 
 
-def test_a_record_that_cannot_be_shown_is_named(shaper: Shape) -> None:
+def test_a_record_that_the_template_refuses_is_named_or_skipped(shaper: Shape) -> None:
     refuses = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     refuses += "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
     refuses += "{% if add_generation_prompt %}<|im_start|>{% endif %}"
-    with pytest.raises(UserError, match=r"^pairs\.jsonl:x: 'x': .* system, user"):
-        shaper(refuses).groups(
-            [ranking("a", "b"), ranking("a", "b", messages=TURNS, name="x")], "rankings", quiet
-        )
+    shown, hidden = ranking("a", "b"), ranking("a", "b", messages=TURNS, name="x")
+    with pytest.raises(UserError, match=r"^pairs\.jsonl:x: the chat template fails \(no system\)") as error:
+        shaper(refuses).groups([shown, hidden], "rankings", quiet)
+    assert "system, user" in str(error.value)
+    assert "chat_template" in error.value.mend
+    lines: list[str] = []
+    longer = ranking("a", "b", messages=TURNS[:2], name="y")
+    made = shaper(refuses).each([hidden, shown, longer], "rankings", lines.append, "skip")
+    assert [(record, group) for record, group in made] == shaper(refuses).each([shown], "rankings", quiet)
+    assert lines == [
+        "2 of 3 rankings skipped: 2 × the chat template fails (no system) (first pairs.jsonl:x)",
+    ]
+    with pytest.raises(
+        UserError, match=r"^pairs\.jsonl:x: none of 2 rankings can be used; the first: the chat"
+    ):
+        shaper(refuses).groups([hidden, longer], "rankings", quiet, "skip")
+
+
+def test_bad_rows_of_a_template_are_skipped_in_a_run(
+    offline: Any, write: Any, run_cli: Any, tmp_path: Path
+) -> None:
+    turns = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "5"}]
+    (tmp_path / "d.jsonl").write_text(
+        "".join(json.dumps({"messages": each}) + "\n" for each in [turns] * 8 + [[turns[0], *turns]])
+    )
+    alternate = (
+        "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    over = {
+        "model": {"chat_template": alternate},
+        "task": {"arithmetic": None, "data": {"path": str(tmp_path / "d.jsonl")}},
+    }
+    said = run_cli("validate", write(offline, over))
+    assert said.code == 2
+    assert "d.jsonl:9: the chat template fails (roles must alternate)" in said.err
+    over["task"]["data"]["bad"] = "skip"
+    said = run_cli("validate", write(offline, over))
+    assert said.code == 0
+    assert "1 of 9 conversations skipped: 1 × the chat template fails (roles must alternate)" in said.err
 
 
 # ---------------------------------------------------------------- probes, and rows by themselves

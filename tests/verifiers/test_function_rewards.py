@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from posttrain.types import Task, UserError, Verdict
+from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.function import Function, InProcessFunction
 from posttrain.verifiers.protocol import Group
@@ -46,6 +47,7 @@ QUESTION = Task(
         ("def f(completions, **columns): return [len(c) for c in completions]", 3.0),
         ("def f(prompts, completions, difficulty): return [d for d in difficulty]", 2.0),
         ("def f(completions, answer): return [a == '7' for a in answer]", 1.0),
+        ("def f(completions, task): return [t.answer == '7' for t in task]", 1.0),
         ("import numpy\ndef f(completions, **c): return numpy.array([0.5])", 0.5),
         ("import torch\ndef f(completions, **c): return torch.tensor([0.5])", 0.5),
         ("f = lambda response: True", 1.0),
@@ -76,6 +78,14 @@ def test_a_function_that_changes_its_arguments_does_not_change_the_task(takes):
     group = Group(task=asked, responses=("a", "b"))
     assert [v.score for v in judged_group(verifier, group) * 2] == [1.0] * 4
     assert asked == before
+
+
+def test_an_answer_has_the_type_of_the_data_and_text_in_its_task():
+    asked = replace(QUESTION, answer="42", answer_value=42)
+    single = InProcessFunction.of(lambda response, answer, task: answer == 42 and task.answer == "42")
+    several = InProcessFunction.of(lambda completions, answer: [a == 42 for a in answer])
+    assert judged(single, asked, "a").score == judged(several, asked, "a").score == 1.0
+    assert judged(Exact(), asked, "42").score == 1.0
 
 
 def test_a_function_that_exits_fails_and_ends_nothing():

@@ -31,6 +31,7 @@ from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY
 from posttrain.data import Data, InMemoryData
+from posttrain.data.records import typed_columns
 from posttrain.methods.table import Line
 from posttrain.models.pretrained import resolve
 from posttrain.recipe import config
@@ -257,7 +258,9 @@ class Recipe:
             raise UserError("it has splits", where=key.partition(".")[2], mend=mend)
         if isinstance(given, Mapping) or (dataclasses.is_dataclass(given) and not isinstance(given, type)):
             return table_of(key, given)
-        held = self.held[key] = InMemoryData.of(records_of(given, key.partition(".")[2]))
+        held = self.held[key] = InMemoryData.of(
+            records_of(given, key.partition(".")[2]), typed_columns(given)
+        )
         return {"path": held.path}
 
     def _env(self, given: Any) -> dict[str, Any]:

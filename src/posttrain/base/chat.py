@@ -128,7 +128,7 @@ class Chat:
         """The tokens of a conversation, and whether each is trained: what assistants say, and its end.
 
         The end is the template's end-of-turn token, or eos if it has none. What follows it, as the
-        newline in many templates, is not trained, as no policy samples it.
+        newline in many templates, is not trained, as no policy samples it; nor is a message of weight 0.
 
         Raises UserError if no assistant speaks, if one speaks first, or if the template cannot be cut.
         """
@@ -138,41 +138,49 @@ class Chat:
         if turns[0] == 0 or turns[-1] + 1 < len(messages):
             how = "begins" if turns[0] == 0 else "does not end"
             raise UserError(f"the conversation {how} with the assistant")
-        messages, end = self._guarded(messages), self.end()
-        start, opening = self._first, self._prompt(messages[: turns[0]], tools)
+        messages = self._guarded(messages)
+        return self._continued(self._prompt(messages[: turns[0]], tools), messages[turns[0] :])
+
+    def render_answers(
+        self,
+        messages: Sequence[Message],
+        answers: Sequence[str | Sequence[Message]],
+        tools: Sequence[Any] = (),
+    ) -> list[tuple[list[int], list[bool]]]:
+        """For each answer the tokens of the question with it, and whether each token is of the answer.
+
+        The question is what a policy is shown that is asked it, and what earlier turns say is part of it.
+        An answer is a text, or messages that begin and end with the assistant's, of which those are trained.
+        """
+        opening = self._prompt(self._guarded(messages), tools)
+        texts = (
+            [{"role": "assistant", "content": each}] if isinstance(each, str) else each for each in answers
+        )
+        return [self._continued(opening, self._guarded(each)) for each in texts]
+
+    def _continued(self, opening: str, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """The tokens of a prompt's text and of the guarded turns behind it, and whether each is trained."""
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        start, end = self._first, self.end()
         tokens, trained = list[int](), list[bool]()
         for turn, following in zip(turns, [*turns[1:], None], strict=True):
             between = messages[turn + 1 : following]
             said, after = self._said(messages[turn], between, again=following is not None)
             before, answer = self._turn(start, opening, said)
             tokens += [*before, *answer, end]
-            trained += [False] * len(before) + [True] * (len(answer) + 1)
+            trained += [False] * len(before) + [messages[turn].get("weight") != 0] * (len(answer) + 1)
             start, opening = self._behind_end, after
         rest = self._behind_end(opening)
         return tokens + rest, trained + [False] * len(rest)
 
-    def render_answers(
-        self, messages: Sequence[Message], answers: Sequence[str]
-    ) -> list[tuple[list[int], list[bool]]]:
-        """For each answer the tokens of the question with it, and whether each token is of the answer.
-
-        The question is what a policy is shown that is asked it, and what earlier turns say is part of it.
-        """
-        opening, end, out = self._prompt(self._guarded(messages)), self.end(), []
-        for answer in self._guarded([{"role": "assistant", "content": answer} for answer in answers]):
-            said, after = self._said(answer, ())
-            before, own = self._turn(self._first, opening, said)
-            rest = self._behind_end(after)
-            mine = [False] * len(before) + [True] * (len(own) + 1) + [False] * len(rest)
-            out.append(([*before, *own, end, *rest], mine))
-        return out
-
-    def render_for_judge(self, messages: Sequence[Message], answers: Sequence[str]) -> list[list[int]]:
+    def render_for_judge(
+        self, messages: Sequence[Message], answers: Sequence[str], tools: Sequence[Any] = ()
+    ) -> list[list[int]]:
         """The tokens of the whole conversation with each answer at its end, word for word: for a judge.
 
         In an answer nothing is ever taken for a special token.
         """
-        before, after = self._around(self._guarded(messages))
+        before, after = self._around(self._guarded(messages), tools)
         return [self._first(before + self._literal.guarded(answer) + after) for answer in answers]
 
     def render_steps(
@@ -234,7 +242,7 @@ class Chat:
     # ------------------------------------------------------------------ messages as text
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
-        if not messages or not any(message["content"].strip() for message in messages):
+        if not any((message["content"] or "").strip() for message in messages):
             raise UserError("the prompt is empty")
         return self.text(messages, prompt=True, tools=tools)
 
@@ -243,14 +251,19 @@ class Chat:
         again = again or bool(between)
         text = self.text([_QUESTION, message, *between], prompt=again)
         head, before, close, calls = self._head, self._before, self._close, message.get("tool_calls")
-        content = message["content"] or ""
-        if not calls and before.startswith(head) and text.startswith(before + content + close):
+        content, thought = message["content"] or "", message.get("reasoning_content")
+        if not (calls or thought) and before.startswith(head) and text.startswith(before + content + close):
             rest = text[len(before + content) :]
             return (before + content)[len(head) :] + self._blank, rest.removeprefix(self._ending)
         whole = self.text([_QUESTION, message], prompt=False) if again else text
         fits = whole.startswith(head) and whole.endswith(close) and len(whole) >= len(head) + len(close)
         lost, opened = not holds(whole, content), head.removeprefix(before).strip()
-        if (lost or not fits) and not calls and head.startswith(before) and content.startswith(opened):
+        if (
+            (lost or not fits)
+            and not (calls or thought)
+            and head.startswith(before)
+            and content.startswith(opened)
+        ):
             # A thought is cut out, maybe with the mark that opens it in a prompt: it is learnt nevertheless.
             said = content.removeprefix(opened).lstrip() if opened else content
             return said + self._blank, self._after(between, again)
@@ -259,6 +272,9 @@ class Chat:
             what = f"leaves out what is said{' beside a call' * bool(calls)}" if fits else unfit
             raise UserError(f"the chat template {what}", mend=_SUGGESTION)
         said = whole[len(head) : len(whole) - len(close)]
+        if thought and not holds(said, thought):
+            mend = "write it into content, as <think>...</think>, or take a template that shows it"
+            raise UserError("the chat template leaves out reasoning_content", mend=mend)
         if calls:
             check_calls(message, said)
             if text.startswith(head + said):  # a result may have to follow its call
@@ -271,9 +287,9 @@ class Chat:
         text = self.text([_QUESTION, answer, *messages], prompt=bool(messages) or again)
         return text.partition(_ANSWER)[2].removeprefix(self._ending)
 
-    def _around(self, messages: Sequence[Message]) -> tuple[str, str]:
+    def _around(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> tuple[str, str]:
         """The text before an answer to these messages, and the text behind it."""
-        text = self.text([*messages, {"role": "assistant", "content": _ANSWER}], prompt=False)
+        text = self.text([*messages, {"role": "assistant", "content": _ANSWER}], prompt=False, tools=tools)
         before, found, after = text.rpartition(_ANSWER)
         if not found or not before:
             raise UserError("the chat template does not show what an assistant says", mend=_SUGGESTION)
@@ -291,10 +307,11 @@ class Chat:
             options["chat_template"] = plain.TEMPLATE if self.plain else self.template
         options |= {"tools": self._spelling.guarded_all(tools)} if tools else {}
         try:
-            text: str = self.tokenizer.apply_chat_template([dict(m) for m in messages], **options)
+            shown = [{key: value for key, value in m.items() if key != "weight"} for m in messages]
+            text: str = self.tokenizer.apply_chat_template(shown, **options)
         except Exception as error:  # a template may do anything, as divide by 0
             roles = ", ".join(message["role"] for message in messages)
-            what = f"the chat template fails on the roles {roles}: {error}"
+            what = f"the chat template fails ({error}): the roles are {roles}"
             raise UserError(what, mend=_SUGGESTION) from None
         check_shown(messages, tools, text, mend=_SUGGESTION)
         return text

@@ -232,7 +232,16 @@ def _weights(recipe: Recipe, policy: ModelInfo, adapter: Path | None) -> Any:
 def _explicit(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:
     judge = RewardModel(paths=tuple(paths))
     judge.require()
-    pairs = [(Task(id=r.id, messages=r.messages, source=r.source), a) for r in rankings for a in r.answers]
+    pairs: list[tuple[Task, str]] = []
+    for ranking in rankings:
+        task = Task(id=ranking.id, messages=ranking.messages, source=ranking.source)
+        for answer in ranking.answers:
+            if not isinstance(answer, str):
+                what = (
+                    "an answer has several messages, calls or reasoning, and a reward model judges one text"
+                )
+                raise UserError(what, where=ranking.source, mend="leave --against out")
+            pairs.append((task, answer))
     found = [v.score if v.score is not None else float("nan") for v in judge.judge_all(pairs)]
     return torch.tensor(found, dtype=torch.float64)
 

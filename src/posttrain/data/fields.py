@@ -36,6 +36,8 @@ NAMES = tuple(
         for name in names
     )
 )
+_OPENAI = {"prompt": "input", "chosen": "preferred_output", "rejected": "non_preferred_output"}
+"""Columns of OpenAI's preference data, whose input is an object with messages and tools."""
 _OF_PROMPTS = ("tools", "history", "context", "documents", "images", "image", "videos")
 _KINDS: dict[type, str] = {
     bool: "a boolean",
@@ -64,14 +66,15 @@ class Fields:
         template: str | None = None,
         system: str | None = None,
     ) -> None:
-        self.record, self.columns = record, columns
+        openai = all(column in record.fields for column in _OPENAI.values())
+        self.record, self.columns = record, (_OPENAI | dict(columns) if openai else columns)
         self.template, self.system = template, system
         self.source = record.source
         self.used: set[str] = set()
         self.looked_for: set[str] = set()
         self.calls = False
         """Whether messages may call tools, and be results of calls."""
-        for name, column in columns.items():
+        for name, column in self.columns.items():
             if column not in record.fields:
                 hint = did_you_mean(column, record.fields) or f"it has {self.names}"
                 raise self.fault(f"there is no field {column!r} (for {name})", hint)
@@ -93,7 +96,7 @@ class Fields:
     def conversational(self) -> bool:
         """Whether what was asked is a list of messages."""
         asked = self.used.intersection((*PROMPTS, *PAIR))
-        return any(isinstance(self.record.fields[self.column(name)], list) for name in asked)
+        return any(isinstance(self.record.fields[self.column(name)], list | dict) for name in asked)
 
     @property
     def rest(self) -> dict[str, Any]:
@@ -147,6 +150,14 @@ class Fields:
         self.used.add(name)
         return self.record.fields[self.column(name)]
 
+    def objects(self, name: str) -> Any:
+        """Return a field of messages, tools or answers without the nulls that the type of its column added.
+
+        Arrow gives all objects of a column the keys of all of them. JSON in a text has its own nulls.
+        """
+        value = self.raw(name)
+        return _without_nulls(value) if self.column(name) in self.record.typed else value
+
     def spelt(self, name: str) -> Any:
         """A field as it stands; a number or boolean of a CSV file as the text of its cell."""
         value = self.raw(name)
@@ -182,7 +193,7 @@ class Fields:
 
     def items(self, name: str) -> list[Any]:
         """A field that must be a list with something in it."""
-        value, column = self.raw(name), self.column(name)
+        value, column = self.objects(name), self.column(name)
         if not isinstance(value, list):
             raise self.fault(f"{column} is {kind(value)}, not a list")
         if not value:
@@ -205,9 +216,22 @@ class Fields:
         if self.given("id") is None:
             return self.source
         value = self.spelt("id")
+        if isinstance(value, float) and value.is_integer():  # as pandas holds ids of which one is missing
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
             raise self.fault(f"id is {kind(value)}, not text or a whole number")
         return str(value)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return objects without their keys that are null; entries of lists stay.
+
+    >>> _without_nulls({"a": None, "b": [None, {"c": None, "d": 1}]})
+    {'b': [None, {'d': 1}]}
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def answer_text(value: Any) -> str | None:

@@ -5,14 +5,14 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import MEMORY, refuse_memory
 from posttrain.data.fields import NAMES, PROMPTS, Fields
-from posttrain.data.records import Record, of_columns, read_records
+from posttrain.data.records import Record, iterate_records, of_columns, undecoded
 from posttrain.data.template import placeholders
 from posttrain.types import Task, UserError
 
@@ -68,10 +68,10 @@ class Data:
             if any(name in PROMPTS for name in self.columns):
                 raise ValueError("template makes the prompt, so columns must not name another")
 
-    def read(self) -> list[Record]:
-        """The records, each with its place; UserError for whatever cannot be read."""
+    def read(self) -> Iterator[Record]:
+        """Yield the records, each with its place; UserError for whatever cannot be read."""
         refuse_memory(self.path, "give the data again, or save them and name the file")
-        return read_records(self.path, split=self.split, subset=self.subset)
+        return iterate_records(self.path, split=self.split, subset=self.subset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +85,13 @@ class InMemoryData(Data):
     records: Sequence[Mapping[str, Any]] = field(repr=False)
     tasks: Sequence[Task] = field(default=(), repr=False)
     """Those that the records were made of, if there were some."""
+    typed: frozenset[str] = field(default=frozenset(), repr=False)
+    """Columns of a table in which a null may stand for a missing key (posttrain.data.records.Record)."""
 
     @staticmethod
-    def of(items: Iterable[Any]) -> "InMemoryData":
+    def of(items: Iterable[Any], typed: frozenset[str] = frozenset()) -> "InMemoryData":
         """These mappings, or these tasks; UserError for anything else, and for nothing."""
-        given = list(items)
+        given = list(undecoded(items))
         wrong = next((each for each in given if not isinstance(each, Mapping | Task)), None)
         if not given or wrong is not None:
             what = f"an entry is of {type(wrong).__name__}" if given else "there are no records"
@@ -101,11 +103,13 @@ class InMemoryData(Data):
         text = json.dumps(records, sort_keys=True, default=_told)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         path = f"{MEMORY}{len(records)} records, {digest}"
-        return InMemoryData(path=path, records=records, tasks=tasks if len(tasks) == len(given) else ())
+        tasks = tasks if len(tasks) == len(given) else []  # a mix is read as records
+        return InMemoryData(path=path, records=records, tasks=tuple(tasks), typed=typed)
 
-    def read(self) -> list[Record]:
-        """The records, numbered."""
-        return [of_columns(dict(each), f"data:{number}") for number, each in enumerate(self.records, start=1)]
+    def read(self) -> Iterator[Record]:
+        """Yield the records, numbered."""
+        for number, each in enumerate(self.records, start=1):
+            yield of_columns(each, f"data:{number}", self.typed)
 
 
 def _plain(value: Any) -> Any:
@@ -129,7 +133,7 @@ def _recorded(task: Task) -> dict[str, Any]:
     prompt: Any = [dict(message) for message in task.messages]
     if not task.conversational and len(prompt) == 1 and prompt[0].get("role") == "user":
         prompt = prompt[0].get("content")
-    answer = {} if task.answer is None else {"answer": task.answer}
+    answer = {} if task.answer is None else {"answer": task.typed_answer}
     return {**task.fields, "id": task.id, "prompt": prompt, **answer}
 
 
@@ -167,16 +171,19 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     """What the chosen records become, in their order; `shape` makes the items of one of them.
 
     The forms found are said in one line, and what was skipped in another. UserError at the first record
-    that is at fault, and if all are; ids are compared among all records, chosen or not.
+    that is at fault, and if all are. Without a seed the records behind the limit are not read; with one,
+    ids are compared among all records, chosen or not.
     """
-    records = data.read()
+    count, file = 0, ""
     found: list[Sequence[T]] = []
     forms: Counter[Form] = Counter()
     faults: list[UserError] = []
     seen: dict[str, str] = {}
     looked_for: set[str] = set()
     beside: Counter[str] = Counter()
-    for record in records:
+    for record in data.read():
+        count += 1
+        file = file or record.source.rpartition(":")[0]
         try:
             fields = Fields(record, data.columns, data.template, data.system)
             form, items = _one(fields, shape, seen)
@@ -189,10 +196,12 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
         forms[form] += 1
         looked_for |= fields.looked_for
         beside.update(fields.beside)
+        if data.seed is None and len(found) == data.limit:
+            break
     if not found:
         first = faults[0]
         raise UserError(
-            f"none of its {len(records)} records can be used; the first: {first.what}",
+            f"none of its {count} records can be used; the first: {first.what}",
             where=first.where,
             mend=first.mend,
         )
@@ -202,14 +211,14 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     chosen = found[: data.limit]
     if data.bootstrap is not None:
         chosen = random.Random(data.bootstrap).choices(chosen, k=len(chosen))
-    file = records[0].source.rpartition(":")[0]
     some = f"; used of them: {len(chosen)}" if len(chosen) < len(found) else ""
+    some = "; read up to the limit" if data.seed is None and len(found) == data.limit else some
     say(f"{file}: {'; '.join(_counted(form, n) for form, n in forms.most_common())}{some}")
     if beside:
         names = ", ".join(f"{name} ({count})" for name, count in beside.most_common())
         say(f"{file}: no part of any prompt, though other trainers show it: {names}")
     if faults:
-        say(f"{file}: {len(faults)} of {len(records)} records skipped: {_summary(faults)}")
+        say(f"{file}: {len(faults)} of {count} records skipped: {summary(faults)}")
     return [item for items in chosen for item in items]
 
 
@@ -236,8 +245,8 @@ def _counted(form: Form, number: int) -> str:
     return f"{number} {form.noun}{'' if number == 1 else 's'} in the form {form.fields}"
 
 
-def _summary(faults: Sequence[UserError]) -> str:
-    """Each kind of fault with its number and its first place, the most frequent first.
+def summary(faults: Sequence[UserError]) -> str:
+    """Return each kind of fault with its number and its first place, the most frequent first.
 
     Of what is wrong the numbers and quotations, and what follows a colon, are particulars of one record.
     """

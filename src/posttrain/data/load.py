@@ -84,6 +84,7 @@ def _task(fields: Fields) -> tuple[Form, list[Task]]:
         id=record.id,
         messages=record.messages,
         answer=record.answer,
+        answer_value=record.answer_value,
         fields=record.rest,
         source=fields.source,
         conversational=fields.conversational,

@@ -3,17 +3,23 @@
 | chosen and rejected | the prompt |
 |---|---|
 | texts | a field of its own: prompt, question, problem, instruction, conversations or messages |
-| texts of Human: and Assistant: turns | all turns but the last, which the two must share |
-| a message, or a list of one | a field of its own |
-| lists of messages | all messages but the last, which the two must share |
+| texts of Human: and Assistant: turns | the turns that both begin with |
+| a message, or a list that begins with the assistant's | a field of its own |
+| lists of messages | the messages that both begin with |
+
+An answer may go over several turns of the assistant, with calls of tools and their results between them.
 """
 
 from dataclasses import dataclass
 
 from posttrain.data.fields import BESIDE, PAIR, SCORES_OF_PAIR, Fields, kind
 from posttrain.data.turns import (
+    Answer,
+    answer_of,
     answerable,
     asked,
+    check_answer,
+    compared,
     conversation,
     is_transcript,
     spoken,
@@ -31,7 +37,7 @@ class Pair:
     """A prompt with its two answers."""
 
     messages: tuple[Message, ...]
-    answers: tuple[str, str]
+    answers: tuple[Answer, Answer]
     """Chosen, rejected."""
     form: str
     """How the record writes it, for a person."""
@@ -57,7 +63,7 @@ def paired(fields: Fields) -> Pair:
             f"chosen is {kind(chosen)}, and rejected is {kind(rejected)}",
             "both must be texts, or both messages",
         )
-    if pair.answers[0].strip() == pair.answers[1].strip():
+    if compared(pair.answers[0]) == compared(pair.answers[1]):
         raise fields.fault("chosen and rejected are equal")
     messages = with_system(fields, answerable(fields, pair.messages))
     return Pair(messages=messages, answers=pair.answers, form=pair.form)
@@ -112,22 +118,20 @@ def _texts(fields: Fields) -> Pair:
 
 def _spoken(fields: Fields) -> Pair:
     sides = [spoken(fields, name) for name in PAIR]
-    if len(sides[0]) > 1 or len(sides[1]) > 1:
+    beside = fields.template is not None or fields.given(*BESIDE) is not None
+    begun = [side[0]["role"] == "assistant" for side in sides]
+    if not (all(begun) and beside) and max(map(len, sides)) > 1:
         return _agreeing(fields, _shared(fields, sides[0], sides[1], "whole conversations"))
-    for name, [message] in zip(PAIR, sides, strict=True):
-        if message["role"] != "assistant":
-            raise fields.fault(
-                f"{fields.column(name)} is said by the {message['role']}, not by the assistant"
-            )
+    for name, side in zip(PAIR, sides, strict=True):
+        check_answer(fields, fields.column(name), side)
     prompt = asked(fields, *BESIDE)
     if prompt is None:
         raise fields.missing("there is no prompt", *BESIDE)
-    answers = (sides[0][0]["content"], sides[1][0]["content"])
-    return Pair(messages=prompt, answers=answers, form="messages")
+    return Pair(messages=prompt, answers=(answer_of(sides[0]), answer_of(sides[1])), form="messages")
 
 
 def _shared(fields: Fields, chosen: tuple[Message, ...], rejected: tuple[Message, ...], form: str) -> Pair:
-    """The pair of two conversations, which must be the same up to the last message."""
+    """Return the pair of two conversations; their prompt is what both begin with."""
     if fields.template is not None:
         raise fields.fault("the config's template makes a prompt, and chosen brings its own")
     for name, messages in zip(PAIR, (chosen, rejected), strict=True):
@@ -135,12 +139,34 @@ def _shared(fields: Fields, chosen: tuple[Message, ...], rejected: tuple[Message
             raise fields.fault(
                 f"{fields.column(name)} ends with the {messages[-1]['role']}, not the assistant"
             )
-    if chosen[:-1] != rejected[:-1]:
-        raise fields.fault(f"the prompts of the two sides differ: {_difference(chosen[:-1], rejected[:-1])}")
-    if len(chosen) == 1:
+    start = _parting(fields, chosen, rejected)
+    if start == 0:
         raise fields.fault("there is no prompt before the answer")
-    answers = (chosen[-1]["content"], rejected[-1]["content"])
-    return Pair(messages=chosen[:-1], answers=answers, form=form)
+    answers = (answer_of(chosen[start:]), answer_of(rejected[start:]))
+    return Pair(messages=chosen[:start], answers=answers, form=form)
+
+
+def _parting(fields: Fields, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:
+    """Return the number of messages before the first turn of the assistant in which the two differ.
+
+    Results of tools are the assistant's doing: where they differ, it is the call before them. UserError
+    where the user or the system says something else, as the answers are then to different questions.
+    """
+    shorter = min(len(chosen), len(rejected))
+    at = next((n for n in range(shorter) if chosen[n] != rejected[n]), shorter)
+    if at == shorter:
+        if len(chosen) == len(rejected):
+            raise fields.fault("chosen and rejected are equal")
+        names = [fields.column(name) for name in PAIR]
+        part, longer = names if len(chosen) == shorter else names[::-1]
+        raise fields.fault(
+            f"{part} is the beginning of {longer}, so no turn of it is the worse or the better"
+        )
+    if {chosen[at]["role"], rejected[at]["role"]} - {"assistant", "tool"}:
+        raise fields.fault(f"the prompts of the two sides differ: {_difference(chosen, rejected)}")
+    while at and not chosen[at]["role"] == rejected[at]["role"] == "assistant":
+        at -= 1
+    return at
 
 
 def _agreeing(fields: Fields, pair: Pair) -> Pair:

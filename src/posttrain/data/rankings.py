@@ -17,10 +17,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from posttrain.data.calls import tools_of
 from posttrain.data.fields import LABELLED, RANKED, RANKS, SCORES, WORTH, Fields, kind
 from posttrain.data.gather import Data, Form, Say, gather, silent
 from posttrain.data.pairs import is_pair, paired, preference
-from posttrain.data.turns import answerable, asked, asked_beside, said, with_system
+from posttrain.data.turns import (
+    Answer,
+    answer_of,
+    answerable,
+    asked,
+    asked_beside,
+    check_answer,
+    compared,
+    said,
+    turns_of,
+    with_system,
+)
 from posttrain.types import Message
 
 _TEXT_OF = ("response", "completion", "answer", "text", "content")
@@ -41,13 +53,15 @@ class Ranking:
     id: str
     messages: tuple[Message, ...]
     """The prompt; ends with the user or a tool."""
-    answers: tuple[str, ...]
-    """In the order of the record; of a pair the chosen one first."""
+    answers: tuple[Answer, ...]
+    """In the order of the record; of a pair the chosen one first. What is no single text is its messages."""
     scores: tuple[float, ...]
     """One for each answer, higher is better; (1, 0) of a pair to which the data gives none."""
     scored: bool = False
     """Whether the data gave the scores, so that their differences mean something."""
     source: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of what can be called, as chat templates are given them."""
 
 
 def load_rankings(data: Data, *, least: int = 2, say: Say = silent) -> list[Ranking]:
@@ -59,6 +73,7 @@ def load_rankings(data: Data, *, least: int = 2, say: Say = silent) -> list[Rank
     """
 
     def one(fields: Fields) -> tuple[Form, list[Ranking]]:
+        fields.calls = True
         if is_pair(fields):
             form, ranking = _pair(fields)
         elif fields.first(*RANKED) is not None:
@@ -123,13 +138,12 @@ def _several(fields: Fields) -> tuple[Form, Ranking]:
     return Form("ranking", fields.form + inside), ranking
 
 
-def _answer(fields: Fields, item: Any, place: str) -> str:
-    """The text of an answer: a text, an object with one, or a list of one message."""
+def _answer(fields: Fields, item: Any, place: str) -> Answer:
+    """An answer: a text, an object with one, or a list of messages that the assistant begins and ends."""
     if isinstance(item, list):
-        [*others, last] = said(fields, item, place, "role")
-        if others or last["role"] != "assistant":
-            raise fields.fault(f"{place} is not one message of the assistant")
-        return str(last["content"])
+        turns = said(fields, item, place, "role")
+        check_answer(fields, place, turns)
+        return answer_of(turns)
     if not isinstance(item, Mapping):
         return fields.checked_text(item, place)
     key = next((key for key in _TEXT_OF if key in item), None)
@@ -144,12 +158,12 @@ def _inside(fields: Fields, item: Any, key: str, place: str) -> float:
     return fields.checked_number(item[key], f"{key} of {place}")
 
 
-def _distinct(fields: Fields, answers: list[str], places: list[str]) -> None:
-    seen: dict[str, str] = {}
-    for answer, place in zip(answers, places, strict=True):
-        if answer.strip() in seen:
-            raise fields.fault(f"{seen[answer.strip()]} and {place} are equal")
-        seen[answer.strip()] = place
+def _distinct(fields: Fields, answers: list[Answer], places: list[str]) -> None:
+    seen: list[tuple[Any, ...]] = []
+    for answer, place in zip(map(compared, answers), places, strict=True):
+        if answer in seen:
+            raise fields.fault(f"{places[seen.index(answer)]} and {place} are equal")
+        seen.append(answer)
 
 
 def _prompt(fields: Fields) -> tuple[Message, ...]:
@@ -158,6 +172,7 @@ def _prompt(fields: Fields) -> tuple[Message, ...]:
 
 
 def _labelled(fields: Fields) -> tuple[Form, list[Ranking]]:
+    fields.calls = True
     if is_pair(fields):
         pair = paired(fields)
         sides = zip(("chosen", "rejected"), pair.answers, (1.0, 0.0), strict=True)
@@ -181,11 +196,11 @@ def _labelled(fields: Fields) -> tuple[Form, list[Ranking]]:
     return Form("labelled answer", fields.form), found
 
 
-def _judged(fields: Fields) -> tuple[tuple[Message, ...], str]:
+def _judged(fields: Fields) -> tuple[tuple[Message, ...], Answer]:
     """The prompt and the answer of a record with one answer, or of messages that end with it."""
     name = fields.first(*LABELLED)
     if name is not None:
-        value = fields.raw(name)
+        value = fields.objects(name)
         if isinstance(value, (list, dict)):
             turns = [value] if isinstance(value, dict) else value
             return _prompt(fields), _answer(fields, turns, fields.column(name))
@@ -195,7 +210,7 @@ def _judged(fields: Fields) -> tuple[tuple[Message, ...], str]:
         raise fields.missing(f"there is none of {', '.join(LABELLED)}", *LABELLED)
     if len(whole) == 1:
         raise fields.fault("there is no prompt before the answer")
-    return with_system(fields, answerable(fields, whole[:-1])), whole[-1]["content"]
+    return with_system(fields, answerable(fields, whole[:-1])), answer_of(whole[-1:])
 
 
 def _label(fields: Fields) -> float:
@@ -209,7 +224,7 @@ def _label(fields: Fields) -> float:
 def _ranking(
     fields: Fields,
     messages: tuple[Message, ...],
-    answers: Sequence[str],
+    answers: Sequence[Answer],
     scores: Sequence[float],
     *,
     scored: bool = False,
@@ -222,4 +237,5 @@ def _ranking(
         scores=tuple(scores),
         scored=scored,
         source=fields.source,
+        tools=tools_of(fields, (*messages, *(turn for answer in answers for turn in turns_of(answer)))),
     )

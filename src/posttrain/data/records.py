@@ -4,6 +4,7 @@ JSON is read strictly: what Python's reader lets pass (NaN, a key given twice, h
 pair) is an error with its line, because it would otherwise surface hours later or never.
 """
 
+import dataclasses
 import gzip
 import io
 import json
@@ -13,10 +14,10 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import cause
@@ -33,6 +34,10 @@ _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 MOST_LINE = 1 << 27
 """Bytes of a line, which are more tokens than any model reads."""
 _JSON_SPACE = " \t\r\n"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Which some editors write."""
+_ROWS = 1024
+"""Of a Parquet file that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,37 +48,50 @@ class Record:
     source: str
     cells: Mapping[str, str] = field(default_factory=dict)
     """How a CSV file spells its numbers and booleans, for where a text is wanted."""
+    typed: Container[str] = ()
+    """Columns with one type for all rows, as Arrow's: in their objects a null may stand for a missing key."""
 
 
 def read_records(
     path: str, *, split: str | None = None, subset: str | None = None, whole: bool = True
 ) -> list[Record]:
-    """The records of a file (JSONL, a JSON array, Parquet, CSV; also gzipped) or of a data set "owner/name".
+    """Return the records of `iterate_records` as a list."""
+    return list(iterate_records(path, split=split, subset=subset, whole=whole))
 
-    The kind of a file is told from its content, that of CSV and TSV from its name. A directory is one that
-    `save_to_disk` of the `datasets` library wrote. `split` and `subset` are for data sets only. Raises
-    UserError for whatever cannot be read, and for a file without records. With whole = False the texts of
-    a file may hold what is no character, as halves of surrogate pairs, which also stand for bytes that
-    are not UTF-8.
+
+def iterate_records(
+    path: str, *, split: str | None = None, subset: str | None = None, whole: bool = True
+) -> Iterator[Record]:
+    """Yield the records of a file or of a data set "owner/name".
+
+    A file holds lines of JSON, a JSON array, Parquet or CSV, and may be gzipped. Its kind is told from its
+    content, that of CSV and TSV from its name. Lines of JSON and rows of Parquet are read as they are taken,
+    so a caller that stops early reads no more of the file. A directory is one that `save_to_disk` of the
+    `datasets` library wrote. `split` and `subset` are for data sets only. With whole = False the texts of a
+    file may hold what is not a character, as halves of surrogate pairs, which also stand for bytes that are
+    not UTF-8. Raises UserError for whatever cannot be read, and for a file without records.
     """
     file = Path(os.path.expanduser(path))  # unlike pathlib, os.path raises on no path at all
     if not os.path.exists(file) and _is_hub_name(path, file):
-        return read_hub(path, split=split or "train", subset=subset)
+        return _iterate_hub(path, split=split or "train", subset=subset)
     if os.path.isdir(file) and any((file / name).is_file() for name in _SAVED):
-        return read_saved(file, path, split=split)
+        return _iterate_saved(file, path, split=split)
     if split is not None or subset is not None:
         given = "split" if split is not None else "subset"
         raise UserError(f"{path} is a file, and a file has no {given}", mend=f"leave {given} out")
-    records = list(_from_bytes(_contents(file, path), file.name, whole))
-    if not records:
-        raise UserError("the file has no records", where=path)
-    return records
+    return _some(_from_file(file, path, whole), "the file has no records", path)
 
 
 def read_hub(
     name: str, *, split: str, subset: str | None = None, revision: str | None = None
 ) -> list[Record]:
     """The records of a split of a data set, at a revision of it, that the `datasets` library can load."""
+    return list(_iterate_hub(name, split=split, subset=subset, revision=revision))
+
+
+def _iterate_hub(
+    name: str, *, split: str, subset: str | None, revision: str | None = None
+) -> Iterator[Record]:
     import datasets  # takes a second, and only the Hub needs it
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each of its retries is a line
@@ -85,14 +103,11 @@ def read_hub(
             where=f"{name}:{subset}" if subset else name,
             mend="check its name, split and subset, and that the Hub can be reached; or give a file",
         ) from None
-    records = [of_columns(dict(row), f"{name}:{number}") for number, row in enumerate(rows, start=1)]
-    if not records:
-        raise UserError(f"split {split!r} has no records", where=name)
-    return records
+    return _some(_numbered(rows, name), f"split {split!r} has no records", name)
 
 
-def read_saved(folder: Path, path: str, *, split: str | None) -> list[Record]:
-    """The records of a directory that `save_to_disk` wrote: of a split, else of train, if it has any."""
+def _iterate_saved(folder: Path, path: str, *, split: str | None) -> Iterator[Record]:
+    """Yield the records of a directory that `save_to_disk` wrote: of a split, train unless it is named."""
     import datasets
 
     try:
@@ -106,10 +121,81 @@ def read_saved(folder: Path, path: str, *, split: str | None) -> list[Record]:
         found = found[name]
     elif split is not None:
         raise UserError("the data set has no splits", where=path, mend="leave split out")
-    records = [of_columns(dict(row), f"{folder.name}:{number}") for number, row in enumerate(found, start=1)]
-    if not records:
-        raise UserError("the data set has no records", where=path)
-    return records
+    return _some(_numbered(found, folder.name), "the data set has no records", path)
+
+
+def _some(records: Iterator[Record], problem: str, where: str) -> Iterator[Record]:
+    """Yield the records; UserError with this problem if there are none."""
+    empty = True
+    for record in records:
+        empty = False
+        yield record
+    if empty:
+        raise UserError(problem, where=where)
+
+
+def _numbered(rows: Any, name: str) -> Iterator[Record]:
+    """Yield the rows of a data set of the `datasets` library as records "name:1", "name:2", ..."""
+    rows, typed = undecoded(rows), typed_columns(rows)
+    return (of_columns(dict(row), f"{name}:{number}", typed) for number, row in enumerate(rows, start=1))
+
+
+def undecoded(rows: Iterable[Any]) -> Iterable[Any]:
+    """Return a data set of the `datasets` library with images, audio and video as bytes and paths.
+
+    Only text is trained on, and decoding needs libraries of its own and fails on damaged files.
+    Anything else is returned as it is.
+    """
+    features = getattr(rows, "features", None)
+    if not isinstance(features, Mapping) or not any(map(_is_media, _leaves(features))):
+        return rows
+    plain: Any = rows.with_format(None)  # type: ignore[attr-defined]
+    streamed = plain.to_iterable_dataset() if hasattr(plain, "to_iterable_dataset") else plain
+    return cast("Iterable[Any]", streamed.cast(type(features)(_without_decoding(dict(features)))))
+
+
+def typed_columns(rows: Any) -> frozenset[str]:
+    """Return the columns of a table that Arrow or the like holds, but for those with values of JSON.
+
+    A column of objects has one type for all rows: a key that one row has is null in all others.
+    """
+    libraries = {kind.__module__.partition(".")[0] for kind in type(rows).__mro__}
+    if not libraries & {"datasets", "pandas", "polars", "pyarrow"}:
+        return frozenset()
+    features = getattr(rows, "features", None)
+    if isinstance(features, Mapping):
+        return frozenset(name for name, one in features.items() if not any(map(_is_json, _leaves(one))))
+    columns = getattr(rows, "column_names", None) or getattr(rows, "columns", ())
+    return frozenset(map(str, columns))
+
+
+def _leaves(feature: Any) -> Iterator[Any]:
+    """Yield the features of single values within a feature of the `datasets` library."""
+    if isinstance(feature, Mapping | list | tuple):
+        for inner in feature.values() if isinstance(feature, Mapping) else feature:
+            yield from _leaves(inner)
+    elif hasattr(feature, "feature"):
+        yield from _leaves(feature.feature)
+    else:
+        yield feature
+
+
+def _is_json(feature: Any) -> bool:
+    return type(feature).__name__ == "Json"
+
+
+def _is_media(feature: Any) -> bool:
+    return hasattr(feature, "decode") and not _is_json(feature)
+
+
+def _without_decoding(feature: Any) -> Any:
+    if isinstance(feature, Mapping):
+        return {name: _without_decoding(inner) for name, inner in feature.items()}
+    if isinstance(feature, list | tuple):
+        return [_without_decoding(inner) for inner in feature]
+    if hasattr(feature, "feature"):
+        return dataclasses.replace(feature, feature=_without_decoding(feature.feature))
+    return dataclasses.replace(feature, decode=False) if _is_media(feature) else feature
 
 
 def check_regular(file: Path, where: str) -> None:
@@ -133,8 +219,8 @@ def _is_hub_name(path: str, file: Path) -> bool:
     return named and not os.path.isdir(file.parent)
 
 
-def _contents(file: Path, path: str) -> bytes:
-    """The bytes of a file, unpacked if they are gzipped."""
+def _check_file(file: Path, path: str) -> None:
+    """UserError for a directory, a pipe, or what is not there."""
     if os.path.isdir(file):
         inside = sorted(p.name for p in file.iterdir() if p.name.lower().endswith(_SUFFIXES))[:3]
         hint = f"name a file in it: {', '.join(inside)}" if inside else "name a file"
@@ -144,38 +230,52 @@ def _contents(file: Path, path: str) -> bytes:
         beside = [p.name for p in file.parent.iterdir()] if os.path.isdir(file.parent) else []
         hint = did_you_mean(file.name, beside) or "give a file, or a data set of the Hub as owner/name"
         raise UserError("there is no such file", where=path, mend=hint)
+
+
+def _from_file(file: Path, path: str, whole: bool) -> Iterator[Record]:
+    """Yield the records of a file, unpacked if it is gzipped."""
+    _check_file(file, path)
     try:
-        data = file.read_bytes()
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        with open(file, "rb") as packed:
+            zipped = packed.peek(2)[:2] == b"\x1f\x8b"
+            with cast("BinaryIO", gzip.open(packed)) if zipped else packed as data:
+                yield from _from_bytes(data, file.name, whole)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"the gzipped file is damaged or cut off: {error}", where=path) from None
     except OSError as error:
         raise UserError(f"it cannot be read: {error.strerror or error}", where=path) from None
 
 
-def _from_bytes(data: bytes, name: str, whole: bool) -> Iterator[Record]:
-    if data[:4] == b"PAR1":
+def _from_bytes(data: BinaryIO, name: str, whole: bool) -> Iterator[Record]:
+    magic = data.read(4)
+    start = len(_BYTE_ORDER_MARK) if magic.startswith(_BYTE_ORDER_MARK) else 0
+    data.seek(start)
+    if magic == b"PAR1":
         return _parquet(data, name)
-    start = data.removeprefix(b"\xef\xbb\xbf")  # the byte order mark that some editors write
     suffix = next((s for s in Path(name.lower().removesuffix(".gz")).suffixes[-1:] if s in _SEPARATED), "")
     if suffix:
-        text = _decoded(start, name, 1)
+        text = _decoded(data.read(), name, 1)
         return (Record(*row) for row in separated(text, name, _SEPARATED[suffix]))
-    if start.lstrip()[:1] == b"[":
-        return _array(_decoded(start, name, 1, whole), name, whole)
-    check_lines(start, name)
-    return _lines(start, name, whole)
+    begin = next((byte for byte in iter(lambda: data.read(1), b"") if not byte.isspace()), b"")
+    data.seek(start)
+    if begin == b"[":
+        return _array(_decoded(data.read(), name, 1, whole), name, whole)
+    return _lines(data, name, whole)
 
 
-def _lines(data: bytes, name: str, whole: bool) -> Iterator[Record]:
-    """One object a line; blank lines are skipped."""
-    lines = data.split(b"\n")
-    for number, raw in enumerate(lines, start=1):
+def _lines(data: BinaryIO, name: str, whole: bool) -> Iterator[Record]:
+    """Yield the object of each line; blank lines are skipped."""
+    first = True
+    for number, raw in enumerate(iter(lambda: data.readline(MOST_LINE + 1), b""), start=1):
         if len(raw) > MOST_LINE:
             raise UserError("the line has more than 128 MiB", where=f"{name}:{number}")
         text = _decoded(raw, name, number, whole).strip(_JSON_SPACE)
-        if text:
-            yield _object(text, f"{name}:{number}", number == len(lines), whole)
+        if not text:
+            continue
+        if first:
+            check_lines(raw, data, name)
+            first = False
+        yield _object(text, f"{name}:{number}", not raw.endswith(b"\n"), whole)
 
 
 def _array(text: str, name: str, whole: bool) -> Iterator[Record]:
@@ -253,21 +353,37 @@ def _decoded(raw: bytes, name: str, line: int, whole: bool = True) -> str:
         raise UserError(f"it is not UTF-8 ({kind})", where=f"{name}:{at}", mend="save it as UTF-8") from None
 
 
-def _parquet(data: bytes, name: str) -> Iterator[Record]:
-    """One record a row; the line is the number of the row."""
+def _parquet(data: BinaryIO, name: str) -> Iterator[Record]:
+    """Yield one record a row; the line is the number of the row."""
     import pyarrow.parquet  # type: ignore[import-untyped]  # takes a while, and only Parquet needs it
 
+    number = 0
     try:
-        rows = pyarrow.parquet.read_table(io.BytesIO(data)).to_pylist()
+        file = pyarrow.parquet.ParquetFile(
+            io.BytesIO(data.read()) if isinstance(data, gzip.GzipFile) else data
+        )
+        typed = frozenset(file.schema_arrow.names)
+        for batch in file.iter_batches(batch_size=_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                yield of_columns(row, f"{name}:{number}", typed)
     except Exception as error:  # what a damaged file raises is not documented
         raise UserError(f"the Parquet file cannot be read: {cause(error)}", where=name) from None
-    yield from (of_columns(row, f"{name}:{number}") for number, row in enumerate(rows, start=1))
 
 
-def of_columns(row: dict[str, Any], source: str) -> Record:
-    """A record of typed columns, in which NaN stands for what is missing, as null does."""
-    missing = {key for key, value in row.items() if isinstance(value, float) and math.isnan(value)}
-    return Record({key: None if key in missing else value for key, value in row.items()}, source)
+def of_columns(row: Mapping[str, Any], source: str, typed: Container[str] = ()) -> Record:
+    """Return the record of a row of a table, in which NaN stands for what is missing, as null does."""
+    return Record({key: _null_for_missing(value) for key, value in row.items()}, source, typed=typed)
+
+
+def _null_for_missing(value: Any) -> Any:
+    """Return the value with null for NaN and for the marks that pandas has, also within lists and objects."""
+    if type(value) is dict:
+        return {key: _null_for_missing(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_null_for_missing, value))
+    missing = isinstance(value, float) and math.isnan(value)
+    return None if missing or type(value).__name__ in ("NAType", "NaTType") else value
 
 
 def no_constant(name: str) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 from posttrain.base.nearest import did_you_mean
 from posttrain.data.fields import PAIR, PROMPTS, WORKED, Fields
 from posttrain.data.pairs import is_pair, paired
-from posttrain.data.turns import asked, spoken, with_system
+from posttrain.data.turns import Answer, answer_of, asked, spoken, with_system
 from posttrain.data.wrapped import in_list
 from posttrain.types import Message, UserError
 
@@ -37,9 +37,11 @@ class Shaped:
     """A record as a conversation, with what was to be answered in full, and what a verifier compares."""
 
     messages: tuple[Message, ...]
-    completion: str | tuple[Message, ...] | None
+    completion: Answer | None
     """The worked answer, which SFT learns; or the turns that end with it."""
     answer: str | None
+    answer_value: bool | int | float | None
+    """The answer as it stands, if that is a number or a boolean."""
     id: str
     rest: dict[str, Any]
     """Fields that became none of these."""
@@ -50,18 +52,18 @@ class Shaped:
 def shaped(fields: Fields) -> Shaped:
     """The record in its shape; UserError at its line if it has none, or if a field is not as it should be."""
     if fields.template is None and is_pair(fields) and all(fields.has(name) for name in PAIR):
-        fields.calls = False
         pair = paired(fields)
         answer, name = fields.answer("answer"), fields.id()
         form = f"{fields.form} ({pair.form})"
         rest = fields.rest | {"completion": pair.answers[0]}
-        return Shaped(pair.messages, pair.answers[0], answer, name, rest, form)
+        return Shaped(pair.messages, pair.answers[0], answer, _number(fields, "answer"), name, rest, form)
     messages = asked(fields, *PROMPTS)
     if messages is None:
         raise _no_shape(fields)
     shape = (fields.given(*PROMPTS) or fields.first(*PROMPTS)) if fields.template is None else "prompt"
     answer, worked = fields.answer("answer"), _worked(fields)
-    completion: str | tuple[Message, ...] | None = None
+    number = _number(fields, "answer")
+    completion: Answer | None = None
     if worked is not None:
         value = fields.spelt(worked)
         if isinstance(value, (list, dict)):
@@ -71,7 +73,7 @@ def shaped(fields: Fields) -> Shaped:
     # A verifier compares with what is called an answer; of what else is there it knows under its own name.
     own = worked is not None and worked == _COMPARED.get(shape or "")
     if answer is None and own and isinstance(completion, str):
-        answer = completion
+        answer, number = completion, _number(fields, worked or "")
     completion = answer if completion is None else completion
     templated = fields.template is not None and "question" in fields.record.fields
     if (shape == "question" or templated) and answer is not None and _GOLD in answer:
@@ -82,7 +84,13 @@ def shaped(fields: Fields) -> Shaped:
         rest[fields.column(worked)] = fields.raw(worked)
     if answer != completion and isinstance(completion, str):
         rest["completion"] = completion
-    return Shaped(messages, completion, answer, name, rest, fields.form)
+    return Shaped(messages, completion, answer, number, name, rest, fields.form)
+
+
+def _number(fields: Fields, name: str) -> bool | int | float | None:
+    """Return a field that is a number or a boolean, else None."""
+    value = fields.record.fields.get(fields.column(name))
+    return value if isinstance(value, (bool, int, float)) else None
 
 
 def _worked(fields: Fields) -> str | None:
@@ -102,12 +110,12 @@ def _is_worked(fields: Fields, name: str) -> bool:
     return number or (isinstance(value, str) and bool(value.strip()))
 
 
-def _spoken(fields: Fields, name: str) -> str | tuple[Message, ...]:
+def _spoken(fields: Fields, name: str) -> Answer:
     """The answer of a field that holds messages: the assistant's one, or several that end with it."""
     turns = spoken(fields, name)
     if turns[-1]["role"] != "assistant":
         raise fields.fault(f"{fields.column(name)} ends with the {turns[-1]['role']}, not the assistant")
-    return turns[0]["content"] if len(turns) == 1 and "tool_calls" not in turns[0] else turns
+    return answer_of(turns)
 
 
 def _no_shape(fields: Fields) -> UserError:

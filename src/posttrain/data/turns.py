@@ -1,6 +1,7 @@
 """Conversations in the ways that records write them: lists of messages, and transcripts in one text."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
@@ -9,7 +10,11 @@ from posttrain.data.fields import BESIDE, SYSTEM, Fields, kind
 from posttrain.data.template import filled
 from posttrain.types import Message
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+Answer = str | tuple[Message, ...]
+"""A text, or the assistant's turns with what tools and users said between them."""
+_WEIGHTS = ("weight", "train", "training")
+"""What OpenAI and Axolotl call the mark of messages that are not trained."""
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _SPEAKERS = {
     "human": "user",
@@ -21,6 +26,7 @@ _SPEAKERS = {
     "bard": "assistant",
     "model": "assistant",
     "system": "system",
+    "developer": "system",
     "tool": "tool",
     "observation": "tool",
 }
@@ -50,8 +56,11 @@ def conversation(fields: Fields, name: str) -> tuple[Message, ...]:
     belongs `input`, after a blank line.
     """
     column = fields.column(name)
+    value = fields.record.fields[column]
+    if isinstance(value, dict) and "messages" in value:
+        return said(fields, fields.objects(name)["messages"], f"messages of {column}", "role")
     if name in ("messages", "conversations") or isinstance(fields.record.fields[column], list):
-        return said(fields, fields.raw(name), column, "from" if name == "conversations" else "role")
+        return said(fields, fields.objects(name), column, "from" if name == "conversations" else "role")
     text = fields.text(name)
     if is_transcript(text) and _OPEN_END.search(text):
         return transcript(fields, _OPEN_END.sub("", text), column)
@@ -95,7 +104,7 @@ def answerable(fields: Fields, messages: tuple[Message, ...]) -> tuple[Message, 
 
 def spoken(fields: Fields, name: str) -> tuple[Message, ...]:
     """A field that holds a message, or a list of them."""
-    value = fields.raw(name)
+    value = fields.objects(name)
     return said(fields, [value] if isinstance(value, dict) else value, fields.column(name), "role")
 
 
@@ -130,18 +139,60 @@ def said(fields: Fields, turns: Any, field: str, who: str) -> tuple[Message, ...
                 raise fields.fault(f"{key} of {place} is {kind(value)}, not text")
         role = _role(fields, turn[who], place, who)
         more = calls.of(turn, role, place) if fields.calls else {}
-        known = (who, what, *more)
+        if role == "assistant" and isinstance(turn.get("reasoning_content"), str):
+            more |= {"reasoning_content": turn["reasoning_content"]} if turn["reasoning_content"] else {}
+        says = bool(text.strip() or more)
+        weight = _weight(fields, turn, role, place)
+        more |= weight if fields.calls else {}
+        known = (who, what, *more, *_WEIGHTS)
         extra = [key for key, value in turn.items() if key not in known and value not in _NOTHING]
         if extra:
             raise fields.fault(f"{place} has {extra[0]!r}, which is not understood")
         if role == "system" and number > 1:
             raise fields.fault(f"{place} is a system message, which must come first")
-        if text.strip() or more:
+        if says:
             text = NOTHING if role == "tool" and not text.strip() else text
             messages.append({"role": role, "content": text, **more})
         elif role != "system" or len(turns) == 1:
             raise fields.fault(f"{place} is empty")
     return tuple(messages)
+
+
+def _weight(fields: Fields, turn: Mapping[str, Any], role: str, place: str) -> dict[str, int]:
+    """Return {"weight": 0} for an assistant's message that is marked as not trained, else nothing."""
+    name = next((name for name in _WEIGHTS if turn.get(name) is not None), None)
+    if name is None:
+        return {}
+    value = turn[name]
+    if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+        mend = "only 0 and 1 are understood: a message is trained or it is not"
+        raise fields.fault(f"{name} of {place} is {value!r:.40}", mend)
+    if role != "assistant" and value and name != "weight":
+        what = f"{place} is to be trained, and is the {role}'s"
+        raise fields.fault(what, f"leave {name} out: only what the assistant says is trained")
+    return {"weight": 0} if role == "assistant" and not value else {}
+
+
+def answer_of(turns: tuple[Message, ...]) -> Answer:
+    """Return the text of one plain message, or else the turns."""
+    return turns[0]["content"] if len(turns) == 1 and turns[0].keys() == {"role", "content"} else turns
+
+
+def turns_of(answer: Answer) -> tuple[Message, ...]:
+    """Return an answer as messages that begin with the assistant's."""
+    return ({"role": "assistant", "content": answer},) if isinstance(answer, str) else answer
+
+
+def compared(answer: Answer) -> tuple[Any, ...]:
+    """Return what two answers that say the same share, however much white space is around it."""
+    return tuple({**turn, "content": turn["content"].strip()} for turn in turns_of(answer))
+
+
+def check_answer(fields: Fields, place: str, turns: tuple[Message, ...]) -> None:
+    """Raise UserError unless the assistant has the first and the last word."""
+    for verb, turn in (("begins", turns[0]), ("ends", turns[-1])):
+        if turn["role"] != "assistant":
+            raise fields.fault(f"{place} {verb} with the {turn['role']}, not the assistant")
 
 
 def _joined(fields: Fields, content: Any, place: str) -> Any:
@@ -157,7 +208,8 @@ def _joined(fields: Fields, content: Any, place: str) -> Any:
 
 
 def _role(fields: Fields, name: str, place: str, who: str) -> str:
-    known = _SPEAKERS if who == "from" else {role: role for role in ROLES}
+    # A developer's message is what newer APIs call a system message, also when a policy is served.
+    known = _SPEAKERS if who == "from" else {role: _SPEAKERS[role] for role in ROLES}
     if name not in known:
         hint = did_you_mean(name, known) or f"it must be one of {', '.join(known)}"
         raise fields.fault(f"{who} of {place} is {name!r}", hint)

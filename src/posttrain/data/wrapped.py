@@ -3,21 +3,26 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, BinaryIO
 
 from posttrain.types import UserError
 
 
-def check_lines(data: bytes, name: str) -> None:
-    """UserError for one object that goes over several lines, as of a file that was to have one a line."""
+def check_lines(first: bytes, rest: BinaryIO, name: str) -> None:
+    """Raise UserError for one object over several lines, of a file that should have one a line.
+
+    first: the first line that is not blank; rest: the file behind it, which is left where it was.
+    """
     with suppress(ValueError, RecursionError):
-        json.loads(data.lstrip().partition(b"\n")[0])
+        json.loads(first)
         return
+    place = rest.tell()
     with suppress(ValueError, RecursionError):
-        found = json.loads(data)
+        found = json.loads(first + rest.read())
         if isinstance(found, dict):
             mend = in_list(found) or "write one object a line, or a list of objects"
             raise UserError("it is one object over several lines", where=name, mend=mend)
+    rest.seek(place)
 
 
 def in_list(found: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ def record(task: Task) -> dict[str, Any]:
     {'level': 3, 'id': 'a', 'messages': [{'role': 'user', 'content': '2?'}], 'answer': '2'}
     """
     messages = [dict(message) for message in task.messages]
-    return {**task.fields, "id": task.id, "messages": messages, "answer": task.answer}
+    return {**task.fields, "id": task.id, "messages": messages, "answer": task.typed_answer}
 
 
 def play(agent: Agent, task: Mapping[str, Any], base_url: str) -> float | str | None:

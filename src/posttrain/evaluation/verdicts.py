@@ -36,13 +36,15 @@ def read_tasks(path: Path) -> dict[str, Task]:
         name = _id(record)
         if name in tasks:
             raise UserError(f"a second task is called {name!r}", where=record.source)
-        answer = record.cells.get("answer", record.fields.get("answer"))
+        value = record.fields.get("answer")
+        answer = record.cells.get("answer", value)
         fields = {k: v for k, v in record.fields.items() if k not in ("id", "answer")}
         prompt = record.cells.get("prompt", fields.get("prompt"))
         tasks[name] = Task(
             id=name,
             messages=_messages(prompt),
             answer=_text(answer, record),
+            answer_value=None if isinstance(value, str) else value,
             fields=fields,
             source=record.source,
             conversational=isinstance(prompt, list),

@@ -10,20 +10,22 @@ never fed, so that the state "before" it is that of the last real one (learner/p
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from posttrain.base.chat import Chat
 from posttrain.data import Ranking, Stepped
 from posttrain.data.corpus import Corpus, Text, load_corpus
+from posttrain.data.gather import summary
+from posttrain.data.turns import turns_of
 from posttrain.envs.tools.conversation import Telling, telling
 from posttrain.envs.tools.formats import FormatName
 from posttrain.runtime.model_info import ModelInfo, Say
 from posttrain.runtime.resolve import Resolved
-from posttrain.types import PROBE, Trajectory, UserError
+from posttrain.types import PROBE, Message, Trajectory, UserError
 
 Group = tuple[Trajectory, ...]
 NOBODY = 0
@@ -47,15 +49,20 @@ class Shaper:
         """How calls and tools are shown."""
         return telling(self.chat, self.tool_format)
 
-    def groups(self, records: Sequence[Any], learns: str, say: Say) -> list[Group]:
+    def groups(
+        self, records: Sequence[Any], learns: str, say: Say, bad: Literal["error", "skip"] = "error"
+    ) -> list[Group]:
         """The groups of all records; see each."""
-        return [group for _, group in self.each(records, learns, say)]
+        return [group for _, group in self.each(records, learns, say, bad)]
 
-    def each(self, records: Sequence[Any], learns: str, say: Say) -> list[tuple[Any, Group]]:
+    def each(
+        self, records: Sequence[Any], learns: str, say: Say, bad: Literal["error", "skip"] = "error"
+    ) -> list[tuple[Any, Group]]:
         """The records that are of use, and the group of each.
 
         What is longer than the bound is cut there, or left out if a head reads its end, or if nothing
-        trained remains of it. Raises UserError if nothing is left, and for a record that has no tokens.
+        trained remains of it. A record that the chat template refuses is an error, or is left out and counted
+        if bad is "skip". Raises UserError if nothing is left.
         """
         make: dict[str, Callable[[Any, Counter[str]], Group]] = {
             "answers": self._conversation,
@@ -69,18 +76,26 @@ class Shaper:
             except UserError as error:
                 raise UserError(error.what, where="batch.separator", mend="give another one") from None
         counts: Counter[str] = Counter()
-        made = []
+        made: list[tuple[Any, Group]] = []
+        faults: list[UserError] = []
         for record in records:
             try:
-                made.append(make[learns](record, counts))
+                made.append((record, make[learns](record, counts)))
             except UserError as error:
-                raise UserError(f"{record.id!r}: {error}", where=record.source) from None
-        kept = [(record, group) for record, group in zip(records, made, strict=True) if group]
+                faults.append(UserError(error.what, where=record.source, mend=error.mend))
+                if bad == "error":
+                    raise faults[0] from None
+        if faults and not made:
+            what = f"none of {len(records)} {_NAMES[learns]} can be used; the first: {faults[0].what}"
+            raise UserError(what, where=faults[0].where, mend=faults[0].mend)
+        if faults:
+            say(f"{len(faults)} of {len(records)} {_NAMES[learns]} skipped: {summary(faults)}")
+        kept = [(record, group) for record, group in made if group]
         for what, number in counts.items():
             say(f"{number} of {len(records)} {_NAMES[learns]} {what.format(bound=self.bound)}")
-        if records and not kept:
+        if made and not kept:
             raise UserError(
-                f"all {len(records)} {_NAMES[learns]} were filtered out: none has a trained token within "
+                f"all {len(made)} {_NAMES[learns]} were filtered out: none has a trained token within "
                 f"{self.bound} tokens",
                 where="batch.max_length",
                 mend="raise it",
@@ -107,7 +122,7 @@ class Shaper:
     def _ranking(self, record: Ranking, counts: Counter[str]) -> Group:
         if self.marks:
             return self._judged(record, counts)
-        sides = self.chat.render_answers(record.messages, record.answers)
+        sides = self.chat.render_answers(*self._told(record))
         if any(any(trained[self.bound :]) for _, trained in sides):
             counts["are longer than {bound} tokens and were cut there"] += 1
         cut = [(tokens[: self.bound], trained[: self.bound]) for tokens, trained in sides]
@@ -121,11 +136,31 @@ class Shaper:
 
     def _judged(self, record: Ranking, counts: Counter[str]) -> Group:
         """The answers as a verifier sees them."""
-        sides = self.chat.render_for_judge(record.messages, record.answers)
+        prompt, answers, tools = self._told(record)
+        sides = []
+        for *earlier, last in answers:
+            if beside := [key for key in ("tool_calls", "reasoning_content") if key in last]:
+                what = f"the last message of an answer has {beside[0]}, and a reward model reads text alone"
+                raise UserError(what, mend="write it into content, or leave such records out")
+            sides += self.chat.render_for_judge([*prompt, *earlier], [last["content"]], tools)
         if any(len(tokens) > self.bound for tokens in sides):
             counts["have an answer that ends beyond {bound} tokens and are left out"] += 1
             return ()
         return tuple(marked(t, {len(t): s}) for t, s in zip(sides, record.scores, strict=True))
+
+    def _told(
+        self, record: Ranking
+    ) -> tuple[tuple[Message, ...], list[tuple[Message, ...]], tuple[Mapping[str, Any], ...]]:
+        """Return the prompt, the messages of each answer and the tools, as the template is given them."""
+        answers = [turns_of(answer) for answer in record.answers]
+        if not (record.tools or _calls(record)):
+            return record.messages, answers, ()
+        told = [self.telling.told((*record.messages, *answer), record.tools) for answer in answers]
+        # Messages are added and merged, but each of the assistant's stays one.
+        before = sum(message["role"] == "assistant" for message in record.messages)
+        starts = [[n for n, m in enumerate(found) if m["role"] == "assistant"][before] for found, _ in told]
+        (first, tools), start = told[0], starts[0]
+        return first[:start], [found[at:] for (found, _), at in zip(told, starts, strict=True)], tools
 
     def _steps(self, record: Stepped, counts: Counter[str]) -> Group:
         # A separator within a step parts it for a verifier too: what is judged is its end.
@@ -147,7 +182,8 @@ class Shaper:
 
 
 def _calls(record: Any) -> bool:
-    return any("tool_calls" in message for message in record.messages)
+    answers = [turns_of(answer) for answer in getattr(record, "answers", ())]
+    return any("tool_calls" in message for turns in (record.messages, *answers) for message in turns)
 
 
 _NAMES = {"answers": "conversations", "rankings": "rankings", "labels": "answers", "steps": "answers"}
@@ -252,13 +288,15 @@ def build_groups(
         found = [_corpus(text, policy, bound, say) for text in (*resolved.train, *resolved.held_out)]
         return Singles(found[0]), Singles(found[1]) if len(found) > 1 else [], found[0].longest
     shaper = Shaper(policy.chat, bound, "head" in resolved.method.needs, batch.separator, batch.tool_format)
-    if learns == "answers" and any(getattr(each, "tools", ()) or _calls(each) for each in resolved.train):
+    if any(getattr(each, "tools", ()) or _calls(each) for each in resolved.train):
         say(f"conversations call tools: {shaper.telling}")
-    groups = shaper.groups(resolved.train, learns, say)
+    task = resolved.recipe.task
+    groups = shaper.groups(resolved.train, learns, say, task.data.bad if task.data else "error")
     longest = max(sum(len(row.tokens) for row in group) for group in groups)
     if resolved.method.probes:
         longest = max(longest, _longest_probe(groups, bound))
-    return groups, shaper.groups(resolved.held_out, learns, say), longest
+    bad = task.held_out.bad if task.held_out else "error"
+    return groups, shaper.groups(resolved.held_out, learns, say, bad), longest
 
 
 def _corpus(text: Text, policy: ModelInfo, bound: int, say: Say) -> Corpus:

@@ -13,7 +13,7 @@ A function gets what its parameters name, by keyword:
 | `trainer_state` | | a TrainerState: global_step, max_steps, epoch |
 | `log_metric` | | `log_metric(name, number)` records a number beside the scores |
 | `log_extra` | | `log_extra(name, values)` records one for each response, a number or a text |
-| `answer` | the task's answer or None | a list of it |
+| `answer` | the task's answer as the data held it, or None | a list of it |
 | `messages`, `task` | the conversation; the whole Task | lists of it |
 | any other name, `**fields` | the task's other fields | lists of them |
 
@@ -208,7 +208,7 @@ def _columns(task: Task) -> dict[str, Any]:
     """
     messages, fields = _copied(list(task.messages)), _copied(dict(task.fields))
     task = replace(task, messages=tuple(messages), fields=fields)
-    return {"messages": messages, "task": task, **fields, "answer": task.answer}
+    return {"messages": messages, "task": task, **fields, "answer": task.typed_answer}
 
 
 def _copied(value: Any) -> Any:

@@ -78,7 +78,8 @@ class Telling:
         out: list[Message] = []
         for message in messages:
             if "tool_calls" in message:
-                out.append(self._called(message, known))
+                beside = {key: message[key] for key in ("weight", "reasoning_content") if key in message}
+                out.append({**self._called(message, known), **beside})
             elif "tool_call_id" not in message or self.shown.results:
                 out.append(message)
             else:
