@@ -1,6 +1,7 @@
 """From TOML to a recipe and back; lines are found; keys that nothing reads are refused."""
 
 import inspect
+import json
 import re
 import tomllib
 import typing
@@ -159,6 +160,41 @@ def test_an_error_of_a_later_check_is_given_its_line_too(write, online):
     assert located.startswith(f"{found.where.path}:{number}: rollout.group_size: ")
     elsewhere = UserError("x", where="data.jsonl:3")
     assert found.locate(elsewhere) is elsewhere
+
+
+def test_skip_leaves_out_golds_that_cannot_be_read(write, online, tmp_path):
+    golds = ["7", r"\int_0^1 x\,dx", "x^2", r"\frac{1", r"\int_2^3 t\,dt"]
+    lines = [json.dumps({"prompt": "?", "answer": gold}) + "\n" for gold in golds]
+    (tmp_path / "tasks.jsonl").write_text("".join(lines), encoding="utf-8")
+    data = {"path": str(tmp_path / "tasks.jsonl"), "bad": "skip"}
+    tables = {
+        "task": {"arithmetic": None, "data": data},
+        "verifier": {"number": None, "math": {}},
+        "rollout": {"workers": 1},
+    }
+    said: list[str] = []
+    resolved = resolve_recipe(config.read(write(online, tables)).recipe, said.append)
+    assert [task.answer for task in resolved.train] == ["7", "x^2"]
+    line = next(line for line in said if "tasks skipped" in line)
+    assert "3 of 5 tasks skipped" in line
+    for piece in ("2 × ", r"\int is not in the grammar (first", "1 × ", "is missing (first"):
+        assert piece in line
+    data["bad"] = "error"
+    with pytest.raises(UserError, match="cannot be read as auto"):
+        resolve_recipe(config.read(write(online, tables)).recipe)
+
+
+def test_skip_with_no_gold_that_can_be_read_is_an_error(write, online, tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "?", "answer": "\\\\frac{1"}\n', encoding="utf-8")
+    data = {"path": str(tmp_path / "tasks.jsonl"), "bad": "skip"}
+    tables = {
+        "task": {"arithmetic": None, "data": data},
+        "verifier": {"number": None, "math": {}},
+        "rollout": {"workers": 1},
+    }
+    with pytest.raises(UserError, match="math can judge none of the 1 tasks") as raised:
+        resolve_recipe(config.read(write(online, tables)).recipe)
+    assert raised.value.where.endswith("tasks.jsonl:1")
 
 
 def test_the_first_of_several_mistakes_is_the_one_that_explains_the_others(write, online):

@@ -25,6 +25,18 @@ def seven(**fields: object) -> Task:
         ("boxed", r"\boxed{6} \boxed{7}", "right"),
         ("boxed", r"\boxed{7} \boxed{6}", "wrong"),
         ("boxed", r"\boxed{7} \boxed{6", "right"),
+        ("boxed", r"\boxed 7", "right"),
+        ("boxed", r"$\boxed 7$, not 6", "right"),
+        ("boxed", r"\boxed{6}, no: \boxed 7", "right"),
+        ("boxed", r"\boxed 6 or \boxed{7}", "right"),
+        ("boxed", r"\boxed{7} in \boxed form", "right"),
+        ("boxed", r"\boxed form of 7", "no_answer"),
+        ("boxed", r"\boxed 7 or 8", "wrong"),
+        ("after", r"#### \boxed 7", "right"),
+        ("after", r"#### -\boxed 7", "unreadable"),
+        ("tag", "<answer>7</answer></answer>", "right"),
+        ("tag", "<answer>6</answer></answer> 7", "wrong"),
+        ("boxed", r"<think>6</think>\boxed{7} and I close with </think> here", "right"),
         ("boxed", r"\boxed{7} \boxed{}", "no_answer"),
         ("after", "#### 7", "right"),
         ("after", r"\boxed{7}", "no_answer"),
@@ -130,6 +142,31 @@ def test_a_gold_that_cannot_be_judged_is_an_error_of_the_data(
     with pytest.raises(UserError, match=said) as error:
         Math().check(one)
     assert str(error.value).startswith("d.jsonl:3: ")
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        (r"\boxed{\int_0^1 x\,dx}", True),
+        (r"The answer is $\int_0^1  x\,dx$.", True),
+        (r"\boxed{\int_0^1 x\,dx }", True),
+        (r"\boxed{\int_0^2 x\,dx}", False),
+        (r"\boxed{\int_0^1 x\,d x}", False),
+        (r"\boxed{\int_0^1 x\,dx + 1}", False),
+    ],
+)
+def test_the_same_text_is_right_even_if_unreadable(response: str, right: bool) -> None:
+    one = Task(id="q", messages=(), answer=r"\int_0^1 x\,dx", source="d.jsonl:3")
+    if right:
+        assert Math()(one, response).label == "right"
+    else:
+        with pytest.raises(UserError, match=r"^d\.jsonl:3: .*cannot be read"):
+            Math()(one, response)
+
+
+@pytest.mark.parametrize(("gold", "response"), [("11/2", "1 1/2"), ("12", "1 2"), ("0.333...", "0.333")])
+def test_texts_that_differ_within_are_not_the_same(gold: str, response: str) -> None:
+    assert Math()(Task(id="q", messages=(), answer=gold), f"\\boxed{{{response}}}").score == 0.0
 
 
 def test_a_task_without_answer_is_an_error_of_the_data() -> None:

@@ -1,7 +1,9 @@
 """Every built-in verifier against responses that it must accept and responses that it must refuse."""
 
+import json
 import pickle
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from posttrain.types import Task, UserError
 from posttrain.verifiers.answers import Exact, Number
 from posttrain.verifiers.combine.combined import Combined, Part
 from posttrain.verifiers.numerals import numbers, whole_number
+from posttrain.verifiers.regions import boxed, spoken, tagged
 from posttrain.verifiers.structure.patterns import Format, Regex
 from posttrain.verifiers.workers.pool import judged
 
@@ -20,6 +23,11 @@ def task(answer: str | None = "7", **fields: object) -> Task:
         id="q", messages=({"role": "user", "content": "?"},), answer=answer, fields=fields, source="d.jsonl:3"
     )
 
+
+NUMBER_PAIRS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "number_pairs.jsonl").read_text(encoding="utf-8").splitlines()
+]
 
 RIGHT = [
     # (verifier, answer, response)
@@ -45,9 +53,6 @@ RIGHT = [
     (Number(), "-5", "-$5"),
     (Number(), "-5", "$-5"),
     (Number(), "−5", "-5"),
-    (Number(), "5", "8-5"),
-    (Number(), "5", "8 - 5"),
-    (Number(), "5", "x-5"),
     (Number(), "5", "+5"),
     (Number(), "50", "50%"),
     (Number(), "50", r"50\%"),
@@ -81,7 +86,6 @@ RIGHT = [
     (Number(where="boxed"), "-18", "\\boxed{–18}"),
     (Number(where="boxed"), "1/2", r"\boxed{\dfrac{1}{2}}"),
     (Number(), "-0.5", r"so -\frac12"),
-    (Number(), "18", "pages 10–18"),
     (Number(), "18", "<think>17 or 19</think>It is 18"),
     (Exact(), "Paris", "<think>Rome?</think>\nParis"),
     (Number(where="boxed"), "18", r"\boxed {18}"),
@@ -120,6 +124,11 @@ WRONG = [
     (Number(), "7", "0.7", "wrong"),
     (Number(), "7", "1.5.7", "wrong"),
     (Number(), "7", "x7", "no_answer"),
+    (Number(), "5", "8-5", "wrong"),
+    (Number(), "5", "8 - 5", "wrong"),
+    (Number(), "5", "x-5", "wrong"),
+    (Number(), "18", "pages 10–18", "wrong"),
+    (Number(), "7", "It is 7, or \\sqrt{7}", "wrong"),
     (Number(), "2024", "3/4/2024", "wrong"),
     (Number(), "3", "3/0", "wrong"),
     (Number(), "4", "3/4", "wrong"),
@@ -193,6 +202,64 @@ def test_refuses(verifier, answer, response, label):
     verdict = verifier(task(answer), response)
     assert (verdict.score, verdict.label) == (0.0, label)
     assert verdict.reason
+
+
+@pytest.mark.parametrize("pair", NUMBER_PAIRS, ids=lambda p: f"{p['gold']} <- {p['response']}"[:80])
+def test_number_reads_whole_expressions(pair):
+    verdict = Number(where=pair["where"])(task(pair["gold"]), pair["response"])
+    assert (verdict.score == 1.0) == pair["right"], verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("<think>6</think>7", "7"),
+        ("6</think>7", "7"),
+        ("<think>5</think>6<think>5</think>7", "7"),
+        ("<think>I use <think> here. 6</think>7", "7"),
+        ("<think>a<think>b</think>6</think>7", "7"),
+        ("<think>6</think>7. I close with </think> in my text.", "7. I close with </think> in my text."),
+        ("6</think>7, then </think>", "7, then </think>"),
+        ("<think>6</think>7<think>8", "7"),
+    ],
+)
+def test_the_answer_follows_the_last_closed_thought(response, answer):
+    assert spoken(response) == answer
+
+
+@pytest.mark.parametrize(
+    ("response", "content"),
+    [
+        ("<answer>7</answer></answer>", "7"),
+        ("<answer>6</answer><answer>7</answer></answer></answer>", "7"),
+        ("<answer><answer>7</answer></answer>", "7"),
+        ("<answer>7</answer> <answer>8", "7"),
+        ("</answer>7<answer>", None),
+    ],
+)
+def test_a_tag_ends_at_its_first_close(response, content):
+    assert tagged(response, "answer") == content
+
+
+@pytest.mark.parametrize(
+    ("response", "content"),
+    [
+        (r"\boxed 7", "7"),
+        (r"$\boxed 42$.", "42"),
+        (r"\boxed -7.", "-7"),
+        (r"\boxed\frac{1}{2} and 8", r"\frac{1}{2} and 8"),
+        (r"$\boxed 2 1/2$", "2 1/2"),
+        (r"\boxed{6} no, \boxed 7", "7"),
+        (r"\boxed 6 no, \boxed{7}", "7"),
+        (r"\boxed x", "x"),
+        (r"\boxed{7}, in \boxed form", "7"),
+        (r"\boxed{7}. I used \boxed.", "7"),
+        (r"in a \boxed a", "a"),
+        (r"in \boxed form", None),
+    ],
+)
+def test_a_box_needs_no_braces(response, content):
+    assert boxed(response) == content
 
 
 @pytest.mark.parametrize(
@@ -325,6 +392,10 @@ LONG = [
     "\n" * 10**6,
     "####" + "\n" * 10**6,
     "\\boxed" + " " * 10**6,
+    "\\boxed 7{" * 110_000,
+    "3 + " * 250_000,
+    "f(3" * 330_000,
+    "2 hours " * 125_000,
     "\U0001f600" * 10**6,
     "\ud800" * 10**6,
 ]

@@ -245,14 +245,14 @@ def _counted(form: Form, number: int) -> str:
     return f"{number} {form.noun}{'' if number == 1 else 's'} in the form {form.fields}"
 
 
-def summary(faults: Sequence[UserError]) -> str:
+def summary(faults: Sequence[UserError], *, reasons: bool = False) -> str:
     """Return each kind of fault with its number and its first place, the most frequent first.
 
-    Of what is wrong the numbers and quotations, and what follows a colon, are particulars of one record.
+    Numbers and quotations are particulars of one record, and without `reasons` so is what follows a colon.
     """
     kinds: dict[str, list[str]] = {}
     for fault in faults:
         general = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", fault.what)
-        kinds.setdefault(re.split(r"[:;] ", general)[0], []).append(fault.where)
+        kinds.setdefault(general if reasons else re.split(r"[:;] ", general)[0], []).append(fault.where)
     ordered = sorted(kinds.items(), key=lambda entry: -len(entry[1]))
     return ", ".join(f"{len(places)} × {what} (first {places[0]})" for what, places in ordered)

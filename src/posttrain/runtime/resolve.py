@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
-from posttrain.data import Ranking, load_conversations, load_labelled, load_rankings, load_steps
+from posttrain.data import Data, Ranking, load_conversations, load_labelled, load_rankings, load_steps
+from posttrain.data.gather import summary
 from posttrain.envs.protocol import Env
 from posttrain.methods.build import build
 from posttrain.methods.table import Line, label, line
@@ -67,6 +68,9 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
         if judge := recipe.judge():
             judge.require()  # before tasks are made, which may take minutes
         train, held_out = tasks(task, recipe.eval.limit, recipe.run.seed, say)
+        if judge:
+            train = _without_faults(judge, task.data, train, say)
+            held_out = _without_faults(judge, task.held_out, held_out, say)
         supply(recipe.curriculum, train, seed=recipe.run.seed)  # each task has the field that it goes by
         if task.tools:
             task.tools.require()
@@ -101,6 +105,31 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
     if "margins" in method.asks:
         _check_margins(name, (*records, *kept))
     return Resolved(recipe, found, method, records, kept, None, None)
+
+
+def _without_faults(
+    judge: Verifier, data: Data | None, found: list[Task], say: Callable[[str], None]
+) -> list[Task]:
+    """Leave out the tasks that the verifier cannot judge, and say why, where the data has bad = "skip".
+
+    Raises UserError if none is left.
+    """
+    if data is None or data.bad != "skip" or not found:
+        return found
+    usable, faults = list[Task](), list[UserError]()
+    for task in found:
+        try:
+            judge.check(task)
+            usable.append(task)
+        except UserError as fault:
+            faults.append(fault)
+    if not usable:
+        what = f"{judge.name} can judge none of the {len(found)} tasks; the first: {faults[0].what}"
+        raise UserError(what, where=faults[0].where, mend=faults[0].mend)
+    if faults:
+        file, reasons = found[0].source.rpartition(":")[0], summary(faults, reasons=True)
+        say(f"{file}: {len(faults)} of {len(found)} tasks skipped: {reasons}")
+    return usable
 
 
 def _check_rewards(name: str, conversations: Sequence[Any]) -> None:

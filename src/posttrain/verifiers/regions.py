@@ -9,7 +9,13 @@ from typing import Literal
 
 Where = Literal["all", "after", "boxed", "tag"]
 
-_BRACES = re.compile(r"\\boxed\s{0,9}\{|\\[{}]|[{}]")
+_BRACES = re.compile(
+    r"""\\boxed\s{0,9}\{|\\[{}]|[{}]
+    |\\boxed\s{0,9}(?P<bare>(?=[-+−.]?\s?(?:[0-9]|\\[A-Za-z]|[A-Za-z](?:[$.,;)\]]|\s*(?:$|[-+*/^_=\n]))))
+        (?:(?!\\boxed|\\[)\]]|[.!?](?:\s|$))[^{}$\n]|\{(?:[^{}]|\{[^{}]*\})*\})+)""",
+    re.VERBOSE,
+)
+_THOUGHT = re.compile("</?think>")
 
 
 def region(response: str, where: Where, marker: str, tag: str) -> str | None:
@@ -25,18 +31,28 @@ def region(response: str, where: Where, marker: str, tag: str) -> str | None:
 
 
 def spoken(response: str) -> str:
-    """What stands behind the last </think>, and before a <think> that is not closed.
+    """Return what follows the last thought, up to a <think> that is not closed.
+
+    A </think> ends a thought if a <think> before it is not closed yet, or if it is the first of these tags:
+    then the prompt has opened the thought. Any other </think> is a mention, and part of the answer.
 
     >>> spoken("<think>6? no</think>7"), spoken("so 6</think>7"), spoken("<think>maybe 6"), spoken("7")
     ('7', '7', '', '7')
+    >>> spoken("<think>6?</think>7, as I said before </think>")
+    '7, as I said before </think>'
     """
     return response[slice(*speech(response))]
 
 
 def speech(response: str) -> tuple[int, int]:
-    """Where what `spoken` returns begins and ends."""
-    thought = response.rfind("</think>")
-    begin = thought + len("</think>") if thought >= 0 else 0
+    """Return where the text of `spoken` begins and ends."""
+    begin, open_thoughts, first = 0, 0, True
+    for tag in _THOUGHT.finditer(response):
+        if tag.group() == "<think>":
+            open_thoughts += 1
+        elif open_thoughts or first:
+            begin, open_thoughts = tag.end(), max(0, open_thoughts - 1)
+        first = False
     unclosed = response.find("<think>", begin)
     return begin, unclosed if unclosed >= 0 else len(response)
 
@@ -71,15 +87,22 @@ def after(response: str, marker: str) -> str | None:
 
 
 def boxed(response: str) -> str | None:
-    r"""What stands in the last \boxed{...} whose braces are balanced.
+    r"""Return what stands in the last \boxed{...} whose braces are balanced, or behind a \boxed without any.
 
-    >>> boxed(r"\boxed{6} no, \boxed{\frac{1}{2}} and \boxed{3")
-    '\\frac{1}{2}'
+    Without braces the box holds the number, command or letter behind it, up to the end of the formula,
+    sentence or line.
+
+    >>> boxed(r"\boxed{6} no, \boxed{\frac{1}{2}} and \boxed{3"), boxed(r"$\boxed 7$."), boxed(r"\boxed up")
+    ('\\frac{1}{2}', '7', None)
     """
     open_at: list[tuple[int, bool]] = []  # where each open brace's content starts; whether it is a box
     last: tuple[int, int] | None = None
     for brace in _BRACES.finditer(response):
         text = brace.group()
+        if brace["bare"] is not None:
+            if last is None or brace.start("bare") > last[0]:
+                last = brace.span("bare")
+            continue
         if text in (r"\{", r"\}"):  # printed braces do not nest
             continue
         if text != "}":
@@ -92,11 +115,11 @@ def boxed(response: str) -> str | None:
 
 
 def tagged(response: str, tag: str) -> str | None:
-    """What stands between the last <tag> that is closed and its </tag>.
+    """Return what stands between the last <tag> that is closed and the first </tag> behind it.
 
-    >>> tagged("<think>2</think><answer> 7 </answer>", "answer")
+    >>> tagged("<think>2</think><answer> 7 </answer></answer>", "answer")
     ' 7 '
     """
-    end = response.rfind(f"</{tag}>")
-    start = response.rfind(f"<{tag}>", 0, max(end, 0))
-    return None if end < 0 or start < 0 else response[start + len(tag) + 2 : end]
+    start = response.rfind(f"<{tag}>", 0, max(response.rfind(f"</{tag}>"), 0))
+    begin = start + len(tag) + 2
+    return None if start < 0 else response[begin : response.find(f"</{tag}>", begin)]

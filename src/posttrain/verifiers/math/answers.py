@@ -12,6 +12,7 @@ from posttrain.verifiers.math.reading.forms import (
     as_tuple,
     assigned,
     both_signs,
+    defined,
     elements,
     gold_form,
     is_name,
@@ -24,6 +25,7 @@ from posttrain.verifiers.math.reading.forms import (
 from posttrain.verifiers.math.reading.reader import interval
 from posttrain.verifiers.math.reading.spans import merged
 from posttrain.verifiers.math.reading.tree import (
+    ANY_INTEGER,
     Answer,
     Expr,
     Many,
@@ -35,13 +37,17 @@ from posttrain.verifiers.math.reading.tree import (
     Symbol,
     UnreadableError,
     add,
+    names,
     neg,
+    renamed,
     symbols,
 )
 from posttrain.verifiers.math.scalars import as_product
 
 _NEAR = Fraction(1, 20)
 _MIRRORED = {">": "<", "≥": "≤"}
+_INTEGERS = frozenset("jklmnpqrst")
+"""Letters that may stand for any integer."""
 
 
 def same(given: Answer, gold: Answer, rules: Rules) -> Finding:
@@ -49,9 +55,19 @@ def same(given: Answer, gold: Answer, rules: Rules) -> Finding:
 
     The gold has been brought into its form by `gold_form`.
     """
+    given, gold = _one_integer(given, gold), _one_integer(gold, given)
     if isinstance(gold, Scalar) and isinstance(given, Relation):
         given = with_name(given, gold)
     return _same(given, gold, rules)
+
+
+def _one_integer(answer: Answer, other: Answer) -> Answer:
+    """The answer with that letter renamed that must be any integer, as one of the other is said to be."""
+    ours, theirs = names(answer), names(other)
+    if ANY_INTEGER.name in ours or ANY_INTEGER.name not in theirs:
+        return answer
+    letters = (ours - theirs) & _INTEGERS
+    return renamed(answer, min(letters), ANY_INTEGER.name) if len(letters) == 1 else answer
 
 
 def _same(given: Answer, gold: Answer, rules: Rules) -> Finding:
@@ -63,9 +79,17 @@ def _same(given: Answer, gold: Answer, rules: Rules) -> Finding:
         return _same_matrix(given, gold, rules)
     if isinstance(gold, Relation):
         bare = rules.kind == "auto" or (rules.kind == "equation" and not isinstance(given, Relation))
-        value = assigned(gold) if bare and set(gold.signs) == {"="} else None
-        if value is not None and (not symbols(value.expr) or isinstance(both_signs(value), Many)):
-            return _same_assignment(given, gold, value, rules)
+        value = assigned(gold) if set(gold.signs) == {"="} else None
+        if value is not None and bare:
+            if value.quantity is not None and value.quantity.unit is not None and _is_measured(given):
+                value = value.quantity
+            variables = symbols(value.expr) - {ANY_INTEGER.name}
+            if not variables or isinstance(both_signs(value), Many):
+                return _same_assignment(given, gold, value, rules)
+        if value is not None and (function := defined(gold)) is not None:
+            found = _same_function(given, function, value, rules)
+            if found is not None:
+                return found
         return _same_relation(given, gold, rules)
     if isinstance(gold, Many):
         if gold.brackets in ("", "{}"):
@@ -86,8 +110,11 @@ def _same_value(given: Answer, gold: Scalar, rules: Rules) -> Finding:
         found = same_quantity(given, gold, rules)
         if found.same is False and same_family(given.expr, gold.expr):
             return Finding(True, "but for the constant")
-        product = as_product(given, symbols(gold.expr)) if not found.same and gold.unit is None else None
-        return found if product is None else same_quantity(product, gold, rules)
+        if found.same:
+            return found
+        ours = None if _is_measured(gold) else as_product(given, symbols(gold.expr))
+        theirs = None if _is_measured(given) else as_product(gold, symbols(given.expr))
+        return same_quantity(ours or given, theirs or gold, rules) if ours or theirs else found
     if isinstance(given, Many) and given.brackets in ("", "{}") and given.items:
         found = _every([_same(item, gold, rules) for item in given.items])
         return found if found.same else replace(found, how="it gives several answers")
@@ -122,12 +149,41 @@ def _same_assignment(given: Answer, gold: Relation, value: Scalar, rules: Rules)
     """Of x = 3 the value, under the same name or none."""
     names = {side.expr for side in gold.sides if isinstance(side.expr, Symbol)}
     items = given.items if isinstance(given, Many) else (given,)
-    if symbols(value.expr) and not all(isinstance(item, Relation) for item in items):
+    if symbols(value.expr) - {ANY_INTEGER.name} and not all(isinstance(item, Relation) for item in items):
         return Finding(False, "it is no equation")
-    others = {item.sides[0].expr for item in items if isinstance(item, Relation)} - names
-    if any(isinstance(other, Symbol) for other in others):
-        return Finding(False, "it is the value of something else")
+    functions = {side.expr for side in gold.sides if side.called}
+    for side in (item.sides[0] for item in items if isinstance(item, Relation)):
+        plain = isinstance(side.expr, Symbol)
+        another = side.expr not in names if plain else side.called and side.expr not in functions
+        if another and (plain or functions or len(symbols(side.expr)) == 1):  # f(x) may be an x, f(3) is none
+            return Finding(False, "it is the value of something else")
     return _same(given, both_signs(value), rules)
+
+
+def _is_measured(given: Answer) -> bool:
+    """Whether it is a value with a unit, or may be one."""
+    side = given.sides[-1] if isinstance(given, Relation) else given
+    if not isinstance(side, Scalar):
+        return False
+    return side.unit is not None or (side.quantity is not None and side.quantity.unit is not None)
+
+
+def _same_function(given: Answer, function: tuple[str, str], value: Scalar, rules: Rules) -> Finding | None:
+    """Of f(x) = x^2 the value, alone or as that of f or y; None if it is another kind of equation."""
+    if not isinstance(given, Relation):
+        return _same(given, both_signs(value), rules)
+    ours = assigned(given) if set(given.signs) == {"="} else None
+    other = None if ours is None else defined(given)
+    if ours is None or (other is None and Scalar(Symbol("y")) not in given.sides):
+        return None
+    if other is not None:
+        if other[0] != function[0]:
+            return Finding(False, "it is another function")
+        if other[1] != function[1]:
+            if function[1] in symbols(ours.expr):
+                return Finding(False, "its argument is another variable")
+            ours = renamed(ours, other[1], function[1])
+    return _same(ours, both_signs(value), rules)
 
 
 def _every(findings: Sequence[Finding]) -> Finding:

@@ -56,7 +56,7 @@ def part_of(response: str, where: Where, marker: str, tag: str) -> tuple[str | N
         return part if box is None else box, prose
     before, _, behind = part.rpartition(box)
     # Not where the box is a piece of what is said, as in -\boxed{7}, or denied.
-    piece = re.search(r"[-+*/^<>]\s*\$?\s*\\boxed\s*\{$|\\boxed.*\\boxed|\bnot\b|n't", before, re.DOTALL)
+    piece = re.search(r"[-+*/^<>]\s*\$?\s*\\boxed\s*\{?$|\\boxed.*\\boxed|\bnot\b|n't", before, re.DOTALL)
     return (part, prose) if piece or re.search(r"\w", behind) else (box, False)
 
 

@@ -5,7 +5,6 @@ from fractions import Fraction
 
 from posttrain.verifiers.math.identity import Finding, compare
 from posttrain.verifiers.math.reading.tree import Call, Expr, Number, Scalar, mul, symbols
-from posttrain.verifiers.math.scalars import as_quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +23,13 @@ class Rules:
 
 def same_quantity(given: Scalar, gold: Scalar, rules: Rules) -> Finding:
     """Whether a value is the gold one; raises TooHardError."""
-    if (given.unit is not None and symbols(gold.expr)) or rules.kind == "unit":
-        gold = as_quantity(gold) or gold
-    if (gold.unit is not None and symbols(given.expr)) or rules.kind == "unit":
-        given = as_quantity(given) or given
+    strict = rules.kind == "unit"
+    if strict or given.unit is not None or given.label:
+        gold = gold.quantity or gold
+    if strict or gold.unit is not None or gold.label:
+        given = given.quantity or given
+    if given.quantity and gold.quantity and symbols(given.expr) != symbols(gold.expr):  # 5 J and 5 N m
+        given, gold = given.quantity, gold.quantity
     refused = _other_unit(given, gold, rules.kind)
     if refused:
         return Finding(False, refused)
@@ -52,9 +54,16 @@ def _other_unit(given: Scalar, gold: Scalar, kind: str) -> str:
             )
         return "" if given.unit.dimension == gold.unit.dimension else "the unit measures something else"
     if gold.label and (given.unit is not None or given.label):
-        ours, theirs = ({word.rstrip("s") or word for word in side.label} for side in (given, gold))
+        ours, theirs = ({_singular(word) for word in side.label} for side in (given, gold))
         return "" if ours & theirs else "something else is counted"
     return "the unit is missing" if gold.label and kind == "unit" else ""
+
+
+def _singular(word: str) -> str:
+    """A word of what is counted, in small letters and without its s; symbols, as mX and MX, stay the same."""
+    if len(word) <= 4 and not (word.islower() or word.istitle()):
+        return word
+    return word.lower().rstrip("s") or word.lower() if len(word) > 2 else word
 
 
 def _compared(given: Expr, gold: Expr, rules: Rules) -> Finding:

@@ -21,7 +21,7 @@ from posttrain.verifiers.math.reading.tree import (
     symbols,
     word_set,
 )
-from posttrain.verifiers.math.reading.units import multiplied, read_unit, unit_named
+from posttrain.verifiers.math.reading.units import read_unit, unit_named
 
 MOST_LABEL_WORDS = 6
 MOST_UNIT_TOKENS = 16
@@ -31,6 +31,9 @@ FRACTIONS = word_set(
     "halves thirds fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths"
 )
 _AREA = re.compile(r"units? \^ (?:\{ )?([23])(?: \})?", re.IGNORECASE)
+_IN_BRACES = r"\{ ([^{}]*(?:\{[^{}]*\}[^{}]*)*) \}"
+_FRACTION_OF_UNITS = re.compile(f"frac {_IN_BRACES} {_IN_BRACES}")
+_MICRO_OR_OHM = re.compile(r"(?<=µ) |(?<=\b[µmkMG]) (?=Omega)")
 _POWERS = {"2": "square", "3": "cubic"}
 _TEN = Number(Fraction(10))
 _NOT_LABELS = word_set(
@@ -46,6 +49,17 @@ def scalar(tokens: Sequence[Token], *, units: bool = True) -> Scalar:
     >>> scalar(tokens("18 eggs a day")).label, scalar(tokens("5 km")).unit.factor
     (('eggs', 'a', 'day'), Fraction(1000, 1))
     """
+    quantity = _quantity(tokens) if units else None
+    try:
+        found = _scalar(tokens, units=units)
+    except UnreadableError:
+        if quantity is None or quantity.unit is None:
+            raise
+        return quantity
+    return replace(found, quantity=quantity) if symbols(found.expr) else found
+
+
+def _scalar(tokens: Sequence[Token], *, units: bool) -> Scalar:
     negative, money, rest = _money(tokens)
     parser = Parser(rest, units=units)
     expr = parser.expression()
@@ -101,32 +115,28 @@ def _compound(expr: Expr, behind: list[Token], rest: Scalar) -> Scalar:
     return Scalar(Number(total), Unit(Fraction(1), unit.dimension))
 
 
-def as_quantity(value: Scalar) -> Scalar | None:
-    """10 m read as ten metres where it was read as 10 times m; None if it cannot be.
-
-    >>> as_quantity(Scalar(mul(Number(Fraction(10)), Symbol("m")))).unit.dimension
-    (('m', 1),)
-    """
-    if value.unit is not None:
-        return value
-    expr = value.expr
-    if not isinstance(expr, Call) or expr.name not in ("mul", "div"):
-        return None
-    *others, last = expr.args
-    left = others[0] if len(others) == 1 else Call("mul", tuple(others))
-    unit = read_unit(_unit_phrase(last))
-    if unit is None or expr.name == "mul":
-        return None if unit is None or symbols(left) else Scalar(left, unit)
-    inner = as_quantity(Scalar(left))  # 5 m/s
-    if inner is None or inner.unit is None:
-        return None
-    powers = dict(inner.unit.dimension)
-    factor = inner.unit.factor * multiplied(unit, -1, powers)
-    return Scalar(inner.expr, Unit(factor, tuple(sorted((name, n) for name, n in powers.items() if n))))
+def _quantity(tokens: Sequence[Token]) -> Scalar | None:
+    """A number with the unit or the one word that stands behind it; None if the tokens are anything else."""
+    for at in range(max(1, len(tokens) - MOST_UNIT_TOKENS), len(tokens)):
+        if tokens[at].kind not in ("word", "text", "command"):
+            continue
+        phrase = _unit_phrase(tokens[at:])
+        unit = read_unit(phrase)
+        word = len(tokens) == at + 1 and tokens[at].kind == "word" and (len(phrase) > 1 or phrase.isupper())
+        if unit is None and not word:
+            continue
+        parser = Parser(tokens[:at], units=False)
+        try:
+            expr = parser.expression()
+        except UnreadableError:
+            continue
+        if not parser.rest and not symbols(expr):
+            return Scalar(expr, replace(unit, name=phrase)) if unit else Scalar(expr, None, (phrase,))
+    return None
 
 
 def as_product(value: Scalar, variables: frozenset[str]) -> Scalar | None:
-    """2hr, which was read as two hours, as 2 times h times r; None if these are not all variables."""
+    """2hr, which was read as two hours, as 2 times h times r; None if these are not all variables there."""
     name = value.unit.name if value.unit is not None else ""
     letters = set(re.findall("[A-Za-z]", name))
     if not letters or not letters <= variables:
@@ -136,14 +146,11 @@ def as_product(value: Scalar, variables: frozenset[str]) -> Scalar | None:
     return None if parser.rest else Scalar(mul(value.expr, product))
 
 
-def _unit_phrase(expr: Expr) -> str:
-    if isinstance(expr, Symbol):
-        return expr.name
-    if isinstance(expr, Call) and expr.name == "pow" and isinstance(expr.args[0], Symbol):
-        power = expr.args[1]
-        if isinstance(power, Number) and power.value in (2, 3):
-            return f"{expr.args[0].name}^{power.value}"
-    return ""
+def _unit_phrase(tokens: Sequence[Token]) -> str:
+    r"""The tokens as units are written: \frac{m}{s^2} as m / (s^2), \mu m as µm and k \Omega as kOmega."""
+    phrase = " ".join("µ" if t.kind == "command" and t.text == "mu" else t.text for t in tokens)
+    phrase = _FRACTION_OF_UNITS.sub(r"\1 / ( \2 )", phrase)
+    return _MICRO_OR_OHM.sub("", phrase)
 
 
 def _money(tokens: Sequence[Token]) -> tuple[bool, Unit | None, list[Token]]:
@@ -184,7 +191,7 @@ def _behind(expr: Expr, behind: list[Token]) -> tuple[Expr, Unit | None, tuple[s
     if words[0].lower() in FRACTIONS:
         raise UnreadableError(f"{words[0][:20]!r} makes a fraction of the value")
     _check_label(words)
-    return expr, None, tuple(word.lower() for word in words)
+    return expr, None, tuple(words)
 
 
 def _check_label(words: list[str]) -> None:

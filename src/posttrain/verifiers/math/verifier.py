@@ -23,10 +23,19 @@ from posttrain.verifiers.math.places import (
 )
 from posttrain.verifiers.math.quantities import Rules
 from posttrain.verifiers.math.reading.cursor import CONSTANTS, FUNCTIONS
-from posttrain.verifiers.math.reading.forms import gold_form, is_fraction
-from posttrain.verifiers.math.reading.lexer import GREEK, MOST_CHARACTERS, Token, plain, tokens, unbold
+from posttrain.verifiers.math.reading.forms import gold_form
+from posttrain.verifiers.math.reading.lexer import (
+    GREEK,
+    MOST_CHARACTERS,
+    Token,
+    any_integer,
+    plain,
+    tokens,
+    unbold,
+)
 from posttrain.verifiers.math.reading.reader import read
 from posttrain.verifiers.math.reading.tree import (
+    ANY_INTEGER,
     Answer,
     Many,
     Relation,
@@ -34,6 +43,7 @@ from posttrain.verifiers.math.reading.tree import (
     TooHardError,
     UnreadableError,
     contains,
+    renamed,
 )
 from posttrain.verifiers.math.reading.words import choice, is_option, is_text, phrase, words
 from posttrain.verifiers.math.variants import near_misses, placed
@@ -47,10 +57,8 @@ _FACTORIAL = frozenset({"factorial"})
 _WORDS: dict[str, Callable[[str], Answer]] = {"choice": choice, "text": words}
 """Of answers that are no mathematics, what reads them."""
 _KILLED_AFTER_S = 8.0
-_DECIMAL_COMMA = re.compile(
-    r"\A(\s*[-+]?(?:0(?=[{,])|\d+(?!\{?,\}?\d{3}(?!\d))))(?:,|\{,\})(\d+)(?=[^\d.,;]*\Z)"
-)
-"""12,5 and 0,125, and not 1,234."""
+_DECIMAL_COMMA = re.compile(r"\A(\s*[-+]?(?:0(?=\{)|\d+(?!\{,\}\d{3}(?!\d))))\{,\}(\d+)(?=[^\d.,;]*\Z)")
+"""12{,}5 and 0{,}125, and not 1{,}234; 12,5 is a list."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +108,19 @@ class Math(Verifier):
     def __call__(self, task: Task, response: str) -> Verdict:
         """Right where the answer found and the gold are the same."""
         algebra.load()
+        rules = self._rules(task)
+        part, prose = part_of(response, self.where, self.marker, self.tag)
+        if part is None or not part.strip():
+            self._gold(task)
+            return Verdict(
+                score=0.0, label="no_answer", reason="nothing stands where the answer is looked for"
+            )
+        if _is_same_text(behind_lead(part) if prose else part, gold_answer(task)):
+            return Verdict(score=1.0, label="right", reason=f"{shown(part)}: the same text")
         gold, rules = self._gold(task)
         try:
             with within(SECONDS):
-                label, reason = self._judged(response, gold, rules)
+                label, reason = self._judged(part, prose, gold, rules)
         except (TooHardError, RecursionError, MemoryError) as error:
             label, reason = "too_hard", str(error) or type(error).__name__
         except OverTimeError:
@@ -167,11 +184,8 @@ class Math(Verifier):
 
     # ------------------------------------------------------------------ the response
 
-    def _judged(self, response: str, gold: Answer, rules: Rules) -> tuple[str, str]:
+    def _judged(self, part: str, prose: bool, gold: Answer, rules: Rules) -> tuple[str, str]:
         """The label and the reason."""
-        part, prose = part_of(response, self.where, self.marker, self.tag)
-        if part is None or not part.strip():
-            return "no_answer", "nothing stands where the answer is looked for"
         try:
             given = _given(part, rules.kind, gold, prose=prose)
             if given is None:
@@ -213,13 +227,30 @@ def _whole(text: str, kind: str, gold: Answer | None = None) -> Answer:
     """The answer that the whole text is: the gold, or one that is to be compared with it."""
     if len(text) > MOST_CHARACTERS:
         raise UnreadableError(f"longer than {MOST_CHARACTERS} characters")
-    text = plain(phrase(text) or text)
-    if gold is not None and is_fraction(gold):
-        text = _DECIMAL_COMMA.sub(r"\1.\2", text)
-    found = _tokens(text, kind, gold)
+    text = phrase(text) or text
+    clean = _DECIMAL_COMMA.sub(r"\1.\2", plain(text))
+    found = _tokens(clean, kind, gold)
     if has_prose(found):
         raise UnreadableError("it is a sentence")
-    return read(found, units=kind not in ("expression", "equation"))
+    return _read(found, text, kind)
+
+
+def _read(found: list[Token], text: str, kind: str) -> Answer:
+    """The answer that the tokens of a text are, with one name for the letter that is any integer in it."""
+    answer = read(found, units=kind not in ("expression", "equation"))
+    letter = any_integer(text)
+    return answer if letter is None else renamed(answer, letter, ANY_INTEGER.name)
+
+
+def _is_same_text(part: str, gold: str) -> bool:
+    """Whether two texts are the same but for white space, and dollar signs and a full stop around them."""
+
+    def bare(text: str) -> str:
+        text = text.strip(" \n\t$")
+        text = text if text.endswith("..") else text.removesuffix(".")
+        return " ".join(text.strip(" \n\t$").split())
+
+    return bare(part) == bare(gold) != ""
 
 
 def _given(part: str, kind: str, gold: Answer, *, prose: bool) -> Answer | None:
@@ -242,4 +273,4 @@ def _given(part: str, kind: str, gold: Answer, *, prose: bool) -> Answer | None:
             raise
         found = _tokens(plain(behind_lead(unbold(end))), kind, gold)
         expression = last_expression(found, equation=isinstance(gold, Relation))
-        return read(expression, units=kind not in ("expression", "equation")) if expression else None
+        return _read(expression, end, kind) if expression else None

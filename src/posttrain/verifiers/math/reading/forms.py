@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from posttrain.verifiers.math.exact import exact
 from posttrain.verifiers.math.reading.reader import interval
 from posttrain.verifiers.math.reading.spans import merged
 from posttrain.verifiers.math.reading.tree import (
@@ -74,12 +73,37 @@ def assigned(relation: Relation) -> Scalar | None:
 def is_name(side: Scalar) -> bool:
     """Whether a side of an equation only names something: x, or f(x)."""
     expr = side.expr
+    if side.called:
+        return True
     if isinstance(expr, Call) and expr.name == "mul" and len(expr.args) == 2:
         function, argument = expr.args
         return (
             isinstance(function, Symbol) and function.name in _FUNCTION_NAMES and isinstance(argument, Symbol)
         )
     return isinstance(expr, Symbol)
+
+
+def defined(relation: Relation) -> tuple[str, str] | None:
+    """The function or sequence that an equation defines, and its argument: f and x of f(x) = x^2.
+
+    None if it defines a variable, or its value does not depend on the argument.
+    """
+    value = assigned(relation)
+    for side in relation.sides:
+        if value is None or side is value:
+            continue
+        expr = side.expr
+        name, argument = "", ""
+        if side.called and isinstance(expr, Symbol):
+            name, _, argument = expr.name.rstrip(")").partition("(")
+        elif (side.called or is_name(side)) and isinstance(expr, Call) and isinstance(expr.args[1], Symbol):
+            function, argument = expr.args[0], expr.args[1].name
+            name = function.name if isinstance(function, Symbol) else "inverse"
+        elif isinstance(expr, Symbol):
+            name, _, argument = expr.name.partition("_")
+        if len(argument) == 1 and argument in symbols(value.expr):
+            return name, argument
+    return None
 
 
 def leading_names(sides: Sequence[Scalar], gold: Scalar) -> int:
@@ -150,18 +174,12 @@ def _letters(expr: Expr) -> list[str]:
     return [letter for part in parts for letter in part] if all(parts) else []
 
 
-def is_fraction(answer: Answer) -> bool:
-    """Whether it is a number that is not whole, so that 12,5 can only mean a decimal."""
-    value = exact(answer.expr) if isinstance(answer, Scalar) else None
-    return value is not None and value.denominator > 1
-
-
 def both_signs(value: Scalar) -> Answer:
     """The two values of ±, or the value itself."""
     exprs = branches(value.expr)
     if len(exprs) == 1:
         return value
-    return Many(tuple(replace(value, expr=expr) for expr in exprs), "{}")
+    return Many(tuple(replace(value, expr=expr, quantity=None) for expr in exprs), "{}")
 
 
 def as_set(answer: Answer) -> Many:

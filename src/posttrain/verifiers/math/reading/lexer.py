@@ -40,8 +40,14 @@ _MATH_DOLLARS = re.compile(r"\$\$|(?<!\\)\$(?=\S)([^$]*)(?<=[^\s\\$])\$(?!\d)")
 _MATH_BRACKETS = re.compile(r"(?<!\\)\\[()\[\]]")
 _BOLD = re.compile(r"(?<![\w)}\]*])\*\*(?=[^\s*])([^*]*)\*\*")
 _SPACED_SIGN = re.compile(r"(?:\\math(?:bin|rel|punct)\s{0,9}|(?<![A-Za-z]))\{\s{0,9}(:|\\colon)\s{0,9}\}")
+_GAP = r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z])|\\text(?=\s?\{)|[{}]){0,6}"
 _ANY_INTEGER = re.compile(
-    r"[,;](?:\s|~|\\[,;: ]|\\q?quad)*(?!x)[a-z]\s*\\in\s*(?:\\mathbb\s*)?(?:Z|\{\s*Z\s*\})\s*\.?\s*\Z"
+    rf"""(?:[,;(]|\\q?quad(?![A-Za-z])|(?:\s|\\text\s?\{{\s{{0,3}})(?=(?:where|for|with)\b)){_GAP}(?:(?:where|for|with)\b{_GAP})?(?:
+        (?P<member>(?![xyz])[a-z]){_GAP}\\in{_GAP}(?:\\mathbb{_GAP})?Z
+        |(?P<named>(?![xyz])[a-z]){_GAP}(?:(?:is|be)\s)?{_GAP}(?:an?y?\s)?{_GAP}integer
+        |(?:(?:any|all|some|every|an)\s)?{_GAP}integers?{_GAP}(?P<last>(?![xyz])[a-z])
+    )(?![A-Za-z]){_GAP}[).]*\s*\Z""",
+    re.VERBOSE,
 )
 """Behind k pi what k is."""
 _SET_NAMES = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?")
@@ -116,14 +122,29 @@ def plain(text: str) -> str:
     >>> plain("$x²$ is **½**"), plain("from $5 to $7")
     ('x^{2} is \\frac{1}{2}', 'from $5 to $7')
     """
+    text = _unmarked(text)
+    text = _ANY_INTEGER.sub("", text)
+    text = _SPACED_NUMBER.sub(lambda m: re.sub(r"(?<=\d)\D+", "", m.group()), text)
+    return _WITHIN_NUMBER.sub("", text)
+
+
+def any_integer(text: str) -> str | None:
+    r"""The letter that a text says to be any integer, at its end; None if it says nothing of this kind.
+
+    >>> any_integer(r"2 k \pi, k \in \mathbb{Z}"), any_integer("2πn, where n is an integer"), any_integer("n")
+    ('k', 'n', None)
+    """
+    found = _ANY_INTEGER.search(_unmarked(text))
+    return (found["member"] or found["named"] or found["last"]) if found else None
+
+
+def _unmarked(text: str) -> str:
     text = simpler(with_latex_signs(text))
     text = _MATH_BRACKETS.sub(" ", text)
     text = _SPACED_SIGN.sub(r"\1", text)
     text = _SET_NAMES.sub(r"\\Reals ", text)
     text = _MATH_DOLLARS.sub(lambda m: m.group(1) if m.group(1) is not None else " ", text)
-    text = _ANY_INTEGER.sub("", unbold(text))
-    text = _SPACED_NUMBER.sub(lambda m: re.sub(r"(?<=\d)\D+", "", m.group()), text)
-    return _WITHIN_NUMBER.sub("", text)
+    return unbold(text)
 
 
 def unbold(text: str) -> str:

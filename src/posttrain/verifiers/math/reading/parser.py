@@ -150,7 +150,10 @@ class Parser:
         if not self._units:
             return False
         vowel = any(letter in "aeiouAEIOU" for letter in token.text)
-        return unit_named(token.text) is not None or (token.spaced and len(token.text) > 2 and vowel)
+        before = self._cursor.before
+        product = before is not None and before.kind in ("word", "command") and before.text not in CONSTANTS
+        unit = unit_named(token.text) is not None and not product  # in \mu mg, mg is m times g
+        return unit or (token.spaced and len(token.text) > 2 and vowel)
 
     def _atom(self) -> Expr:
         cursor = self._cursor

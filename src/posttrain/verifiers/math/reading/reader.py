@@ -23,6 +23,7 @@ from posttrain.verifiers.math.reading.tree import (
     Relation,
     Scalar,
     Span,
+    Symbol,
     TooHardError,
     UnreadableError,
     contains,
@@ -183,10 +184,26 @@ def _relation(tokens: Tokens, *, units: bool) -> Answer:
     sides = _split(tokens, lambda token: token.kind == "sign" and token.text in _SIGNS)
     if len(sides) > MOST_ITEMS:
         raise TooHardError(f"more than {MOST_ITEMS} sides")
-    relation = Relation(tuple(scalar(side, units=units) for side in sides), tuple(signs))
+    relation = Relation(tuple(_side(side, units=units) for side in sides), tuple(signs))
     if _INEQUALITIES.isdisjoint(signs):
         return relation
     return comparison(relation) or relation
+
+
+def _side(tokens: list[Token], *, units: bool) -> Scalar:
+    """A side of a relation; f(x), f(2) and f'(x) are functions there."""
+    texts = [token.text for token in tokens if token.text != "'"]
+    called = len(texts) > 3 and (texts[-3], texts[-1]) == ("(", ")") and len(texts[0]) == 1
+    called = called and texts[-2].isalnum() and (len(texts[-2]) == 1 or texts[-2].isdigit())
+    called = (
+        called
+        and texts[0].isalpha()
+        and (texts[-2].isalpha() or texts[0] not in "xyz")
+        and texts[1:-3] in ([], ["^", "{", "-", "1", "}"])
+    )
+    if called and len(texts) < len(tokens):
+        return Scalar(Symbol("".join(token.text for token in tokens)), called=True)
+    return replace(scalar(tokens, units=units), called=called)
 
 
 def _bracketed(tokens: list[Token], *, units: bool, depth: int) -> Answer | None:

@@ -15,6 +15,7 @@ _SIGNS = (
     | {"≠": r"\ne ", "≈": r"\approx ", "∞": r"\infty ", "√": r"\surd ", "∛": r"\cbrt ", "±": r"\pm "}
     | {"∪": r"\cup ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\Reals ", "∖": r"\setminus ", "∓": r"\mp "}
     | {"⟨": r"\langle ", "⟩": r"\rangle ", "，": ", ", "∧": " and ", "∨": " or ", "∶": ":"}
+    | {"\u212b": r"\text{angstrom}", "\u00c5": r"\text{angstrom}"}
     | {"∴": r"\therefore ", "✓": r"\checkmark ", "✔": r"\checkmark "}
     | {"⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil "}
 )
@@ -42,6 +43,8 @@ def _ascii(character: str) -> str:
         return character
     if character in _SIGNS:
         return _SIGNS[character]
+    if character in "\u2126\u00b5":  # the signs of ohm and micro, which are letters of their own
+        character = unicodedata.normalize("NFKC", character)
     if unicodedata.category(character) == "Nd":
         return str(unicodedata.decimal(character))
     if unicodedata.category(character) == "Cf":

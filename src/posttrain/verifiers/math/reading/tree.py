@@ -3,8 +3,11 @@
 Everything is frozen and plain. Nothing here computes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class UnreadableError(Exception):
@@ -64,6 +67,10 @@ class Scalar:
     expr: Expr
     unit: Unit | None = None
     label: tuple[str, ...] = ()
+    quantity: "Scalar | None" = field(default=None, compare=False)
+    """The other reading of a number with letters: 10 m as ten metres, where expr is 10 times m."""
+    called: bool = field(default=False, compare=False)
+    """It is written as f(x), a letter with another in brackets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,8 @@ class Choice:
 Answer = Scalar | Many | Region | Matrix | Relation | Words | Choice
 
 INFINITY = Constant("oo")
+ANY_INTEGER = Symbol("any integer")
+"""The letter that an answer says to stand for every integer."""
 ALL_REALS = Region((Span(Call("neg", (INFINITY,)), INFINITY, (False, False)),))
 
 
@@ -156,6 +165,41 @@ def symbols(expr: Expr) -> frozenset[str]:
     if isinstance(expr, Call):
         return frozenset().union(*(symbols(arg) for arg in expr.args))
     return frozenset()
+
+
+def names(answer: "Answer | Expr") -> frozenset[str]:
+    """The names of the variables of an answer."""
+    if isinstance(answer, Number | Symbol | Constant | Call):
+        return symbols(answer)
+    return frozenset().union(*(names(part) for part in _parts(answer)))
+
+
+def _parts(answer: "Answer") -> "tuple[Answer | Expr, ...]":
+    if isinstance(answer, Scalar):
+        return (answer.expr,)
+    if isinstance(answer, Many):
+        return answer.items
+    if isinstance(answer, Relation):
+        return answer.sides
+    if isinstance(answer, Region):
+        return tuple(end for span in answer.spans for end in (span.low, span.high))
+    return tuple(cell for row in answer.rows for cell in row) if isinstance(answer, Matrix) else ()
+
+
+def renamed(answer: T, old: str, new: str) -> T:
+    """The answer, or expression, with another name for a variable.
+
+    >>> renamed(Scalar(Call("mul", (Symbol("k"), Constant("pi")))), "k", "n").expr.args
+    (Symbol(name='n'), Constant(name='pi'))
+    """
+    if isinstance(answer, tuple):
+        return tuple(renamed(part, old, new) for part in answer)  # type: ignore[return-value]
+    if isinstance(answer, Symbol):
+        return Symbol(new) if answer.name == old else answer  # type: ignore[return-value]
+    if not isinstance(answer, Call | Scalar | Many | Relation | Region | Span | Matrix):
+        return answer
+    changed = {f.name: renamed(getattr(answer, f.name), old, new) for f in fields(answer)}
+    return replace(answer, **changed)
 
 
 def contains(expr: Expr, names: frozenset[str]) -> bool:
