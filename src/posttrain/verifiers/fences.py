@@ -188,7 +188,7 @@ def program(response: str, *languages: str, wanted: Callable[[str], bool] = lamb
     block = _last(complete, response, languages, wanted)
     if (block and wanted(block.text(response))) or not (complete or cut):
         return block.text(response) if block else spoken(response)
-    first, tail = (complete or [cut])[0], cut.text(response) if cut else ""
+    first, tail = complete[0] if complete else cut, cut.text(response) if cut else ""
     assert first is not None
     head = response[speech(response)[0] : first.line]
     if wanted(tail):
