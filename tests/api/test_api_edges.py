@@ -117,6 +117,7 @@ def test_frames_and_arrays_are_records(model):
     assert mixed.records == [{"prompt": "p", "0": "x", "grid": {"1": "a", "b": [1, 3]}}]
 
 
+@pytest.mark.full
 def test_records_that_are_given_again_are_known_again_in_another_process():
     program = "from posttrain.data import InMemoryData\nclass Thing: pass\n"
     program += "print(InMemoryData.of([{'prompt': 'p', 'tags': {'a', 'b', 'c'}, 'thing': Thing()}]).path)"
@@ -169,6 +170,7 @@ def test_one_stop_string_is_one(model):
         run.sample("1+2=", temperature="0.5")
 
 
+@pytest.mark.full
 def test_a_callback_may_answer_as_numpy_does(model):
     asked = {"data": SUMS, "reward": "number", "updates": 3, "show": "none", **SMALL}
     for answer, updates in ((numpy.bool_(False), 1), (False, 1), (numpy.bool_(True), 3), (0, 3), (None, 3)):

@@ -38,6 +38,7 @@ def test_the_first_run_learns_and_shows_what_was_wrong() -> None:
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.full
 def test_a_session_is_stepped_and_an_own_advantage_keeps_its_promises() -> None:
     page = played("stepping")
     assert "4 groups of 8" in page

@@ -62,6 +62,7 @@ def test_a_step_says_what_the_layers_of_transformers_say(lab, family):
 
 
 @pytest.mark.parametrize("family", ["llama", "smollm", "qwen2", "qwen3", "mistral"])
+@pytest.mark.sample(every=2)
 def test_in_bfloat16_it_errs_no_more_than_transformers_does(lab, family):
     """Against the same weights in float32, by the mean distance of log-probabilities."""
     if not load(torch.bfloat16, 8, 2).multiplies(torch.zeros(8, 8)):

@@ -197,6 +197,7 @@ def test_texts_of_json_arguments_hold_any_mark(form):
     [
         '{"name": "pair", "arguments": {"text": "a"}}',
         '{"name": "pair", "parameters": {"text": "a"}}',
+        '[{"parameters": {"text": "a"}, "name": "pair"}]',
         '<|python_tag|>{"name": "pair", "parameters": {"text": "a"}}',
         '[{"type": "function", "function": {"name": "pair", "arguments": "{\\"text\\": \\"a\\"}"}}]',
         '{"content": null, "tool_calls": [{"function": {"name": "pair", "arguments": "{}"}}]}',
@@ -223,6 +224,7 @@ def test_a_call_in_another_form_is_malformed(form, text):
         '{"name": "Bob", "arguments": {"text": "a"}}',
         '{"name": "pair", "age": 3}',
         '[1, 2, {"name": "pair"}]',
+        '{"function": 3}',
         '```json\n{"name": "pair", "arguments": {}}\n```',
         '<think>{"name": "pair", "arguments": {}}</think> 7',
         "A call is written between <tool_call> and </tool_call>.",

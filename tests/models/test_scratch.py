@@ -268,6 +268,7 @@ def learnt(vocabulary: int, *, steps: int, rows: int, seed: int) -> tuple[Corpus
 
 
 @pytest.mark.parametrize("vocabulary", [260, 264])
+@pytest.mark.sample(every=2)
 def test_the_loss_falls_to_the_sources_entropy_and_not_below(vocabulary):
     """With a token a letter, and with merges: bits are counted by the byte, so both have the same floor."""
     seed, rate = 5, entropy_rate()

@@ -333,6 +333,7 @@ def test_the_policies_are_asked_the_same_with_the_same_draws(finished):
     ]
 
 
+@pytest.mark.full
 def test_a_comparison_that_is_asked_otherwise_is_made_again_and_greedy_answers_have_no_kl(finished, run_cli):
     path, root = finished
     words = ["--set", "compare.sampling.temperature=0", "--set", "compare.samples=1"]

@@ -179,6 +179,7 @@ def pairs(programs: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("level", "name"), pairs(TAMPERING["PROGRAMS"]))
+@pytest.mark.sample(f"{GIVEN[0]}-*")
 def test_tampering(level: Level, name: str) -> None:
     kind, expected, source = TAMPERING["PROGRAMS"][name]
     found = verdict(level, kind, source, SHORT if "TIMEOUT" in expected else LONG)
@@ -186,6 +187,7 @@ def test_tampering(level: Level, name: str) -> None:
 
 
 @pytest.mark.parametrize(("level", "name"), pairs(RESOURCES["PROGRAMS"]))
+@pytest.mark.sample(f"{GIVEN[0]}-*")
 def test_resources(level: Level, name: str) -> None:
     kind, expected, source = RESOURCES["PROGRAMS"][name]
     expected = expected if isinstance(expected, str) else expected[level]
@@ -208,6 +210,7 @@ def test_escapes(level: Level, name: str, on_the_host: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("level", "name"), pairs(HONEST["PROGRAMS"]))
+@pytest.mark.sample(f"{GIVEN[0]}-*")
 def test_honest(level: Level, name: str) -> None:
     kind, source = HONEST["PROGRAMS"][name]
     expected = HONEST["REFUSED"].get(name, {}).get(level, "PASS")
@@ -227,6 +230,7 @@ def test_there_are_many_and_each_once() -> None:
 # ---------------------------------------------------------------------- under load
 
 
+@pytest.mark.full
 def test_the_verdicts_are_the_same_under_load() -> None:
     """Sixteen judges at once, on however few processors, say what one alone says."""
     names = ["always_equal", "exit_0", "stolen_nonce", "stop_iteration"]

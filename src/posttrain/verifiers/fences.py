@@ -186,10 +186,12 @@ def program(response: str, *languages: str, wanted: Callable[[str], bool] = lamb
     """
     complete, cut = _scan(response)
     block = _last(complete, response, languages, wanted)
-    if (block and wanted(block.text(response))) or not (complete or cut):
-        return block.text(response) if block else spoken(response)
-    first, tail = complete[0] if complete else cut, cut.text(response) if cut else ""
-    assert first is not None
+    if block and wanted(block.text(response)):
+        return block.text(response)
+    first = complete[0] if complete else cut
+    if first is None:
+        return spoken(response)
+    tail = cut.text(response) if cut else ""
     head = response[speech(response)[0] : first.line]
     if wanted(tail):
         return tail

@@ -362,9 +362,9 @@ def _openai(text: str, opening: str, at: int) -> tuple[list[Call], int]:
         value = value.get("tool_calls", value) if isinstance(value, dict) else value
         calls = list[Call]()
         for each in value if isinstance(value, list) else [value]:
-            function = each.get("function", each) if isinstance(each, dict) else None
-            calls.append(_named(function))
-    except ValueError:
+            function = each.get("function", each) if isinstance(each, dict) else {}
+            calls.append(_named(function, "parameters" if "parameters" in function else "arguments"))
+    except (ValueError, TypeError):  # of a function that is a number, say
         return [], len(text)
     return calls, len(text)
 
