@@ -154,7 +154,7 @@ def _tokenizer(local: Path) -> Any:
 
 
 def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
-    """The model, every weight of it from its file; UserError for one that would have been drawn at random."""
+    """Load the model; UserError if its files lack a weight, or hold one that the model has no place for."""
     auto = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
     try:
         with quiet():
@@ -168,11 +168,13 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
             )
     except Exception as error:  # a damaged file fails with anything
         raise UserError(f"cannot be loaded: {cause(error)}", where=str(local)) from None
-    if info["missing_keys"]:
-        raise UserError(
-            f"lacks the weights of {len(info['missing_keys'])} tensors, first {min(info['missing_keys'])}",
-            where=str(local),
-        )
+    if missing := info["missing_keys"]:
+        what = f"lacks the weights of {len(missing)} tensors, first {min(missing)}"
+        raise UserError(what, where=str(local))
+    # some keep the head for tokens that they began with
+    if unused := set(info["unexpected_keys"]) - {"lm_head.weight"}:
+        what = f"stores {len(unused)} tensors that config.json has no place for, first {min(unused)}"
+        raise UserError(what, where=str(local), mend="does config.json belong to these weights?")
     if not hasattr(model, "score"):
         raise UserError("is no decoder with a head called 'score'", where=str(local))
     labels = model.score.weight.shape[0]
