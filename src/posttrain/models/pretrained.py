@@ -497,6 +497,11 @@ def tokenizer_notes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return notes
 
 
+def token_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids that have a token; an embedding may be padded beyond them."""
+    return {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
+
+
 def stop_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Ids that end an answer: the tokenizer's eos and those of generation_config.json, sorted.
 

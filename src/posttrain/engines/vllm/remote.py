@@ -33,6 +33,7 @@ from posttrain.engines.vllm.connection import (
     connect,
 )
 from posttrain.engines.vllm.server import Streams
+from posttrain.models.attention import masked_tokens
 from posttrain.models.fingerprint import Named, checked, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
@@ -67,7 +68,7 @@ class ServerEngine:
         self.context = min(context, config.cache_tokens)
         self.version = -1
         self._dtype, self._folder = dtype, config.folder
-        self._expected = Expected(model)
+        self._expected, self._masked = Expected(model), masked_tokens(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self.server, self.name, self.raw = connect(config, self.context)
         try:
@@ -102,10 +103,11 @@ class ServerEngine:
         return self._asked
 
     def _body(self, sequence: Sequence) -> dict[str, Any]:
-        asked = wishes(sequence, self.stop_tokens)
+        asked = wishes(sequence, self.stop_tokens, self._masked)
         if forced := sequence.request.forced:
             self._raised[sequence.ticket] = raised = self._raise(sequence.prompt, forced)
-            asked |= {"temperature": 0.0, "logit_bias": {str(forced[0]): raised}, "stop_token_ids": []}
+            bias = {**asked.get("logit_bias", {}), forced[0]: raised}
+            asked |= {"temperature": 0.0, "logit_bias": bias, "stop_token_ids": []}
             asked["max_tokens"] = len(forced)
         return completion(self.name, sequence.prompt, asked) | {
             "stream": True,
