@@ -419,6 +419,15 @@ def test_a_chat_template_is_required_only_when_asked_for_and_may_be_given(saved:
     )
 
 
+def test_text_is_decoded_as_the_tokens_spell_it(saved: Path) -> None:
+    for_bpe = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    edit(saved / "tokenizer_config.json", **{"clean_up_tokenization_spaces": True, for_bpe: True})
+    text = "a , b ! do n't 1 . 5"
+    read = load_tokenizer(saved)
+    assert AutoTokenizer.from_pretrained(saved).decode(read(text).input_ids) != text
+    assert read.decode(read(text).input_ids) == text
+
+
 def test_oddities_are_notes_and_not_errors() -> None:
     assert len(tokenizer_notes(tokenizer())) == 1
     assert "no pad token" in tokenizer_notes(tokenizer())[0]

@@ -298,7 +298,7 @@ def masked_tokens(model: PreTrainedModel) -> list[int]:
 
 
 def output_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
-    """hidden states -> logits of the policy, as sampler and trainer see it: masked tokens have probability 0."""
+    """hidden states -> logits of the policy, for sampler and trainer: masked tokens have probability 0."""
     logits_of, mask = _logits(model), getattr(model, MASKED, None)
     if mask is None:
         return logits_of

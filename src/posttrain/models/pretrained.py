@@ -438,6 +438,8 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise UserError(f"has a tokenizer that cannot be read: {_cause(error)}", where=where) from error
+    # what verifiers and tools read would otherwise lose blanks that the policy has sampled
+    tokenizer.clean_up_tokenization_spaces = False
     if tokenizer.eos_token_id is None:
         raise UserError(
             "has a tokenizer without eos_token, so no answer could end",
