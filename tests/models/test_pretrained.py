@@ -428,6 +428,14 @@ def test_text_is_decoded_as_the_tokens_spell_it(saved: Path) -> None:
     assert read.decode(read(text).input_ids) == text
 
 
+def test_named_chat_template_becomes_the_only_one(saved: Path) -> None:
+    several = tokenizer()
+    several.chat_template = {"default": TEMPLATE, "rag": "rag " + TEMPLATE}
+    several.save_pretrained(saved)
+    assert load_tokenizer(saved, require_chat_template=True).chat_template == several.chat_template
+    assert load_tokenizer(saved, chat_template="rag").chat_template == "rag " + TEMPLATE
+
+
 def test_oddities_are_notes_and_not_errors() -> None:
     assert len(tokenizer_notes(tokenizer())) == 1
     assert "no pad token" in tokenizer_notes(tokenizer())[0]

@@ -423,7 +423,7 @@ def check_weights(path: Path) -> None:
 def load_tokenizer(
     path: Path, *, chat_template: str | None = None, require_chat_template: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer at `path`, with the given chat template (Jinja text) in place of its own.
+    """The tokenizer at `path`, with the given chat template (Jinja text, or the name of one that it has).
 
     Raises UserError where it is missing or damaged, has no end-of-sequence token, has ids that the
     model's embedding lacks, or (when one is required) has no chat template or one that fails.
@@ -464,7 +464,8 @@ def load_tokenizer(
             mend="take the tokenizer this model was trained with, or resize the embedding",
         )
     if chat_template is not None:
-        tokenizer.chat_template = chat_template
+        named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+        tokenizer.chat_template = named.get(chat_template, chat_template)
     if require_chat_template:
         _check_chat_template(tokenizer, where)
     return tokenizer

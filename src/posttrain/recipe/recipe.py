@@ -68,7 +68,8 @@ class Model:
     device: str = "auto"
     """auto takes the GPU if there is one; or cpu, cuda, cuda:1."""
     chat_template: str | None = None
-    """A Jinja template in place of the tokenizer's own; "none": messages joined by newlines, an answer
+    """A Jinja template in place of the tokenizer's own, or the name of one where it has several (without a
+    name: "tool_use" with tools, otherwise "default"); "none": messages joined by newlines, an answer
     right behind what it answers, and eos at its end."""
     parse_special: bool = False
     """Whether what data, tasks and environments say may spell special tokens. Off, it is plain text, and

@@ -62,7 +62,7 @@ def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
     )
     chat = Chat(
         tokenizer,
-        template=template,
+        template=template if template in (None, plain.NAME) else tokenizer.chat_template,
         ends=frozenset(pretrained.stop_ids(path, tokenizer)),
         embedded=config.get_text_config().vocab_size,
         today=datetime.fromisoformat(recipe.model.date),

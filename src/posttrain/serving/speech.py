@@ -33,7 +33,8 @@ class Speech:
         self, tokens: Sequence[int], messages: Sequence[ChatMessage], first: int, tools: Sequence[Tool]
     ) -> list[int]:
         """The tokens that follow an answer of the model: the messages from the `first` on."""
-        return self.chat.extend(tokens, self._shown(messages[first:], messages, tools))
+        shown = self._shown(messages[first:], messages, tools)
+        return self.chat.extend(tokens, shown, tools if self.shown.tools else ())
 
     def read(self, text: str, tools: Sequence[Tool]) -> ChatMessage:
         """An answer as a message; a call that cannot be read stays among its words."""
