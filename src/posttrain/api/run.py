@@ -34,7 +34,7 @@ class Run(os.PathLike[str]):
 
     def __init__(self, path: str | os.PathLike[str], recipe: Recipe | None = None) -> None:
         """recipe: that of the program which made the run, with what it held; else it is read."""
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         check_run(self.path)
         self.recipe = recipe or Recipe.read(self.path / "config.toml")
 

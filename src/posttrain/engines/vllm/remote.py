@@ -9,6 +9,7 @@ each token. The server must have been told that its weights may be replaced (VLL
 """
 
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -67,7 +68,7 @@ class ServerEngine:
         self.decode, self.stop_tokens = decode, frozenset(stop_tokens)
         self.context = min(context, config.cache_tokens)
         self.version = -1
-        self._dtype, self._folder = dtype, config.folder
+        self._dtype, self._folder = dtype, os.path.expanduser(config.folder)
         self._expected, self._masked = Expected(model), masked_tokens(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self.server, self.name, self.raw = connect(config, self.context)
