@@ -8,6 +8,7 @@
 What a crash leaves is a .tmp- directory that nobody reads. One of an update that is saved again is called
 step_000040.before until the new one is there, and is read where a crash left no other. Resuming takes the
 newest checkpoint whose manifest holds and names files of resume/, and names each one that it passes over.
+Files that a manifest does not name are not read.
 """
 
 import hashlib
@@ -163,6 +164,15 @@ def damage(path: Path) -> str:
     except (OSError, ValueError, TypeError) as error:
         return f"its manifest cannot be read ({error})"
     return ""
+
+
+def listed(checkpoint: Path) -> list[Path]:
+    """Return the files that a checkpoint's manifest names; none of a folder that is not a checkpoint."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        return [checkpoint / name for name in manifest] if STATE in manifest else []
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -114,9 +114,29 @@ def cache_directory() -> Path:
     return Path(os.environ.get("POSTTRAIN_CACHE") or "~/.cache/posttrain").expanduser()
 
 
+def without_strays(folder: Path) -> Path:
+    """Return a folder of a checkpoint, or links to the files that its manifest names if others lie in it.
+
+    Libraries read whatever they know the name of. Other folders are returned as they are.
+    """
+    files = [file for file in checkpoint.listed(folder.parent) if file.is_relative_to(folder)]
+    if not files or {file for file in folder.rglob("*") if file.is_file()} <= {*files}:
+        return folder
+
+    def build(out: Path) -> None:
+        for file in files:
+            link = out / file.relative_to(folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+
+    digest = hashlib.sha256("\0".join(str(file.resolve()) for file in files).encode()).hexdigest()[:12]
+    return _once(f"{folder.parent.name}-{digest}", build)
+
+
 def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
     if (local / "config.toml").is_file():
         return _from_run(local)
+    local = without_strays(local)
     refuse_adapter(local)
     if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
         return local
@@ -143,7 +163,7 @@ def _from_run(run: Path) -> Path:
     if not (newest / "model").is_dir():
         mend = f"merge it into its model first: posttrain merge {run} DIR"
         raise UserError("is a run that trained an adapter", where=str(run), mend=mend)
-    return newest / "model"
+    return without_strays(newest / "model")
 
 
 def refuse_adapter(local: Path) -> None:

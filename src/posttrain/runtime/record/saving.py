@@ -151,7 +151,8 @@ def restore(
     try:
         resume = folder / checkpoint.RESUME
         # One at a time, as ranks that share a machine may have no room for all of them at once.
-        tensors = {file.stem: checkpoint.Stored(file) for file in resume.glob("*.safetensors")}
+        files = (file for file in checkpoint.listed(folder) if file.parent == resume)
+        tensors = {file.stem: checkpoint.Stored(file) for file in files if file.suffix == ".safetensors"}
         tensors["trained"] = checkpoint.Stored(folder / trained)
         learner.restore(tensors, state["learner"])
         if replay is not None:

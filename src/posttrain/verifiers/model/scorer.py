@@ -24,7 +24,7 @@ from posttrain.base.usercode import cause
 from posttrain.models.attention import context_of
 from posttrain.models.fingerprint import finite
 from posttrain.models.loading import Dtype, dtype_of, quiet, score_heads, usable_device
-from posttrain.models.pretrained import fetch, refuse_adapter
+from posttrain.models.pretrained import fetch, refuse_adapter, without_strays
 from posttrain.types import Message, UserError
 from posttrain.verifiers.model.scores import Step
 
@@ -59,6 +59,7 @@ def directory(path: str) -> Path:
                 f"no directory is called {path!r}, nor can it be fetched from the Hub: {cause(error)}",
                 where="verifier.model.paths",
             ) from None
+    local = without_strays(local)
     if not any(local.glob("*.safetensors")):
         raise UserError("has no safetensors weights", where=path, mend="save it with save_pretrained")
     return local
