@@ -42,10 +42,12 @@ def save(
     *,
     keep: int,
     keep_weights: int = 0,
+    best: int | None = None,
 ) -> Path:
     """The committed checkpoint of this update: what `write` puts into a directory, and the state as JSON.
 
-    Only after it is committed those before it are thinned to the `keep` newest (0: all stay as they are).
+    Only after it is committed those before it are thinned to the `keep` newest (0: all stay as they are), and
+    the weights of the `best` update.
 
     Raises RunError when the disk refuses; older checkpoints are then untouched.
     """
@@ -77,7 +79,7 @@ def save(
         shutil.rmtree(working, ignore_errors=True)
         raise RunError(f"{final}: the checkpoint cannot be written: {error}") from error
     if keep:
-        thin(root, whole=keep, weights=keep_weights, last=update)
+        thin(root, whole=keep, weights=keep_weights, best=best, last=update)
     return final
 
 
@@ -87,15 +89,15 @@ def leftovers(root: Path) -> list[Path]:
     return sorted([*root.glob("*.tmp-*"), *before])
 
 
-def thin(root: Path, *, whole: int, weights: int, last: float = math.inf) -> None:
-    """Leaves the `whole` newest as they are, the `weights` before them without resume/, and no other.
+def thin(root: Path, *, whole: int, weights: int, best: int | None = None, last: float = math.inf) -> None:
+    """Leave the `whole` newest, and without resume/ the `weights` before them and the `best`; remove others.
 
     Of updates after `last` all stay, and count for nothing: a resumed run has passed them over as damaged.
     A kill in between leaves each one whole, with resume/ or without.
     """
-    found = [path for update, path in numbered(root) if update <= last]
-    for age, path in enumerate(reversed(found)):
-        if age >= whole + weights:
+    found = [(update, path) for update, path in numbered(root) if update <= last]
+    for age, (update, path) in enumerate(reversed(found)):
+        if age >= whole + weights and update != best:
             shutil.rmtree(path, ignore_errors=True)
         elif age >= whole:
             to_weights(path)

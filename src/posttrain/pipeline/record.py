@@ -24,6 +24,7 @@ from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
 from posttrain.recipe import config
 from posttrain.runtime.record.rundir import LOCK, claim
+from posttrain.runtime.record.saving import best_update
 from posttrain.types import UserError
 
 _RECORD = re.compile(r"(\d\d)-(.+)\.toml")
@@ -195,7 +196,9 @@ def thin(pipeline: Pipeline, place: Place) -> None:
     if pipeline.keep == "weights" and place.stage.kind == "recipe":
         kept = config.read(place.directory / "config.toml").recipe.checkpoint
         older = kept.keep_weights if kept.keep else sys.maxsize
-        checkpoint.thin(place.directory / "checkpoints", whole=0, weights=1 + older)
+        root = place.directory / "checkpoints"
+        best = best_update(root) if kept.best else None
+        checkpoint.thin(root, whole=0, weights=1 + older, best=best)
 
 
 def wanted(pipeline: Pipeline, name: str) -> bool:
