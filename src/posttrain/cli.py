@@ -7,10 +7,14 @@ too, and its traceback goes into a file.
 import errno
 import importlib
 import os
+import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +29,8 @@ LESS_MEMORY = (
     "for training lower steps.microbatch_tokens or set steps.gradient_checkpointing, for sampling lower "
     "engine.rows; posttrain validate says what each takes, and a run that was saved goes on with --resume"
 )
+
+PATH_METAVAR = re.compile(r"\b(FILE|DIR|RUN_DIR)\b|\.toml\b")
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": (
@@ -147,7 +153,8 @@ class Command(TyperCommand):
         """The command itself, with its options."""
         module, _, function = COMMANDS[str(self.name)][0].partition(":")
         one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-        one.command(self.name)(getattr(importlib.import_module(f"posttrain.{module}"), function))
+        call = getattr(importlib.import_module(f"posttrain.{module}"), function)
+        one.command(self.name)(_with_home(call))
         loaded: Any = typer.main.get_command(one)
         return loaded  # type: ignore[no-any-return]
 
@@ -156,6 +163,30 @@ class Command(TyperCommand):
         loaded = self.load()
         __main__.imported()
         return loaded.make_context(*words, **more)
+
+
+def _with_home(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command with a leading ~ of its paths expanded, which shells leave in --run-dir=~/run.
+
+    Paths are what is annotated so, and text whose metavar names a file or a directory.
+    """
+    hints = typing.get_type_hints(call, include_extras=True)
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    metavars = {name: str(getattr(mark[0], "metavar", "")) for name, mark in marks.items() if mark}
+    texts = {name for name, metavar in metavars.items() if PATH_METAVAR.search(metavar)}
+
+    def expanded(name: str, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(expanded(name, each) for each in value)
+        if isinstance(value, Path):
+            return value.expanduser()
+        return os.path.expanduser(value) if isinstance(value, str) and name in texts else value
+
+    @wraps(call)
+    def command(**given: Any) -> Any:
+        return call(**{name: expanded(name, value) for name, value in given.items()})
+
+    return command
 
 
 class Commands(TyperGroup):

@@ -1,9 +1,11 @@
 """The command `posttrain merge`: an adapter in its model."""
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+import posttrain
 from posttrain.recipe.target import target_of
 
 
@@ -25,6 +27,12 @@ def test_the_merged_model_is_what_the_run_sampled_from(run_cli, offline, write, 
             wanted, moved = weight.data + 2 * b @ a, moved + bool(b.any())
         torch.testing.assert_close(merged.get_parameter(name).data, wanted)
     assert moved
+    by_python = posttrain.load(run).merge(tmp_path / "python")
+    assert by_python == tmp_path / "python"
+    weights = dict(AutoModelForCausalLM.from_pretrained(by_python, dtype=torch.float32).named_parameters())
+    assert all(weight.equal(weights[name]) for name, weight in merged.named_parameters())
+    with pytest.raises(posttrain.UserError, match="is there already"):
+        posttrain.load(run).merge(by_python)
     again = run_cli("merge", run, out)
     assert (again.code, "is there already" in again.err) == (2, True)
 
@@ -37,4 +45,6 @@ def test_what_cannot_be_merged_is_one_line(run_cli, offline, write, tmp_path):
         assert said.code == 2
         assert what in said.err
         assert len(said.err.strip().splitlines()) == 1
+    with pytest.raises(posttrain.UserError, match="no adapter to merge"):
+        posttrain.load(run).merge(tmp_path / "out")
     assert not (tmp_path / "out").exists()

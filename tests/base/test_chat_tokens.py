@@ -1,5 +1,6 @@
 """Conversations as tokens: only ever extended, and exact at every boundary, under any template."""
 
+import copy
 import random
 from datetime import datetime
 
@@ -455,3 +456,43 @@ def test_a_token_that_the_model_does_not_know_is_refused_where_it_is_said(tokeni
     Chat(tokenizer, CHATML, embedded=last).render(asked)
     with pytest.raises(UserError, match="no embedding"):
         Chat(tokenizer, CHATML, embedded=last, parse_special=True).render(asked)
+
+
+TOOL_USE = (
+    "{% if tools %}tools:{% for t in tools %}{{ t['function']['name'] }}{% endfor %}\n{% endif %}"
+    "{% for m in messages %}{{ '<' + m['role'] + '> ' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant> ' }}{% endif %}"
+)
+SEARCH = {"type": "function", "function": {"name": "search", "description": "", "parameters": {}}}
+
+
+@pytest.fixture
+def with_several(tokenizer):
+    """A tokenizer with the templates "default", "tool_use" and "rag"."""
+    several = copy.deepcopy(tokenizer)
+    several.chat_template = {"default": CHATML, "tool_use": TOOL_USE, "rag": BRACKETS}
+    return several
+
+
+def test_tool_template_is_used_in_every_turn_with_tools(tokenizer, with_several):
+    chat, one, question = Chat(with_several), Chat(tokenizer, TOOL_USE), [{"role": "user", "content": "hi"}]
+    assert chat.render(question) == Chat(tokenizer, CHATML).render(question)
+    assert chat.render(question, [SEARCH]) == one.render(question, [SEARCH])
+    found = [{"role": "tool", "content": "42"}]
+    said = [*chat.render(question, [SEARCH]), *ids(tokenizer, "call")]
+    assert chat.extend(said, found, [SEARCH]) == one.extend(said, found)
+    assert chat.extend(said, found) == Chat(tokenizer, CHATML).extend(said, found)
+    call, answer = ({"role": "assistant", "content": text} for text in ("call", "x"))
+    taught = [*question, call, *found, answer]
+    assert chat.render_supervised(taught, [SEARCH]) == one.render_supervised(taught, [SEARCH])
+
+
+def test_template_is_chosen_by_its_name(tokenizer, with_several):
+    question = [{"role": "user", "content": "hi"}]
+    assert Chat(with_several, "rag").render(question) == Chat(tokenizer, BRACKETS).render(question)
+    assert Chat(with_several, CHATML).render(question) == Chat(tokenizer, CHATML).render(question)
+    assert Chat(with_several, "none").render(question) == Chat(tokenizer, "none").render(question)
+    del with_several.chat_template["default"]
+    with pytest.raises(UserError, match="rag, tool_use, and not a default") as caught:
+        Chat(with_several)
+    assert caught.value.where == "[model] chat_template"

@@ -13,8 +13,11 @@ import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import posttrain
 from posttrain.methods.table import METHODS
 from posttrain.report import terminal
+from posttrain.verifiers.structure.grammar import Grammar
+from posttrain.verifiers.structure.json_schema import Json
 
 
 @pytest.fixture
@@ -375,3 +378,30 @@ def test_the_terminal_follows_a_run(tmp_path):
     shown = (tmp_path / "out").read_text()
     assert "sampling" in shown
     assert "▁▃▅█" in shown
+
+
+@pytest.mark.parametrize("words", [["--run-dir=~/run"], ["--run-dir", "~/run"]], ids=["=", "apart"])
+def test_home_in_a_path_option_is_expanded(words, run_cli, offline, write, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    recipe = write(offline, {"run": {"updates": 1}})
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    said = run_cli("train", f"~/{recipe.relative_to(tmp_path)}", *words)
+    assert str(tmp_path / "run") in said.err
+    assert not (tmp_path / "~").exists()
+
+
+def test_home_in_paths_of_the_api_and_of_recipes_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "schema.json").write_text('{"type": "integer"}')
+    (tmp_path / "rules.lark").write_text('start: "a"')
+    assert Json(schema="~/schema.json").schema == {"type": "integer"}
+    assert Grammar(grammar="~/rules.lark").grammar == 'start: "a"'
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "2", "answer": "2"}\n')
+    recipe = posttrain.Recipe("org/name", data={"path": "~/sums.jsonl"}, reward="number", updates=1)
+    recipe.write("~/run/config.toml")
+    assert posttrain.Recipe.read("~/run/config.toml").tables == recipe.tables
+    assert posttrain.load("~/run").path == run

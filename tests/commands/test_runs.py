@@ -65,6 +65,28 @@ def test_a_run_is_told_with_what_it_came_to(run: Path, run_cli) -> None:
         assert words in shown
 
 
+def test_weights_of_the_best_evaluation_are_found_or_gone(run: Path, run_cli) -> None:
+    evaluated(run, {0: 0.1, 1: 0.5, 2: 0.9, 3: 0.9, 4: 0.2})
+    place = run / "checkpoints" / "step_000003"
+    assert listing(run_cli, run.parent)["grpo-001"]["weights"] == str(place)
+    assert "@ 3, in step_000003" in run_cli("runs", run.parent).out
+    shutil.rmtree(place)
+    assert listing(run_cli, run.parent)["grpo-001"]["weights"] == ""
+    assert "@ 3, weights not kept" in run_cli("runs", run.parent).out
+    evaluated(run, {0: 0.95, 1: 0.5, 2: 0.9, 3: 0.9, 4: 0.2})
+    assert "@ 0, the start" in run_cli("runs", run.parent).out
+
+
+def test_resumed_run_keeps_its_best_checkpoint(run: Path, run_cli) -> None:
+    evaluated(run, {0: 0.1, 1: 0.5, 2: 1.5, 3: 0.9, 4: 0.2})
+    asked = ["--set", "run.updates=5", "--set", "checkpoint.keep=1", "--set", "checkpoint.every=1"]
+    said = run_cli("train", run / "config.toml", "--run-dir", run, "--resume", "--quiet", *asked)
+    assert said.code == 0, said.err
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step_000002", "step_000005"]
+    assert (run / "checkpoints" / "step_000002" / "model" / "model.safetensors").exists()
+    assert not (run / "checkpoints" / "step_000002" / "resume").exists()
+
+
 def test_a_run_that_removes_a_file_meanwhile_is_not_broken(run: Path, run_cli, monkeypatch) -> None:
     lstat, gone = Path.lstat, run / "checkpoints" / "step_000001.tmp-1" / "state.json"
     gone.parent.mkdir()

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from posttrain.engines.vllm import remote
 from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.engines.vllm.remote import ServerEngine
+from posttrain.models.attention import mask_tokens
 from posttrain.models.fingerprint import digest
 from posttrain.samplers.snapshots import LearnerWeights, Snapshot, load_snapshot
 from posttrain.types import Request, RunError, Sampling
@@ -575,3 +576,19 @@ def test_a_server_that_dies_in_a_run_ends_it_with_a_line(run_cli, write, served,
     assert said.code == 1
     assert f"the vLLM server at {server.url}" in said.err
     assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_masked_tokens_are_not_drawn_over_http(lab, models, serve, connect, raw: bool) -> None:
+    with torch.no_grad():
+        models[0].lm_head.weight[280:] *= 20
+    mask_tokens(models[0], range(280))
+    engine = connect(serve(raw=raw))
+    for seed in range(8):
+        [answer] = lab.answers(engine, [asked(lab, seed)])
+        assert max(answer.tokens) < 280
+        if not raw:
+            prompt = [*asked(lab).prompt]
+            known = lab.full_logits(models[0], [*prompt, *answer.tokens])[:, :280].log_softmax(-1)
+            truth = [float(known[n + len(prompt) - 1, t]) for n, t in enumerate(answer.tokens)]
+            assert answer.logp_policy == pytest.approx(truth, abs=CLOSE)

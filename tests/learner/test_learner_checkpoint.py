@@ -100,7 +100,7 @@ def test_a_damaged_one_of_a_later_update_takes_no_place(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["step_000004"]
 
 
-def with_rest(root: Path, update: int, **kept: int) -> Path:
+def with_rest(root: Path, update: int, **kept: int | None) -> Path:
     """A checkpoint with something that only a resume needs."""
 
     def into(folder: Path) -> None:
@@ -128,6 +128,14 @@ def test_older_ones_may_keep_their_weights_alone(tmp_path: Path) -> None:
     found, skipped = newest(tmp_path, resume=True)
     assert found is None
     assert skipped[2:] == [f"step_00000{n} was passed over: it holds weights alone" for n in (4, 3, 2)]
+
+
+def test_best_checkpoint_keeps_its_weights(tmp_path: Path) -> None:
+    for update in range(1, 7):
+        with_rest(tmp_path, update, keep=2, best=2 if update > 2 else None)
+    assert what_stays(tmp_path) == {2: False, 5: True, 6: True}
+    with_rest(tmp_path, 7, keep=2, best=6)
+    assert what_stays(tmp_path) == {6: True, 7: True}
 
 
 def test_whether_only_weights_are_left_is_seen_without_reading_them(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.tuners.lora import Linear
+from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
@@ -402,6 +403,23 @@ def test_an_adapter_of_another_model_is_not_merged(llama: Make, tmp_path: Path) 
     for other in (llama(0, num_hidden_layers=1), llama(0, intermediate_size=20)):
         with pytest.raises(UserError, match="another model"):
             with_saved_adapter(other, tmp_path)
+    save_adapter(add_adapter(llama(0), Lora(rank=2, targets=("q_proj",)), seed=0), tmp_path)
+    with pytest.raises(UserError, match=r"lacks \d matrices, first model.layers.\d.self_attn.q_proj"):
+        with_saved_adapter(llama(0, num_hidden_layers=9), tmp_path)
+
+
+def test_adapter_tensors_that_no_merge_would_read_are_refused(llama: Make, tmp_path: Path) -> None:
+    save_adapter(add_adapter(llama(0), Lora(rank=2), seed=0), tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    head = {"base_model.model.lm_head.weight": torch.zeros(2, 2)}
+    save_file(tensors | head, file)
+    with pytest.raises(UserError, match=r"1 tensors .* first base_model.model.lm_head"):
+        with_saved_adapter(llama(0), tmp_path)
+    lost = next(name for name in tensors if name.endswith("lora_B.weight"))
+    save_file({name: t for name, t in tensors.items() if name != lost}, file)
+    with pytest.raises(UserError, match=f"lacks {lost}"):
+        with_saved_adapter(llama(0), tmp_path)
 
 
 def test_all_linear_is_what_no_target_is(llama: Make) -> None:

@@ -419,6 +419,23 @@ def test_a_chat_template_is_required_only_when_asked_for_and_may_be_given(saved:
     )
 
 
+def test_text_is_decoded_as_the_tokens_spell_it(saved: Path) -> None:
+    for_bpe = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    edit(saved / "tokenizer_config.json", **{"clean_up_tokenization_spaces": True, for_bpe: True})
+    text = "a , b ! do n't 1 . 5"
+    read = load_tokenizer(saved)
+    assert AutoTokenizer.from_pretrained(saved).decode(read(text).input_ids) != text
+    assert read.decode(read(text).input_ids) == text
+
+
+def test_named_chat_template_becomes_the_only_one(saved: Path) -> None:
+    several = tokenizer()
+    several.chat_template = {"default": TEMPLATE, "rag": "rag " + TEMPLATE}
+    several.save_pretrained(saved)
+    assert load_tokenizer(saved, require_chat_template=True).chat_template == several.chat_template
+    assert load_tokenizer(saved, chat_template="rag").chat_template == "rag " + TEMPLATE
+
+
 def test_oddities_are_notes_and_not_errors() -> None:
     assert len(tokenizer_notes(tokenizer())) == 1
     assert "no pad token" in tokenizer_notes(tokenizer())[0]
@@ -515,10 +532,11 @@ def write_gguf(
     begins: bool = False,
     divisors: np.ndarray | None = None,
     scaling: gguf.RopeScalingType | None = None,
+    tensors_per_part: int = 0,
 ) -> Path:
     """The model as llama.cpp's converter lays it out: query and key rows interleaved for its rotation."""
     c, w = source.config, {k: v.numpy() for k, v in source.state_dict().items()}
-    out = gguf.GGUFWriter(file, "llama")
+    out = gguf.GGUFWriter(file, "llama", split_max_tensors=tensors_per_part)
     out.add_block_count(c.num_hidden_layers)
     out.add_context_length(c.max_position_embeddings)
     out.add_embedding_length(c.hidden_size)
@@ -671,6 +689,44 @@ def test_several_ggufs_in_a_directory_ask_for_a_choice(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     assert "holds 2 .gguf files (a.gguf, b.gguf)" in refusal(resolve, str(tmp_path))
+
+
+def test_split_gguf_any_part_gives_the_whole_model(tmp_path: Path) -> None:
+    before = model()
+    write_gguf(before, tmp_path / "split.gguf", tensors_per_part=9)
+    parts = sorted(tmp_path.glob("split-*.gguf"))
+    assert [p.name for p in parts] == [f"split-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    local = resolve(str(parts[0]))
+    after = load_model(local, dtype=torch.float32)
+    assert all(torch.equal(t, after.state_dict()[n]) for n, t in before.state_dict().items())
+    assert load_tokenizer(local).get_vocab() == load_tokenizer(whole_gguf(before, tmp_path)).get_vocab()
+    assert resolve(str(parts[2])) == local == resolve(str(tmp_path))
+    assert not list(local.glob("*.gguf"))
+
+
+def whole_gguf(source: PreTrainedModel, tmp_path: Path) -> Path:
+    (tmp_path / "one").mkdir()
+    return resolve(str(write_gguf(source, tmp_path / "one" / "whole.gguf")))
+
+
+def test_split_gguf_with_a_missing_part_is_refused(tmp_path: Path) -> None:
+    write_gguf(model(), tmp_path / "split.gguf", tensors_per_part=9)
+    first, second, third = sorted(tmp_path.glob("split-*.gguf"))
+    second.unlink()
+    for given in (first, third, tmp_path):
+        assert "split-00002-of-00003.gguf is not in its directory" in refusal(resolve, str(given))
+    third.write_bytes(b"<html>")
+    first.rename(tmp_path / "renamed.gguf")
+    third.unlink()
+    assert "lacks the weights of 12 tensors" in refusal(resolve, str(tmp_path / "renamed.gguf"))
+    assert [p for p in (tmp_path / "cache").iterdir() if p.is_dir()] == []
+
+
+def test_split_gguf_of_two_models_is_refused(tmp_path: Path) -> None:
+    write_gguf(model(), tmp_path / "split.gguf", tensors_per_part=9)
+    first, second, third = sorted(tmp_path.glob("split-*.gguf"))
+    third.write_bytes(second.read_bytes())
+    assert "the model has 21 tensors, and its 3 parts hold 18" in refusal(resolve, str(first))
 
 
 def test_a_changed_gguf_is_converted_again(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def test_the_most_that_is_there_at_once():
     assert disk(written=1).peak == 30 + 5
     assert disk(keep=0).peak == 9 * 30 + 5
     assert disk(keep_weights=3).peak == 2 * 30 + 3 * 10 + 30 + 5
+    assert disk(best=True).peak == 2 * 30 + 10 + 30 + 5
+    assert disk(best=True, merged=7).finished == 2 * 10 + 7 + 5
     assert disk(keep_weights=100).peak == 2 * 30 + 6 * 10 + 30 + 5
     assert disk().finished == 10 + 5
     assert disk(keep_weights=3, merged=7).finished == 4 * 10 + 7 + 5

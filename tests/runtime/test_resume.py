@@ -362,3 +362,25 @@ def test_stop_when_that_cannot_hold_is_refused(run_cli, online, write, condition
     result = run_cli("validate", write(online, over), "--set", f"run.stop_when={condition}")
     assert result.code == 2
     assert f"{key}: " in result.err
+
+
+def test_stray_files_of_a_checkpoint_are_not_read(run_cli, recipe_of, monkeypatch, tmp_path):
+    """Files that the manifest does not name, whatever a library would make of their names."""
+    recipe, run = recipe_of("a critic of its own, and a KL that follows its target"), tmp_path / "run"
+    assert run_cli("train", recipe, "--run-dir", run, "--quiet", "--set", "run.updates=1").code == 0
+    model = last(run) / "model"
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    before = run_cli("eval", run, "--json").out
+    for stray in ("x.safetensors", "adapter_config.json", "model.safetensors.index.json", ".DS_Store"):
+        (model / stray).write_bytes(b"")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text("{{ 1 / 0 }}")
+    (last(run) / "resume" / "y.safetensors").write_bytes(b"")
+    (last(run) / "z.safetensors").write_bytes(b"")
+    said = run_cli("eval", run, "--json")
+    assert (said.code, said.out) == (0, before)
+    for words in (("sample", run, "1+1="), ("sample", model, "1+1="), ("inspect", run)):
+        said = run_cli(*words)
+        assert said.code == 0, said.err
+    said = run_cli("train", recipe, "--run-dir", run, "--quiet", "--resume", "--set", "run.updates=2")
+    assert said.code == 0, said.err

@@ -418,6 +418,14 @@ def test_weights_that_would_be_drawn_at_random_are_refused(make, tmp_path):
         RewardModel(paths=(str(place),))(task(), "4")
 
 
+def test_weights_without_a_place_are_refused(outcome, tmp_path):
+    place = shutil.copytree(outcome, tmp_path / "rm")
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(UserError, match=r"no place for, first model\.layers\.1"):
+        RewardModel(paths=(str(place),))(task(), "4")
+
+
 @pytest.mark.parametrize(
     ("cls", "labels", "kind"),
     [(LlamaForSequenceClassification, 2, "outcome"), (LlamaForTokenClassification, 3, "process")],

@@ -12,7 +12,7 @@ from posttrain.learner import lora
 from posttrain.models import pretrained
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run, target_of
-from posttrain.runtime.model_info import load_weights, read_model_info
+from posttrain.runtime.model_info import Say, load_weights, read_model_info
 from posttrain.types import UserError
 
 
@@ -26,20 +26,28 @@ def merge(
     without an adapter has its model in checkpoints/step_.../model already.
     """
     check_run(run)
+    process.configure()
+    typer.echo(str(merge_run(run, out, say)))
+
+
+def merge_run(run: Path, out: Path, say: Say) -> Path:
+    """Write the model of a run with the newest checkpoint's adapter merged to `out`, and return that.
+
+    Raises UserError if the run has no adapter, and if `out` exists or cannot be written.
+    """
     if out.exists():
         raise UserError("is there already", where=str(out), mend="name a directory that is not")
     found, recipe, adapter = target_of(run, say=say)
     if adapter is None:
         mend = f"the model is {recipe.model.path}"
         raise UserError("the run has no adapter to merge", where=str(run), mend=mend)
-    process.configure()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_merged(found, adapter, out)
     except (OSError, SafetensorError) as error:
         what = f"it cannot be written: {getattr(error, 'strerror', None) or error}"
         raise UserError(what, where=str(out), mend="name another directory") from None
-    typer.echo(str(out))
+    return out
 
 
 def write_merged(found: config.LoadedRecipe, adapter: Path, out: Path) -> None:

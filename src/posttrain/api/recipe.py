@@ -128,7 +128,7 @@ class Recipe:
     @staticmethod
     def read(path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
         """That of a file, with "section.key=value" on top; UserError, with file and line, for a mistake."""
-        return Recipe.of(config.read(Path(path), overrides).tables, {})
+        return Recipe.of(config.read(Path(path).expanduser(), overrides).tables, {})
 
     def write(self, path: str | Path) -> None:
         """Writes it as TOML, from which `read` makes the same.
@@ -148,7 +148,7 @@ class Recipe:
         left += [f"{file.stem}: put it into a file and give 'file.py:NAME'" for file in written_files(tables)]
         if left:
             raise UserError(f"only this program holds {'; '.join(left)}", where=str(path))
-        Path(path).write_text(dump(tables), encoding="utf-8")
+        Path(path).expanduser().write_text(dump(tables), encoding="utf-8")
 
     def replace(self, **keys: Any) -> "Recipe":
         """The recipe with other values: replace(lr=1e-5, **{"rollout.groups": 8}); None takes a key out."""

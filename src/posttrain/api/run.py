@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.api.answering import answers, evaluate_recipe
+from posttrain.api.merge import merge_run
 from posttrain.api.recipe import Recipe
 from posttrain.api.words import python_words
 from posttrain.base.nearest import did_you_mean
@@ -34,7 +35,7 @@ class Run(os.PathLike[str]):
 
     def __init__(self, path: str | os.PathLike[str], recipe: Recipe | None = None) -> None:
         """recipe: that of the program which made the run, with what it held; else it is read."""
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         check_run(self.path)
         self.recipe = recipe or Recipe.read(self.path / "config.toml")
 
@@ -103,6 +104,15 @@ class Run(os.PathLike[str]):
             if limit is not None:
                 asked = asked.replace(**{"eval.limit": limit})
             return evaluate_recipe(*trained(asked.settings, self.path), silent)
+
+    def merge(self, out: str | os.PathLike[str]) -> Path:
+        """Write the model with the newest checkpoint's adapter merged to `out`, and return that directory.
+
+        It is in float32; rounded to the run's dtype it is what the run sampled from. UserError if the run has
+        no adapter (`model` is then whole), or if there is something at `out`.
+        """
+        with python_words():
+            return merge_run(self.path, Path(out).expanduser(), silent)
 
     def episodes(self, update: int | None = None) -> list[dict[str, Any]]:
         """The rollouts that were kept of an update, or of the last: lines of samples/ (docs/reports.md)."""

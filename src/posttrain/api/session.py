@@ -84,7 +84,7 @@ class Session(session.Session):
             raise UserError("which run?", where="resume", mend="name its directory: dir=...")
         with python_words(), ExitStack() as stack:
             name = _title(self.recipe)
-            path = claimed_directory(name) if dir is None else Path(dir)
+            path = claimed_directory(name) if dir is None else Path(dir).expanduser()
             directory = open_run(self.recipe.found, path, resume)
             stack.callback(directory.close)
             found = self.recipe.found

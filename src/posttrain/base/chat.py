@@ -13,9 +13,10 @@ though: where the tokenizer would merge a prompt with its answer, it is cut betw
 sampled token that ends a turn stands what the tokenizer puts behind that mark.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from posttrain.base import plain
@@ -32,7 +33,8 @@ _SUGGESTION = "set [model] chat_template to a Jinja template, or to 'none' for p
 class Chat:
     """Tokens of conversations under one tokenizer and one template.
 
-    `template` is None for the tokenizer's own, "none" for plain text (base/plain.py), or a Jinja template.
+    `template` is None for the tokenizer's own, "none" for plain text (base/plain.py), a Jinja template, or
+    the name of one where the tokenizer has several. Its own is then "default", with tools "tool_use".
     `ends` are further tokens, besides the tokenizer's eos, at which the policy stops speaking.
     What messages say is plain text, whatever it spells; with `parse_special` it may spell special tokens.
 
@@ -47,6 +49,7 @@ class Chat:
     today: datetime | None = None
     """What templates that ask for it are told is now; None for the clock's."""
     parse_special: bool = False
+    _tool_template: str | None = field(init=False, repr=False, default=None)
     _head: str = field(init=False, repr=False)
     """The text up to where an assistant speaks that answers our question."""
     _before: str = field(init=False, repr=False)
@@ -68,6 +71,10 @@ class Chat:
             raise UserError("the tokenizer has no chat template", mend=_SUGGESTION)
         if self.template is not None and not self.template.strip():
             raise UserError("the chat template is empty", where="[model] chat_template", mend=_SUGGESTION)
+        if isinstance(self.tokenizer.chat_template, dict):
+            template, for_tools = _choose_template(self.tokenizer.chat_template, self.template)
+            object.__setattr__(self, "template", template)
+            object.__setattr__(self, "_tool_template", for_tools)
         before, close = self._around([_QUESTION])
         marks = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
         end = next((t for t in Spelling(self.tokenizer).tokens(close) if t in marks), None)
@@ -86,6 +93,11 @@ class Chat:
             object.__setattr__(self, name, value)
         for name, parse in (("_spelling", self.parse_special), ("_literal", False)):
             object.__setattr__(self, name, Spelling(self.tokenizer, self.stops, self.embedded, parse))
+
+    @cached_property
+    def for_tools(self) -> "Chat":
+        """The chat of conversations with tools: under a template of its own where the tokenizer has one."""
+        return self if self._tool_template is None else replace(self, template=self._tool_template)
 
     @property
     def stops(self) -> frozenset[int]:
@@ -109,14 +121,18 @@ class Chat:
         texts = [self._prompt(self._guarded(messages), tools) for messages in prompts]
         return len(self._spelling.begun if self.plain else []) + self._spelling.longest(texts)
 
-    def extend(self, tokens: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """The tokens to append to a conversation that ends in what the policy said.
+    def extend(
+        self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Any] = ()
+    ) -> list[int]:
+        """The tokens to append to a conversation that ends in what the policy said; tools: as it began.
 
         They close its turn, unless the policy did so itself with an end token, show the messages, and
         open its next turn. An answer that was cut off is closed too; none of these tokens was sampled.
         """
         if not messages:
             raise UserError("there are no messages for the policy to answer")
+        if tools and self.for_tools is not self:
+            return self.for_tools.extend(tokens, messages, tools)
         added = self._behind_end(self._after(self._guarded(messages)))
         if tokens and tokens[-1] in self.stops:  # the mark that opens the next turn may have ended this one
             return added[added[:1] == [tokens[-1]] :]
@@ -132,6 +148,8 @@ class Chat:
 
         Raises UserError if no assistant speaks, if one speaks first, or if the template cannot be cut.
         """
+        if tools and self.for_tools is not self:
+            return self.for_tools.render_supervised(messages, tools)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns:
             raise UserError("no assistant speaks in the conversation")
@@ -300,6 +318,8 @@ class Chat:
 
         prompt: up to where the policy begins to speak. tools: what it may call, as JSON schemas.
         """
+        if tools and self.for_tools is not self:
+            return self.for_tools.text(messages, prompt=prompt, tools=tools)
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": prompt}
         if self.today is not None:
             options["strftime_now"] = self.today.strftime
@@ -315,3 +335,16 @@ class Chat:
             raise UserError(what, mend=_SUGGESTION) from None
         check_shown(messages, tools, text, mend=_SUGGESTION)
         return text
+
+
+def _choose_template(named: Mapping[str, str], template: str | None) -> tuple[str, str | None]:
+    """Return the template that is meant of several, and that of conversations with tools.
+
+    UserError if none is named and none is called "default".
+    """
+    if template is not None:
+        return named.get(template, template), None
+    if "default" not in named:
+        what = f"the tokenizer has the chat templates {', '.join(sorted(named))}, and not a default"
+        raise UserError(what, where="[model] chat_template", mend="set it to one of their names")
+    return named["default"], named.get("tool_use")

@@ -8,7 +8,7 @@ import typer
 from safetensors.torch import load_file
 
 from posttrain.api.training import claimed_directory, train
-from posttrain.models.checkpoint import RESUME, numbered
+from posttrain.models.checkpoint import RESUME, listed, numbered
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run
 from posttrain.report import terminal
@@ -63,7 +63,8 @@ def _compared(run: Path, again: Path) -> tuple[int, int]:
     """How many tensors and samples are the same; RunError for the first that is not."""
     tensors = rows = 0
     _, last = list(numbered(run / "checkpoints"))[-1]
-    for file in sorted(each for each in last.rglob("*.safetensors") if each.parent.name != RESUME):
+    files = (file for file in listed(last) if file.parent.name != RESUME)
+    for file in sorted(file for file in files if file.suffix == ".safetensors"):
         one, other = load_file(file), load_file(_beside(file, run, again))
         for name, tensor in one.items():
             if not torch.equal(tensor, other[name]):

@@ -54,6 +54,8 @@ class Listed:
     """Of its best evaluation, with the update and the value."""
     at: int | None = None
     best: float | None = None
+    weights: str = ""
+    """Where the weights of its best evaluation are; empty if they were not saved or have been removed."""
     changed: float = 0.0
     """When it last wrote something, in seconds since 1970."""
     size: int = 0
@@ -226,6 +228,7 @@ def _run(path: Path, told: dict[str, Any]) -> Listed:
     state = "running" if in_use(path) else _ended(record, done, updates)
     found = best(record.metrics)
     metric, at, value = found or ("", None, None)
+    saved = path / "checkpoints" / f"step_{at or 0:06d}"
     return Listed(
         **told,
         kind="run",
@@ -238,6 +241,7 @@ def _run(path: Path, told: dict[str, Any]) -> Listed:
         metric=metric,
         at=at,
         best=value,
+        weights=str(saved) if saved.is_dir() else "",
     )
 
 
@@ -313,4 +317,6 @@ def _best(each: Listed) -> str:
     if each.best is None:
         return "–"
     shown = percent(each.best) if each.metric.endswith("accuracy") else figure(each.best)
-    return f"{each.metric.removeprefix('eval/')} {shown} @ {each.at}"
+    name = Path(each.weights).name
+    place = f"in {name}" if name else "weights not kept" if each.at else "the start"
+    return f"{each.metric.removeprefix('eval/')} {shown} @ {each.at}, {place}"

@@ -230,7 +230,7 @@ def compare(folder: Path, recipe: Recipe, begun: Path | None, against: Path | No
     seed = recipe.run.seed if recipe.model.random_init else None
     is_adapter = (folder / "adapter").exists()
     factors = saved_factors(folder / "adapter") if is_adapter else {}
-    trained = {} if is_adapter else stored(folder / "model")
+    trained = {} if is_adapter else stored(pretrained.without_strays(folder / "model"))
     start = {} if begun is None else start_of(begun, factors or trained, dtype, seed, frozen=is_adapter)
     if lost := factors.keys() - start.keys():
         raise UserError(f"the model has no {min(lost)}, which the run adapted", where="model.path")

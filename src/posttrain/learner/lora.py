@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear, LoraLayer
+from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils import load_peft_weights
 from torch import nn
 from transformers import PreTrainedModel
@@ -232,19 +233,27 @@ def save_adapter(model: PeftModel, out: Path) -> None:
 
 
 def saved_factors(folder: Path, device: torch.device | str = "cpu") -> dict[str, Factors]:
-    """What save_adapter wrote, by the name of the weight that each changes."""
+    """Return what save_adapter wrote, by the name of the weight that each changes.
+
+    Raises UserError if a factor is missing, and for tensors that are not a factor of a matrix.
+    """
     config = LoraConfig.from_pretrained(str(folder))
     tensors = load_peft_weights(str(folder), device=str(device))
     over = math.sqrt(config.r) if config.use_rslora else config.r
     out = {}
-    for key in (k for k in tensors if k.endswith(".lora_A.weight")):
-        owner = key.removesuffix(".lora_A.weight")
+    for owner in [k.removesuffix(".lora_A.weight") for k in tensors if k.endswith(".lora_A.weight")]:
+        a, b = tensors.pop(f"{owner}.lora_A.weight"), tensors.pop(f"{owner}.lora_B.weight", None)
+        if b is None:
+            raise UserError(f"lacks {owner}.lora_B.weight", where=str(folder), mend="save the adapter again")
         out[f"{owner.removeprefix('base_model.model.')}.weight"] = Factors(
-            a=tensors[key],
-            b=tensors[f"{owner}.lora_B.weight"],
+            a=a,
+            b=b,
             scale=config.lora_alpha / over,
-            magnitude=tensors.get(f"{owner}.lora_magnitude_vector"),
+            magnitude=tensors.pop(f"{owner}.lora_magnitude_vector", None),
         )
+    if tensors:
+        what = f"holds {len(tensors)} tensors that are not factors of a matrix, first {min(tensors)}"
+        raise UserError(what, where=str(folder), mend="merge it with peft's merge_and_unload()")
     return out
 
 
@@ -256,8 +265,14 @@ def with_saved_adapter(model: PreTrainedModel, folder: Path, *, wide: bool = Fal
 
     Raises UserError when the adapter is of another model.
     """
-    weights = dict(model.named_parameters())
-    for name, factors in saved_factors(folder, model.device).items():
+    weights, saved = dict(model.named_parameters()), saved_factors(folder, model.device)
+    config = LoraConfig.from_pretrained(str(folder))
+    linear = (name for name, module in model.named_modules() if _adaptable(module))
+    targets = {f"{name}.weight" for name in linear if check_target_module_exists(config, name)}
+    if lacking := targets - saved.keys():
+        what = f"this adapter is of another model: it lacks {len(lacking)} matrices, first {min(lacking)}"
+        raise UserError(what, where=str(folder), mend="take the model that it was trained on")
+    for name, factors in saved.items():
         fits = name in weights and weights[name].shape == (len(factors.b), factors.a.shape[1])
         if not fits:
             raise UserError(

@@ -7,7 +7,7 @@ key-value cache) run the very same model code and differ only in who sees whom.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -25,6 +25,11 @@ KINDS = frozenset({"full_attention", "sliding_attention"})
 WORTH = 8
 """What several prompts begin with is set apart if that saves at least one in so many tokens: each of them
 then attends under a mask, which is slower than plainly causal."""
+
+MASKED = "masked_tokens"
+"""Name of the buffer of a model that is True at ids without a token."""
+IMPOSSIBLE = -1e9
+"""Logit of such an id: e^x is 0 in float32, and 0 · x is still 0, which it is not at -inf."""
 
 Row = TypeVar("Row", list[int], tuple[int, ...])
 Heads = Float[torch.Tensor, "R H T D"]
@@ -230,7 +235,7 @@ def use_layouts(model: PreTrainedModel) -> None:
         wanted = None if device.type == "meta" else model(input_ids=token, use_cache=False).logits
         model.set_attn_implementation(NAME)
         try:
-            got = output_head(model)(hidden_states(model, token, place, alone))
+            got = _logits(model)(hidden_states(model, token, place, alone))
             if windowed and alone.windows == {None}:
                 raise ValueError(f"{name} has sliding windows, and does not tell its attention of them")
             if wanted is not None and not torch.allclose(got, wanted, rtol=0.02, atol=0.02):
@@ -273,7 +278,34 @@ def hidden_states(
     return hidden
 
 
+def mask_tokens(model: PreTrainedModel, known: Iterable[int]) -> None:
+    """Take all ids but the known ones out of the policy: `output_head` gives them probability 0.
+
+    Embeddings are often padded beyond the last token. An id without a token has no text, and no model saw it.
+    """
+    mask = torch.ones(model.get_input_embeddings().num_embeddings, dtype=torch.bool)
+    mask[[token for token in known if token < len(mask)]] = False
+    if bool(mask.any()):
+        device = model.get_input_embeddings().weight.device
+        mask = mask if device.type == "meta" else mask.to(device)
+        model.register_buffer(MASKED, mask, persistent=False)
+
+
+def masked_tokens(model: PreTrainedModel) -> list[int]:
+    """Return the ids that `mask_tokens` has taken out."""
+    mask = getattr(model, MASKED, None)
+    return [] if mask is None else mask.nonzero().flatten().tolist()
+
+
 def output_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """hidden states -> logits of the policy, for sampler and trainer: masked tokens have probability 0."""
+    logits_of, mask = _logits(model), getattr(model, MASKED, None)
+    if mask is None:
+        return logits_of
+    return lambda hidden: logits_of(hidden).masked_fill_(mask, IMPOSSIBLE)
+
+
+def _logits(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     """hidden states -> logits, with the scaling and soft-capping that the architecture puts on them."""
     linear = model.get_output_embeddings()
     config = model.config.get_text_config()

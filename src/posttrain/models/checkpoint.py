@@ -8,6 +8,7 @@
 What a crash leaves is a .tmp- directory that nobody reads. One of an update that is saved again is called
 step_000040.before until the new one is there, and is read where a crash left no other. Resuming takes the
 newest checkpoint whose manifest holds and names files of resume/, and names each one that it passes over.
+Files that a manifest does not name are not read.
 """
 
 import hashlib
@@ -39,10 +40,12 @@ def save(
     *,
     keep: int,
     keep_weights: int = 0,
+    best: int | None = None,
 ) -> Path:
     """The committed checkpoint of this update: what `write` puts into a directory, and the state as JSON.
 
-    Only after it is committed those before it are thinned to the `keep` newest (0: all stay as they are).
+    Only after it is committed those before it are thinned to the `keep` newest (0: all stay as they are), and
+    the weights of the `best` update.
 
     Raises RunError when the disk refuses; older checkpoints are then untouched.
     """
@@ -74,7 +77,7 @@ def save(
         shutil.rmtree(working, ignore_errors=True)
         raise RunError(f"{final}: the checkpoint cannot be written: {error}") from error
     if keep:
-        thin(root, whole=keep, weights=keep_weights, last=update)
+        thin(root, whole=keep, weights=keep_weights, best=best, last=update)
     return final
 
 
@@ -84,15 +87,15 @@ def leftovers(root: Path) -> list[Path]:
     return sorted([*root.glob("*.tmp-*"), *before])
 
 
-def thin(root: Path, *, whole: int, weights: int, last: float = math.inf) -> None:
-    """Leaves the `whole` newest as they are, the `weights` before them without resume/, and no other.
+def thin(root: Path, *, whole: int, weights: int, best: int | None = None, last: float = math.inf) -> None:
+    """Leave the `whole` newest, and without resume/ the `weights` before them and the `best`; remove others.
 
     Of updates after `last` all stay, and count for nothing: a resumed run has passed them over as damaged.
     A kill in between leaves each one whole, with resume/ or without.
     """
-    found = [path for update, path in numbered(root) if update <= last]
-    for age, path in enumerate(reversed(found)):
-        if age >= whole + weights:
+    found = [(update, path) for update, path in numbered(root) if update <= last]
+    for age, (update, path) in enumerate(reversed(found)):
+        if age >= whole + weights and update != best:
             shutil.rmtree(path, ignore_errors=True)
         elif age >= whole:
             to_weights(path)
@@ -161,6 +164,15 @@ def damage(path: Path) -> str:
     except (OSError, ValueError, TypeError) as error:
         return f"its manifest cannot be read ({error})"
     return ""
+
+
+def listed(checkpoint: Path) -> list[Path]:
+    """Return the files that a checkpoint's manifest names; none of a folder that is not a checkpoint."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+        return [checkpoint / name for name in manifest] if STATE in manifest else []
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from transformers import (
 
 from posttrain.models import checkpoint
 from posttrain.models.fingerprint import finite
+from posttrain.models.gguf_parts import join_parts, parts_of
 from posttrain.models.heads import BIAS, WEIGHT, is_reward_model
 from posttrain.models.loading import quiet
 from posttrain.models.packages import gguf_of
@@ -113,13 +114,33 @@ def cache_directory() -> Path:
     return Path(os.environ.get("POSTTRAIN_CACHE") or "~/.cache/posttrain").expanduser()
 
 
+def without_strays(folder: Path) -> Path:
+    """Return a folder of a checkpoint, or links to the files that its manifest names if others lie in it.
+
+    Libraries read whatever they know the name of. Other folders are returned as they are.
+    """
+    files = [file for file in checkpoint.listed(folder.parent) if file.is_relative_to(folder)]
+    if not files or {file for file in folder.rglob("*") if file.is_file()} <= {*files}:
+        return folder
+
+    def build(out: Path) -> None:
+        for file in files:
+            link = out / file.relative_to(folder)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+
+    digest = hashlib.sha256("\0".join(str(file.resolve()) for file in files).encode()).hexdigest()[:12]
+    return _once(f"{folder.parent.name}-{digest}", build)
+
+
 def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
     if (local / "config.toml").is_file():
         return _from_run(local)
+    local = without_strays(local)
     refuse_adapter(local)
     if any(local.glob("*.safetensors")) or (local / "model.safetensors.index.json").exists():
         return local
-    ggufs = sorted(local.glob("*.gguf"))
+    ggufs = sorted({parts_of(gguf)[0] for gguf in local.glob("*.gguf")})
     if len(ggufs) > 1:
         names = ", ".join(g.name for g in ggufs)
         raise UserError(
@@ -142,7 +163,7 @@ def _from_run(run: Path) -> Path:
     if not (newest / "model").is_dir():
         mend = f"merge it into its model first: posttrain merge {run} DIR"
         raise UserError("is a run that trained an adapter", where=str(run), mend=mend)
-    return newest / "model"
+    return without_strays(newest / "model")
 
 
 def refuse_adapter(local: Path) -> None:
@@ -199,11 +220,14 @@ def _from_hub(name: str, say: Callable[[str], None]) -> Path:
 
 
 def _from_gguf(source: Path, say: Callable[[str], None]) -> Path:
-    with source.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise UserError("is not a GGUF file", where=str(source), mend="download it again")
-    stat, real = source.stat(), source.resolve()
-    digest = hashlib.sha256(f"{real}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    parts = parts_of(source)
+    for part in parts:
+        with part.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise UserError("is not a GGUF file", where=str(part), mend="download it again")
+    source, stats = parts[0], [part.stat() for part in parts]
+    known = [str(source.resolve()), *(f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats)]
+    digest = hashlib.sha256("\0".join(known).encode()).hexdigest()[:12]
 
     def build(out: Path) -> None:
         say(f"converting {source.name} to safetensors, once")
@@ -263,21 +287,31 @@ def _once(key: str, build: Callable[[Path], None]) -> Path:
 
 
 def convert(gguf: Path, out: Path) -> None:
-    """Writes the model of a .gguf file to `out`: fp32 safetensors, config and tokenizer.
+    """Write the model of a .gguf file, or of all parts of a split one, to `out` as fp32 safetensors.
 
-    Raises UserError where the file is damaged or of an architecture that transformers cannot read.
+    Raises UserError where the file is damaged, lacks tensors of its model, or is of an architecture that
+    transformers cannot read.
     """
-    source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    parts = parts_of(gguf)
+    whole = out / "joined.gguf" if len(parts) > 1 else gguf
+    source: dict[str, Any] = {"pretrained_model_name_or_path": whole.parent, "gguf_file": whole.name}
     try:
-        found = GGUFReader(gguf)
+        if len(parts) > 1:
+            join_parts(parts, whole)
+        found = GGUFReader(whole)
         fields = found.fields
         # The bar of its dequantiser does not obey transformers' own switch.
         with quiet(), redirect_stderr(io.StringIO()):
-            model = AutoModelForCausalLM.from_pretrained(
-                **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+            model, info = AutoModelForCausalLM.from_pretrained(
+                **source,
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.float32,
+                output_loading_info=True,
             )
             tokenizer = AutoTokenizer.from_pretrained(**source)
-    except MemoryError:
+        if len(parts) > 1:
+            whole.unlink()
+    except (MemoryError, UserError):
         raise
     except Exception as error:  # a damaged file fails anywhere in two libraries, with anything
         raise UserError(
@@ -285,6 +319,7 @@ def convert(gguf: Path, out: Path) -> None:
             where=str(gguf),
             mend="is it whole, and a decoder-only LM?",
         ) from error
+    _check_read(gguf, info, mend="is it one part of a split model? give its parts their names back")
     restore_scaling(found, model.config, str(gguf))
     pre = fields.get("tokenizer.ggml.pre")
     if pre is not None and pre.contents() in DIGIT_BY_DIGIT:
@@ -408,7 +443,7 @@ def check_weights(path: Path) -> None:
 def load_tokenizer(
     path: Path, *, chat_template: str | None = None, require_chat_template: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer at `path`, with the given chat template (Jinja text) in place of its own.
+    """The tokenizer at `path`, with the given chat template (Jinja text, or the name of one that it has).
 
     Raises UserError where it is missing or damaged, has no end-of-sequence token, has ids that the
     model's embedding lacks, or (when one is required) has no chat template or one that fails.
@@ -423,6 +458,8 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise UserError(f"has a tokenizer that cannot be read: {_cause(error)}", where=where) from error
+    # what verifiers and tools read would otherwise lose blanks that the policy has sampled
+    tokenizer.clean_up_tokenization_spaces = False
     if tokenizer.eos_token_id is None:
         raise UserError(
             "has a tokenizer without eos_token, so no answer could end",
@@ -447,7 +484,8 @@ def load_tokenizer(
             mend="take the tokenizer this model was trained with, or resize the embedding",
         )
     if chat_template is not None:
-        tokenizer.chat_template = chat_template
+        named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+        tokenizer.chat_template = named.get(chat_template, chat_template)
     if require_chat_template:
         _check_chat_template(tokenizer, where)
     return tokenizer
@@ -480,6 +518,11 @@ def tokenizer_notes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
             "encode rendered conversations without special tokens"
         )
     return notes
+
+
+def token_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Return the ids that have a token; an embedding may be padded beyond them."""
+    return {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
 
 
 def stop_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -544,7 +587,13 @@ def load_model(
     return model.to(device)
 
 
-def _check_read(path: Path, info: dict[str, Any], *, scores: bool) -> None:
+def _check_read(
+    path: Path,
+    info: dict[str, Any],
+    *,
+    scores: bool = False,
+    mend: str = "does config.json belong to these weights?",
+) -> None:
     """Passes where transformers read all that the files hold, and drew nothing at random."""
     faults = [
         f"stores {name} as {list(stored)}, config.json makes it {list(wanted)}"
@@ -557,7 +606,7 @@ def _check_read(path: Path, info: dict[str, Any], *, scores: bool) -> None:
         # transformers would leave them out
         faults.append(f"stores {len(beyond)} tensors that config.json has no place for, first {min(beyond)}")
     if faults:
-        raise UserError(faults[0], where=str(path), mend="does config.json belong to these weights?")
+        raise UserError(faults[0], where=str(path), mend=mend)
 
 
 def _saveable(generation: GenerationConfig) -> GenerationConfig:

@@ -26,6 +26,7 @@ from posttrain.recipe import config
 from posttrain.recipe.settings import Run
 from posttrain.report.record import json_lines
 from posttrain.runtime.record.rundir import LOCK, claim
+from posttrain.runtime.record.saving import best_update
 from posttrain.runtime.record.track import METRICS
 from posttrain.types import UserError
 
@@ -201,7 +202,9 @@ def thin(pipeline: Pipeline, place: Place) -> None:
     if pipeline.keep == "weights" and place.stage.kind == "recipe":
         kept = config.read(place.directory / "config.toml").recipe.checkpoint
         older = kept.keep_weights if kept.keep else sys.maxsize
-        checkpoint.thin(place.directory / "checkpoints", whole=0, weights=1 + older)
+        root = place.directory / "checkpoints"
+        best = best_update(root) if kept.best else None
+        checkpoint.thin(root, whole=0, weights=1 + older, best=best)
 
 
 def wanted(pipeline: Pipeline, name: str) -> bool:

@@ -11,7 +11,7 @@ import torch
 from posttrain.base.chat import Chat
 from posttrain.engines.native.engine import NativeConfig, NativeEngine
 from posttrain.models import pretrained
-from posttrain.models.attention import context_of, use_layouts
+from posttrain.models.attention import context_of, mask_tokens, use_layouts
 from posttrain.models.loading import dtype_of, usable_device
 from posttrain.recipe.writers import NativeWriter
 from posttrain.types import Message, Request, Sampling, UserError
@@ -106,6 +106,7 @@ def load(writer: NativeWriter) -> LocalModel:
         use_layouts(model)
     except ValueError as error:
         raise UserError(str(error), where=writer.path, mend="take a Llama, Qwen, Gemma or Mistral") from None
+    mask_tokens(model, {*pretrained.token_ids(tokenizer), *chat.stops})
     engine = NativeEngine(
         model,
         decode=lambda tokens: str(tokenizer.decode(tokens)),

@@ -44,7 +44,8 @@ class Model:
     device: str = "auto"
     """auto takes the GPU if there is one; or cpu, cuda, cuda:1."""
     chat_template: str | None = None
-    """A Jinja template in place of the tokenizer's own; "none": messages joined by newlines, an answer
+    """A Jinja template in place of the tokenizer's own, or the name of one where it has several (without a
+    name: "tool_use" with tools, otherwise "default"); "none": messages joined by newlines, an answer
     right behind what it answers, and eos at its end."""
     parse_special: bool = False
     """Whether what data, tasks and environments say may spell special tokens. Off, it is plain text, and
@@ -71,6 +72,9 @@ class Checkpoints:
     """How many of the newest are kept; 0 keeps all."""
     keep_weights: int = 0
     """How many before those keep their weights alone: a third of the size, and nothing goes on from them."""
+    best: bool = True
+    """Whether the checkpoint with the best evaluation keeps its weights too, by the metric that `posttrain
+    runs` shows, the later of two that are equal. Evaluate where checkpoints are written: eval.every."""
 
     def __post_init__(self) -> None:
         if min(self.every, self.keep, self.keep_weights) < 0:

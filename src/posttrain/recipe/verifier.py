@@ -119,7 +119,7 @@ def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
 
     Raises UserError for an unknown name or option, and for what the verifier itself refuses.
     """
-    path, text, tables = Path(chosen), "", {}
+    path, text, tables = Path(chosen).expanduser(), "", {}
     if chosen.endswith(".toml"):
         found, text = document(path)
         tables = {"verifier": found.get("verifier", {})}

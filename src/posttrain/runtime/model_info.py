@@ -13,7 +13,7 @@ from posttrain.base.chat import Chat
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.methods.table import line
 from posttrain.models import pretrained
-from posttrain.models.attention import context_of, use_layouts
+from posttrain.models.attention import context_of, mask_tokens, use_layouts
 from posttrain.models.loading import usable_device
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.tasks import TaskChoice
@@ -45,6 +45,11 @@ class ModelInfo:
     others: Mapping[str, Path] = field(default_factory=dict)
     """Directories of the reference and of the critic, under the keys of the recipe that name them."""
 
+    def masked(self, model: Any) -> Any:
+        """Return the model, whose policy is over ids with a token alone (see models/attention.py)."""
+        mask_tokens(model, {*pretrained.token_ids(self.tokenizer), *self.chat.stops})
+        return model
+
 
 def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
     """The tokenizer, template and configuration of the recipe's model, checked; UserError names the fault."""
@@ -57,7 +62,7 @@ def read_model_info(recipe: Recipe, say: Say) -> ModelInfo:
     )
     chat = Chat(
         tokenizer,
-        template=template,
+        template=template if template in (None, plain.NAME) else tokenizer.chat_template,
         ends=frozenset(pretrained.stop_ids(path, tokenizer)),
         embedded=config.get_text_config().vocab_size,
         today=datetime.fromisoformat(recipe.model.date),
@@ -113,7 +118,7 @@ def load_weights(recipe: Recipe, policy: ModelInfo) -> Any:
         init_seed=seed,
         scores=reads_head(recipe),
     )
-    return with_layouts(model, "model.path")
+    return policy.masked(with_layouts(model, "model.path"))
 
 
 def with_layouts(model: Any, where: str) -> Any:

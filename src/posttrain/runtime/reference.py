@@ -208,7 +208,7 @@ def _weights(recipe: Recipe, policy: ModelInfo) -> Any:
     if not recipe.reference.path:
         return load_weights(recipe, policy)
     model = pretrained.load_model(policy.others["reference.path"], dtype=policy.dtype, device=policy.device)
-    return with_layouts(model, "reference.path")
+    return policy.masked(with_layouts(model, "reference.path"))
 
 
 def build_reference_scores(

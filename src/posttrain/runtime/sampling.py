@@ -134,7 +134,7 @@ def _chosen_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = Non
     if recipe.engine.name == "native":
         return build_native_engine(recipe, policy, adapter)
     return (ServerEngine if recipe.engine.url else VllmEngine)(
-        skeleton(policy.config),
+        policy.masked(skeleton(policy.config)),
         dtype=policy.dtype,
         decode=lambda tokens: str(policy.tokenizer.decode(tokens)),
         stop_tokens=sorted(policy.chat.stops),

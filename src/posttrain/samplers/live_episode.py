@@ -55,6 +55,8 @@ class RunningEpisode:
     said: list[str] = field(default_factory=list)
     state: Any = None
     stop: str = ""
+    tools: Sequence[Any] = ()
+    """That its first prompt was rendered with."""
     seats: int = 1
     """Of its game. Samples are then numbered game by game, and within a game by seat."""
 

@@ -215,7 +215,7 @@ class Rollouts(EpisodeRunner):
             if isinstance(start, Verdict):
                 self._close(group, live, start)
             else:
-                live.state = start.state
+                live.state, live.tools = start.state, start.tools
                 self._ask(group, live, ())
 
     def _seated(self, group: int, lives: Sequence[RunningEpisode], start: Start) -> list[RunningEpisode]:
@@ -359,9 +359,10 @@ class Rollouts(EpisodeRunner):
             live = self._waiting.pop((group, live.sample - live.seat + turn.seat))
         live.state = turn.state
         try:
-            shown = (
-                self.chat.extend(live.tokens, turn.messages) if live.said else self.chat.render(turn.messages)
-            )
+            if live.said:
+                shown = self.chat.extend(live.tokens, turn.messages, live.tools)
+            else:
+                shown = self.chat.render(turn.messages)
         except UserError as error:
             self._end(group, live, Verdict(score=None, label="bad_turn", reason=str(error)))
         else:

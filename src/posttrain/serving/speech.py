@@ -35,7 +35,8 @@ class Speech:
     ) -> list[int]:
         """The tokens that follow an answer of the model: the messages from the `first` on."""
         self._check(messages, first)
-        return self.chat.extend(tokens, self._shown(messages[first:], messages, tools))
+        shown = self._shown(messages[first:], messages, tools)
+        return self.chat.extend(tokens, shown, tools if self.shown.tools else ())
 
     def read(self, text: str, tools: Sequence[Tool]) -> ChatMessage:
         """An answer as a message; a call that cannot be read stays among its words."""

@@ -9,6 +9,8 @@ from posttrain.engines.native.draw import stream
 from posttrain.engines.sequence import Sequence, new_sequence
 from posttrain.types import Request, Sampling
 
+LOWEST_BIAS = -100.0
+"""vLLM lowers a logit by no more."""
 LEAST_TEMPERATURE = 0.01
 """vLLM takes it for any that is lower, but for 0."""
 
@@ -33,11 +35,12 @@ def checked_sequence(ticket: int, request: Request, vocabulary: int, context: in
     return new_sequence(ticket, request, vocabulary, context)
 
 
-def wishes(sequence: Sequence, stop_tokens: Collection[int]) -> dict[str, Any]:
-    """How the rest of an answer is to be drawn, in vLLM's words."""
+def wishes(sequence: Sequence, stop_tokens: Collection[int], masked: Collection[int] = ()) -> dict[str, Any]:
+    """How the rest of an answer is to be drawn, in vLLM's words; `masked` tokens never are."""
     request, drawn = sequence.request, len(sequence.tokens)
     key = stream(request.seed, f"{request.position + drawn}\x00{request.task}", request.sample)
     return {
+        **({"logit_bias": dict.fromkeys(masked, LOWEST_BIAS)} if masked else {}),
         "max_tokens": request.sampling.max_new_tokens - drawn,
         "temperature": request.sampling.temperature,
         "seed": key >> 1,  # of 63 bits

@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 
 from posttrain.engines.native.engine import NativeConfig
 from posttrain.engines.sequence import Sequence
-from posttrain.engines.vllm.asking import Expected, checked_sequence, wishes
+from posttrain.engines.vllm.asking import LOWEST_BIAS, Expected, checked_sequence, wishes
 from posttrain.engines.vllm.start import start
+from posttrain.models.attention import masked_tokens
 from posttrain.models.fingerprint import Named, checked, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
@@ -50,7 +51,7 @@ class VllmEngine:
         self.context = min(context, config.cache_tokens)
         self.version = -1
         self._dtype = dtype
-        self._expected = Expected(model)
+        self._expected, self._masked = Expected(model), masked_tokens(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self._vllm, self._llm = start(model.config, dtype, config, self.context)
         self._asked = 0
@@ -72,11 +73,11 @@ class VllmEngine:
     def _wishes(self, sequence: Sequence) -> dict[str, Any]:
         forced = sequence.request.forced
         if not forced:
-            return wishes(sequence, self.stop_tokens)
+            return wishes(sequence, self.stop_tokens, self._masked)
         return {
             "max_tokens": len(forced),
             "temperature": 0.0,
-            "logit_bias": {forced[0]: _FORCING},
+            "logit_bias": dict.fromkeys(self._masked, LOWEST_BIAS) | {forced[0]: _FORCING},
             "ignore_eos": True,
             "logprobs": -1,
             "flat_logprobs": True,

@@ -9,6 +9,7 @@ each token. The server must have been told that its weights may be replaced (VLL
 """
 
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from posttrain.engines.vllm.connection import (
     connect,
 )
 from posttrain.engines.vllm.server import Streams
+from posttrain.models.attention import masked_tokens
 from posttrain.models.fingerprint import Named, checked, combined, fingerprint
 from posttrain.types import Completion, Request, RunError
 
@@ -66,8 +68,8 @@ class ServerEngine:
         self.decode, self.stop_tokens = decode, frozenset(stop_tokens)
         self.context = min(context, config.cache_tokens)
         self.version = -1
-        self._dtype, self._folder = dtype, config.folder
-        self._expected = Expected(model)
+        self._dtype, self._folder = dtype, os.path.expanduser(config.folder)
+        self._expected, self._masked = Expected(model), masked_tokens(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         self.server, self.name, self.raw = connect(config, self.context)
         try:
@@ -102,10 +104,11 @@ class ServerEngine:
         return self._asked
 
     def _body(self, sequence: Sequence) -> dict[str, Any]:
-        asked = wishes(sequence, self.stop_tokens)
+        asked = wishes(sequence, self.stop_tokens, self._masked)
         if forced := sequence.request.forced:
             self._raised[sequence.ticket] = raised = self._raise(sequence.prompt, forced)
-            asked |= {"temperature": 0.0, "logit_bias": {str(forced[0]): raised}, "stop_token_ids": []}
+            bias = {**asked.get("logit_bias", {}), forced[0]: raised}
+            asked |= {"temperature": 0.0, "logit_bias": bias, "stop_token_ids": []}
             asked["max_tokens"] = len(forced)
         return completion(self.name, sequence.prompt, asked) | {
             "stream": True,

@@ -110,11 +110,13 @@ class Telling:
 
 def telling(chat: Chat, wanted: FormatName) -> Telling:
     """How conversations are told: "auto" gives calls to a template that shows them; see `shown_by`."""
-    variant, form = _variant(chat) if wanted == "auto" else (None, None)
+    tools = shows_tools(chat)
+    shows = chat.for_tools if tools else chat
+    variant, form = _variant(shows) if wanted == "auto" else (None, None)
     if variant is None:
         return Telling(shown_by(chat, wanted))
-    results = shows_results(chat, variant.message("", [_call(_PROBE.name, _GIVEN)] * 2))
-    return Telling(Shown(form or "plain", shows_tools(chat), results), variant)
+    results = shows_results(shows, variant.message("", [_call(_PROBE.name, _GIVEN)] * 2))
+    return Telling(Shown(form or "plain", tools, results), variant)
 
 
 def _variant(chat: Chat) -> tuple[Variant | None, FormatName | None]:

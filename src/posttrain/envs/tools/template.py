@@ -52,10 +52,11 @@ class Shown:
 
 def shown_by(chat: Chat, wanted: FormatName) -> Shown:
     """What the template of a chat can do; "auto" takes the form in which it writes calls itself, or plain."""
-    tools, results = shows_tools(chat), shows_results(chat)
+    tools = shows_tools(chat)
     if wanted == "auto":
-        wanted = _form(chat) if tools else "plain"
-    return Shown(wanted, tools and wanted != "plain", results)
+        wanted = _form(chat.for_tools) if tools else "plain"
+    tools = tools and wanted != "plain"
+    return Shown(wanted, tools, shows_results(chat.for_tools if tools else chat))
 
 
 def with_tools(

@@ -32,6 +32,8 @@ from posttrain.learner.shards import whole
 from posttrain.models import checkpoint, heads
 from posttrain.models.tensor_files import Stored, read_tensors, write_tensors
 from posttrain.recipe.recipe import Checkpoints
+from posttrain.report.headline import best as best_evaluation
+from posttrain.report.record import each_line, metrics
 from posttrain.runtime.critics import head_class
 from posttrain.runtime.dataset_rows import Group
 from posttrain.runtime.memory import Shape, gib
@@ -91,11 +93,21 @@ def save(
         words.save_pretrained(folder / "model")
 
     saved, update = {**state, "learner": learner.state()}, state["progress"]["update"]
+    best = best_update(root, update) if kept.best else None
     try:
-        made = checkpoint.save(root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights)
+        made = checkpoint.save(
+            root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights, best=best
+        )
     except RunError as error:
         raise RunError(f"{error}; {what_is_kept(root.parent)}") from error
     return learner.ranks.tell(made, "the checkpoint")
+
+
+def best_update(root: Path, *more: int) -> int | None:
+    """Return which of a run's checkpoints, or of `more` updates, has the best evaluation."""
+    curves, _ = metrics(each_line(root.parent / "metrics.jsonl", []))
+    found = best_evaluation(curves, {*more, *dict(checkpoint.numbered(root))})
+    return found[1] if found else None
 
 
 Tensors = dict[str, torch.Tensor]
@@ -152,7 +164,8 @@ def restore(
     try:
         resume = folder / checkpoint.RESUME
         # One at a time, as ranks that share a machine may have no room for all of them at once.
-        tensors = {file.stem: Stored(file) for file in resume.glob("*.safetensors")}
+        files = (file for file in checkpoint.listed(folder) if file.parent == resume)
+        tensors = {file.stem: Stored(file) for file in files if file.suffix == ".safetensors"}
         tensors["trained"] = Stored(folder / trained)
         learner.restore(tensors, state["learner"])
         if replay is not None:
@@ -192,6 +205,8 @@ class Disk:
     """Checkpoints of the whole run."""
     keep: int
     keep_weights: int
+    best: bool = False
+    """Whether the best checkpoint keeps its weights, too."""
     beside: Mapping[str, int]
     """What there is besides checkpoints, at most."""
     merged: int
@@ -209,13 +224,13 @@ class Disk:
     @property
     def finished(self) -> int:
         """What is left of a pipeline's stage that keeps weights alone."""
-        stay = min(self.written, 1 + self.keep_weights) if self.keep else self.written
+        stay = min(self.written, 1 + self.keep_weights + self.best) if self.keep else self.written
         return stay * self.weights + self.merged + sum(self.beside.values())
 
     def _counts(self, written: int) -> tuple[int, int]:
         """How many checkpoints of so many stay whole, and how many with their weights alone."""
         whole = min(written, self.keep) if self.keep else written
-        return whole, min(written - whole, self.keep_weights)
+        return whole, min(written - whole, self.keep_weights + self.best)
 
     def rows(self) -> dict[str, str]:
         """As lines for a person."""
@@ -284,6 +299,7 @@ def disk(
         written=-(-updates // every) if every else 1,
         keep=recipe.checkpoint.keep,
         keep_weights=recipe.checkpoint.keep_weights,
+        best=recipe.checkpoint.best and recipe.eval.every > 0,
         beside=beside,
         merged=0 if head or not recipe.lora.rank else 4 * parameters,
         free=room(path),

@@ -25,7 +25,7 @@ from posttrain.base.usercode import cause
 from posttrain.models.attention import context_of
 from posttrain.models.fingerprint import finite
 from posttrain.models.loading import dtype_of, quiet, score_heads, usable_device
-from posttrain.models.pretrained import fetch, refuse_adapter
+from posttrain.models.pretrained import fetch, refuse_adapter, without_strays
 from posttrain.types import Dtype, Message, UserError
 from posttrain.verifiers.model.scores import Kind, Step
 
@@ -58,6 +58,7 @@ def directory(path: str) -> Path:
                 f"no directory is called {path!r}, nor can it be fetched from the Hub: {cause(error)}",
                 where="verifier.model.paths",
             ) from None
+    local = without_strays(local)
     if not any(local.glob("*.safetensors")):
         raise UserError("has no safetensors weights", where=path, mend="save it with save_pretrained")
     return local
@@ -157,7 +158,7 @@ def _tokenizer(local: Path) -> Any:
 
 
 def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
-    """The model, every weight of it from its file; UserError for one that would have been drawn at random."""
+    """Load the model; UserError if its files lack a weight, or hold one that the model has no place for."""
     auto = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
     try:
         with quiet():
@@ -171,11 +172,13 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
             )
     except Exception as error:  # a damaged file fails with anything
         raise UserError(f"cannot be loaded: {cause(error)}", where=str(local)) from None
-    if info["missing_keys"]:
-        raise UserError(
-            f"lacks the weights of {len(info['missing_keys'])} tensors, first {min(info['missing_keys'])}",
-            where=str(local),
-        )
+    if missing := info["missing_keys"]:
+        what = f"lacks the weights of {len(missing)} tensors, first {min(missing)}"
+        raise UserError(what, where=str(local))
+    # some keep the head for tokens that they began with
+    if unused := set(info["unexpected_keys"]) - {"lm_head.weight"}:
+        what = f"stores {len(unused)} tensors that config.json has no place for, first {min(unused)}"
+        raise UserError(what, where=str(local), mend="does config.json belong to these weights?")
     if not hasattr(model, "score"):
         raise UserError("is no decoder with a head called 'score'", where=str(local))
     labels = model.score.weight.shape[0]

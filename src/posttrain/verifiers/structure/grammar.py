@@ -54,7 +54,7 @@ class Grammar(Verifier):
             raise ValueError(f"time_limit_s must be above 0, not {self.time_limit_s}")
         if self.grammar.endswith(".lark"):
             try:
-                text = Path(self.grammar).read_text(encoding="utf-8")
+                text = Path(self.grammar).expanduser().read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ValueError(f"grammar: {self.grammar} cannot be read: {error}") from None
             # The content and not the path: verdicts are remembered by what the verifier holds.

@@ -56,7 +56,7 @@ class Json(Verifier):
     def __post_init__(self) -> None:
         if isinstance(self.schema, str):
             # The content and not the path: verdicts are remembered by what the verifier holds.
-            object.__setattr__(self, "schema", _load_schema(Path(self.schema)))
+            object.__setattr__(self, "schema", _load_schema(Path(self.schema).expanduser()))
 
     def __call__(self, task: Task, response: str) -> Verdict:
         """Right where it is read, fits and is what the task wants."""

@@ -173,6 +173,7 @@ def outcome(ran: Ran, olean: str) -> Outcome:
 @functools.cache
 def toolchain(which: str, project: str) -> Toolchain:
     """The toolchain of that name ("auto", "system", "wheel"); UserError where this machine has none."""
+    project = os.path.expanduser(project)
     if which in ("auto", "system"):
         found = _system(project)
         if found is not None:
