@@ -151,7 +151,8 @@ def undecoded(rows: Iterable[Any]) -> Iterable[Any]:
         return rows
     plain: Any = rows.with_format(None)  # type: ignore[attr-defined]
     streamed = plain.to_iterable_dataset() if hasattr(plain, "to_iterable_dataset") else plain
-    return cast("Iterable[Any]", streamed.cast(type(features)(_without_decoding(dict(features)))))
+    kind: Any = type(features)
+    return cast("Iterable[Any]", streamed.cast(kind(_without_decoding(dict(features)))))
 
 
 def typed_columns(rows: Any) -> frozenset[str]:
@@ -165,7 +166,7 @@ def typed_columns(rows: Any) -> frozenset[str]:
     features = getattr(rows, "features", None)
     if isinstance(features, Mapping):
         return frozenset(name for name, one in features.items() if not any(map(_is_json, _leaves(one))))
-    columns = getattr(rows, "column_names", None) or getattr(rows, "columns", ())
+    columns: Any = getattr(rows, "column_names", None) or getattr(rows, "columns", ())
     return frozenset(map(str, columns))
 
 
@@ -353,7 +354,7 @@ def _decoded(raw: bytes, name: str, line: int, whole: bool = True) -> str:
         raise UserError(f"it is not UTF-8 ({kind})", where=f"{name}:{at}", mend="save it as UTF-8") from None
 
 
-def _parquet(data: BinaryIO, name: str) -> Iterator[Record]:
+def _parquet(data: Any, name: str) -> Iterator[Record]:
     """Yield one record a row; the line is the number of the row."""
     import pyarrow.parquet  # type: ignore[import-untyped]  # takes a while, and only Parquet needs it
 
