@@ -26,6 +26,7 @@ import typer.main
 import posttrain
 from posttrain.base.nearest import elsewhere
 from posttrain.base.reader import key_of
+from posttrain.base.usercode import load_named
 from posttrain.cli import app
 from posttrain.envs.protocol import Start, guarded_reply, guarded_start
 from posttrain.math.reduce import weighted_sum
@@ -38,7 +39,8 @@ from posttrain.recipe.recipe import Recipe
 from posttrain.report.alarms import RULES
 from posttrain.runtime.record import samples
 from posttrain.runtime.resolve import resolve_recipe
-from posttrain.types import Outputs, Task
+from posttrain.types import Outputs, Task, UserError
+from posttrain.verifiers.function import Function, InProcessFunction
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src" / "posttrain"
@@ -428,6 +430,22 @@ def test_the_environment_of_the_page_plays_its_game() -> None:
     last, wrong = guarded_reply(env, second.state, "0"), guarded_reply(env, second.state, "7")
     assert [turn.done for turn in (first, second, last, wrong)] == [False, False, True, True]
     assert [turn.verdict and turn.verdict.score for turn in (last, wrong)] == [1.0, 0.0]
+
+
+def test_verifier_class_of_the_page_judges_from_toml_and_python(tmp_path: Path) -> None:
+    page = DOCS / "verifiers.md"
+    block = next(b for b in fences(page, "python") if "class Palindrome" in b)
+    tables = next(tomllib.loads(b) for b in fences(page, "toml") if "palindromes.py" in b)
+    (tmp_path / "palindromes.py").write_text(block)
+    name = f"{tmp_path}/{tables['verifier']['function']['function']}"
+    judge = Function(function=name)
+    task = Task(id="p", messages=({"role": "user", "content": "Say a palindrome."},))
+    for verifier in (judge, InProcessFunction.of(load_named(name))):
+        assert verifier.name == "palindrome"
+        verdicts = [verifier(task, text) for text in ("Never odd or even", "abba", "palindrome")]
+        assert [(v.score, v.label) for v in verdicts] == [(1.0, "right"), (0.0, "wrong"), (0.0, "wrong")]
+    with pytest.raises(UserError, match=r"it is a class.*make one"):
+        Function(function=name.replace(":palindrome", ":Palindrome"))
 
 
 def test_every_command_and_option_in_the_pages_exists() -> None:

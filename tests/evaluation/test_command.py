@@ -178,6 +178,36 @@ def test_results_are_compared_problem_by_problem(evaluated, run_cli, tiny):
     assert "no difference is shown" in run_cli("compare", able, able).out
 
 
+def test_own_data_is_judged_by_the_recipe(run_cli, able, sums, write, online, tmp_path):
+    recipe = write(online, {"model": {"path": str(able), "dtype": "float32"}})
+    told = ("--data", sums, "--json", "--out")
+    by_name = run_cli("eval", able, *OWN, "--dtype", "float32", *told, tmp_path / "one").json
+    by_recipe = run_cli("eval", recipe, *told, tmp_path / "two").json
+    assert by_recipe["suites"]["own"]["metrics"] == by_name["suites"]["own"]["metrics"]
+    said = run_cli("eval", able, *told, tmp_path / "three")
+    assert (said.code, "error: --verifier: who judges?" in said.err) == (2, True)
+
+
+def test_runs_are_compared_by_their_latest_evaluation(evaluated, run_cli, tiny, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (one, _), (other, _) = evaluated("able"), evaluated("tiny", model=tiny)
+    runs = tmp_path / "runs" / "one", tmp_path / "runs" / "other"
+    for run in runs:
+        run.mkdir(parents=True)
+        (run / "config.toml").touch()
+    said = run_cli("compare", *runs)
+    assert said.code == 2
+    assert f"posttrain eval {runs[0]} --suite SUITE" in said.err
+    shutil.copytree(one, runs[0] / "evals")  # as eval was given --out in the run
+    results = json.loads((other / "results.json").read_text())
+    path = str(runs[1] / "checkpoints" / "step_000004" / "model")
+    (other / "results.json").write_text(json.dumps(results | {"model": path}))
+    shutil.copytree(other, tmp_path / "evals" / "other-001")  # as eval takes by itself
+    found = run_cli("compare", *runs, "--json")
+    assert found.code == 0, found.err
+    assert found.out == run_cli("compare", one, other, "--json").out
+
+
 def test_what_was_not_asked_alike_is_not_compared(evaluated, run_cli, able, write, online, tmp_path):
     one, _ = evaluated("one")
     recipe = write(online, {"model": {"path": str(able)}})

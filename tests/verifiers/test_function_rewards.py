@@ -291,6 +291,7 @@ def test_lists_must_hold_one_number_for_each_response(user, returned, label):
         ("def f(prompts, answer): return 1", "no place for a response"),
         ("def f(response, /): return 1", "no place for a response"),
         ("def f(*response): return 1", "no place for a response"),
+        ("class f:\n    def __call__(self, response): return 1", "make one, 'judge = f(...)', and name that"),
         ("def f(response) return 1", "SyntaxError"),
         ("import nosuchmodule\ndef f(response): return 1", "nosuchmodule"),
         ("raise RuntimeError('not today')", ":1: RuntimeError: not today"),

@@ -127,8 +127,8 @@ def _answer(descriptor: int) -> None:
 def signature(name: str) -> dict[str, Any]:
     """What must be known of the object called "module:attribute" to call it, as plain data.
 
-    type: its type's name; callable; parameters: (name, kind, has a default, as text) each, or None where they
-    cannot be read. Raises UserError as `load_named` does.
+    type: its type's name, or "class"; callable; parameters: (name, kind, has a default, as text) each, or
+    None where they cannot be read. Raises UserError as `load_named` does.
 
     >>> signature("posttrain.base.usercode:cause")["parameters"]
     [['error', 'POSITIONAL_OR_KEYWORD', False, 'error: BaseException']]
@@ -145,7 +145,7 @@ def signature_of(found: Any) -> dict[str, Any]:
             for p in inspect.signature(found).parameters.values()
         ]
     return {
-        "type": type(found).__name__,
+        "type": "class" if isinstance(found, type) else type(found).__name__,
         "callable": callable(found),
         "parameters": parameters,
     }

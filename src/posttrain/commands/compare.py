@@ -20,9 +20,10 @@ LEVEL = 0.05
 
 def compare(
     first: Annotated[
-        Path, typer.Argument(metavar="OUT1", help="A directory that eval was given with --out.")
+        Path,
+        typer.Argument(metavar="OUT1|RUN_DIR", help="What eval was given as --out, or a run: its latest."),
     ],
-    second: Annotated[Path, typer.Argument(metavar="OUT2", help="Another one, of the same suites.")],
+    second: Annotated[Path, typer.Argument(metavar="OUT2|RUN_DIR", help="Another one, of the same suites.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
     """Compares two results of eval, problem by problem: differences with intervals, and exact tests.
@@ -32,6 +33,7 @@ def compare(
 
     Example: `posttrain compare evals/base-001 evals/grpo-001`
     """
+    first, second = results.locate(first), results.locate(second)
     rows = compared(first, second)
     if as_json:
         typer.echo(json.dumps(rows))

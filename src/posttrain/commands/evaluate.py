@@ -25,24 +25,26 @@ from posttrain.evaluation.suites.run import Asking, answered
 from posttrain.evaluation.suites.suite import Problem, Suite, fingerprint, read
 from posttrain.evaluation.suites.table import SUITES, suite_of
 from posttrain.models import pretrained
+from posttrain.recipe import config
 from posttrain.recipe.recipe import EngineChoice
-from posttrain.recipe.target import target_of
+from posttrain.recipe.target import is_run, target_of
 from posttrain.recipe.verifier import read_verifier
 from posttrain.report.terminal import err, out, print_whole
 from posttrain.runtime.model_info import Say
 from posttrain.runtime.record.rundir import claim
 from posttrain.types import UserError
+from posttrain.verifiers.protocol import Verifier
 
 DataFiles = Annotated[
     list[str] | None,
     typer.Option(
         "--data",
         metavar="[SUITE=]FILE",
-        help="Problems from a file in place of the Hub's; SUITE.shots=FILE: the solved examples.",
+        help="Your own problems; with --suite its problems, and SUITE.shots=FILE its solved examples.",
     ),
 ]
 NAMES = f"Of {', '.join(SUITES)}; several with commas."
-JUDGES = "Who judges the suite own: as `posttrain verify` names it."
+JUDGES = "Who judges your own --data: as `posttrain verify` names it; by default the recipe's."
 FOLDER = "By default evals/NAME-001 ...; what is there is gone on with."
 SETS = "Overrides a key of a recipe: --set eval.temperature=1"
 
@@ -74,19 +76,20 @@ def evaluate(
 ) -> None:
     """Evaluates a model on suites of problems, or on the held-out tasks of its recipe.
 
-    With --suite every answer is judged and written down in --out; an interrupted evaluation goes on from
-    there. Without it the held-out tasks of a recipe or a run are answered once, and accuracy, reward and
-    length are printed.
+    With --suite, or --data of your own, every answer is judged and written down in --out; an interrupted
+    evaluation goes on from there. Without them the held-out tasks of a recipe or a run are answered once, and
+    accuracy, reward and length are printed.
 
     Example: `posttrain eval runs/grpo-001 --suite gsm8k,humaneval --limit 200`
     """
     told: Say = pretrained.silent if as_json else say
+    if suites is None and data:
+        suites = "own"
     if dtype not in (None, "bfloat16", "float32"):
         raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
     if suites is None:
         given: dict[str, object] = {"--limit": limit, "-n": samples, "--temperature": temperature}
         given |= {
-            "--data": data,
             "--verifier": verifier,
             "--out": folder,
             "--dtype": dtype,
@@ -101,7 +104,7 @@ def evaluate(
     draws = EngineChoice(name=engine_named(engine or "native"))
     recipe, adapter = model_of(target, sets or (), model, dtype, told, draws)
     process.configure(recipe.run.threads)
-    chosen = _suites(suites, data or (), verifier, limit)
+    chosen = _suites(suites, data or (), verifier, limit, target)
     who = Evaluated(recipe, adapter, seed, told)
     asked = [(who.asking(suite, samples, temperature), problems) for suite, problems in chosen]
     _answer(who, asked, folder or claimed_directory(_short(target), "evals"), as_json)
@@ -160,7 +163,7 @@ def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool
 
 
 def _suites(
-    names: str, data: Sequence[str], verifier: str | None, limit: int | None
+    names: str, data: Sequence[str], verifier: str | None, limit: int | None, target: str
 ) -> list[tuple[Suite, list[Problem]]]:
     """The suites that are named, each with its problems."""
     chosen = [suite_of(name) for name in dict.fromkeys(name.strip() for name in names.split(","))]
@@ -179,13 +182,22 @@ def _suites(
     out = []
     for suite in chosen:
         if suite.name == "own":
-            if verifier is None:
-                raise UserError("who judges?", where="--suite own", mend="name one with --verifier")
-            suite = replace(suite, verifier=read_verifier(verifier))
+            suite = replace(suite, verifier=_judge_of(target, verifier))
         if suite.verifier is not None:
             suite.verifier.require()
         out.append((suite, read(suite, files.get(suite.name), files.get(f"{suite.name}.shots"), limit)))
     return out
+
+
+def _judge_of(target: str, verifier: str | None) -> Verifier:
+    """Return the verifier that is named, or that of the recipe or run; UserError if there is none."""
+    file = Path(target) / "config.toml" if is_run(Path(target)) else Path(target)
+    if verifier is None and file.suffix == ".toml" and config.document(file)[0].get("verifier"):
+        verifier = str(file)
+    if verifier is None:
+        mend = "name one with --verifier: number, math, a recipe or module:function (see posttrain verify)"
+        raise UserError("who judges?", where="--verifier", mend=mend)
+    return read_verifier(verifier)
 
 
 def _suite(who: Evaluated, asking: Asking, problems: Sequence[Problem], where: Path, *, quiet: bool) -> None:

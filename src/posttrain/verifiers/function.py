@@ -240,6 +240,9 @@ def _understood(function: str, found: Mapping[str, Any]) -> _Wanted:
         raise UserError(f"it is not a function but {found['type']}", where=function)
     if parameters is None:
         raise UserError("its parameters cannot be read", where=function, mend="wrap it in a 'def'")
+    if found["type"] == "class":
+        mend = f"make one, 'judge = {function.rpartition(':')[2]}(...)', and name that (docs/verifiers.md)"
+        raise UserError("it is a class, and one of its objects judges", where=function, mend=mend)
     keyword = [p for p in parameters if p[1] in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")]
     names = frozenset(name for name, *_ in keyword)
     required = frozenset(name for name, _, default, _ in keyword if not default)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base.files import put
+from posttrain.recipe.target import is_run
 from posttrain.types import UserError
 
 NAME = "results.json"
@@ -25,6 +26,24 @@ def load(folder: Path) -> dict[str, Any]:
         return found | {"suites": dict(found["suites"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot be read: {error}", where=str(file)) from None
+
+
+def locate(folder: Path) -> Path:
+    """Return the directory of results that is meant: the folder itself, or of a run its latest evaluation.
+
+    That is looked for in the run's directory and in evals/. UserError for a run without one.
+    """
+    if (folder / NAME).exists() or not is_run(folder):
+        return folder
+    run = folder.resolve()
+    inside = [file.parent for file in folder.glob(f"*/{NAME}")]
+    others = (file.parent for file in Path("evals").glob(f"*/{NAME}"))
+    own = (each for each in others if run in Path(load(each).get("model", "")).resolve().parents)
+    found = [*inside, *own]
+    if not found:
+        what = "is a run that was not evaluated on suites"
+        raise UserError(what, where=str(folder), mend=f"evaluate it: posttrain eval {folder} --suite SUITE")
+    return max(found, key=lambda each: (each / NAME).stat().st_mtime)
 
 
 def save(folder: Path, results: Mapping[str, Any]) -> None:
