@@ -13,8 +13,9 @@ from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.start import require
 from posttrain.methods.table import line
 from posttrain.models import pretrained
+from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import Model, Recipe
-from posttrain.recipe.target import is_run, target_of
+from posttrain.recipe.target import target_of
 from posttrain.runtime.memory import check_held, free_memory
 from posttrain.runtime.model_info import NO_TASK, ModelInfo, read_model_info
 from posttrain.runtime.record.hacking_metrics import auditors_of

@@ -35,8 +35,9 @@ from posttrain.methods.preference import Preference, better
 from posttrain.methods.table import label, line
 from posttrain.models import pretrained
 from posttrain.models.rounding import dither
+from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import Model, Recipe
-from posttrain.recipe.target import is_run, target_of
+from posttrain.recipe.target import target_of
 from posttrain.report.terminal import out
 from posttrain.runtime.dataset_rows import Group, Shaper, numbered
 from posttrain.runtime.model_info import (

@@ -13,6 +13,11 @@ from posttrain.types import UserError
 MOST_BYTES = 1 << 24
 
 
+def is_run(path: Path) -> bool:
+    """Return whether a path is the directory of a run."""
+    return path.is_dir() and (path / "config.toml").exists()
+
+
 def document(path: Path) -> tuple[dict[str, Any], str]:
     """The tables of a TOML file, and its text; UserError, with the line, if it cannot be read."""
     text = _text(path)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from posttrain.models import checkpoint
 from posttrain.recipe import config
+from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import Recipe
 from posttrain.types import UserError
 
@@ -69,11 +70,6 @@ def newest_of(run: Path, say: Callable[[str], None] = lambda text: None) -> Path
 def _with(recipe: Recipe, model: str) -> Recipe:
     # Weights that are named are read, also where the run began with new ones.
     return replace(recipe, model=replace(recipe.model, path=model, random_init=False))
-
-
-def is_run(path: Path) -> bool:
-    """Whether a directory is a run's."""
-    return path.is_dir() and (path / "config.toml").exists()
 
 
 def check_run(path: Path, mend: str = "name a run directory") -> None:

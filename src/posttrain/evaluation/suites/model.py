@@ -12,8 +12,9 @@ from posttrain.engines.vllm.asking import check_sampling
 from posttrain.evaluation.suites.run import Asking, chat_of
 from posttrain.evaluation.suites.suite import Suite, digest
 from posttrain.models import pretrained
+from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import EngineChoice, Model, Recipe
-from posttrain.recipe.target import is_run, target_of
+from posttrain.recipe.target import target_of
 from posttrain.runtime.model_info import NO_TASK, ModelInfo, Say, read_model_info
 from posttrain.runtime.sampling import build_engine
 from posttrain.types import Sampling, UserError

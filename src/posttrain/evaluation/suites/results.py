@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.base.files import put
-from posttrain.recipe.target import is_run
+from posttrain.recipe.document import is_run
 from posttrain.types import UserError
 
 NAME = "results.json"
