@@ -83,6 +83,19 @@ def test_what_a_killed_run_takes_is_what_one_that_was_not_takes(kind, seed, cut,
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_state_is_not_changed_by_later_takes(kind):
+    """A checkpoint is written while the run takes its next tasks."""
+    source = supply(Curriculum(kind=kind, buckets=2), tasks(*range(6)), seed=0)
+    some(source, whatever, 3, 4)
+    source.take()
+    state = source.state()
+    before = json.dumps(state)
+    for _ in range(12):
+        source.take()
+    assert json.dumps(state) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_task_that_comes_again_has_draws_of_its_own(kind):
     source = supply(Curriculum(kind=kind), tasks(*range(7)), seed=3)
     keys = [(epoch, task.id) for update in some(source, whatever, 60, 10) for epoch, task in update]

@@ -95,7 +95,7 @@ def test_slots_that_are_free_are_given_out_before_the_learner_is_busy() -> None:
     )
     source.begin(0)
     for version in range(1, 4):
-        kept, _ = source.collect(lambda group: True, 1)
+        kept, _ = source.collect(lambda group: True, 1, version - 1)
         source.admission.hold([group.number for group in kept], version)
         far.told = version  # taken at once, but nobody has listened yet
         source.feed(version)

@@ -74,6 +74,24 @@ class Asynchrony:
         return "here" if alone else "process"
 
     @property
+    def one_step_off(self) -> bool:
+        """True if each round of groups is sampled whole by one version, which does not depend on timing."""
+        return self.max_lag == 1 and self.pace == "clock" and self.swap == "between" and self.window == 1
+
+    @property
+    def timed_by(self) -> str:
+        """Return the key that lets timing decide which weights sample a token; "" if none does.
+
+        >>> [Asynchrony(max_lag=n).timed_by for n in (0, 1, 2)], Asynchrony(max_lag=1, window=2).timed_by
+        (['', '', 'async.max_lag'], 'async.window')
+        """
+        if not self.max_lag or self.pace == "steps" or self.one_step_off:
+            return ""
+        if self.max_lag > 1:
+            return "async.max_lag"
+        return "async.swap" if self.swap == "within" else "async.window"
+
+    @property
     def publishes(self) -> bool:
         """Whether weights are copied for samplers to take when they can, and not taken at once."""
         return self.max_lag > 0 or self.where != "here"

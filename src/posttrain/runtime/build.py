@@ -42,7 +42,7 @@ from posttrain.runtime.prompts import check_prompts, check_replies
 from posttrain.runtime.ranks.ranked import check_ranks, described_ranks
 from posttrain.runtime.record import saving
 from posttrain.runtime.record.journal import Journal, Progress, Show, stop_recorded
-from posttrain.runtime.record.resume import newest_checkpoint
+from posttrain.runtime.record.resume import find_inexact_keys, newest_checkpoint
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.schedule import RecordedSchedule, Recorder
 from posttrain.runtime.record.track import Track, check_sinks, open_tracker
@@ -243,6 +243,8 @@ def build_session_parts(
     found = newest_checkpoint(run_dir.path, recipe.checkpoint.every, say, ranks) if resume else None
     state = checkpoint.read_state(found) if found else {}
     progress = Progress(**state.get("progress", {}))
+    for key, why in find_inexact_keys(recipe).items() if found else ():
+        say(f"note: {key}: this run will not end with the weights of an uninterrupted one: {why}")
     say("loading the model")
     learner = build_learner(chosen, state, ranks)
     tasks, replay = _sources(resolved, state)

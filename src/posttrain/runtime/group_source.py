@@ -69,12 +69,16 @@ class GroupSource:
         if self._resumed:
             self.sampler.admit(self._resumed)
 
-    def collect(self, keep: Keep, rounds: int) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
+    def collect(
+        self, keep: Keep, rounds: int, version: int
+    ) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
         """(kept, dropped) groups, each in the order in which they were admitted.
 
         What is dropped is replaced in whole rounds, at most so many, so that what an engine computes together
-        does not depend on how fast a verifier was.
+        does not depend on how fast a verifier was. version: of the newest published weights. One-step-off,
+        nothing is admitted or dropped before samplers hold them, so rounds and tasks do not depend on timing.
         """
+        since = version if self.ahead.one_step_off else -1
         kept: list[FinishedGroup] = []
         dropped: list[FinishedGroup] = []
         left: list[FinishedGroup] = []
@@ -82,7 +86,7 @@ class GroupSource:
             self.admission.drop(group.number for group in left)
             left = []
             for keeps, group in self._select_groups(
-                keep, self._wait_for_groups(self.count - len(kept), len(kept))
+                keep, self._wait_for_groups(self.count - len(kept), len(kept), since)
             ):
                 (kept if keeps else left).append(group)
             dropped += left
@@ -126,12 +130,16 @@ class GroupSource:
         """Whether the group of this number is one of this rank."""
         return number % self.ranks.size == self.ranks.rank
 
-    def _wait_for_groups(self, count: int, kept: int) -> list[FinishedGroup]:
-        """The next groups in line, once they are finished; meanwhile others are admitted."""
+    def _wait_for_groups(self, count: int, kept: int, since: int) -> list[FinishedGroup]:
+        """Return the next groups in line, once they are finished; meanwhile others are admitted.
+
+        since: groups are admitted and taken once all samplers hold this version, or a newer one.
+        """
         while True:
-            self._admit(self.left() * self.count - kept)
-            if (taken := self.admission.take(count)) is not None:
-                return [group for _, group in taken]
+            if self.sampler.oldest_version >= since:
+                self._admit(self.left() * self.count - kept)
+                if (taken := self.admission.take(count)) is not None:
+                    return [group for _, group in taken]
             self.hear()
             done = len(self.admission.queue) - self.admission.playing
             told = {"done": kept + min(done, count), "total": kept + count}
@@ -195,10 +203,15 @@ class GroupSource:
     def flight(self, version: int) -> dict[str, Any]:
         """What has been admitted and not trained on, as a checkpoint holds it; empty if there is nothing.
 
+        One-step-off, what is being played is finished first: older weights sample it, and the checkpoint
+        holds this version alone.
         Of all ranks together, on rank 0: they first come to have admitted the same groups, which they do once
         each one's sampler draws from the weights of this version.
         """
-        if self.ranks.size > 1 and self.admission.max_lag:
+        if self.ahead.one_step_off:
+            while self.sampler.oldest_version < version or self.admission.playing:
+                self.hear()
+        elif self.ranks.size > 1 and self.admission.max_lag:
             while self.sampler.oldest_version < version:
                 self.hear()
             self._admit(self.left() * self.count)

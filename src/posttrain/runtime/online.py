@@ -216,8 +216,10 @@ class OnlineRun:
 
     def flight(self) -> Mapping[str, Any]:
         """What samplers have in hand; all samples are then written."""
-        self.run_dir.wait()
-        flight = self.source.flight(self.learner.update_count)
+        with self.journal.timed("checkpoint"):
+            self.run_dir.wait()
+        with self.journal.timed("feed"):
+            flight = self.source.flight(self.learner.update_count)
         self._count_taken()  # what is under way has been taken too
         return flight
 
@@ -282,7 +284,8 @@ class OnlineRun:
         def keep(group: Sequence[AnyEpisode]) -> bool:
             return bool(group) and any(map(self._learns, by_seat(group)))
 
-        return self.source.collect(keep, self.settings.max_rounds if self.settings.select != "all" else 1)
+        rounds = self.settings.max_rounds if self.settings.select != "all" else 1
+        return self.source.collect(keep, rounds, self.learner.update_count)
 
     def _seats(self, group: FinishedGroup) -> list[list[Episode]]:
         """A group's seats; empty what selection drops, and what lies on another rank."""

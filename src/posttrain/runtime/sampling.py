@@ -172,7 +172,7 @@ def _rollouts(
         env=env,
         episode_tokens=settings.episode_tokens,
         episode_s=settings.episode_s,
-        exact=ahead.max_lag <= 1 or ahead.pace == "steps",
+        exact=not ahead.timed_by,
         waits=ahead.max_lag > 0 and ahead.pace == "steps",
         **how,
     )

@@ -209,8 +209,10 @@ class Session:
             mend = "save after update() and publish(), or give it up with sample()"
             self._refuse("an update is under way", mend)
         self._flush()
+        flight, state = loop.flight(), self._open_parts.state()
+        loop.feed()  # samplers go on while the checkpoint is written
         with loop.journal.timed("checkpoint"):
-            return self._write(loop.flight(), self._open_parts.state())
+            return self._write(flight, state)
 
     def save_whole(self) -> Path | None:
         """Saves what was trained since the last checkpoint; None if that is nothing, or cannot be relied on.

@@ -44,9 +44,11 @@ class CentralSource(GroupSource):
         """What rank 0 says of what it has played."""
         return self.ranks.tell(own, called)
 
-    def collect(self, keep: Keep, rounds: int) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
+    def collect(
+        self, keep: Keep, rounds: int, version: int
+    ) -> tuple[list[FinishedGroup], list[FinishedGroup]]:
         """(kept, dropped) groups; those kept with their episodes on the rank that trains on them."""
-        kept, dropped = super().collect(keep, rounds)
+        kept, dropped = super().collect(keep, rounds, version)
         owner = owners([sum(e.length for e in group.members) for group in kept], self.ranks.size)
         groups = {group.number: group for group in kept}
         mine = {group.number for group, rank in zip(kept, owner, strict=True) if rank == self.ranks.rank}

@@ -12,6 +12,7 @@ from posttrain.errors import counted
 from posttrain.learner.ranks import Ranks
 from posttrain.models import checkpoint
 from posttrain.recipe.config import named_files
+from posttrain.recipe.recipe import Recipe
 from posttrain.runtime.record.rundir import CODE
 from posttrain.types import Task, UserError
 
@@ -45,6 +46,21 @@ def newest_checkpoint(run: Path, every: int, say: Callable[[str], None], ranks: 
         say(fault)
     say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
     return found
+
+
+def find_inexact_keys(recipe: Recipe) -> dict[str, str]:
+    """Return the keys by which a resumed run ends with other weights than an uninterrupted one, and why."""
+    ahead, search = recipe.async_, recipe.search
+    keeps = ahead.max_lag and ahead.swap == "within" and ahead.cache == "keep"
+    clock = "the limit is wall-clock time"
+    reasons = {
+        ahead.timed_by: "with async.pace = 'clock', timing decides which weights sample a token",
+        "async.cache" if keeps else "": "the KV cache of older weights is in no checkpoint",
+        "task.agent" if recipe.task.agent else "": "timing decides which requests share a batch",
+        "rollout.episode_s" if recipe.rollout.episode_s else "": clock,
+        "search.seconds" if search and search.seconds else "": clock,
+    }
+    return {key: why for key, why in reasons.items() if key}
 
 
 def last_update(run_dir: Path) -> int:

@@ -81,7 +81,8 @@ class Bandit:
     def state(self) -> dict[str, Any]:
         """The weights, how many tasks each bucket has given, and the chances of those that are under way."""
         taken = [stream.taken for stream in self._streams]
-        return {"weights": list(self._weights), "taken": taken, "drawn": dict(self._drawn)}
+        drawn = {task: list(chances) for task, chances in self._drawn.items()}  # take() changes them
+        return {"weights": list(self._weights), "taken": taken, "drawn": drawn}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts back what state() gave; UserError if it is of other buckets."""
