@@ -210,7 +210,8 @@ class Session:
             self._refuse("an update is under way", mend)
         self._flush()
         flight, state = loop.flight(), self._open_parts.state()
-        loop.feed()  # samplers go on while the checkpoint is written
+        if not self.done:
+            loop.feed()  # samplers go on while the checkpoint is written
         with loop.journal.timed("checkpoint"):
             return self._write(flight, state)
 
