@@ -86,7 +86,8 @@ def _same(given: Answer, gold: Answer, rules: Rules) -> Finding:
             variables = symbols(value.expr) - {ANY_INTEGER.name}
             if not variables or isinstance(both_signs(value), Many):
                 return _same_assignment(given, gold, value, rules)
-        if value is not None and (function := defined(gold)) is not None:
+        function = None if value is None else defined(gold) or _called(given, gold)
+        if value is not None and function is not None:
             found = _same_function(given, function, value, rules)
             if found is not None:
                 return found
@@ -168,13 +169,20 @@ def _is_measured(given: Answer) -> bool:
     return side.unit is not None or (side.quantity is not None and side.quantity.unit is not None)
 
 
+def _called(given: Answer, gold: Relation) -> tuple[str, str] | None:
+    """The y and x of a gold y = 2x that is answered by y(x) = 2x."""
+    function = defined(given) if isinstance(given, Relation) else None
+    return function if function and any(side.expr == Symbol(function[0]) for side in gold.sides) else None
+
+
 def _same_function(given: Answer, function: tuple[str, str], value: Scalar, rules: Rules) -> Finding | None:
     """Of f(x) = x^2 the value, alone or as that of f or y; None if it is another kind of equation."""
     if not isinstance(given, Relation):
         return _same(given, both_signs(value), rules)
     ours = assigned(given) if set(given.signs) == {"="} else None
     other = None if ours is None else defined(given)
-    if ours is None or (other is None and Scalar(Symbol("y")) not in given.sides):
+    plain = {Symbol("y"), Symbol(function[0])}
+    if ours is None or (other is None and plain.isdisjoint(side.expr for side in given.sides)):
         return None
     if other is not None:
         if other[0] != function[0]:

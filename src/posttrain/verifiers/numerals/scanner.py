@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 from posttrain.verifiers.math.reading.units import read_unit, unit_named
-from posttrain.verifiers.numerals.notation import CURRENCY, MINUS
+from posttrain.verifiers.numerals.notation import BREAK, CURRENCY, MINUS
 from posttrain.verifiers.numerals.values import Found, Piece, values
 
 _MOST_DEPTH = 40
@@ -252,7 +252,8 @@ class Line:
         elif last is not None:  # behind another operator
             self._chain.append(Piece(kind, start, end))
             return
-        if (kind in "±≤" and text not in "<>") or (kind in "-+" and self._is_sign(start, spaced_behind)):
+        quoting = text in "<>" and not (spaced_before and spaced_behind and self._before not in ("", BREAK))
+        if (kind in "±≤" and not quoting) or (kind in "-+" and self._is_sign(start, spaced_behind)):
             self._chain.append(Piece(kind, start, end))
         else:
             self._flush()
