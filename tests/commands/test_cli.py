@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import posttrain
 from posttrain.methods.table import METHODS
 from posttrain.report import terminal
+from posttrain.report.condition import Condition
 from posttrain.verifiers.structure.grammar import Grammar
 from posttrain.verifiers.structure.json_schema import Json
 
@@ -405,3 +406,24 @@ def test_home_in_paths_of_the_api_and_of_recipes_is_expanded(tmp_path, monkeypat
     recipe.write("~/run/config.toml")
     assert posttrain.Recipe.read("~/run/config.toml").tables == recipe.tables
     assert posttrain.load("~/run").path == run
+
+
+def test_terminal_says_how_long_until_stop_when() -> None:
+    """At the mean pace so far, and at most until the last update."""
+    told = io.StringIO()
+    view = terminal.Terminal(
+        Console(file=told, width=200), 20, stop_when=Condition.parse("eval/accuracy > 0.8")
+    )
+    for update, seconds, accuracy in (
+        (0, 10.0, 0.2),
+        (1, 20.0, None),
+        (2, 30.0, 0.4),
+        (3, 40.0, None),
+        (4, 50.0, 0.9),
+    ):
+        line = {"update": update, "seconds": seconds}
+        view("update", line if accuracy is None else {**line, "eval/accuracy": accuracy})
+    outlooks = [text.strip() for text in told.getvalue().splitlines() if "ends at" in text]
+    assert outlooks[0].endswith("ends at eval/accuracy > 0.8")
+    assert outlooks[1].endswith("ends at eval/accuracy > 0.8; about 40.0 s, at most 3 min 0 s left")
+    assert len(outlooks) == 2, "none once it has ended"

@@ -106,17 +106,22 @@ class Terminal:
         evaluated = any(key.startswith("eval/") for key in numbers)
         style = "bold" if evaluated else None
         self.progress.console.print(line(numbers), style=style, soft_wrap=True)
-        self.finished.append((numbers["seconds"], numbers["update"]))
-        if self.stop_when and (value := numbers.get(self.stop_when.metric)) is not None:
-            self.measured.append((numbers["seconds"], value))
-            if not self.stop_when.holds(numbers):
-                self.progress.console.print(self._outlook(self.stop_when), style="dim", soft_wrap=True)
+        if self.stop_when:
+            self._follow(self.stop_when, numbers)
         for rule, found in self.watch.see(numbers, last=numbers["update"] >= self.updates):
             self.progress.console.print("alarm", style="bold red", end=" ")
             self.progress.console.print(f"{rule.name}: {found.text}", soft_wrap=True)
 
+    def _follow(self, condition: Condition, numbers: Mapping[str, float]) -> None:
+        """Print how far the metric of `stop_when` is, and how long is left, where a line has it."""
+        seconds, value = numbers["seconds"], numbers.get(condition.metric)
+        self.finished.append((seconds, numbers["update"]))
+        if value is not None:
+            self.measured.append((seconds, value))
+            if not condition.holds(numbers):
+                self.progress.console.print(self._outlook(condition), style="dim", soft_wrap=True)
+
     def _outlook(self, condition: Condition) -> str:
-        """Say how far the metric of `stop_when` is and how long is left."""
         most = time_left(self.finished[1:], self.updates)
         about = time_left(self.measured, condition.bound)
         if about is None or (most is not None and about > most):
