@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain import cli
-from posttrain.models import checkpoint
+from posttrain.models import tensor_files
 
 WRITES = os.O_WRONLY | os.O_RDWR
 
@@ -41,7 +41,7 @@ class Death:
     def arm(self) -> None:
         """Puts itself between the run and its files."""
         write_text, replace, rename = Path.write_text, Path.replace, Path.rename
-        rmtree, fsync, save_file = shutil.rmtree, os.fsync, checkpoint.save_file
+        rmtree, fsync, save_file = shutil.rmtree, os.fsync, tensor_files.save_file
 
         def half_text(path: Path, text: str, *rest: Any, **named: Any) -> int:
             self.passes(path, lambda: write_text(path, text[: len(text) // 2], *rest, **named))
@@ -80,7 +80,7 @@ class Death:
         Path.write_text = half_text  # type: ignore[method-assign, assignment]
         Path.replace, Path.rename = around(replace), around(rename)  # type: ignore[method-assign, assignment]
         shutil.rmtree, os.fsync = half_deleted, flushed  # type: ignore[assignment]
-        checkpoint.save_file = half_tensors  # type: ignore[attr-defined]
+        tensor_files.save_file = half_tensors  # type: ignore[attr-defined]
         sys.addaudithook(opened)
 
 

@@ -154,7 +154,7 @@ def test_after_a_swap_each_token_is_one_policys_view_of_all_before_it(ahead, tra
         assert gaps
         worst[cache] = max(gaps)
     assert worst["recompute"] < 1e-4
-    assert worst["keep"] > 1e-2
+    assert worst["keep"] > 1000 * worst["recompute"]
 
 
 def test_a_method_that_takes_old_tokens_for_fresh_ones_is_refused(ahead, run_cli, write, tmp_path):
