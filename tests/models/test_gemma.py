@@ -78,6 +78,7 @@ def test_sampler_and_learner_compute_what_transformers_does(local: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_step_of_grpo(local: Path, run_cli: Callable[..., Any], tmp_path: Path) -> None:
     tables = PLAIN | {
         "model": {"path": PACKAGE, "dtype": "float32", "device": "cpu", "chat_template": "none"},

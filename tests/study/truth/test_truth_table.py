@@ -51,6 +51,7 @@ def test_every_method_that_samples_has_its_rows(table: list[Row]) -> None:
         *("V-trace", "Shaping"),
     ],
 )
+@pytest.mark.full
 def test_what_other_files_look_at_is_in_it(table: list[Row], begins: str) -> None:
     assert any(row.section.startswith(begins) for row in table)
 
