@@ -18,8 +18,8 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = Path("recipes/arithmetic_grpo.toml")
-SHORT = ("eval.every=5", 'run.stop_when="eval/accuracy >= 0.8"')
-"""What ends the demo early."""
+SHORT = ("run.updates=24", "eval.every=4", "eval.limit=100", 'run.stop_when="eval/accuracy >= 0.8"')
+"""What makes the demo short: an evaluation of 200 problems takes as long as an update."""
 QUESTION = "What is 17 + 25? Answer with just the number."
 
 
@@ -87,19 +87,19 @@ def comparison(results: list[Result]) -> Table:
     return table
 
 
-def next_steps(result: Result, full: bool) -> Table:
-    """List what to look at after the demo."""
-    table = Table(title="what to look at now", title_justify="left", box=None, show_header=False)
+def next_steps(result: Result, full: bool) -> str:
+    """List what to look at after the demo, a command and what it shows in each pair of lines."""
     command = ".venv/bin/posttrain"
-    table.add_row(
-        f"{result.directory}/report.html", "open it in a browser: curves, and every answer token by token"
-    )
-    table.add_row(f'{command} sample {result.directory} "{QUESTION}"', "ask the trained model")
-    table.add_row(f"{command} train {RECIPE} --set method.name=rloo", "the same task with another method")
-    table.add_row("docs/start.md", "the recipe key by key, your own data and your own reward")
+    steps = {
+        f"{result.directory}/report.html": "open it in a browser: curves, and every answer token by token",
+        f'{command} sample {result.directory} "{QUESTION}"': "ask the trained model",
+        f"{command} train {RECIPE} --set method.name=rloo": "the same task with another method",
+        "docs/start.md": "the recipe key by key, your own data and your own reward",
+    }
     if not full:
-        table.add_row("make demo FULL=1 SEEDS=3", "all updates of the recipe, three seeds")
-    return table
+        steps["make demo FULL=1 SEEDS=3"] = "all updates of the recipe, three seeds"
+    lines = [f"  {step}\n      {why}" for step, why in steps.items()]
+    return "\n".join(["what to look at now", *lines])
 
 
 def main() -> None:
