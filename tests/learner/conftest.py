@@ -12,6 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from posttrain.learner import kernels
 from posttrain.types import Batch, Trajectory
 
 VOCABULARY = 23
@@ -175,3 +176,9 @@ def by_hand() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         return torch.stack(logp), torch.stack(entropy)
 
     return run
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave everything to PyTorch, as on a machine without a compiler."""
+    monkeypatch.setattr(kernels, "suits", lambda x: False)

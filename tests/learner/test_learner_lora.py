@@ -189,6 +189,7 @@ def test_a_method_that_needs_a_reference_is_refused_without_one(llama: Make, row
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
+@pytest.mark.usefixtures("without_kernels")
 def test_recomputed_activations_give_the_same_adapter(kind: str, llama: Make, rows_of: Make) -> None:
     ends = []
     for again in ("none", "selective", "full"):
@@ -374,6 +375,7 @@ def test_a_saved_adapter_is_merged_bit_for_bit_as_the_sampler_had_it(
     assert changed == saved_factors(tmp_path).keys()
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_adapters_change_places_on_one_model(llama: Make, rows_of: Make, tmp_path: Path) -> None:
     """Each says what it said when it was trained, in any order, and without them the model is what it was."""
     batch = rows_of(seed=9, dtype=torch.float32)

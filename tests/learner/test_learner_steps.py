@@ -280,6 +280,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return op(*args, **(kwargs or {}))
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_what_is_computed_again_is_what_lies_between_the_products(llama: Make, rows_of: Make) -> None:
     """How many products of matrices and how many gates run in a step."""
     counts = {}

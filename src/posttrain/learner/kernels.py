@@ -7,8 +7,8 @@
     join   float32 numbers of bfloat16 and 16 bits more, and `part` takes them apart (optim.py)
 
 and attention (packed_attention.py). PyTorch reads a dozen times, and keeps in float32, what these read once
-and keep as it came. For bfloat16 on a processor, with Linux and g++; elsewhere PyTorch does all of it. No
-gradient of theirs can be differentiated again.
+and keep as it came. For bfloat16 and float32 on a processor, with Linux and g++; elsewhere PyTorch does all
+of it. No gradient of theirs can be differentiated again.
 """
 
 import ctypes
@@ -29,6 +29,9 @@ from posttrain.models.compiled import Library, library
 _SOURCE = Path(__file__).with_name("train.cpp")
 _ROTARY = "apply_rotary_pos_emb"
 """What transformers' attentions call, each the function of its own file."""
+
+ROUNDING = {torch.bfloat16: 0.02, torch.float32: 1e-5}
+"""How far a kernel's numbers may be from PyTorch's, relative or absolute, by what is computed in."""
 
 _POINTER, _WHOLE, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -55,8 +58,8 @@ def load(dtype: torch.dtype) -> Library | None:
 
 
 def suits(x: torch.Tensor) -> bool:
-    """Whether there are kernels for numbers like these. For those of 32 bits PyTorch's are as good."""
-    return x.device.type == "cpu" and x.dtype == torch.bfloat16 and load(x.dtype) is not None
+    """Return whether there are kernels for numbers like these."""
+    return x.device.type == "cpu" and x.dtype in ROUNDING and load(x.dtype) is not None
 
 
 def _floats(count: int) -> torch.Tensor:
@@ -234,18 +237,20 @@ def can_rotate(kind: Any, weights: list[torch.Tensor]) -> bool:
     """Whether this is an attention that turns queries and keys as `rotate` does."""
     if _ROTARY not in getattr(getattr(kind.forward, "__code__", None), "co_names", ()):
         return False
-    return suits(weights[0]) and _rotates(kind.forward.__globals__[_ROTARY])
+    return suits(weights[0]) and _rotates(kind.forward.__globals__[_ROTARY], weights[0].dtype)
 
 
 @cache
-def _rotates(function: Callable[..., Any]) -> bool:
+def _rotates(function: Callable[..., Any], dtype: torch.dtype) -> bool:
     """Whether `rotate` computes what this function of transformers does, tried on some numbers."""
     g = torch.Generator().manual_seed(0)
     shapes = (1, 2, 3, 8), (1, 1, 3, 8), (1, 3, 8), (1, 3, 8)
-    numbers = [torch.randn(shape, generator=g).bfloat16() for shape in shapes]
+    numbers = [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
     try:
         pairs = zip(function(*numbers), rotate(*numbers), strict=True)
-        return all(torch.equal(theirs, ours) for theirs, ours in pairs)
+        # In float32 a product and a sum are rounded once here, and each by itself there.
+        near = 0.0 if dtype == torch.bfloat16 else 1e-6
+        return all(torch.allclose(theirs, ours, rtol=near, atol=near) for theirs, ours in pairs)
     except (RuntimeError, TypeError, ValueError):  # a function of other numbers
         return False
 
@@ -296,4 +301,5 @@ def _matches_pytorch(kernels: Library, dtype: torch.dtype) -> bool:
         (gated, torch.nn.functional.silu(x.float()) * normed.float()),
         (logp, tokens.pick(x.float(), targets, 0.7)[0]),
     )
-    return all(torch.allclose(got.float(), wanted, rtol=0.02, atol=0.02) for got, wanted in pairs)
+    near = ROUNDING[dtype]
+    return all(torch.allclose(got.float(), wanted, rtol=near, atol=near) for got, wanted in pairs)

@@ -62,16 +62,18 @@ def keep_less(model: nn.Module) -> None:
     What they would keep besides, norms in float32, is computed again without any product of matrices, by
     kernels.py where there are kernels; and so, under `recomputing`, is what they give to a product. A
     module is known by what it consists of, and for a kernel by what it says; one that computes otherwise
-    is left as it is, as are norms of models in float32, which keep little more and whose gradients would
-    be added in another order. Not for what is differentiated twice.
+    is left as it is, as are norms in float32 where there are no kernels: they keep little more, and their
+    gradients would be added in another order. Not for what is differentiated twice.
     """
     for module in model.modules():
         kind: Any = type(module)
         children, weights = dict(module.named_children()), dict(module.named_parameters(recurse=False))
         if kind.__name__.endswith("RMSNorm") and list(weights) == ["weight"] and not children:
-            if weights["weight"].dtype.itemsize == 2:
-                epsilon = _epsilon(module)
-                module.__class__ = _norm(kind) if epsilon is None else _compiled_norm(kind, epsilon)
+            epsilon = _epsilon(module)
+            if epsilon is not None:
+                module.__class__ = _compiled_norm(kind, epsilon)
+            elif weights["weight"].dtype.itemsize == 2:
+                module.__class__ = _norm(kind)
         elif set(children) == _GATED and _is_gated(module):
             module.__class__ = _gated(kind)
         elif kernels.can_rotate(kind, list(module.parameters())):
@@ -131,7 +133,8 @@ def _epsilon(module: Any) -> float | None:
         return None
     x = torch.linspace(-3, 2, 2 * len(weight)).square().to(weight).reshape(1, 2, -1)
     with torch.no_grad():
-        same = torch.allclose(kernels.norm(x, weight, epsilon), module(x), rtol=2**-7, atol=0)
+        near = 2**-7 if weight.dtype == torch.bfloat16 else 1e-5
+        same = torch.allclose(kernels.norm(x, weight, epsilon), module(x), rtol=near, atol=0)
     return epsilon if same else None
 
 
