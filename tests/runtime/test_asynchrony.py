@@ -337,7 +337,7 @@ def test_a_checkpoint_has_taken_what_is_under_way(ahead, trained, kind):
     tables = ahead | {"curriculum": {"kind": kind}, "checkpoint": {"every": 1, "keep": 0}}
     if kind == "bandit":
         tables["task"] = {"arithmetic": {"low": 2, "high": 12, "held_out": 3, "template": "{a}+{b}="}}
-    _, run = trained(tables, **STEPS)
+    _, run = trained(tables, **(STEPS | {"steps_per_update": 2}))
     under_way = 0
     for folder in sorted((run / "checkpoints").iterdir())[:-1]:
         state = json.loads((folder / "state.json").read_text())["progress"]
