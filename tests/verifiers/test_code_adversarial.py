@@ -87,7 +87,7 @@ def state() -> dict[str, set[str]]:
     ]
     mine = f"posttrain-{os.getpid()}-"
     return {
-        "processes": {str(p.pid) for p in psutil.Process().children(recursive=True)} | strangers(),
+        "processes": {str(p.pid) for p in psutil.Process().children(recursive=True) if runs(p)} | strangers(),
         "files": {str(p) for place in ("/tmp", "/dev/shm", "/var/tmp") for p in ours(Path(place))},
         "mounts": set(Path("/proc/self/mounts").read_text().splitlines()),
         "groups": {str(p) for p in groups if p.name.startswith(mine)},
@@ -105,6 +105,14 @@ def ours(place: Path) -> list[Path]:
         except FileNotFoundError:
             continue
     return found
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one that has stays in the list until its parent asks for it."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def strangers() -> set[str]:

@@ -30,6 +30,7 @@ def test_there_are_enough_of_each_difficulty_and_no_two_are_the_same():
 
 
 @needs_coq
+@pytest.mark.full
 def test_every_stored_script_proves_its_statement():
     """One file for each header, in which each set of definitions has a module: starting Coq takes longest."""
     files: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))

@@ -21,6 +21,10 @@ from posttrain.study.truth.table import BECAUSE, REASONS, SECTION, WHOLE, target
 from posttrain.study.truth.world import World
 from posttrain.types import Batch, UserError
 
+pytestmark = (
+    pytest.mark.full
+)  # the table takes half a minute, and test_no_generated_part_is_stale makes it too
+
 ONLINE = [name for name, line in METHODS.items() if line.loop == "online"]
 
 
@@ -35,7 +39,6 @@ def found(table: list[Row], section: str) -> dict[tuple[str, str], Row]:
     return {(r.name, r.quantity): r for r in table if r.section.startswith(section)}
 
 
-@pytest.mark.full
 def test_every_method_that_samples_has_its_rows(table: list[Row]) -> None:
     names = [r.name for r in table if r.section == SECTION]
     assert names == [name for name in ONLINE for _ in range(3)]
@@ -51,7 +54,6 @@ def test_every_method_that_samples_has_its_rows(table: list[Row]) -> None:
         *("V-trace", "Shaping"),
     ],
 )
-@pytest.mark.full
 def test_what_other_files_look_at_is_in_it(table: list[Row], begins: str) -> None:
     assert any(row.section.startswith(begins) for row in table)
 
