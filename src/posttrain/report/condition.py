@@ -18,8 +18,8 @@ RELATIONS: Mapping[str, Callable[[float, float], bool]] = {
 class Condition:
     """A metric, a relation and a bound.
 
-    >>> str(Condition.parse("eval/accuracy>=.8"))
-    'eval/accuracy >= 0.8'
+    >>> str(Condition.parse("eval/accuracy>=.8")), str(Condition.parse("tokens > 1234567"))
+    ('eval/accuracy >= 0.8', 'tokens > 1234567')
     """
 
     metric: str
@@ -43,7 +43,8 @@ class Condition:
         return cls(match[1], match[2], bound)
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.relation} {self.bound:g}"
+        bound = int(self.bound) if self.bound.is_integer() else self.bound
+        return f"{self.metric} {self.relation} {bound}"  # exactly: a recipe keeps this text
 
     def holds(self, line: Mapping[str, object]) -> bool:
         """Return whether this line of metrics has the metric and satisfies the relation; NaN never does."""

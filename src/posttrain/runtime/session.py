@@ -65,7 +65,8 @@ class Session:
         """What ended the run before its last update: a callback, or `run.stop_when`."""
         self.reached = False
         """Whether it was `run.stop_when`."""
-        self._stop_where(self.metrics)
+        if parts.stop_when:  # what was resumed may have ended so
+            self._stop_where(self.metrics)
         self.evaluated = dict[str, float]()
         """The metrics of the last evaluation."""
 
