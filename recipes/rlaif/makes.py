@@ -68,8 +68,9 @@ def _check(counts: Mapping[str, int], useful: str) -> None:
     if counts[useful] < LEAST:
         rest = ", ".join(f"{count} {label}" for label, count in counts.items())
         raise UserError(
+            "",
             f"the judge left {counts[useful]} of use, and {LEAST} are the least: {rest}",
-            mend="take a better judge, verdict = 'logprobs', a larger verifier.judge.max_tokens, or more",
+            "take a better judge, verdict = 'logprobs', a larger verifier.judge.max_tokens, or more",
         )
 
 
@@ -77,7 +78,7 @@ def _judge(path: str, model: str) -> Judge:
     """The judge of this recipe, with this model in the place of the one that it names, if there is one."""
     found = read_verifier(path)
     if not isinstance(found, Judge):
-        raise UserError("it names no judge alone", where=path, mend="give it [verifier.judge]")
+        raise UserError(path, "it names no judge alone", "give it [verifier.judge]")
     if model and isinstance(found.writer, NativeWriter):
         found = replace(found, writer=replace(found.writer, path=model))
     found.require()

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from posttrain import __main__, __version__
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RunError, UserError, shell
 
 PATHS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
 """What the system refuses of a path that somebody named."""
@@ -229,6 +229,11 @@ def _main(
 
 def run(words: Sequence[str]) -> int:
     """The exit code of a command line; whatever it raises is one line on stderr."""
+    with shell():
+        return _run(words)
+
+
+def _run(words: Sequence[str]) -> int:
     commands = typer.main.get_command(app)
     try:
         with commands.make_context("posttrain", list(words)) as context:

@@ -1,30 +1,125 @@
-"""The two ways in which a command ends in one line, and words of such lines; they import no library."""
+"""The two errors that end a command in one line, as data; the words of such lines. Imports no library.
+
+A `UserError` ends a command with exit status 2, a `RunError` with 1. Both name options as the front door that
+the process came in by spells them (`Option`): the command line sets `SHELL`, a Python program leaves it.
+"""
 
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+SHELL = False
+"""Whether this process is the command line; `shell` sets it."""
+
+
+@contextmanager
+def shell() -> Iterator[None]:
+    """Spell options as on the command line."""
+    global SHELL
+    before, SHELL = SHELL, True
+    try:
+        yield
+    finally:
+        SHELL = before
+
+
+class Option(NamedTuple):
+    """Something that users give, as the command line and as Python spell it.
+
+    >>> f"give another {RUN_DIR}"
+    'give another dir'
+    >>> with shell(): f"give another {RUN_DIR}"
+    'give another --run-dir'
+    """
+
+    shell: str
+    python: str
+
+    def __str__(self) -> str:
+        return self.shell if SHELL else self.python
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+RUN_DIR = Option("--run-dir", "dir")
+RESUME = Option("--resume", "resume=True")
+OVERRIDE = Option("--set ", "")
+ADD_VERIFIER = Option("add for example [verifier.number]", "give reward=, as a function or 'number'")
+NO_VERIFIER = Option("leave [verifier] out", "leave reward out")
+_KEYWORDS = {
+    "task.data": "data=",
+    "task.held_out": "held_out=",
+    "optim.lr": "lr=",
+    "run.updates": "updates=",
+    "verifier.function (reward= from Python)": "reward=",
+    "the option --run-dir": "dir=",
+    "the option --resume": "resume=True",
+}
+"""Of keys of a recipe, and of options, the keywords that Python has for them."""
+
+
+def spelled(key: str) -> str:
+    """Return a key as users of this front door write it."""
+    return str(Option(key, _KEYWORDS.get(key, key)))
+
+
+def how_to_resume(run_dir: object) -> str:
+    """Return the options that continue the run in this directory."""
+    return str(Option(f"--resume --run-dir {run_dir}", f"dir='{run_dir}', resume=True"))
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: one line that says what, where, why and how to mend it.
+    """A mistake in what the user gave: where it is, what is wrong, and one action that fixes it.
 
-    The command line prints the line alone and exits with 2.
+    key: a key of a recipe, a keyword or option, a file with its line, or "" where the caller adds one.
+    problem: the value that was given, and what was expected.
 
-    >>> str(UserError("unknown key 'lrr'", where="run.toml:7", mend="did you mean 'lr'?"))
+    >>> str(UserError("run.toml:7", "unknown key 'lrr'", "did you mean 'lr'?"))
     "run.toml:7: unknown key 'lrr'; did you mean 'lr'?"
     """
 
-    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
-        self.what, self.where, self.mend = what, where, mend
-        line = f"{where}: {what}" if where else what
-        super().__init__(f"{line}; {mend}" if mend else line)
+    def __init__(self, key: str, problem: str, fix: str = "") -> None:
+        self.key, self.problem, self.fix = key, problem, fix
+        super().__init__(key, problem, fix)  # what pickle calls the class with
+
+    def __str__(self) -> str:
+        line = f"{self.key}: {self.problem}" if self.key else self.problem
+        return f"{line}; {self.fix}" if self.fix else line
+
+    def at(self, key: str, *, keep: bool = False) -> "UserError":
+        """Return the same mistake at another key; `keep`: with its own key in front of the problem."""
+        own = f"{self.key}: " if keep and self.key not in ("", key) else ""
+        return type(self)(key, f"{own}{self.problem}", self.fix)
+
+    def moved(self, key: str, to: str) -> "UserError":
+        """Return the mistake at the key `to` if it is at `key`, or else itself."""
+        return self.at(to) if self.key == key else self
+
+
+class UnreadKeyError(UserError):
+    """A key of a recipe that nothing reads, as its other keys are."""
 
 
 class RunError(Exception):
-    """A run that had to stop: the first cause, then what was kept. The command line exits with 1."""
+    """A failure of a run: the operation that failed, its first cause, and what is kept of the run.
+
+    >>> str(RunError("optimiser step 3", "the loss is nan", "step_000002 is kept"))
+    'optimiser step 3: the loss is nan; step_000002 is kept'
+    """
+
+    def __init__(self, operation: str, cause: str, kept: str = "") -> None:
+        self.operation, self.cause, self.kept = operation, cause, kept
+        super().__init__(operation, cause, kept)
+
+    def __str__(self) -> str:
+        line = f"{self.operation}: {self.cause}"
+        return f"{line}; {self.kept}" if self.kept else line
 
 
 def how_it_ended(code: int) -> str:
-    """What the return code of a process says, below 0 for a signal.
+    """Return the name of the signal that ended a process (a code below 0), or its exit status.
 
     >>> how_it_ended(-9), how_it_ended(-35), how_it_ended(3)
     ('SIGKILL', 'signal 35', 'exit status 3')
@@ -37,7 +132,7 @@ def how_it_ended(code: int) -> str:
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
-    """So many of a thing; without a plural the noun has an s.
+    """Return "n things"; the plural is the noun with an s unless it is given.
 
     >>> counted(1, "epoch"), counted(0, "epoch"), counted(2, "minibatch", "minibatches")
     ('1 epoch', '0 epochs', '2 minibatches')

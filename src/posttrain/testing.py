@@ -223,8 +223,8 @@ def _split(found: Line, method: Method, seed: int) -> str:
     if method.unit == "group":
         units = [(batch.group == g).nonzero().flatten().tolist() for g in set(batch.group.tolist())]
     whole, cut = gradients(method, batch, out), gradients(method, batch, out, units)
-    mend = "a loss may not divide or look at other rows; prepare and weight may"
-    return "" if _close(whole, cut) else f"cut into microbatches a step has another gradient: {mend}"
+    fix = "a loss may not divide or look at other rows; prepare and weight may"
+    return "" if _close(whole, cut) else f"cut into microbatches a step has another gradient: {fix}"
 
 
 def _order(found: Line, method: Method, seed: int) -> str:

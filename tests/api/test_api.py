@@ -312,7 +312,7 @@ def test_a_session_saves_nothing_twice_and_nothing_that_was_cut(model, monkeypat
         def fails_second(*given):
             moves.append(given)
             if len(moves) == 2:
-                raise RunError("no")
+                raise RunError("sample", "no")
             return move(*given)
 
         s.learner._move = fails_second

@@ -13,9 +13,8 @@ import torch
 from peft import LoraConfig
 
 import posttrain
-from posttrain import Callback, Recipe, RunError, Sampling, Task, UserError
+from posttrain import Callback, Recipe, Sampling, Task, UserError
 from posttrain.api.given import _written
-from posttrain.api.words import python_words
 from posttrain.base.usercode import load_named
 from posttrain.data import InMemoryData
 
@@ -252,7 +251,7 @@ def test_weights_that_a_failed_update_has_moved_are_others(model, monkeypatch):
         def fails_second(*given):
             steps.append(given)
             if len(steps) == 2:
-                raise posttrain.RunError("the gradient is not finite")
+                raise posttrain.RunError("check", "the gradient is not finite")
             return whole(*given)
 
         monkeypatch.setattr(s.learner, "_move", fails_second)
@@ -371,18 +370,6 @@ def test_an_adapter_of_peft_is_ours_or_refused_by_what_it_has_besides(model):
         str(told.value) == "lora.lora_dropout: unknown key 'lora_dropout'; leave it out: adapters have no "
         "dropout, whose draws depend on microbatches; optim.weight_decay regularises"
     )
-
-
-def test_what_is_said_of_an_error_in_other_words_keeps_its_notes():
-    @python_words()
-    def end(error):
-        error.add_note("go on with --resume --run-dir runs/a")
-        raise error
-
-    for kind in (UserError, RunError, KeyboardInterrupt):
-        with pytest.raises(kind) as told:
-            end(kind("it ends"))
-        assert told.value.__notes__ == ["go on with dir='runs/a', resume=True"]
 
 
 def test_an_answer_that_is_null_is_named(model):

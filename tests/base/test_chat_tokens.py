@@ -495,4 +495,4 @@ def test_template_is_chosen_by_its_name(tokenizer, with_several):
     del with_several.chat_template["default"]
     with pytest.raises(UserError, match="rag, tool_use, and not a default") as caught:
         Chat(with_several)
-    assert caught.value.where == "[model] chat_template"
+    assert caught.value.key == "model.chat_template"

@@ -299,7 +299,7 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
     ),
     "a critic that has nothing in it": (
         {"method": {"name": "ppo"}, "critic": {"kind": "own", "path": "/"}},
-        ("has no config.json and no .gguf, so it is no model", "check critic.path"),
+        ("critic.path", "has no config.json and no .gguf, so it is no model", "check the path"),
     ),
     "pass at 2 of 2": (
         {"method": {"name": "pass_at_k"}, "rollout": {"group_size": 2}},
@@ -507,7 +507,7 @@ TOML: dict[str, tuple[bytes, Fragments]] = {
 }
 
 SETS: dict[str, tuple[tuple[str, ...], Fragments]] = {
-    "nothing set": (("run.updates",), ("--set", "'run.updates' sets nothing", "section.key=value")),
+    "nothing set": (("run.updates",), ("--set run.updates", "sets nothing", "section.key=value")),
     "no key": (("=3",), ("--set", "sets nothing")),
     "unknown key": (("optim.lrr=1",), ("--set optim.lrr=1", "unknown key 'lrr'", "'lr'")),
     "wrong type": (("optim.lr=fast",), ("--set optim.lr=fast: optim.lr", "number")),
@@ -521,7 +521,7 @@ SETS: dict[str, tuple[tuple[str, ...], Fragments]] = {
     "a date": (("run.seed=2024-01-01",), ("--set run.seed=2024-01-01", "date")),
     "group size": (("rollout.group_size=1",), ("--set rollout.group_size=1", "none to compare")),
     "taking out what must be there": (("model.path=",), ("--set model.path=", "is missing")),
-    "taking out what is not there": (("run.nothing=",), ("--set run.nothing=", "takes out nothing")),
+    "taking out what is not there": (("run.nothing=",), ("--set run.nothing=", "cannot remove 'run.nothing': it is not set")),
     "a surrogate": (("track.name=\udcff",), ("--set", "track.name")),
 }
 

@@ -16,6 +16,7 @@ import pytest
 import posttrain
 from posttrain.api.recipe import KEYWORDS
 from posttrain.base.reader import key_of
+from posttrain.errors import shell
 from posttrain.methods.build import CHOICES, readable
 from posttrain.methods.table import METHODS
 from posttrain.recipe.config import from_tables, put
@@ -197,7 +198,7 @@ def test_a_key_of_another_trainer_in_a_recipe_is_answered_with_its_name_here(nam
     tables = tables_with(name)
     if name in keys_of(Recipe):
         return  # it is called so here too
-    with pytest.raises(posttrain.UserError) as refused:
+    with shell(), pytest.raises(posttrain.UserError) as refused:
         from_tables(tables)
     said = str(refused.value)
     codes = [re.split(r"[ =]", code)[0].lstrip("-") for code in re.findall(r"`([^`]+)`", says)]
@@ -208,7 +209,7 @@ def test_a_key_of_another_trainer_in_a_recipe_is_answered_with_its_name_here(nam
 def test_each_key_within_a_table_of_another_trainer_is_answered() -> None:
     areal = ("actor.eps_clip", "actor.optimizer.lr", "actor.ppo_n_minibatches", "gconfig.n_samples")
     prime = ("orchestrator.batch_size", "orchestrator.group_size", "ckpt.interval", "trainer.model.lora.rank")
-    with pytest.raises(posttrain.UserError) as refused:
+    with shell(), pytest.raises(posttrain.UserError) as refused:
         from_tables(tables_with(*areal, *prime, "actor.optimizer.type", "model.name", "model.revision"))
     said = str(refused.value)
     for name, answer in zip(

@@ -85,7 +85,7 @@ def test_faults_have_a_class_each_and_are_not_scored(url):
         broken.reply(broken.start(task).state, "break")
     with pytest.raises(UserError, match=r"an observation has no 'said', but .*text") as error:
         openenv_tasks(OpenEnv(url=url, observation="said"), 1, 0)
-    assert error.value.where == "task.openenv.observation"
+    assert error.value.key == "task.openenv.observation"
     with pytest.raises(UserError, match="does not begin a game"):
         openenv_tasks(OpenEnv(url="http://127.0.0.1:9"), 1, 0)
 

@@ -371,7 +371,7 @@ def test_a_suite_that_vllm_cannot_be_asked_is_refused_before_it_is_begun(able, n
     recipe, adapter = model_of(str(able), (), None, "float32", silent, EngineChoice(name="vllm"))
     with pytest.raises(UserError, match=message) as refused:
         Evaluated(recipe, adapter, 0, silent).asking(SUITES[name], None, None)
-    assert refused.value.where == "--engine"
+    assert refused.value.key == "--engine"
 
 
 def test_the_table_is_whole_in_eighty_columns():

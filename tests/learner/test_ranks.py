@@ -167,7 +167,7 @@ def test_rank_0_stays_until_others_have_read_why_it_ended(monkeypatch: pytest.Mo
     [
         (KeyboardInterrupt("step_000001 is kept"), "interrupted; step_000001 is kept"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (RunError("no disk"), "no disk"),
+        (RunError("save", "no disk"), "save: no disk"),
     ],
 )
 def test_others_are_told_why_a_rank_ends(

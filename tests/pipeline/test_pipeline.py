@@ -505,7 +505,7 @@ def test_models_that_adapters_are_merged_into_count_on_the_disk(able, placed, mo
 
     def tell(need: int, *others: Any) -> None:
         found.append(need)
-        raise UserError("as far as that")
+        raise UserError("", "as far as that")
 
     monkeypatch.setattr("posttrain.pipeline.stages.tell", tell)
     path = placed(able, ALONE.format(base=able))
@@ -725,7 +725,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "takes out nothing": (
         '"{sft}" }',
         '"{sft}", "optim.warmup" = "" }',
-        ("sums.toml:11", "takes out nothing"),
+        ("sums.toml:11", "cannot remove 'optim.warmup'"),
     ),
     "data that is not there": (
         '"model.path" = "{sft}" }',
@@ -899,7 +899,7 @@ def test_a_line_of_the_second_stage_is_not_one_of_the_first(tmp_path):
     path.write_text(stage.format("a", "x") + stage.format("b", "{c}"))
     with pytest.raises(UserError) as error:
         file.read(path)
-    assert error.value.where.startswith(f"{path}:10")
+    assert error.value.key.startswith(f"{path}:10")
 
 
 # ---------------------------------------------------------------------- our own

@@ -154,11 +154,11 @@ def test_an_error_of_a_later_check_is_given_its_line_too(write, online):
     found = config.read(write(online, {"rollout": {"group_size": 1}}))
     with pytest.raises(UserError) as raised:
         resolve_recipe(found.recipe)
-    assert raised.value.where == "rollout.group_size"
+    assert raised.value.key == "rollout.group_size"
     located = str(found.locate(raised.value))
     number = found.where.text.splitlines().index("group_size = 1") + 1
     assert located.startswith(f"{found.where.path}:{number}: rollout.group_size: ")
-    elsewhere = UserError("x", where="data.jsonl:3")
+    elsewhere = UserError("data.jsonl:3", "x")
     assert found.locate(elsewhere) is elsewhere
 
 
@@ -194,7 +194,7 @@ def test_skip_with_no_gold_that_can_be_read_is_an_error(write, online, tmp_path)
     }
     with pytest.raises(UserError, match="math can judge none of the 1 tasks") as raised:
         resolve_recipe(config.read(write(online, tables)).recipe)
-    assert raised.value.where.endswith("tasks.jsonl:1")
+    assert raised.value.key.endswith("tasks.jsonl:1")
 
 
 def test_the_first_of_several_mistakes_is_the_one_that_explains_the_others(write, online):

@@ -653,7 +653,7 @@ def test_vllm_in_the_loops_process_is_not_asked_for_another_gpu(write, online, m
         resolved = resolve_recipe(config.read(write(online, table | method | over)).recipe)
         with pytest.raises(UserError) if where else nullcontext() as said:
             check_samplers(resolved)
-        assert not where or said.value.where == where
+        assert not where or said.value.key == where
 
 
 def test_vllm_is_told_of_no_more_memory_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_a_checkpoint_that_cannot_be_written_says_which_one_is_kept(
 
     def refused(root: Path, update: int, *given: Any, **how: Any) -> Path:
         if update == 2:
-            raise RunError("no room")
+            raise RunError("write", "no room")
         return save(root, update, *given, **how)
 
     monkeypatch.setattr(checkpoint, "save", refused)

@@ -322,7 +322,7 @@ def test_a_record_that_the_template_refuses_is_named_or_skipped(shaper: Shape) -
     with pytest.raises(UserError, match=r"^pairs\.jsonl:x: the chat template fails \(no system\)") as error:
         shaper(refuses).groups([shown, hidden], "rankings", quiet)
     assert "system, user" in str(error.value)
-    assert "chat_template" in error.value.mend
+    assert "chat_template" in error.value.fix
     lines: list[str] = []
     longer = ranking("a", "b", messages=TURNS[:2], name="y")
     made = shaper(refuses).each([hidden, shown, longer], "rankings", lines.append, "skip")

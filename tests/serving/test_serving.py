@@ -238,7 +238,7 @@ def test_fields_of_a_message_are_given_to_the_template(tiny) -> None:
     other = replace(messages[1], others={"audio": {"id": "a"}})
     with pytest.raises(UserError, match="does not show 'audio'") as refused:
         Speech.of(chat).added(tokens, [*messages, other, messages[0]], 3, ())
-    assert refused.value.where == "messages[3].audio"
+    assert refused.value.key == "messages[3].audio"
 
 
 @pytest.mark.parametrize(

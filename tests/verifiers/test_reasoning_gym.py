@@ -134,8 +134,8 @@ for was, now in zip(before, state(), strict=True):
 def test_a_generator_that_repeats_itself_is_refused_with_its_numbers() -> None:
     with pytest.raises(UserError) as error:
         problems(ReasoningGym(names=("coin_flip",)))
-    assert "coin_flip has too few different questions: in " in error.value.what
-    assert "to hold out, of 200" in error.value.what
+    assert "coin_flip has too few different questions: in " in error.value.problem
+    assert "to hold out, of 200" in error.value.problem
 
 
 def test_levels_are_difficulties_that_a_curriculum_reads() -> None:
@@ -169,7 +169,7 @@ def test_what_the_library_does_not_know_is_one_line(spec: dict[str, object], sai
     with pytest.raises(UserError) as error:
         problems(ReasoningGym(**spec))  # type: ignore[arg-type]
     assert said in str(error.value)
-    assert error.value.where.startswith("task.reasoning_gym")
+    assert error.value.key.startswith("task.reasoning_gym")
 
 
 # ---------------------------------------------------------------------- scores

@@ -11,6 +11,7 @@ import torch
 from posttrain.base import plain
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.start import require
+from posttrain.errors import spelled
 from posttrain.methods.table import line
 from posttrain.models import pretrained
 from posttrain.recipe.document import is_run
@@ -42,7 +43,7 @@ def engine_named(name: str) -> EngineName:
     if name == "vllm":
         require(where="--engine")
         return "vllm"
-    raise UserError(f"unknown engine {name!r}", where="--engine", mend="native or vllm")
+    raise UserError("--engine", f"unknown engine {name!r}", "native or vllm")
 
 
 def load_policy(
@@ -53,8 +54,8 @@ def load_policy(
     That is the one named here, whatever drew in the run. UserError for a reward model.
     """
     if "head" in line(recipe.method["name"]).method.needs:
-        mend = "posttrain score, or give the run as a reward"
-        raise UserError("a reward model scores answers and has none", where=recipe.model.path, mend=mend)
+        fix = "posttrain score, or give the run as a reward"
+        raise UserError(recipe.model.path, "a reward model scores answers and has none", fix)
     model = recipe.model
     tokenizer = pretrained.load_tokenizer(pretrained.resolve(model.path, say=say))
     if model.chat_template is None and not tokenizer.chat_template:
@@ -87,7 +88,7 @@ def answers(
         for n in range(count):
             engine.submit(Request(prompt=tokens, sampling=sampling, seed=seed, sample=n))
     except ValueError as error:
-        raise UserError(str(error), where="prompt") from None
+        raise UserError("prompt", str(error)) from None
     while engine.busy:
         for _, answer in engine.poll():
             yield answer
@@ -97,10 +98,10 @@ def evaluate_recipe(recipe: Recipe, adapter: Path | None, say: Callable[[str], N
     """Accuracy, reward and length on the recipe's held-out tasks; UserError if there is nothing to judge."""
     resolved = resolve_recipe(recipe)
     if not resolved.online:
-        mend = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"
-        raise UserError("an offline recipe has no answers to judge", where="method.name", mend=mend)
+        fix = "evaluate a recipe that samples, with --model RUN_DIR/checkpoints/STEP/model"
+        raise UserError("method.name", "an offline recipe has no answers to judge", fix)
     if not resolved.held_out:
-        raise UserError("there are no held-out tasks", where="eval.limit", mend="give task.held_out")
+        raise UserError("eval.limit", "there are no held-out tasks", f"give {spelled('task.held_out')}")
     policy = read_model_info(recipe, say)
     engine = build_native_engine(recipe, policy, adapter)
     with closing(build_episode_runner(resolved, policy, engine)) as rollouts:

@@ -57,8 +57,8 @@ def method_table(method: Any) -> tuple[dict[str, Any], Line | None]:
     if isinstance(method, Mapping):
         own = [k for k, v in method.items() if callable(v) or (k == "name" and not isinstance(v, str))]
         if own:
-            mend = "posttrain.method('grpo', credit=..., surrogate=...) takes functions and methods"
-            raise UserError("a table holds names and numbers", where=f"method.{own[0]}", mend=mend)
+            fix = "posttrain.method('grpo', credit=..., surrogate=...) takes functions and methods"
+            raise UserError(f"method.{own[0]}", "a table holds names and numbers", fix)
         return table_of("method", method), None
     held = line(method)
     return {"name": f"{MEMORY}{like(held)}"}, held
@@ -101,8 +101,8 @@ def table_of(key: str, given: Any) -> dict[str, Any]:
         }
     if not isinstance(given, Mapping):
         keys = ", ".join(keys_at(Recipe, key.split(".")))
-        mend = f"write {key}={{...}} with some of {keys}"
-        raise UserError(f"{given!r:.60} is no table", where=key_of(key), mend=mend)
+        fix = f"write {key}={{...}} with some of {keys}"
+        raise UserError(key_of(key), f"{given!r:.60} is no table", fix)
     return {str(name): plain_of(value) for name, value in given.items() if value is not None}
 
 
@@ -145,8 +145,8 @@ def records_of(given: Any, where: str) -> Iterable[Any]:
         given = given.to_dict("records")
     if isinstance(given, Iterable):
         return given
-    what = f"a {type(given).__name__} holds no records"
-    raise UserError(what, where=where, mend="give a path, or dictionaries")
+    problem = f"a {type(given).__name__} holds no records"
+    raise UserError(where, problem, "give a path, or dictionaries")
 
 
 def named_file(given: Any, where: str) -> str:
@@ -161,21 +161,21 @@ def named_file(given: Any, where: str) -> str:
     if place := place_of(given):
         return place
     name = getattr(given, "__name__", type(given).__name__)
-    mend = "put it into a file and give 'file.py:NAME'"
+    fix = "put it into a file and give 'file.py:NAME'"
     if not inspect.isfunction(given) or not name.isidentifier() or given.__closure__:
-        what = f"{name} cannot be called in another process, as it is no 'def' or has a closure"
-        raise UserError(what, where=where, mend=mend)
+        problem = f"{name} cannot be called in another process, as it is no 'def' or has a closure"
+        raise UserError(where, problem, fix)
     try:
         source = textwrap.dedent(inspect.getsource(given))
     except (OSError, TypeError):  # typed at a prompt
-        raise UserError(f"{name} has no source", where=where, mend=mend) from None
+        raise UserError(where, f"{name} has no source", fix) from None
     used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     own = used.intersection(given.__globals__).difference(given.__code__.co_varnames, {name})
     try:
         heads = [_definition(each, given.__globals__[each]) for each in sorted(own)]
     except ValueError as error:
-        what = f"{name} uses {error} of this program, and is called in another process"
-        raise UserError(what, where=where, mend=mend) from None
+        problem = f"{name} uses {error} of this program, and is called in another process"
+        raise UserError(where, problem, fix) from None
     text = "".join(f"{head}\n" for head in heads) + f"\n\n{source}"
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     file = _written() / f"{name}_{digest}.py"

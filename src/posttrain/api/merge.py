@@ -36,17 +36,17 @@ def merge_run(run: Path, out: Path, say: Say) -> Path:
     Raises UserError if the run has no adapter, and if `out` exists or cannot be written.
     """
     if out.exists():
-        raise UserError("is there already", where=str(out), mend="name a directory that is not")
+        raise UserError(str(out), "is there already", "name a directory that is not")
     found, recipe, adapter = target_of(run, say=say)
     if adapter is None:
-        mend = f"the model is {recipe.model.path}"
-        raise UserError("the run has no adapter to merge", where=str(run), mend=mend)
+        fix = f"the model is {recipe.model.path}"
+        raise UserError(str(run), "the run has no adapter to merge", fix)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_merged(found, adapter, out)
     except (OSError, SafetensorError) as error:
-        what = f"it cannot be written: {getattr(error, 'strerror', None) or error}"
-        raise UserError(what, where=str(out), mend="name another directory") from None
+        problem = f"it cannot be written: {getattr(error, 'strerror', None) or error}"
+        raise UserError(str(out), problem, "name another directory") from None
     return out
 
 

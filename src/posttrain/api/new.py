@@ -51,7 +51,7 @@ def new(
         _check_memory(size, vocab)
         tokenizer = scratch.learn_tokenizer(documents(named), vocab, split_digits=split_digits)
     except ValueError as error:
-        raise UserError(str(error), where="posttrain new") from None
+        raise UserError("posttrain new", str(error)) from None
     if len(tokenizer) < vocab:
         err.print(f"the text supports {len(tokenizer)} tokens, not {vocab}")
     corpus = load_corpus(
@@ -64,8 +64,8 @@ def new(
     try:
         parameters = scratch.write_new(directory, size, tokenizer, seed=seed)
     except (OSError, SafetensorError) as error:
-        what = f"it cannot be written: {getattr(error, 'strerror', None) or error}"
-        raise UserError(what, where=str(directory), mend="name another directory") from None
+        problem = f"it cannot be written: {getattr(error, 'strerror', None) or error}"
+        raise UserError(str(directory), problem, "name another directory") from None
     rate = (corpus.tokens - corpus.documents) / corpus.utf8_bytes()
     made = f"{parameters:,} parameters, {len(tokenizer):,} tokens, {rate:.3f} tokens a byte of the text"
     typer.echo(f"{directory}: {made}")
@@ -76,8 +76,8 @@ def _check_memory(size: scratch.Size, vocab: int) -> None:
     layer = 4 * size.hidden**2 + 3 * size.hidden * size.wide
     parameters = vocab * size.hidden + size.layers * layer
     if 4 * parameters > (free := free_memory(torch.device("cpu"))):
-        what = f"about {parameters:,} parameters take {gib(4 * parameters)}, and {gib(free)} are free"
-        raise UserError(what, where="posttrain new", mend="lower --vocab, --layers or --hidden")
+        problem = f"about {parameters:,} parameters take {gib(4 * parameters)}, and {gib(free)} are free"
+        raise UserError("posttrain new", problem, "lower --vocab, --layers or --hidden")
 
 
 def _check_free(directory: Path) -> None:
@@ -85,5 +85,5 @@ def _check_free(directory: Path) -> None:
     if directory.is_dir() and not any(directory.iterdir()):
         return
     if directory.exists():
-        what = "the directory is not empty" if directory.is_dir() else "it is a file"
-        raise UserError(what, where=str(directory), mend="name another, or remove it")
+        problem = "the directory is not empty" if directory.is_dir() else "it is a file"
+        raise UserError(str(directory), problem, "name another, or remove it")

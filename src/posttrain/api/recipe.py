@@ -25,7 +25,6 @@ from posttrain.api.given import (
     table_of,
     written_files,
 )
-from posttrain.api.words import python_words
 from posttrain.base.nearest import did_you_mean, elsewhere
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
@@ -35,6 +34,7 @@ from posttrain.data.records import typed_columns
 from posttrain.methods.table import Line
 from posttrain.models.pretrained import resolve
 from posttrain.recipe import config
+from posttrain.recipe.document import put
 from posttrain.recipe.recipe import Recipe as Settings
 from posttrain.recipe.tasks import InMemoryEnv
 from posttrain.types import Method, UserError
@@ -90,7 +90,7 @@ class Recipe:
         for name in tables:
             near = "" if key_of(name) in TABLES or elsewhere(name) else did_you_mean(name, KEYWORDS)
             if near:
-                raise UserError(f"unknown keyword {name!r}", where=name, mend=near)
+                raise UserError(name, f"unknown keyword {name!r}", near)
         # What is no table of a recipe is for the reader to refuse: it knows what the key is called here.
         own = {
             key_of(name): table_of(name, table)
@@ -147,14 +147,14 @@ class Recipe:
                     left.append(f"{key}{f' {name}' if name else ''}: {HOW_TO_SAVE[key]}")
         left += [f"{file.stem}: put it into a file and give 'file.py:NAME'" for file in written_files(tables)]
         if left:
-            raise UserError(f"only this program holds {'; '.join(left)}", where=str(path))
+            raise UserError(str(path), f"only this program holds {'; '.join(left)}")
         Path(path).expanduser().write_text(dump(tables), encoding="utf-8")
 
     def replace(self, **keys: Any) -> "Recipe":
         """The recipe with other values: replace(lr=1e-5, **{"rollout.groups": 8}); None takes a key out."""
         tables = copy.deepcopy(self.tables)
         for key, value in keys.items():
-            config.put(tables, SHORT.get(key, key), plain_of(value), key)
+            put(tables, SHORT.get(key, key), plain_of(value), key)
         return Recipe.of(tables, {k: v for k, v in self.held.items() if names_memory(tables, k)})
 
     def with_held_out(self, data: Any) -> "Recipe":
@@ -194,8 +194,7 @@ class Recipe:
 
     def _read(self) -> None:
         """The settings, with what is held in its places."""
-        with python_words():
-            found = config.from_tables(copy.deepcopy(self.tables))
+        found = config.from_tables(copy.deepcopy(self.tables))
         self.plain: Settings = found.recipe
         """The same without what only the program holds, as a file of it is read."""
         self.found = dataclasses.replace(found, recipe=self._bound(found.recipe), bind=self._bound)
@@ -218,9 +217,9 @@ class Recipe:
             recipe = dataclasses.replace(recipe, method={"name": self.held["method.name"]})
         here = self.held.keys() & {"method.name", "task.env", "verifier.function"}
         if here and recipe.async_.where in ("process", "ray"):
-            what = "samplers in other processes cannot be given functions or objects of this one"
-            mend = "set it to 'thread', or put them into a file and give 'file.py:NAME'"
-            raise UserError(what, where="async.place", mend=mend)
+            problem = "samplers in other processes cannot be given functions or objects of this one"
+            fix = "set it to 'thread', or put them into a file and give 'file.py:NAME'"
+            raise UserError("async.place", problem, fix)
         return recipe
 
     def _put(self, key: str, value: Any) -> None:
@@ -233,18 +232,18 @@ class Recipe:
             beside = table_of("model", {k: v for k, v in given.items() if k != "path"})
             return self._model(given.get("path", "")) | beside
         if isinstance(given, Recipe) or (isinstance(given, str | Path) and str(given).endswith(".toml")):
-            raise UserError("a recipe is no model", where="model", mend="posttrain.Session(RECIPE).run()")
+            raise UserError("model", "a recipe is no model", "posttrain.Session(RECIPE).run()")
         if isinstance(given, str | os.PathLike):
             return {"path": os.fspath(given)}
         pair = given if isinstance(given, tuple) else (given, None)
         if len(pair) != 2 or not hasattr(pair[0], "named_parameters") or hasattr(pair[0], "peft_config"):
-            what = f"a {type(pair[0]).__name__} is no model that could be trained"
-            mend = "give a path, a Hub id, a run, or (model, tokenizer)"
+            problem = f"a {type(pair[0]).__name__} is no model that could be trained"
+            fix = "give a path, a Hub id, a run, or (model, tokenizer)"
             if hasattr(pair[0], "peft_config"):
-                mend = "give (model.merge_and_unload(), tokenizer), and lora={'rank': ...} for a new adapter"
-            raise UserError(what, where="model", mend=mend)
+                fix = "give (model.merge_and_unload(), tokenizer), and lora={'rank': ...} for a new adapter"
+            raise UserError("model", problem, fix)
         if pair[1] is None:
-            raise UserError("the model has no tokenizer beside it", where="model", mend="(model, tokenizer)")
+            raise UserError("model", "the model has no tokenizer beside it", "(model, tokenizer)")
         self.held["model.path"] = pair
         dtype = str(next(pair[0].parameters()).dtype).removeprefix("torch.")
         own = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
@@ -254,8 +253,8 @@ class Recipe:
         if isinstance(given, str | os.PathLike):
             return {"path": os.fspath(given)}
         if isinstance(given, Mapping) and any(hasattr(v, "column_names") for v in given.values()):
-            mend = f"take one of {', '.join(map(repr, given))}"
-            raise UserError("it has splits", where=key.partition(".")[2], mend=mend)
+            fix = f"take one of {', '.join(map(repr, given))}"
+            raise UserError(key.partition(".")[2], "it has splits", fix)
         if isinstance(given, Mapping) or (dataclasses.is_dataclass(given) and not isinstance(given, type)):
             return table_of(key, given)
         held = self.held[key] = InMemoryData.of(
@@ -290,11 +289,11 @@ class Recipe:
         elif isinstance(given, str) or callable(given):
             name = self._function(given)
         else:
-            mend = "give a function, a verifier's name, or a run, alone or as (reward, number)"
-            raise UserError(f"a {type(given).__name__} judges nothing", where="reward", mend=mend)
+            fix = "give a function, a verifier's name, or a run, alone or as (reward, number)"
+            raise UserError("reward", f"a {type(given).__name__} judges nothing", fix)
         if weight is not None:
             if not name:
-                raise UserError("a table has weights of its own", where="reward", mend="{'weights': ...}")
+                raise UserError("reward", "a table has weights of its own", "{'weights': ...}")
             verifier.setdefault("weights", {})[name] = float(weight)
 
     def _function(self, given: str | Callable[..., Any]) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 from posttrain.api.answering import answers, evaluate_recipe
 from posttrain.api.merge import merge_run
 from posttrain.api.recipe import Recipe
-from posttrain.api.words import python_words
 from posttrain.base.nearest import did_you_mean
 from posttrain.data import InMemoryData, load_tasks
 from posttrain.models.pretrained import silent
@@ -73,23 +72,22 @@ class Run(os.PathLike[str]):
         sampling: temperature, max_new_tokens and so on, in place of the recipe's.
         """
         if not isinstance(prompt, str) and not all(isinstance(message, Mapping) for message in prompt):
-            what = "a prompt is a text, or a list of messages {'role': ..., 'content': ...}"
-            raise UserError(what, where="sample", mend="ask one prompt at a time")
+            problem = "a prompt is a text, or a list of messages {'role': ..., 'content': ...}"
+            raise UserError("sample", problem, "ask one prompt at a time")
         asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         [task] = load_tasks(InMemoryData.of([{"prompt": asked}]))
         known = {f.name: getattr(self.recipe.settings.sampling, f.name) for f in fields(Sampling)}
         for name in sampling.keys() - known.keys():
             near = did_you_mean(name, known) or f"there are {', '.join(known)}"
-            raise UserError(f"unknown keyword {name!r}", where="sample", mend=near)
-        with python_words():
-            try:
-                if isinstance(sampling.get("stop"), str):
-                    sampling["stop"] = (sampling["stop"],)
-                how = Sampling(**known | sampling)
-            except (ValueError, TypeError) as error:
-                raise UserError(str(error), where="sample") from None
-            recipe, adapter = trained(self.recipe.settings, self.path)
-            return [answer.text for answer in answers(recipe, adapter, task.messages, n, how, seed, silent)]
+            raise UserError("sample", f"unknown keyword {name!r}", near)
+        try:
+            if isinstance(sampling.get("stop"), str):
+                sampling["stop"] = (sampling["stop"],)
+            how = Sampling(**known | sampling)
+        except (ValueError, TypeError) as error:
+            raise UserError("sample", str(error)) from None
+        recipe, adapter = trained(self.recipe.settings, self.path)
+        return [answer.text for answer in answers(recipe, adapter, task.messages, n, how, seed, silent)]
 
     def evaluate(self, data: Any = None, limit: int | None = None) -> dict[str, float]:
         """Accuracy, reward and length of the newest checkpoint on held-out tasks, of a method that samples.
@@ -98,12 +96,11 @@ class Run(os.PathLike[str]):
         a run whose reward was a function of another program.
         """
         asked = self.recipe
-        with python_words():
-            if data is not None:
-                asked = asked.with_held_out(data)
-            if limit is not None:
-                asked = asked.replace(**{"eval.limit": limit})
-            return evaluate_recipe(*trained(asked.settings, self.path), silent)
+        if data is not None:
+            asked = asked.with_held_out(data)
+        if limit is not None:
+            asked = asked.replace(**{"eval.limit": limit})
+        return evaluate_recipe(*trained(asked.settings, self.path), silent)
 
     def merge(self, out: str | os.PathLike[str]) -> Path:
         """Write the model with the newest checkpoint's adapter merged to `out`, and return that directory.
@@ -111,15 +108,14 @@ class Run(os.PathLike[str]):
         It is in float32; rounded to the run's dtype it is what the run sampled from. UserError if the run has
         no adapter (`model` is then whole), or if there is something at `out`.
         """
-        with python_words():
-            return merge_run(self.path, Path(out).expanduser(), silent)
+        return merge_run(self.path, Path(out).expanduser(), silent)
 
     def episodes(self, update: int | None = None) -> list[dict[str, Any]]:
         """The rollouts that were kept of an update, or of the last: lines of samples/ (docs/reports.md)."""
         files = {int(file.stem): file for file in (self.path / "samples").glob("[0-9]*.jsonl")}
         if not files or (update is not None and update not in files):
             has = f"updates {min(files)} to {max(files)}" if files else "no samples"
-            raise UserError(f"it has {has}", where=f"{self.path}, update {update}")
+            raise UserError(f"{self.path}, update {update}", f"it has {has}")
         return json_lines(files[max(files) if update is None else update])[0]
 
     def report(self) -> Path:

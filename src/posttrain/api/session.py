@@ -27,7 +27,6 @@ from posttrain.api.training import (
     say,
     with_copies,
 )
-from posttrain.api.words import in_python, python_words
 from posttrain.base import process
 from posttrain.methods.table import METHODS, Line
 from posttrain.models.pretrained import save_pretrained, silent
@@ -35,7 +34,7 @@ from posttrain.recipe import config
 from posttrain.report import write
 from posttrain.report.terminal import view
 from posttrain.runtime import build, session
-from posttrain.runtime.loop import Callback, Loop
+from posttrain.runtime.loop import Callback
 from posttrain.runtime.record.journal import Show, stop_recorded
 from posttrain.runtime.record.rundir import CODE, RunDir, kept
 from posttrain.types import Method, UserError
@@ -75,14 +74,14 @@ class Session(session.Session):
         self.recipe, told = _recipe_of(recipe, asked), _callbacks(callbacks)
         check_alone()
         if show not in get_args(Shown):
-            raise UserError(f"{show!r} is none of {', '.join(get_args(Shown))}", where="show")
+            raise UserError("show", f"{show!r} is none of {', '.join(get_args(Shown))}")
         if resume not in (True, False):
-            what = "it goes on from the newest checkpoint of dir, and is True or False"
-            mend = "for an older one give the checkpoint's model as model"
-            raise UserError(what, where="resume", mend=mend)
+            problem = "it goes on from the newest checkpoint of dir, and is True or False"
+            fix = "for an older one give the checkpoint's model as model"
+            raise UserError("resume", problem, fix)
         if resume and dir is None:
-            raise UserError("which run?", where="resume", mend="name its directory: dir=...")
-        with python_words(), ExitStack() as stack:
+            raise UserError("resume", "which run?", "name its directory: dir=...")
+        with ExitStack() as stack:
             name = _title(self.recipe)
             path = claimed_directory(name) if dir is None else Path(dir).expanduser()
             directory = open_run(self.recipe.found, path, resume)
@@ -116,22 +115,21 @@ class Session(session.Session):
         Raises RunError for what ends a run; it says what is kept, and the directory has a report of it.
         """
         directory = self.run_dir
-        with python_words():
-            try:
-                with stop_recorded(directory.path, directory.own):
-                    try:
-                        self.finish()
-                    except BaseException as error:
-                        self._save_at_exit(error)
-                        raise
-            except BaseException:
-                # On a full disk, or where someone is in a hurry, the first error is the one to tell.
-                with suppress(Exception, KeyboardInterrupt):
-                    write(directory.path)
-                raise
-            if self.stopped and not self.reached:
-                (directory.path / "stopped.txt").write_text(f"{self.stopped}\n", encoding="utf-8")
-            write(directory.path)
+        try:
+            with stop_recorded(directory.path, directory.own):
+                try:
+                    self.finish()
+                except BaseException as error:
+                    self._save_at_exit(error)
+                    raise
+        except BaseException:
+            # On a full disk, or where someone is in a hurry, the first error is the one to tell.
+            with suppress(Exception, KeyboardInterrupt):
+                write(directory.path)
+            raise
+        if self.stopped and not self.reached:
+            (directory.path / "stopped.txt").write_text(f"{self.stopped}\n", encoding="utf-8")
+        write(directory.path)
         return Run(directory.path, self.recipe)
 
     def __exit__(
@@ -163,11 +161,7 @@ class Session(session.Session):
             else:
                 error.add_note(text)
         elif error is not None and path is not None:
-            error.add_note(in_python(kept(self.run_dir.path)))
-
-    def _ready(self) -> Loop:
-        with python_words():
-            return super()._ready()
+            error.add_note(kept(self.run_dir.path))
 
     def _found(self, directory: RunDir, resume: bool) -> config.LoadedRecipe:
         """The recipe, with a model of the program's own as this directory keeps it.
@@ -239,16 +233,13 @@ def evaluate(
     At eval.temperature, 0 if it is not given, and of eval.limit tasks, by default the first 200.
     """
     if "temperature" in (tables.get("sampling") or {}):
-        what = "answers are drawn at eval.temperature"
-        raise UserError(what, where="sampling.temperature", mend="eval={'temperature': ...}")
+        problem = "answers are drawn at eval.temperature"
+        raise UserError("sampling.temperature", problem, "eval={'temperature': ...}")
     data = list(data) if isinstance(data, Iterator) else data
-    with python_words():
-        recipe = Recipe(model, data=data, reward=reward, env=env, **tables).with_held_out(data)
-        if "model.path" in recipe.held:
-            raise UserError(
-                "a loaded model is copied into a run", where="model", mend="save it, and give its path"
-            )
-        return evaluate_recipe(recipe.settings, None, silent)
+    recipe = Recipe(model, data=data, reward=reward, env=env, **tables).with_held_out(data)
+    if "model.path" in recipe.held:
+        raise UserError("model", "a loaded model is copied into a run", "save it, and give its path")
+    return evaluate_recipe(recipe.settings, None, silent)
 
 
 def _title(recipe: Recipe) -> str:
@@ -264,8 +255,8 @@ def _title(recipe: Recipe) -> str:
 def _recipe_of(recipe: Any, asked: Mapping[str, Any]) -> Recipe:
     if isinstance(recipe, Recipe):
         if asked:
-            what = f"{', '.join(asked)} beside a recipe"
-            raise UserError(what, where="recipe", mend="use recipe.replace, or give all to posttrain.Recipe")
+            problem = f"{', '.join(asked)} beside a recipe"
+            raise UserError("recipe", problem, "use recipe.replace, or give all to posttrain.Recipe")
         return recipe
     if isinstance(recipe, str | Path) and str(recipe).endswith(".toml") and not asked:
         return Recipe.read(recipe)
@@ -277,14 +268,14 @@ def _callbacks(given: object) -> Sequence[object]:
     several = given if isinstance(given, list | tuple) else [given]
     for each in several:
         if hasattr(each, "on_step_end"):
-            what, mend = (
+            problem, fix = (
                 "a callback of transformers' Trainer is told other things",
                 "posttrain.Callback(on_update=...)",
             )
-            raise UserError(what, where="callbacks", mend=mend)
+            raise UserError("callbacks", problem, fix)
         if not any(callable(getattr(each, f.name, None)) for f in fields(Callback)):
-            mend = "posttrain.Callback(on_update=...), or an object with one of its functions"
-            raise UserError(f"a {type(each).__name__} is no callback", where="callbacks", mend=mend)
+            fix = "posttrain.Callback(on_update=...), or an object with one of its functions"
+            raise UserError("callbacks", f"a {type(each).__name__} is no callback", fix)
     return several
 
 

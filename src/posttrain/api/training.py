@@ -54,7 +54,7 @@ def claimed_directory(name: str, root: str = "runs") -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise UserError(f"cannot be made: {error.strerror}", where=str(path)) from error
+            raise UserError(str(path), f"cannot be made: {error.strerror}") from error
         return path
 
 
@@ -156,9 +156,9 @@ def with_copies(
 def check_alone() -> None:
     """UserError in a process that torchrun started as one of several, each of which would make the run."""
     if launched():
-        what = "torchrun started several processes, each of which would make the whole run"
-        mend = "several ranks are for `posttrain train RECIPE.toml` alone"
-        raise UserError(what, where="torchrun", mend=mend)
+        problem = "torchrun started several processes, each of which would make the whole run"
+        fix = "several ranks are for `posttrain train RECIPE.toml` alone"
+        raise UserError("torchrun", problem, fix)
 
 
 def prepare(
@@ -176,9 +176,9 @@ def prepare(
     found, before = as_begun(found, path), read_digests(path)
     if resume and weights_alone(directory.checkpoints):
         raise UserError(
+            str(path),
             "its checkpoints hold weights alone, or are of another version: nothing goes on from them",
-            where=str(path),
-            mend="begin another run with such a model as model.path",
+            "begin another run with such a model as model.path",
         )
     checked = None if ranks.rank else path / ".prompts.json"
     chosen = build.plan(found.recipe, say, path, checked, ranks=ranks.size)
@@ -243,7 +243,7 @@ def _run(
     try:
         write(directory.path)
     except UserError as error:
-        raise RunError(f"the run has ended and is saved, but {error}") from None
+        raise RunError("report", str(error), "the run has ended and is saved") from None
     return last
 
 
@@ -253,8 +253,8 @@ def check_same(now: Recipe, before: Recipe, file: Path) -> None:
         now = _like(now, before, longer=True)
         one, other = (getattr(each, name, getattr(each, f"{name}_", None)) for each in (now, before))
         again = "give what it was started with" if MEMORY in f"{other}" else f"resume with {file}"
-        what = f"[{name}] is not what the run was started with{_difference(one, other)}"
-        raise UserError(what, where=name, mend=f"{again}, or start another run")
+        problem = f"[{name}] is not what the run was started with{_difference(one, other)}"
+        raise UserError(name, problem, f"{again}, or start another run")
 
 
 def _difference(now: Any, before: Any) -> str:

@@ -68,9 +68,9 @@ class Chat:
 
     def __post_init__(self) -> None:
         if self.template is None and not self.tokenizer.chat_template:
-            raise UserError("the tokenizer has no chat template", mend=_SUGGESTION)
+            raise UserError("", "the tokenizer has no chat template", _SUGGESTION)
         if self.template is not None and not self.template.strip():
-            raise UserError("the chat template is empty", where="[model] chat_template", mend=_SUGGESTION)
+            raise UserError("model.chat_template", "the chat template is empty", _SUGGESTION)
         if isinstance(self.tokenizer.chat_template, dict):
             template, for_tools = _choose_template(self.tokenizer.chat_template, self.template)
             object.__setattr__(self, "template", template)
@@ -130,7 +130,7 @@ class Chat:
         open its next turn. An answer that was cut off is closed too; none of these tokens was sampled.
         """
         if not messages:
-            raise UserError("there are no messages for the policy to answer")
+            raise UserError("", "there are no messages for the policy to answer")
         if tools and self.for_tools is not self:
             return self.for_tools.extend(tokens, messages, tools)
         added = self._behind_end(self._after(self._guarded(messages)))
@@ -152,10 +152,10 @@ class Chat:
             return self.for_tools.render_supervised(messages, tools)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns:
-            raise UserError("no assistant speaks in the conversation")
+            raise UserError("", "no assistant speaks in the conversation")
         if turns[0] == 0 or turns[-1] + 1 < len(messages):
             how = "begins" if turns[0] == 0 else "does not end"
-            raise UserError(f"the conversation {how} with the assistant")
+            raise UserError("", f"the conversation {how} with the assistant")
         messages = self._guarded(messages)
         return self._continued(self._prompt(messages[: turns[0]], tools), messages[turns[0] :])
 
@@ -219,7 +219,7 @@ class Chat:
         """The tokens of a separator of steps; UserError if there is none."""
         if tokens := self._spelling.within(separator):
             return tokens
-        raise UserError(f"the tokenizer has no token for the separator {separator!r}")
+        raise UserError("", f"the tokenizer has no token for the separator {separator!r}")
 
     def spell(self, text: str) -> list[int]:
         """The tokens of a text that stands alone."""
@@ -254,14 +254,14 @@ class Chat:
     def end(self) -> int:
         """The token that ends what the policy says; UserError if there is none."""
         if self._end is None:
-            raise UserError("the tokenizer has no eos token, and the template does not end a turn")
+            raise UserError("", "the tokenizer has no eos token, and the template does not end a turn")
         return self._end
 
     # ------------------------------------------------------------------ messages as text
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         if not any((message["content"] or "").strip() for message in messages):
-            raise UserError("the prompt is empty")
+            raise UserError("", "the prompt is empty")
         return self.text(messages, prompt=True, tools=tools)
 
     def _said(self, message: Message, between: Sequence[Message], again: bool = False) -> tuple[str, str]:
@@ -288,11 +288,11 @@ class Chat:
         if lost or not fits:
             unfit = f"does not show an answer between {head[-40:]!r} and {close!r}"
             what = f"leaves out what is said{' beside a call' * bool(calls)}" if fits else unfit
-            raise UserError(f"the chat template {what}", mend=_SUGGESTION)
+            raise UserError("", f"the chat template {what}", _SUGGESTION)
         said = whole[len(head) : len(whole) - len(close)]
         if thought and not holds(said, thought):
-            mend = "write it into content, as <think>...</think>, or take a template that shows it"
-            raise UserError("the chat template leaves out reasoning_content", mend=mend)
+            fix = "write it into content, as <think>...</think>, or take a template that shows it"
+            raise UserError("", "the chat template leaves out reasoning_content", fix)
         if calls:
             check_calls(message, said)
             if text.startswith(head + said):  # a result may have to follow its call
@@ -310,7 +310,7 @@ class Chat:
         text = self.text([*messages, {"role": "assistant", "content": _ANSWER}], prompt=False, tools=tools)
         before, found, after = text.rpartition(_ANSWER)
         if not found or not before:
-            raise UserError("the chat template does not show what an assistant says", mend=_SUGGESTION)
+            raise UserError("", "the chat template does not show what an assistant says", _SUGGESTION)
         return before, after
 
     def text(self, messages: Sequence[Message], *, prompt: bool, tools: Sequence[Any] = ()) -> str:
@@ -331,9 +331,9 @@ class Chat:
             text: str = self.tokenizer.apply_chat_template(shown, **options)
         except Exception as error:  # a template may do anything, as divide by 0
             roles = ", ".join(message["role"] for message in messages)
-            what = f"the chat template fails ({error}): the roles are {roles}"
-            raise UserError(what, mend=_SUGGESTION) from None
-        check_shown(messages, tools, text, mend=_SUGGESTION)
+            problem = f"the chat template fails ({error}): the roles are {roles}"
+            raise UserError("", problem, _SUGGESTION) from None
+        check_shown(messages, tools, text, fix=_SUGGESTION)
         return text
 
 
@@ -345,6 +345,6 @@ def _choose_template(named: Mapping[str, str], template: str | None) -> tuple[st
     if template is not None:
         return named.get(template, template), None
     if "default" not in named:
-        what = f"the tokenizer has the chat templates {', '.join(sorted(named))}, and not a default"
-        raise UserError(what, where="[model] chat_template", mend="set it to one of their names")
+        problem = f"the tokenizer has the chat templates {', '.join(sorted(named))}, and not a default"
+        raise UserError("model.chat_template", problem, "set it to one of their names")
     return named["default"], named.get("tool_use")

@@ -35,8 +35,8 @@ def there(name: str) -> bool:
 def require(name: str, where: str) -> None:
     """UserError, at this key, if it is not installed."""
     if not there(name):
-        mend = f"pip install 'posttrain[{EXTRAS.get(name, name)}]'"
-        raise UserError(f"the library {name} is not installed", where=where, mend=mend)
+        fix = f"pip install 'posttrain[{EXTRAS.get(name, name)}]'"
+        raise UserError(where, f"the library {name} is not installed", fix)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class LoopbackServer(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             what = getattr(error, "strerror", "") or "there is no such port"
             raise UserError(
-                f"cannot be had: {what}", where=f"--port {port}", mend="name another, or 0 for a free one"
+                f"--port {port}", f"cannot be had: {what}", "name another, or 0 for a free one"
             ) from None
 
     @property

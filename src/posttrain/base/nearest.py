@@ -7,6 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
+from posttrain.errors import spelled
+
 
 @cache
 def named_elsewhere(table: Literal["here", "nowhere", "methods", "other_methods"]) -> dict[str, str]:
@@ -36,7 +38,7 @@ def elsewhere(name: str, known: Container[str] = ()) -> str:
     key = found.rpartition(".")[2]
     if key in known:
         return f"did you mean {key!r}?"
-    return f"it is {found} here" if found else ""
+    return f"it is {spelled(found)} here" if found else ""
 
 
 def within(name: str, value: Any) -> Iterator[str]:

@@ -101,16 +101,16 @@ def parsed(cls: type, tables: Mapping[str, Any], where: Where, also: Also | None
     try:
         text = json.dumps(_jsonable(_in_lists(tables, cls), (), where))
     except RecursionError:
-        raise UserError("is nested too deeply", where=str(where.path or where(()))) from None
+        raise UserError(str(where.path or where(())), "is nested too deeply") from None
     try:
         return _plain(_adapter(cls).validate_json(text))
     except ValidationError as error:
         raise _unknown(error, cls, tables, where, also) or _first(error, tables, where) from None
     except UserError as error:  # of a component that names what it was given, a function say
-        key = _holding(tables, error.where)
+        key = _holding(tables, error.key)
         if not key or not where.text:
             raise
-        raise UserError(f"{error.where}: {error.what}", where=where(key), mend=error.mend) from None
+        raise error.at(where(key), keep=True) from None
 
 
 def _holding(value: Any, wanted: str) -> tuple[str, ...]:
@@ -162,16 +162,16 @@ def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
     if isinstance(value, list | tuple):
         return [_jsonable(v, loc, where) for v in value]
     if isinstance(value, (datetime.date, datetime.time)):
-        raise UserError("is a date or time, and no option may be", where=where(loc))
+        raise UserError(where(loc), "is a date or time, and no option may be")
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"is {value}, and no option may be", where=where(loc))
+        raise UserError(where(loc), f"is {value}, and no option may be")
     if isinstance(value, int) and abs(value) >= 1 << 63:
-        raise UserError("is a number of more than 64 bits", where=where(loc))
+        raise UserError(where(loc), "is a number of more than 64 bits")
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-        raise UserError("holds half of a surrogate pair, not a character", where=where(loc))
+        raise UserError(where(loc), "holds half of a surrogate pair, not a character")
     if not isinstance(value, bool | int | float | str | None):
-        mend = "name it as 'file.py:NAME'" if callable(value) else ""
-        raise UserError(f"a {type(value).__name__} is no plain data", where=where(loc), mend=mend)
+        fix = "name it as 'file.py:NAME'" if callable(value) else ""
+        raise UserError(where(loc), f"a {type(value).__name__} is no plain data", fix)
     return value
 
 
@@ -263,12 +263,12 @@ def _unknown(
     if not found:
         return None
     found |= also(tables) if also else {}
-    (loc, mend), *others = found.items()
+    (loc, fix), *others = found.items()
     more = f" (and {rest} more)" if (rest := len(mistakes) - len(unknown)) else ""
     if not others:
-        return UserError(f"unknown key {loc[-1]!r}{more}", where=where(loc), mend=mend)
+        return UserError(where(loc), f"unknown key {loc[-1]!r}{more}", fix)
     told = "; ".join(f"{where(loc)}{f': {hint}' if hint else ''}" for loc, hint in found.items())
-    return UserError(f"{len(found)} unknown keys{more}: {told}", where=str(where.path or where(())))
+    return UserError(str(where.path or where(())), f"{len(found)} unknown keys{more}: {told}")
 
 
 def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:
@@ -281,12 +281,12 @@ def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> U
     more = f" (and {len(others)} more)" if others else ""
     kind, said = mistake["type"], mistake["msg"]
     if _URGENCY.get(kind) == 2:
-        return UserError(f"{'.'.join(loc)!r} is missing{more}", where=where(loc))
+        return UserError(where(loc), f"{'.'.join(loc)!r} is missing{more}")
     if kind == "value_error" or isinstance(mistake.get("ctx", {}).get("error"), UserError):
-        return UserError(str(mistake["ctx"]["error"]) + more, where=where(loc))
+        return UserError(where(loc), str(mistake["ctx"]["error"]) + more)
     given = json.dumps(mistake["input"], ensure_ascii=False, default=str)
     shown = given if len(given) <= 60 else given[:57] + "..."
-    return UserError(f"{shown} will not do: {said[0].lower() + said[1:]}{more}", where=where(loc))
+    return UserError(where(loc), f"{shown} will not do: {said[0].lower() + said[1:]}{more}")
 
 
 def keys_at(cls: Any, loc: Sequence[str]) -> list[str]:

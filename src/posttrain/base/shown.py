@@ -10,15 +10,15 @@ _ESCAPED = "\\ufdd0"
 """What guards the spelling of marks (base/spelling.py), once it is escaped and guards no more."""
 
 
-def check_shown(messages: Sequence[Message], tools: Sequence[Any], text: str, *, mend: str) -> None:
+def check_shown(messages: Sequence[Message], tools: Sequence[Any], text: str, *, fix: str) -> None:
     """UserError if a text leaves out or alters a message, or leaves out a tool."""
     for message in messages:
         # What assistants said earlier may be left out: many templates drop their reasoning.
         if message["role"] != "assistant" and message["content"].strip() not in text:
-            what = f"the chat template leaves out or alters what the {message['role']} says"
-            raise UserError(what, mend=mend)
+            problem = f"the chat template leaves out or alters what the {message['role']} says"
+            raise UserError("", problem, fix)
     if any(tool["function"]["name"] not in text for tool in tools):
-        raise UserError("the chat template does not show tools", mend="describe them in a message")
+        raise UserError("", "the chat template does not show tools", "describe them in a message")
 
 
 def check_calls(message: Message, said: str) -> None:
@@ -31,10 +31,10 @@ def check_calls(message: Message, said: str) -> None:
     names = [function["name"] for function in functions]
     for name in names:
         if said.count(name) < names.count(name):
-            raise UserError(f"the chat template leaves out a call of {name!r}")
+            raise UserError("", f"the chat template leaves out a call of {name!r}")
     for value in leaves([function["arguments"] for function in functions]):
         if not is_shown(value, said) or _ESCAPED in said:
-            raise UserError(f"the chat template leaves out or alters the argument {value!r:.60}")
+            raise UserError("", f"the chat template leaves out or alters the argument {value!r:.60}")
 
 
 def holds(text: str, words: str) -> bool:

@@ -173,7 +173,7 @@ class Spelling:
         """These tokens; UserError for one that the model does not know."""
         if self.embedded is not None and max(tokens, default=0) >= self.embedded:
             spelt = self.tokenizer.convert_ids_to_tokens(next(t for t in tokens if t >= self.embedded))
-            raise UserError(f"it holds {spelt!r}, for which the model has no embedding")
+            raise UserError("", f"it holds {spelt!r}, for which the model has no embedding")
         return tokens
 
 

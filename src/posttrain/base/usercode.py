@@ -56,11 +56,13 @@ def cause(error: BaseException) -> str:
     return line.encode("utf-8", "replace").decode()  # half a surrogate pair could not be printed
 
 
-def refuse_memory(name: str, mend: str) -> None:
+def refuse_memory(name: str, fix: str) -> None:
     """UserError for the name of something that only the program held which started the run."""
     if name.startswith(MEMORY):
-        what = f"{name.removeprefix(MEMORY)!r} was held by the program that started the run, and is not here"
-        raise UserError(what, mend=mend)
+        problem = (
+            f"{name.removeprefix(MEMORY)!r} was held by the program that started the run, and is not here"
+        )
+        raise UserError("", problem, fix)
 
 
 def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False) -> Any:
@@ -77,7 +79,7 @@ def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False
     try:
         order = json.dumps([path, call.__module__, call.__qualname__, args], allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"what it is given is not plain data: {error}", where=name) from None
+        raise UserError(name, f"what it is given is not plain data: {error}") from None
     with tempfile.TemporaryFile() as answer:
         process = subprocess.Popen(
             [sys.executable, "-c", _AWAY.replace("_answer()", f"_answer({answer.fileno()})")],
@@ -92,8 +94,8 @@ def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False
         try:
             process.communicate(order, timeout=None if endless else ASKED_S)
         except subprocess.TimeoutExpired:
-            mend = "leave only definitions at the top of the file"
-            raise UserError(f"it is not loaded within {ASKED_S:g} s", where=name, mend=mend) from None
+            fix = "leave only definitions at the top of the file"
+            raise UserError(name, f"it is not loaded within {ASKED_S:g} s", fix) from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -102,10 +104,10 @@ def asked(call: Callable[..., Any], *args: Any, name: str, endless: bool = False
         told = answer.read()
     if not told:
         how = how_it_ended(process.returncode)
-        raise UserError(f"it ends the process that it is loaded in: {how}", where=name)
+        raise UserError(name, f"it ends the process that it is loaded in: {how}")
     good, value = json.loads(told)
     if not good:
-        raise UserError(value[0], where=value[1], mend=value[2])
+        raise UserError(*value)
     return value
 
 
@@ -117,9 +119,9 @@ def _answer(descriptor: int) -> None:
     try:
         answer = [True, getattr(importlib.import_module(module), function)(*args)]
     except UserError as error:
-        answer = [False, [error.what, error.where, error.mend]]
+        answer = [False, [error.key, error.problem, error.fix]]
     except BaseException as error:  # the code may even call sys.exit
-        answer = [False, [cause(error), "", ""]]
+        answer = [False, ["", cause(error), ""]]
     os.write(descriptor, dumps(answer).encode("utf-8", "replace"))
     os._exit(0)
 
@@ -164,7 +166,7 @@ def load_edited(name: str, key: str) -> Any:
             _forget(file, _FOLDERS)
         return _found(name)
     except UserError as error:
-        raise UserError(f"{error.where}: {error.what}", where=key, mend=error.mend) from None
+        raise error.at(key, keep=True) from None
 
 
 def file_of(name: str) -> Path | None:
@@ -215,13 +217,13 @@ def load_named(name: str) -> Any:
 def _found(name: str) -> Any:
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
-        raise UserError("names nothing", where=name, mend="write 'module:name' or 'path/to/file.py:name'")
+        raise UserError(name, "names nothing", "write 'module:name' or 'path/to/file.py:name'")
     module = _file(place, name) if place.endswith(".py") else _module(place, name)
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
             hint = did_you_mean(part, [k for k in vars(module) if not k.startswith("_")])
-            raise UserError(f"{place} has no {attribute!r}", where=name, mend=hint)
+            raise UserError(name, f"{place} has no {attribute!r}", hint)
         found = getattr(found, part)
     return found
 
@@ -235,9 +237,9 @@ def _module(place: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
             raise UserError(
+                name,
                 f"there is no module {place!r}",
-                where=name,
-                mend="it must be installed or lie in the working directory; a file is named 'file.py:name'",
+                "it must be installed or lie in the working directory; a file is named 'file.py:name'",
             ) from None
         raise _broken(place, name, error) from None
     except KeyboardInterrupt:
@@ -250,14 +252,14 @@ def _file(place: str, name: str) -> ModuleType:
     path = Path(place).expanduser().resolve()
     if not path.is_file():
         beside = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        mend = did_you_mean(path.name, beside) or "a path is taken from the working directory"
-        raise UserError(f"there is no file {path}", where=name, mend=mend)
+        fix = did_you_mean(path.name, beside) or "a path is taken from the working directory"
+        raise UserError(name, f"there is no file {path}", fix)
     key = _key(path)
     if key in sys.modules:
         return sys.modules[key]
     spec = importlib.util.spec_from_file_location(key, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"{place} cannot be loaded as Python", where=name)
+        raise UserError(name, f"{place} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.parent)
     _forget(path, _FOLDERS - {folder})
@@ -308,4 +310,4 @@ def _broken(place: str, name: str, error: BaseException) -> UserError:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
         outside = [f for f in frames if f.filename != __file__]
         at = f" at {Path(outside[-1].filename).name}:{outside[-1].lineno}" if outside else ""
-    return UserError(f"{place} fails while it is imported{at}: {cause(error)}", where=name)
+    return UserError(name, f"{place} fails while it is imported{at}: {cause(error)}")

@@ -96,9 +96,7 @@ def _runs(named: Iterable[Path]) -> Iterator[Listed]:
     seen: set[Path] = set()
     for folder in named:
         if not folder.is_dir():
-            raise UserError(
-                "there is no such directory", where=str(folder), mend="name a run, or a folder of runs"
-            )
+            raise UserError(str(folder), "there is no such directory", "name a run, or a folder of runs")
         for run in _with_stages(folder):
             path = Path(run.path)
             if path.resolve() in seen:
@@ -202,7 +200,7 @@ def remove(plan: Plan) -> None:
             for path in going.paths:
                 _remove(path)
     except OSError as error:
-        raise UserError(f"cannot be removed: {error.strerror}", where=str(error.filename)) from None
+        raise UserError(str(error.filename), f"cannot be removed: {error.strerror}") from None
     finally:
         os.close(lock)
 

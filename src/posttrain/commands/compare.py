@@ -65,8 +65,8 @@ def compared(first: Path, second: Path) -> list[dict[str, Any]]:
     one, other = results.load(first), results.load(second)
     common = [suite for suite in one["suites"] if suite in other["suites"]]
     if not common:
-        what = f"they have no suite in common: {_names(one)}, and {_names(other)}"
-        raise UserError(what, where=f"{first}, {second}", mend="run both on the same suites")
+        problem = f"they have no suite in common: {_names(one)}, and {_names(other)}"
+        raise UserError(f"{first}, {second}", problem, "run both on the same suites")
     rows = [_suite(name, first, second, one["suites"][name], other["suites"][name]) for name in common]
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row["p_holm"] = p
@@ -83,15 +83,15 @@ def _suite(
 ) -> dict[str, Any]:
     where = f"{first}, {second}: {name}"
     if differing := results.differences(one["fingerprint"], other["fingerprint"]):
-        what = f"what is compared must be asked and judged alike; these differ in {differing}"
-        raise UserError(what, where=where, mend="run one of them again as the other was")
+        problem = f"what is compared must be asked and judged alike; these differ in {differing}"
+        raise UserError(where, problem, "run one of them again as the other was")
     for folder, each in ((first, one), (second, other)):
         if "metrics" not in each:
-            raise UserError(f"{name} is not finished", where=str(folder), mend="run its eval again")
+            raise UserError(str(folder), f"{name} is not finished", "run its eval again")
     mine, theirs = (grouped(results.answers(folder, name)) for folder in (first, second))
     if mine.keys() != theirs.keys():
         odd = len(mine.keys() ^ theirs.keys())
-        raise UserError(f"{odd} problems were answered by one of them only", where=where)
+        raise UserError(where, f"{odd} problems were answered by one of them only")
     metric: Metric = suite_of(name).metrics[0]
     ids = sorted(mine)
     pair = ratio_of(metric, mine, ids), ratio_of(metric, theirs, ids)

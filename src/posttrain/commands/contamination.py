@@ -121,7 +121,7 @@ def training_texts(source: str) -> Iterator[tuple[str, str]]:
         return
     task = config.read(Path(source)).recipe.task
     if task.data is None and task.text is None:
-        raise UserError("its tasks are made up, not read", where=source, mend="name a recipe with task.data")
+        raise UserError(source, "its tasks are made up, not read", "name a recipe with task.data")
     if task.data is not None:
         yield from _strings(task.data.read())
     if task.text is not None:

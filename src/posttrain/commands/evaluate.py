@@ -86,7 +86,7 @@ def evaluate(
     if suites is None and data:
         suites = "own"
     if dtype not in (None, "bfloat16", "float32"):
-        raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
+        raise UserError("--dtype", f"unknown dtype {dtype!r}", "bfloat16 or float32")
     if suites is None:
         given: dict[str, object] = {"--limit": limit, "-n": samples, "--temperature": temperature}
         given |= {
@@ -97,8 +97,8 @@ def evaluate(
         }
         for option, value in given.items():
             if value is not None:
-                mend = "name them with --suite" + " (or --set eval.limit=N)" * (option == "--limit")
-                raise UserError("is for suites", where=option, mend=mend)
+                fix = "name them with --suite" + " (or --set eval.limit=N)" * (option == "--limit")
+                raise UserError(option, "is for suites", fix)
         _held_out(target, sets or (), model, as_json, told)
         return
     draws = EngineChoice(name=engine_named(engine or "native"))
@@ -146,9 +146,9 @@ def _answer(
 def _held_out(target: str, sets: Sequence[str], model: str | None, as_json: bool, told: Say) -> None:
     if not Path(target).exists() and not target.endswith(".toml"):
         raise UserError(
+            target,
             "there is no such recipe and no such run, and a model alone has no held-out tasks",
-            where=target,
-            mend="name --suite gsm8k, or a recipe",
+            "name --suite gsm8k, or a recipe",
         )
     found, recipe, adapter = target_of(Path(target), sets, model, told)
     process.configure(recipe.run.threads)
@@ -172,13 +172,13 @@ def _suites(
         key, mark, file = each.partition("=")
         key, file = (key, file) if mark and key.partition(".")[0] in SUITES else ("", each)
         if not key and len(chosen) > 1:
-            raise UserError("whose is it?", where=f"--data {each}", mend=f"write {chosen[0].name}={each}")
+            raise UserError(f"--data {each}", "whose is it?", f"write {chosen[0].name}={each}")
         files[key or chosen[0].name] = file
     wanted = {key for suite in chosen for key in (suite.name, f"{suite.name}.shots")}
     if odd := sorted(set(files) - wanted):
-        raise UserError("this suite is not asked for", where=f"--data {odd[0]}", mend="name it in --suite")
+        raise UserError(f"--data {odd[0]}", "this suite is not asked for", "name it in --suite")
     if verifier and not any(suite.name == "own" for suite in chosen):
-        raise UserError("the other suites have a judge", where="--verifier", mend="leave it out")
+        raise UserError("--verifier", "the other suites have a judge", "leave it out")
     out = []
     for suite in chosen:
         if suite.name == "own":
@@ -195,8 +195,8 @@ def _judge_of(target: str, verifier: str | None) -> Verifier:
     if verifier is None and file.suffix == ".toml" and document(file)[0].get("verifier"):
         verifier = str(file)
     if verifier is None:
-        mend = "name one with --verifier: number, math, a recipe or module:function (see posttrain verify)"
-        raise UserError("who judges?", where="--verifier", mend=mend)
+        fix = "name one with --verifier: number, math, a recipe or module:function (see posttrain verify)"
+        raise UserError("--verifier", "who judges?", fix)
     return read_verifier(verifier)
 
 

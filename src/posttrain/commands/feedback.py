@@ -46,8 +46,8 @@ def revise(
     """
     found, records = _read(judge, prompts, sets or ())
     if found.constitution is None:
-        mend = 'set verifier.judge.constitution = "ours" and rubric = "principled"'
-        raise UserError("there is no constitution", where=str(judge), mend=mend)
+        fix = 'set verifier.judge.constitution = "ours" and rubric = "principled"'
+        raise UserError(str(judge), "there is no constitution", fix)
     how = Revising(rounds=rounds, max_tokens=found.max_tokens, temperature=found.temperature, seed=found.seed)
     _say(write_revisions(found.writer, found.constitution, records, out, how), out)
 
@@ -72,7 +72,7 @@ def prefer(
             found.writer, found.rubric, records, out, constitution=found.constitution, keep=keep, how=how
         )
     except ValueError as error:
-        raise UserError(str(error), where=str(judge), mend='set verifier.judge.rubric = "pairwise"') from None
+        raise UserError(str(judge), str(error), 'set verifier.judge.rubric = "pairwise"') from None
     _say(counts, out)
     if counts["unparsable"] > counts["better"]:
         typer.echo(
@@ -83,7 +83,7 @@ def prefer(
 def _read(judge: Path, data: Path, sets: Sequence[str]) -> tuple[Judge, list[dict[str, Any]]]:
     found = read_verifier(str(judge), sets)
     if not isinstance(found, Judge):
-        raise UserError("it names no judge alone", where=str(judge), mend="give it [verifier.judge]")
+        raise UserError(str(judge), "it names no judge alone", "give it [verifier.judge]")
     records = [record.fields for record in read_records(str(data))]
     found.require()
     return found, records

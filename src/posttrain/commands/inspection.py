@@ -52,8 +52,8 @@ def inspect(
     for fault in skipped:
         err.print(fault, style="dim", soft_wrap=True)
     if folder is None:
-        mend = "one is written after the last update, and every checkpoint.every updates"
-        raise UserError("has no whole checkpoint", where=str(run), mend=mend)
+        fix = "one is written after the last update, and every checkpoint.every updates"
+        raise UserError(str(run), "has no whole checkpoint", fix)
     with found.located():
         needed = against is None or (folder / "adapter").exists()
         begun = pretrained.resolve(found.recipe.model.path) if needed else None
@@ -84,8 +84,7 @@ def _named(against: str | None) -> Path | None:
     try:
         return pretrained.resolve(against)
     except UserError as error:
-        where, mend = (text.replace(pretrained.KEY, "--against") for text in (error.where, error.mend))
-        raise UserError(error.what, where=where, mend=mend) from None
+        raise error.moved(pretrained.KEY, "--against") from None
 
 
 def _print(report: dict[str, Any], changes: Sequence[Change]) -> None:

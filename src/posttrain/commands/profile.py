@@ -67,7 +67,7 @@ def profile(
     check_alone()
     found = config.read(recipe, sets or ())
     if file is not None and not file.absolute().parent.is_dir():
-        raise UserError("there is no such directory", where=str(file.parent), mend="make it, or name another")
+        raise UserError(str(file.parent), "there is no such directory", "make it, or name another")
     told = silent if as_json else say
     with found.located():
         _check(found.recipe, updates)
@@ -85,15 +85,13 @@ def profile(
 def _check(recipe: Any, updates: int) -> None:
     """UserError for what cannot be profiled."""
     if recipe.train.ranks:
-        raise UserError(
-            "several ranks cannot be profiled", where="train.ranks", mend="add --set train.ranks=0"
-        )
+        raise UserError("train.ranks", "several ranks cannot be profiled", "add --set train.ranks=0")
     if recipe.async_.where == "thread":
-        what = "a sampler in another thread computes beside the learner: their times cannot be told apart"
-        raise UserError(what, where="async.place", mend="add --set async.place=process")
+        problem = "a sampler in another thread computes beside the learner: their times cannot be told apart"
+        raise UserError("async.place", problem, "add --set async.place=process")
     if recipe.run.updates <= updates:
-        what = f"the run has {recipe.run.updates} updates, and {1 + updates} are made, the first uncounted"
-        raise UserError(what, where="run.updates", mend="name fewer with --updates, or --set run.updates=...")
+        problem = f"the run has {recipe.run.updates} updates, and {1 + updates} are made, the first uncounted"
+        raise UserError("run.updates", problem, "name fewer with --updates, or --set run.updates=...")
 
 
 def _profiled(found: config.LoadedRecipe, updates: int, told: Callable[[str], None]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rich.tree import Tree as Drawn
 from posttrain.api.training import say
 from posttrain.base import process
 from posttrain.base.toml import dump
+from posttrain.errors import UnreadKeyError
 from posttrain.models import pretrained
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.target import Target, target_of
@@ -106,8 +107,8 @@ def _strategies(named: str | None) -> list[Strategy]:
     known: dict[str, Strategy] = {each: each for each in get_args(Strategy)}
     names = named.split(",") if named else []
     if unknown := [each for each in names if each not in known]:
-        mend = ", ".join(known)
-        raise UserError(f"there is no strategy {unknown[0]!r}", where="--strategy", mend=mend)
+        fix = ", ".join(known)
+        raise UserError("--strategy", f"there is no strategy {unknown[0]!r}", fix)
     return [known[each] for each in names]
 
 
@@ -116,15 +117,15 @@ def _resolve(
 ) -> tuple[Resolved, Sequence[Task]]:
     """What the recipe asks, and the tasks that are meant."""
     if split not in ("held_out", "train"):
-        raise UserError(f"there is no split {split!r}", where="--split", mend="held_out or train")
+        raise UserError("--split", f"there is no split {split!r}", "held_out or train")
     resolved = resolve_recipe(recipe)
     if not resolved.online:
-        raise UserError("an offline recipe has no answers to search", where="method.name")
+        raise UserError("method.name", "an offline recipe has no answers to search")
     for choice in choices:
         check_samplers(replace(resolved, recipe=replace(recipe, search=choice)))
     tasks = (resolved.held_out if split == "held_out" else resolved.train)[:limit]
     if not tasks:
-        raise UserError(f"there are no tasks in {split}", where="eval.limit")
+        raise UserError("eval.limit", f"there are no tasks in {split}")
     return resolved, tasks
 
 
@@ -143,9 +144,8 @@ def _target(target: Path, given: list[str], model: str | None, strategies: list[
     for strategy in strategies:
         try:
             return target_of(target, [*given, f"search.strategy={strategy}"], model, say)
-        except UserError as error:
-            if "is never read" not in str(error):
-                raise
+        except UnreadKeyError:
+            continue
     return target_of(target, given, model, say)
 
 
@@ -154,10 +154,10 @@ def _check_goals(path: Path | None, choices: Sequence[SearchChoice]) -> None:
     if path is None:
         return
     if not any(each.asks_sketches for each in choices):
-        mend = "set search.strategy = 'hypertree' and search.sketches"
-        raise UserError("nothing is sketched, so nothing is left to prove", where="--goals", mend=mend)
+        fix = "set search.strategy = 'hypertree' and search.sketches"
+        raise UserError("--goals", "nothing is sketched, so nothing is left to prove", fix)
     if not path.parent.is_dir():
-        raise UserError(f"there is no folder {str(path.parent)!r}", where="--goals", mend="make it first")
+        raise UserError("--goals", f"there is no folder {str(path.parent)!r}", "make it first")
 
 
 def _write_goals(path: Path | None, told: Mapping[str, Sequence[Line]]) -> None:

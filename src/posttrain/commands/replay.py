@@ -34,15 +34,15 @@ def replay(
     found = config.read(run / "config.toml")
     ahead, (_, env) = found.recipe.async_, found.recipe.judges()
     if (run / "ranks").is_dir():
-        raise UserError("it was trained by several ranks, and is made again by one", where=str(run))
+        raise UserError(str(run), "it was trained by several ranks, and is made again by one")
     if ahead.window > 1:
-        raise UserError("which groups passed others is in no record", where="async.window")
+        raise UserError("async.window", "which groups passed others is in no record")
     if env is not None and not env.trusted and ahead.max_lag:
-        what = "when an environment in a process of its own replied is in no record"
-        raise UserError(what, where="task.repair" if found.recipe.task.repair else "task.env")
+        problem = "when an environment in a process of its own replied is in no record"
+        raise UserError("task.repair" if found.recipe.task.repair else "task.env", problem)
     if last_update(run) < found.recipe.run.updates:
-        what = f"it has ended at update {last_update(run)} of {found.recipe.run.updates}"
-        raise UserError(what, where=str(run), mend="end it with `posttrain train --resume` first")
+        problem = f"it has ended at update {last_update(run)} of {found.recipe.run.updates}"
+        raise UserError(str(run), problem, "end it with `posttrain train --resume` first")
     recorded = RecordedSchedule(run, ahead.samplers)
     path = run_dir or claimed_directory(f"{run.resolve().name}-replay")
     train(
@@ -55,7 +55,7 @@ def replay(
 def _beside(file: Path, run: Path, again: Path) -> Path:
     other = again / file.relative_to(run)
     if not other.exists():
-        raise RunError(f"{other} did not come out")
+        raise RunError("replay", f"{other} did not come out")
     return other
 
 
@@ -68,11 +68,11 @@ def _compared(run: Path, again: Path) -> tuple[int, int]:
         one, other = load_file(file), load_file(_beside(file, run, again))
         for name, tensor in one.items():
             if not torch.equal(tensor, other[name]):
-                raise RunError(f"{name} came out otherwise")
+                raise RunError("replay", f"{name} came out otherwise")
         tensors += len(one)
     for file in sorted((run / "samples").glob("*.jsonl")):
         one_text, other_text = file.read_bytes(), _beside(file, run, again).read_bytes()
         if one_text != other_text:
-            raise RunError(f"{file.name} of samples came out otherwise")
+            raise RunError("replay", f"{file.name} of samples came out otherwise")
         rows += one_text.count(b"\n")
     return tensors, rows

@@ -94,8 +94,8 @@ def runs(
     Example: `posttrain runs --sort best`
     """
     if not folder.is_dir():
-        mend = "name a folder of runs; posttrain train leaves them in runs/"
-        raise UserError("there is no such directory", where=str(folder), mend=mend)
+        fix = "name a folder of runs; posttrain train leaves them in runs/"
+        raise UserError(str(folder), "there is no such directory", fix)
     found = ordered([listed(path) for path in found_in(folder)], sort)
     if as_json:
         for each in found:
@@ -128,10 +128,8 @@ def report(
     pipelines = [path for path in run_dirs if (path / STAGES).exists()]
     if len(run_dirs) > 1:
         if pipelines:
-            mend = f"name runs of its stages, as {pipelines[0]}/01-..."
-            raise UserError(
-                "is a pipeline, and beside others only runs are shown", where=str(pipelines[0]), mend=mend
-            )
+            fix = f"name runs of its stages, as {pipelines[0]}/01-..."
+            raise UserError(str(pipelines[0]), "is a pipeline, and beside others only runs are shown", fix)
         beside = Path(os.path.commonpath([path.absolute().parent for path in run_dirs]))
         written = write_overlay(run_dirs, page or beside / "comparison.html")
     elif pipelines:
@@ -152,7 +150,7 @@ def watch(
     Example: `posttrain watch runs/arithmetic_grpo-001`
     """
     if (run / STAGES).exists():
-        raise UserError("is a pipeline", where=str(run), mend="name the run of one of its stages")
+        raise UserError(str(run), "is a pipeline", "name the run of one of its stages")
     with Server(run, port, in_use) as server:
         out.print(f"{server.address} shows {run}; Ctrl-C ends it", soft_wrap=True)
         sys.stdout.flush()
@@ -204,7 +202,7 @@ def listed(path: Path) -> Listed:
         return _run(path, told)
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         unreadable = not isinstance(error, UserError)
-        what = error.what if isinstance(error, UserError) else f"it cannot be read: {error}"
+        what = error.problem if isinstance(error, UserError) else f"it cannot be read: {error}"
         return Listed(**told, kind="unknown", state="broken", note=what, unreadable=unreadable)
 
 
@@ -218,7 +216,7 @@ def _files(path: Path) -> Iterator[os.stat_result]:
 
 def _run(path: Path, told: dict[str, Any]) -> Listed:
     if not (path / "config.toml").exists():
-        raise UserError("it has no config.toml" if any(path.iterdir()) else "it is empty")
+        raise UserError("", "it has no config.toml" if any(path.iterdir()) else "it is empty")
     record = read(path)
     if not record.config:
         raise ValueError((record.notes or ["config.toml is empty"])[0])
@@ -262,7 +260,7 @@ def _ended(record: Record, done: int, updates: int) -> str:
 def _pipeline(path: Path, told: dict[str, Any]) -> Listed:
     content, notes = file_text(path / STAGES)
     if notes:
-        raise UserError(notes[0])
+        raise UserError("", notes[0])
     stages = [(path / each["directory"], each["kind"]) for each in json.loads(content)["stages"]]
     states = [
         _run(p, {"path": str(p)}).state if p.is_dir() and kind == "recipe" else "" for p, kind in stages

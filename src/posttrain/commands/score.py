@@ -83,13 +83,13 @@ def score(
     same of the reward model and how far the two agree.
     """
     if dtype not in ("bfloat16", "float32"):
-        raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
+        raise UserError("--dtype", f"unknown dtype {dtype!r}", "bfloat16 or float32")
     process.configure()
     chosen, adapter, start, usual = _policy(target, dtype)
     origin = _origin(start, chosen, reference)
     if origin is None:
-        what = "log π/π_ref needs the model that the policy was trained from"
-        raise UserError(what, where="--reference", mend="name it, or score a run directory")
+        problem = "log π/π_ref needs the model that the policy was trained from"
+        raise UserError("--reference", problem, "name it, or score a run directory")
     say = pretrained.silent if as_json else training.say
     rankings = _read(data, limit, say)
     policy = _beside(origin, read_model_info(chosen, say), say)
@@ -98,8 +98,7 @@ def score(
     try:
         pairs = shaper.each(rankings, "rankings", say)
     except UserError as error:
-        where = error.where.replace("batch.max_length", "--max-length")
-        raise UserError(error.what, where=where, mend=error.mend) from None
+        raise error.moved("batch.max_length", "--max-length") from None
     groups = [g for _, g in pairs]
     with _cache_dir(data, target, reference or "") as place:
         logp = _logp(start if adapter and start else chosen, policy, groups, place, adapter)
@@ -125,9 +124,9 @@ def _policy(target: str, dtype: str) -> tuple[Recipe, Path | None, Recipe | None
     usual = (preference.log_ratio, preference.reverse_kl)
     if isinstance(method, Preference) and (method.implicit, function_of(method.divergence)) != usual:
         raise UserError(
+            target,
             f"a run of {label(recipe.method['name'])} has another implicit reward than β log π/π_ref",
-            where=target,
-            mend="score the model of its checkpoint, with --reference and --beta",
+            "score the model of its checkpoint, with --reference and --beta",
         )
     model = replace(model, path=recipe.model.path, chat_template=recipe.model.chat_template)
     return replace(chosen, model=model), adapter, found.recipe, beta
@@ -150,8 +149,7 @@ def _beside(origin: Recipe, policy: ModelInfo, say: Say) -> ModelInfo:
         asked = replace(origin, reference=Reference(path=origin.model.path), critic=Critic())
         return with_companion_models(asked, policy, say)
     except UserError as error:
-        where = error.where.replace("reference.path", "--reference")
-        raise UserError(error.what, where=where, mend=error.mend) from None
+        raise error.moved("reference.path", "--reference") from None
 
 
 def _read(data: Path, limit: int | None, say: Say) -> list[Ranking]:
@@ -179,10 +177,10 @@ def _cache_dir(*asked: object) -> Iterator[Path]:
         lock = FileLock(f"{place}.lock", timeout=0)
         lock.acquire()
     except Timeout:
-        raise UserError("another process is scoring the same", where=str(place)) from None
+        raise UserError(str(place), "another process is scoring the same") from None
     except OSError as error:
-        mend = "set POSTTRAIN_CACHE to a directory with room"
-        raise UserError(f"nothing can be kept: {error.strerror}", where=str(kept), mend=mend) from None
+        fix = "set POSTTRAIN_CACHE to a directory with room"
+        raise UserError(str(kept), f"nothing can be kept: {error.strerror}", fix) from None
     with lock:
         yield place
         shutil.rmtree(place, ignore_errors=True)
@@ -238,10 +236,10 @@ def _explicit(rankings: Sequence[Ranking], paths: Sequence[str]) -> PerRow:
         task = Task(id=ranking.id, messages=ranking.messages, source=ranking.source)
         for answer in ranking.answers:
             if not isinstance(answer, str):
-                what = (
+                problem = (
                     "an answer has several messages, calls or reasoning, and a reward model judges one text"
                 )
-                raise UserError(what, where=ranking.source, mend="leave --against out")
+                raise UserError(ranking.source, problem, "leave --against out")
             pairs.append((task, answer))
     found = [v.score if v.score is not None else float("nan") for v in judge.judge_all(pairs)]
     return torch.tensor(found, dtype=torch.float64)

@@ -49,7 +49,7 @@ def steps(
     Each line is a record for the method process_reward: prompt, steps, labels (success rates), rollouts.
     """
     if out.exists():
-        raise UserError("is there already", where=str(out), mend="name another file, or remove it")
+        raise UserError(str(out), "is there already", "name another file, or remove it")
     (found, recipe, adapter), between = target_of(target, sets or ()), _between(separator)
     how = Labelling(
         solutions=solutions,
@@ -86,7 +86,7 @@ def steps(
 
 def _between(separator: str) -> str:
     if not separator:
-        raise UserError("is empty", where="--separator", mend="give what stands between steps")
+        raise UserError("--separator", "is empty", "give what stands between steps")
     return separator.replace("\\n", "\n")
 
 
@@ -112,8 +112,8 @@ def _resolve(recipe: Recipe, limit: int | None) -> tuple[Resolved, Verifier, Mod
     """What the recipe asks first, who judges, and its model; UserError if nobody could judge, or answer."""
     resolved = resolve_recipe(recipe)
     if not resolved.online or resolved.verifier is None:
-        what = "steps are judged by where they lead, and this recipe has no verifier that could"
-        raise UserError(what, where="verifier", mend="take the recipe of an online method")
+        problem = "steps are judged by where they lead, and this recipe has no verifier that could"
+        raise UserError("verifier", problem, "take the recipe of an online method")
     first, policy = (
         replace(resolved, train=resolved.train[:limit], held_out=()),
         read_model_info(recipe, silent),

@@ -19,6 +19,7 @@ from posttrain.models import pretrained
 from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages
 from posttrain.recipe import config
+from posttrain.recipe.document import document
 from posttrain.report import terminal
 from posttrain.report.terminal import out
 from posttrain.runtime import build
@@ -57,7 +58,7 @@ def train(
     --set train.ranks=2 (docs/scaling.md).
     """
     if resume and run_dir is None:
-        raise UserError("which run?", where="--resume", mend="name its directory with --run-dir")
+        raise UserError("--resume", "which run?", "name its directory with --run-dir")
     found = config.read(recipe, sets or ())
     if found.recipe.train.ranks and not launched():
         options = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
@@ -106,7 +107,7 @@ def validate(
     fakes, the tokenizer, the batch plan and the memory. Where an environment, tools or an agent play, a
     script plays one episode, which is shown. Exit 2 with the first fault, or 0.
     """
-    if "stage" in config.document(recipe)[0]:
+    if "stage" in document(recipe)[0]:
         names = check_stages(recipe, sets or (), pretrained.silent if as_json else say)
         typer.echo(json.dumps({"valid": True, "stages": names}) if as_json else f"{recipe}: valid")
         return
@@ -152,9 +153,9 @@ def sample(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, max_new_tokens=max_new_tokens
         )
     except ValueError as error:
-        raise UserError(str(error), where="options") from None
+        raise UserError("options", str(error)) from None
     if dtype not in (None, "bfloat16", "float32"):
-        raise UserError(f"unknown dtype {dtype!r}", where="--dtype", mend="bfloat16 or float32")
+        raise UserError("--dtype", f"unknown dtype {dtype!r}", "bfloat16 or float32")
     text = _prompt(prompt)
     recipe, adapter = recipe_of(target, say)
     model = replace(recipe.model, dtype=dtype or recipe.model.dtype, device="auto")  # type: ignore[arg-type]
@@ -177,7 +178,7 @@ def _prompt(given: str) -> str:
         text = sys.stdin.read() if given == "-" else given
         text.encode()
     except UnicodeError:
-        raise UserError("is not UTF-8", where="PROMPT", mend="give text") from None
+        raise UserError("PROMPT", "is not UTF-8", "give text") from None
     return text
 
 

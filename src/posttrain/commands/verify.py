@@ -50,7 +50,7 @@ def verify(
     classes: Counter[str] = Counter()
     scores: list[float] = []
     if workers > (most := most_workers()):
-        raise UserError(f"this machine has room for {most}", where="--workers", mend="lower it")
+        raise UserError("--workers", f"this machine has room for {most}", "lower it")
     with Progress(console=err, disable=as_json or not err.is_terminal, transient=True) as bar:
         line = bar.add_task("judging", total=len(given))
         found = verdicts(

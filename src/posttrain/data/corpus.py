@@ -59,7 +59,7 @@ class Corpus(Sequence[Trajectory]):
             count = len(encode(document))
             if not count:
                 raise UserError(
-                    "the tokenizer finds no token in a document", where=f"{text.paths[number]}:{piece[2]}"
+                    f"{text.paths[number]}:{piece[2]}", "the tokenizer finds no token in a document"
                 )
             self._source.append(number)
             for column, value in zip(self._places, piece, strict=True):
@@ -135,7 +135,9 @@ class Corpus(Sequence[Trajectory]):
         start, stop, line = (column[document] for column in self._places)
         tokens = array("I", self._encode(self._sources[self._source[document]].read((start, stop, line))))
         if len(tokens) != self._counts[document]:
-            raise RunError(f"the text of document {document + 1} changed while it was being learnt")
+            raise RunError(
+                "read text", f"the text of document {document + 1} changed while it was being learnt"
+            )
         self._kept[document] = tokens
         self._kept_tokens += len(tokens)
         while len(self._kept) > 1 and self._kept_tokens > KEPT_TOKENS:
@@ -155,7 +157,7 @@ def load_corpus(
     short to predict anything.
     """
     if max_length < 2:
-        raise UserError("a row of 1 token predicts nothing", where="batch.max_length", mend="raise it")
+        raise UserError("batch.max_length", "a row of 1 token predicts nothing", "raise it")
     found = sources(text)
     say(f"counting the tokens of {', '.join(text.paths)}")
     corpus = Corpus(found, text, encode=encode, eos=eos, max_length=max_length)

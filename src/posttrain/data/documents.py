@@ -99,7 +99,7 @@ class TextFile:
                 seen = True
             elif seen:
                 where = f"{os.path.basename(self.path)}:{line}"
-                raise UserError("the document is empty", where=where, mend="take one of the separators out")
+                raise UserError(where, "the document is empty", "take one of the separators out")
             held, start, line = bytearray(), at + len(raw), number + 1
         if held.strip():
             yield self._document(held, start, line)
@@ -165,11 +165,11 @@ def text_of(record: Record) -> str:
     """The field `text` of a record, which may be blank; UserError if there is none, or if it is no text."""
     if "text" not in record.fields:
         hint = did_you_mean("text", record.fields) or f"it has {', '.join(record.fields) or 'none'}"
-        raise UserError("there is no field 'text'", where=record.source, mend=hint)
+        raise UserError(record.source, "there is no field 'text'", hint)
     text = record.cells.get("text", record.fields["text"])
     if not isinstance(text, str):
         kind = "null" if text is None else f"{text!r:.40}, not text"
-        raise UserError(f"text is {kind}", where=record.source)
+        raise UserError(record.source, f"text is {kind}")
     return text
 
 
@@ -189,12 +189,12 @@ def _source(path: str, text: Text) -> Source:
         if suffix in (".jsonl", ".ndjson", ".jsonlines"):
             return JsonLines(str(file))
         if suffix in (".zst", ".bz2", ".xz"):
-            what = f"a {suffix} file is neither text nor records that can be read"
-            raise UserError(what, where=path, mend="write it as JSONL with a field text")
+            problem = f"a {suffix} file is neither text nor records that can be read"
+            raise UserError(path, problem, "write it as JSONL with a field text")
         if suffix not in (".json", ".parquet", ".gz", ".csv", ".tsv"):
             return TextFile(str(file))
         if file.name.lower().endswith(".txt.gz"):
-            raise UserError("of gzipped files only records are read", where=path, mend="unpack it")
+            raise UserError(path, "of gzipped files only records are read", "unpack it")
     found = (text_of(record) for record in read_records(path, split=text.split, subset=text.subset))
     return InMemoryDocuments([document for document in found if document.strip()])
 
@@ -214,7 +214,7 @@ def limited(found: Sequence[Source], text: Text) -> Iterator[tuple[int, Piece, s
                 empty = False
                 yield number, piece, document
             if empty:
-                raise UserError("there is no text in it", where=text.paths[number])
+                raise UserError(text.paths[number], "there is no text in it")
 
     return islice(every(), text.limit)
 
@@ -225,7 +225,7 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
     with _open(path) as file:
         for number, raw in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), start=1):
             if len(raw) > MOST_LINE:
-                raise UserError("the line has more than 128 MiB", where=f"{os.path.basename(path)}:{number}")
+                raise UserError(f"{os.path.basename(path)}:{number}", "the line has more than 128 MiB")
             skip = 0 if at or not raw.startswith(_BYTE_ORDER_MARK) else len(_BYTE_ORDER_MARK)
             yield at + skip, raw[skip:]
             at += len(raw)
@@ -235,7 +235,7 @@ def _open(path: str) -> BinaryIO:
     try:
         return open(path, "rb")
     except OSError as error:
-        raise UserError(f"it cannot be read: {error.strerror or error}", where=path) from None
+        raise UserError(path, f"it cannot be read: {error.strerror or error}") from None
 
 
 def _bytes(path: str, piece: Piece) -> bytes:

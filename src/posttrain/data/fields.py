@@ -112,9 +112,9 @@ class Fields:
         read, found = set(map(self.column, self.used)), self.record.fields
         return [name for name in _OF_PROMPTS if found.get(name) and name not in read]
 
-    def fault(self, what: str, mend: str = "") -> UserError:
+    def fault(self, problem: str, fix: str = "") -> UserError:
         """An error at the record's line."""
-        return UserError(what, where=self.source, mend=mend)
+        return UserError(self.source, problem, fix)
 
     def missing(self, what: str, *names: str) -> UserError:
         """The error that none of these names is there, with the misspelt one if there is one."""
@@ -207,8 +207,8 @@ class Fields:
         value = self.spelt(name)
         text = answer_text(value)
         if text is None and value is not None:
-            mend = "a column of another name is handed to rewards as it is"
-            raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number", mend)
+            fix = "a column of another name is handed to rewards as it is"
+            raise self.fault(f"{self.column(name)} is {kind(value)}, not text or a number", fix)
         return text
 
     def id(self) -> str:

@@ -94,10 +94,8 @@ class InMemoryData(Data):
         given = list(undecoded(items))
         wrong = next((each for each in given if not isinstance(each, Mapping | Task)), None)
         if not given or wrong is not None:
-            what = f"an entry is of {type(wrong).__name__}" if given else "there are no records"
-            raise UserError(
-                what, where="data", mend="give dictionaries such as {'prompt': ..., 'answer': ...}"
-            )
+            problem = f"an entry is of {type(wrong).__name__}" if given else "there are no records"
+            raise UserError("data", problem, "give dictionaries such as {'prompt': ..., 'answer': ...}")
         tasks = [each for each in given if isinstance(each, Task)]
         records = [_plain(_recorded(each) if isinstance(each, Task) else each) for each in given]
         text = json.dumps(records, sort_keys=True, default=_told)
@@ -201,9 +199,7 @@ def gather(data: Data, shape: Callable[[Fields], tuple[Form, Sequence[T]]], say:
     if not found:
         first = faults[0]
         raise UserError(
-            f"none of its {count} records can be used; the first: {first.what}",
-            where=first.where,
-            mend=first.mend,
+            first.key, f"none of its {count} records can be used; the first: {first.problem}", first.fix
         )
     _check_columns(data, looked_for, forms.most_common(1)[0][0])
     if data.seed is not None:
@@ -228,7 +224,7 @@ def _one(
     form, items = shape(fields)
     for item in items:
         if item.id in seen:
-            raise UserError(f"id {item.id!r} is that of {seen[item.id]} too", where=fields.source)
+            raise UserError(fields.source, f"id {item.id!r} is that of {seen[item.id]} too")
     seen.update((item.id, fields.source) for item in items)
     return form, items
 
@@ -237,8 +233,10 @@ def _check_columns(data: Data, looked_for: Container[str], form: Form) -> None:
     """UserError for a column that is named for something which these records are not made of."""
     for name, column in data.columns.items():
         if name not in looked_for:
-            what = f"columns takes {column!r} for {name}, which is not read of a {form.noun} of {form.fields}"
-            raise UserError(what, where=data.path, mend="leave it out")
+            problem = (
+                f"columns takes {column!r} for {name}, which is not read of a {form.noun} of {form.fields}"
+            )
+            raise UserError(data.path, problem, "leave it out")
 
 
 def _counted(form: Form, number: int) -> str:
@@ -252,7 +250,7 @@ def summary(faults: Sequence[UserError], *, reasons: bool = False) -> str:
     """
     kinds: dict[str, list[str]] = {}
     for fault in faults:
-        general = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", fault.what)
-        kinds.setdefault(general if reasons else re.split(r"[:;] ", general)[0], []).append(fault.where)
+        general = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "…", fault.problem)
+        kinds.setdefault(general if reasons else re.split(r"[:;] ", general)[0], []).append(fault.key)
     ordered = sorted(kinds.items(), key=lambda entry: -len(entry[1]))
     return ", ".join(f"{len(places)} × {what} (first {places[0]})" for what, places in ordered)

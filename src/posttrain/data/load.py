@@ -50,15 +50,15 @@ def _given(data: InMemoryData) -> list[Task]:
     """Tasks that a program made; UserError for one that no record would have become."""
     for each in fields(Data):
         if each.name != "path" and getattr(data, each.name) not in (each.default, {}):
-            what, mend = (
+            problem, fix = (
                 "is never read: the tasks are given as they are",
                 "leave it out, or give dictionaries",
             )
-            raise UserError(what, where=f"task.data.{each.name}", mend=mend)
+            raise UserError(f"task.data.{each.name}", problem, fix)
     known: set[str] = set()
     for number, task in enumerate(data.tasks, start=1):
         texts = [m.get(key) for m in task.messages for key in ("role", "content")]
-        for wrong, what in (
+        for wrong, problem in (
             (not isinstance(task.id, str), f"its id is {task.id!r:.40}, not text"),
             (task.id in known, f"another task is called {task.id!r:.40}"),
             (not isinstance(task.answer, str | None), f"its answer is {task.answer!r:.40}, not text"),
@@ -68,7 +68,7 @@ def _given(data: InMemoryData) -> list[Task]:
             ),
         ):
             if wrong:
-                raise UserError(what, where=f"data:{number}", mend="mend the Task, or give a dictionary")
+                raise UserError(f"data:{number}", problem, "mend the Task, or give a dictionary")
         known.add(task.id)
     return list(data.tasks)
 
@@ -114,7 +114,7 @@ def _conversation(fields: Fields) -> tuple[Form, list[Conversation]]:
             near = next(filter(None, (did_you_mean(name, record.rest) for name in names)), "")
             raise fields.fault(
                 f"there is no answer to learn; it has {fields.names}",
-                near or "say in [task.data.columns] which column is the completion",
+                near or "set task.data.columns.completion to its column",
             )
         said = record.completion
         messages = (*messages, *([{"role": "assistant", "content": said}] if isinstance(said, str) else said))

@@ -78,7 +78,7 @@ def iterate_records(
         return _iterate_saved(file, path, split=split)
     if split is not None or subset is not None:
         given = "split" if split is not None else "subset"
-        raise UserError(f"{path} is a file, and a file has no {given}", mend=f"leave {given} out")
+        raise UserError("", f"{path} is a file, and a file has no {given}", f"leave {given} out")
     return _some(_from_file(file, path, whole), "the file has no records", path)
 
 
@@ -99,9 +99,9 @@ def _iterate_hub(
         rows = datasets.load_dataset(name, subset, split=split, revision=revision)
     except Exception as error:  # the library raises nearly everything: network, names, splits, scripts
         raise UserError(
+            f"{name}:{subset}" if subset else name,
             f"the data set cannot be loaded: {cause(error)}",
-            where=f"{name}:{subset}" if subset else name,
-            mend="check its name, split and subset, and that the Hub can be reached; or give a file",
+            "check its name, split and subset, and that the Hub can be reached; or give a file",
         ) from None
     return _some(_numbered(rows, name), f"split {split!r} has no records", name)
 
@@ -113,14 +113,14 @@ def _iterate_saved(folder: Path, path: str, *, split: str | None) -> Iterator[Re
     try:
         found = datasets.load_from_disk(str(folder))
     except Exception as error:  # what a damaged file raises is not documented
-        raise UserError(f"the data set cannot be loaded: {cause(error)}", where=path) from None
+        raise UserError(path, f"the data set cannot be loaded: {cause(error)}") from None
     name = split or "train"
     if isinstance(found, dict):
         if name not in found:
-            raise UserError(f"there is no split {name!r}", where=path, mend=f"it has {', '.join(found)}")
+            raise UserError(path, f"there is no split {name!r}", f"it has {', '.join(found)}")
         found = found[name]
     elif split is not None:
-        raise UserError("the data set has no splits", where=path, mend="leave split out")
+        raise UserError(path, "the data set has no splits", "leave split out")
     return _some(_numbered(found, folder.name), "the data set has no records", path)
 
 
@@ -131,7 +131,7 @@ def _some(records: Iterator[Record], problem: str, where: str) -> Iterator[Recor
         empty = False
         yield record
     if empty:
-        raise UserError(problem, where=where)
+        raise UserError(where, problem)
 
 
 def _numbered(rows: Any, name: str) -> Iterator[Record]:
@@ -205,13 +205,13 @@ def check_regular(file: Path, where: str) -> None:
         mode = os.stat(file).st_mode
     except FileNotFoundError:
         if os.path.islink(file):
-            what = f"is a link to {os.readlink(file)}, which is not there"
-            raise UserError(what, where=where, mend="mend the link") from None
+            problem = f"is a link to {os.readlink(file)}, which is not there"
+            raise UserError(where, problem, "mend the link") from None
         return
     except (OSError, ValueError):  # it cannot be opened either, which tells more
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError("is a pipe or a device", where=where, mend="write what it gives into a file")
+        raise UserError(where, "is a pipe or a device", "write what it gives into a file")
 
 
 def _is_hub_name(path: str, file: Path) -> bool:
@@ -225,12 +225,12 @@ def _check_file(file: Path, path: str) -> None:
     if os.path.isdir(file):
         inside = sorted(p.name for p in file.iterdir() if p.name.lower().endswith(_SUFFIXES))[:3]
         hint = f"name a file in it: {', '.join(inside)}" if inside else "name a file"
-        raise UserError("it is a directory", where=path, mend=hint)
+        raise UserError(path, "it is a directory", hint)
     check_regular(file, path)
     if not os.path.exists(file):
         beside = [p.name for p in file.parent.iterdir()] if os.path.isdir(file.parent) else []
         hint = did_you_mean(file.name, beside) or "give a file, or a data set of the Hub as owner/name"
-        raise UserError("there is no such file", where=path, mend=hint)
+        raise UserError(path, "there is no such file", hint)
 
 
 def _from_file(file: Path, path: str, whole: bool) -> Iterator[Record]:
@@ -242,9 +242,9 @@ def _from_file(file: Path, path: str, whole: bool) -> Iterator[Record]:
             with cast("BinaryIO", gzip.open(packed)) if zipped else packed as data:
                 yield from _from_bytes(data, file.name, whole)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"the gzipped file is damaged or cut off: {error}", where=path) from None
+        raise UserError(path, f"the gzipped file is damaged or cut off: {error}") from None
     except OSError as error:
-        raise UserError(f"it cannot be read: {error.strerror or error}", where=path) from None
+        raise UserError(path, f"it cannot be read: {error.strerror or error}") from None
 
 
 def _from_bytes(data: BinaryIO, name: str, whole: bool) -> Iterator[Record]:
@@ -269,7 +269,7 @@ def _lines(data: BinaryIO, name: str, whole: bool) -> Iterator[Record]:
     first = True
     for number, raw in enumerate(iter(lambda: data.readline(MOST_LINE + 1), b""), start=1):
         if len(raw) > MOST_LINE:
-            raise UserError("the line has more than 128 MiB", where=f"{name}:{number}")
+            raise UserError(f"{name}:{number}", "the line has more than 128 MiB")
         text = _decoded(raw, name, number, whole).strip(_JSON_SPACE)
         if not text:
             continue
@@ -297,13 +297,13 @@ def _array(text: str, name: str, whole: bool) -> Iterator[Record]:
             break
         if mark != ",":
             reached = line + text.count("\n", at, after)
-            raise UserError("the array is cut off, or lacks a comma", where=f"{name}:{reached}")
+            raise UserError(f"{name}:{reached}", "the array is cut off, or lacks a comma")
         begin = _skip(text, after + 1)
         before, start = line, max(start, text.rfind("\n", at, begin) + 1)
         line += text.count("\n", at, begin)
         at = begin
     if text[after + 1 :].strip(_JSON_SPACE):
-        raise UserError("something follows the array", where=name)
+        raise UserError(name, "something follows the array")
 
 
 def _skip(text: str, at: int) -> int:
@@ -323,25 +323,25 @@ def _parsed(parse: Any, source: str, *, at_end: bool) -> Any:
     except json.JSONDecodeError as error:
         cut = at_end and (error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg)
         if cut:
-            raise UserError("the record is cut off", where=source, mend="the file seems incomplete") from None
-        raise UserError(f"it is not JSON: {error.msg} at column {error.colno}", where=source) from None
+            raise UserError(source, "the record is cut off", "the file seems incomplete") from None
+        raise UserError(source, f"it is not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
-        raise UserError("it is nested too deeply", where=source) from None
+        raise UserError(source, "it is nested too deeply") from None
     except ValueError as error:  # from the hooks below, and numbers of thousands of digits
-        raise UserError(str(error).partition(";")[0], where=source) from None
+        raise UserError(source, str(error).partition(";")[0]) from None
 
 
 def _checked(value: Any, text: str, source: str, whole: bool) -> dict[str, Any]:
     if not isinstance(value, dict):
         kinds = {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
         kind = kinds.get(type(value), "a number")
-        raise UserError(f"it is {kind}, not an object", where=source, mend='write {"prompt": ...}')
+        raise UserError(source, f"it is {kind}, not an object", 'write {"prompt": ...}')
     if whole and _ESCAPED_SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = f"\\u{ord(error.object[error.start]):04x}"
-            raise UserError(f"{half} is half of a surrogate pair, not a character", where=source) from None
+            raise UserError(source, f"{half} is half of a surrogate pair, not a character") from None
     return value
 
 
@@ -351,7 +351,7 @@ def _decoded(raw: bytes, name: str, line: int, whole: bool = True) -> str:
     except UnicodeDecodeError as error:
         at = line + raw[: error.start].count(b"\n")
         kind = "UTF-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else f"byte 0x{raw[error.start]:02x}"
-        raise UserError(f"it is not UTF-8 ({kind})", where=f"{name}:{at}", mend="save it as UTF-8") from None
+        raise UserError(f"{name}:{at}", f"it is not UTF-8 ({kind})", "save it as UTF-8") from None
 
 
 def _parquet(data: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record]:
@@ -369,7 +369,7 @@ def _parquet(data: BinaryIO | gzip.GzipFile, name: str) -> Iterator[Record]:
                 number += 1
                 yield of_columns(row, f"{name}:{number}", typed)
     except Exception as error:  # what a damaged file raises is not documented
-        raise UserError(f"the Parquet file cannot be read: {cause(error)}", where=name) from None
+        raise UserError(name, f"the Parquet file cannot be read: {cause(error)}") from None
 
 
 def of_columns(row: Mapping[str, Any], source: str, typed: Container[str] = ()) -> Record:

@@ -39,19 +39,19 @@ def separated(text: str, name: str, separator: str) -> Iterator[Row]:
             rows.append((begin, row))
             begin = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"it is not CSV: {error}", where=f"{name}:{reader.line_num}") from None
+        raise UserError(f"{name}:{reader.line_num}", f"it is not CSV: {error}") from None
     (_, head), *rows = [(line, row) for line, row in rows if row] or [(1, [])]
     if len(set(head)) < len(head) or not all(head):
-        raise UserError("the first row must name each column, and none twice", where=f"{name}:1")
+        raise UserError(f"{name}:1", "the first row must name each column, and none twice")
     if len(head) == 1 and (
         other := next((mark for mark in ";\t,|" if mark in head[0] and mark != separator), "")
     ):
-        what = f"its columns seem to be separated by {other!r}, not {separator!r}"
-        mend = f"write it with {separator!r}" + (", or call it .tsv" if other == "\t" else "")
-        raise UserError(what, where=f"{name}:1", mend=mend)
+        problem = f"its columns seem to be separated by {other!r}, not {separator!r}"
+        fix = f"write it with {separator!r}" + (", or call it .tsv" if other == "\t" else "")
+        raise UserError(f"{name}:1", problem, fix)
     for line, row in rows:
         if len(row) != len(head):
-            raise UserError(f"{len(row)} columns, and {len(head)} have names", where=f"{name}:{line}")
+            raise UserError(f"{name}:{line}", f"{len(row)} columns, and {len(head)} have names")
     columns = [_typed([row[n] for _, row in rows]) for n in range(len(head))]
     for n, (line, row) in enumerate(rows):
         fields = {key: column[n] for key, column in zip(head, columns, strict=True)}

@@ -126,5 +126,5 @@ def _no_shape(fields: Fields) -> UserError:
     plain = text if "text" in columns else ""
     return fields.fault(
         f"there is none of {', '.join(PROMPTS)}; it has {', '.join(map(repr, columns)) or 'no fields'}",
-        near or in_list(columns) or f"say in [task.data.columns] which column is the prompt{plain}",
+        near or in_list(columns) or f"set task.data.columns.prompt to its column{plain}",
     )

@@ -16,19 +16,19 @@ def filled(template: str, record: Record) -> str:
     for name in placeholders(template):
         if name not in record.fields:
             hint = did_you_mean(name, record.fields) or f"it has {', '.join(record.fields) or 'none'}"
-            raise UserError(f"there is no field {name!r} for the template", where=record.source, mend=hint)
+            raise UserError(record.source, f"there is no field {name!r} for the template", hint)
         if record.fields[name] is None:
-            raise UserError(f"{name!r}, which the template wants, is null", where=record.source)
+            raise UserError(record.source, f"{name!r}, which the template wants, is null")
         value = record.fields[name]
         if any(isinstance(each, dict) for each in (value if isinstance(value, list) else [value])):
             kind = "a list of objects" if isinstance(value, list) else "an object"
-            raise UserError(f"{name!r}, which the template wants, is {kind}, not text", where=record.source)
+            raise UserError(record.source, f"{name!r}, which the template wants, is {kind}, not text")
     try:
         prompt = template.format_map(record.fields)
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"the template cannot be filled in: {error}", where=record.source) from None
+        raise UserError(record.source, f"the template cannot be filled in: {error}") from None
     if not prompt.strip():
-        raise UserError("the prompt is empty", where=record.source)
+        raise UserError(record.source, "the prompt is empty")
     return prompt
 
 

@@ -165,8 +165,8 @@ def _weight(fields: Fields, turn: Mapping[str, Any], role: str, place: str) -> d
         return {}
     value = turn[name]
     if not isinstance(value, (bool, int, float)) or value not in (0, 1):
-        mend = "only 0 and 1 are understood: a message is trained or it is not"
-        raise fields.fault(f"{name} of {place} is {value!r:.40}", mend)
+        fix = "only 0 and 1 are understood: a message is trained or it is not"
+        raise fields.fault(f"{name} of {place} is {value!r:.40}", fix)
     if role != "assistant" and value and name != "weight":
         what = f"{place} is to be trained, and is the {role}'s"
         raise fields.fault(what, f"leave {name} out: only what the assistant says is trained")

@@ -20,8 +20,8 @@ def check_lines(first: bytes, rest: BinaryIO, name: str) -> None:
     with suppress(ValueError, RecursionError):
         found = json.loads(first + rest.read())
         if isinstance(found, dict):
-            mend = in_list(found) or "write one object a line, or a list of objects"
-            raise UserError("it is one object over several lines", where=name, mend=mend)
+            fix = in_list(found) or "write one object a line, or a list of objects"
+            raise UserError(name, "it is one object over several lines", fix)
     rest.seek(place)
 
 

@@ -53,13 +53,13 @@ class Agent:
         """UserError for a function that takes no task and URL, or a program that is not there."""
         if self.command:
             if shutil.which(program := self.command[0]) is None:
-                what = f"there is no program {program!r}"
-                raise UserError(what, where="task.agent.command", mend="give its path")
+                problem = f"there is no program {program!r}"
+                raise UserError("task.agent.command", problem, "give its path")
             return
         told = asked(signature, self.function, name=self.function)
         if not told["callable"]:
-            what = f"{self.function} is {told['type']}, which cannot be called"
-            raise UserError(what, where="task.agent.function")
+            problem = f"{self.function} is {told['type']}, which cannot be called"
+            raise UserError("task.agent.function", problem)
         parameters = told["parameters"]
         if parameters is None:
             return
@@ -68,8 +68,8 @@ class Agent:
         needed = [p for p in parameters if not p[2] and not p[1].startswith("VAR")]
         if len(needed) > 2 or (len(taken) < 2 and not many) or any(p[1] == "KEYWORD_ONLY" for p in needed):
             takes = ", ".join(p[3] for p in parameters)
-            what = f"{self.function} takes ({takes}), and is called with (task, base_url)"
-            raise UserError(what, where="task.agent.function", mend="write def play(task, base_url): ...")
+            problem = f"{self.function} takes ({takes}), and is called with (task, base_url)"
+            raise UserError("task.agent.function", problem, "write def play(task, base_url): ...")
 
 
 def record(task: Task) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Guess:
         answer = (task.answer or "").strip()
         if not _WHOLE.fullmatch(answer) or len(answer) > 18 or not 1 <= int(answer) <= self.high:
             raise UserError(
-                f"the answer of task {task.id!r} is not a number from 1 to {self.high}", where=task.source
+                task.source, f"the answer of task {task.id!r} is not a number from 1 to {self.high}"
             )
         return Start(state=Game(int(answer), 1, self.high), messages=task.messages)
 

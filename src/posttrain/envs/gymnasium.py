@@ -113,22 +113,20 @@ def _check(plain: Mapping[str, Any]) -> None:
             made = _made(env.id, env.options)
             made.reset(seed=0)
         except Exception as error:
-            raise UserError(f"{env.id} cannot be made: {cause(error)}", where=f"{WHERE}.id") from None
+            raise UserError(f"{WHERE}.id", f"{env.id} cannot be made: {cause(error)}") from None
         spaces = library("gymnasium").spaces
         if made.render_mode != "ansi" and not _readable(made.observation_space, spaces):
-            what = f"{env.id} shows {type(made.observation_space).__name__}, which is no text"
-            mend = "take one that can be drawn as text, or whose observations are Discrete or Text"
-            raise UserError(what, where=f"{WHERE}.id", mend=mend)
+            problem = f"{env.id} shows {type(made.observation_space).__name__}, which is no text"
+            fix = "take one that can be drawn as text, or whose observations are Discrete or Text"
+            raise UserError(f"{WHERE}.id", problem, fix)
         if isinstance(made.action_space, spaces.Text) and not env.actions:
             return
         if not isinstance(made.action_space, spaces.Discrete) or made.action_space.start:
-            what = f"the actions of {env.id} are {made.action_space}"
-            raise UserError(
-                what, where=f"{WHERE}.id", mend="only Discrete actions from 0, and Text, can be said"
-            )
+            problem = f"the actions of {env.id} are {made.action_space}"
+            raise UserError(f"{WHERE}.id", problem, "only Discrete actions from 0, and Text, can be said")
         if made.action_space.n != len(env.actions):
-            what = f"{env.id} has {made.action_space.n} actions, and {len(env.actions)} words are given"
-            raise UserError(what, where=f"{WHERE}.actions", mend="give a word for each, in their order")
+            problem = f"{env.id} has {made.action_space.n} actions, and {len(env.actions)} words are given"
+            raise UserError(f"{WHERE}.actions", problem, "give a word for each, in their order")
 
 
 def _readable(space: Any, spaces: Any) -> bool:

@@ -211,15 +211,15 @@ def _described(task: Task) -> Walk:
             return laid_out(str(layout))
         except ValueError as error:
             raise UserError(
+                task.source,
                 f"task {task.id!r} describes no maze: {error}",
-                where=task.source,
-                mend=f"write 'layout' like {TWO_BY_THREE!r}",
+                f"write 'layout' like {TWO_BY_THREE!r}",
             ) from error
     if not isinstance(size, int) or not 2 <= size <= 50 or seed is None:
         raise UserError(
+            task.source,
             f"task {task.id!r} describes no maze",
-            where=task.source,
-            mend="it needs 'maze' and 'size' (2-50), or 'layout'",
+            "it needs 'maze' and 'size' (2-50), or 'layout'",
         )
     return _carved(size, str(seed))
 

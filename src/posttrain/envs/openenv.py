@@ -70,7 +70,7 @@ class _Live(Game):
             raise
         except Exception as error:
             self.close()
-            raise RunError(f"the server at {env.url} does not begin a game: {cause(error)}") from None
+            raise RunError(f"the server at {env.url}", f"it does not begin a game: {cause(error)}") from None
 
     def shown(self) -> str:
         return self._first
@@ -80,7 +80,7 @@ class _Live(Game):
             led = self._client.step({**self._spec.options, self._spec.action: move})
         except RuntimeError as error:  # with a code of the server's
             if "VALIDATION_ERROR" not in str(error):
-                raise RunError(f"the server at {self._spec.url} fails: {cause(error)}") from None
+                raise RunError(f"the server at {self._spec.url} fails", cause(error)) from None
             return Moved(label="invalid", reason=cause(error))
         label = "ended" if led.done else ""
         return Moved(shown=self._shown(led.observation), reward=float(led.reward or 0.0), label=label)
@@ -92,7 +92,7 @@ class _Live(Game):
         key = self._spec.observation
         if key and key not in seen:
             known = ", ".join(map(str, seen)) or "nothing"
-            raise UserError(f"an observation has no {key!r}, but {known}", where=f"{WHERE}.observation")
+            raise UserError(f"{WHERE}.observation", f"an observation has no {key!r}, but {known}")
         found = seen[key] if key else seen
         return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
 
@@ -102,5 +102,5 @@ def _check(plain: Mapping[str, Any]) -> None:
     try:
         OpenEnv(**plain).opened(0, {}).close()
     except RunError as error:
-        mend = "start it, as `python -m my_env.server.app`, and give its address"
-        raise UserError(str(error), where=f"{WHERE}.url", mend=mend) from None
+        fix = "start it, as `python -m my_env.server.app`, and give its address"
+        raise UserError(f"{WHERE}.url", str(error), fix) from None

@@ -81,7 +81,7 @@ class Repairing:
     def start(self, task: Task) -> Start:
         """The task's question; UserError if it has none."""
         if not task.messages:
-            raise UserError(f"task {task.id!r} asks nothing", where=task.source)
+            raise UserError(task.source, f"task {task.id!r} asks nothing")
         return Start(state=Attempt(task), messages=task.messages)
 
     def reply(self, state: Attempt, response: str) -> Turn:

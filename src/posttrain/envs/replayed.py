@@ -86,7 +86,7 @@ class Replayed:
         """The task's message, and what its game shows; UserError for a task without a seed."""
         seed = task.fields.get("seed")
         if not isinstance(seed, int):
-            raise UserError(f"task {task.id!r} has no seed", where=task.source)
+            raise UserError(task.source, f"task {task.id!r} has no seed")
         who = {name: value for name, value in task.fields.items() if name != "seed"}
         with unmoved():
             game = self.opened(seed, who)
@@ -106,7 +106,10 @@ class Replayed:
                 shown = game.shown()
                 before = [game.play(move) for move in state.moves if move]
                 if _digest(shown, before) != state.led:
-                    raise RunError("the same moves led elsewhere this time: its seed does not fix the game")
+                    raise RunError(
+                        "replay a game",
+                        "the same moves led elsewhere this time: its seed does not fix the game",
+                    )
                 told = [game.first, *(moved.seat for moved in before)]
                 move = game.move(response)
                 moved = Moved(shown=self.asks, seat=told[-1]) if move is None else game.play(move)

@@ -108,7 +108,7 @@ class _Live(Game):
         if all(v.label != "invalid" for v in verdicts) and any(
             each.get("invalid_move") for each in info.values()
         ):
-            raise RunError(f"the opponent {self._spec.opponent} made an invalid move")
+            raise RunError("play", f"the opponent {self._spec.opponent} made an invalid move")
         if self.seats > 1:
             return Moved(label=mine.label, reason=mine.reason, verdicts=verdicts)
         return Moved(reward=mine.score or 0.0, label=mine.label, reason=mine.reason)
@@ -140,7 +140,7 @@ def _opponent(name: str, seed: int) -> Callable[[str], str]:
         listed: list[list[str]] = [_CHOICES.findall(line) for line in text.splitlines()]
         choices = next(filter(None, reversed(listed)), None)
         if choices is None:
-            raise RunError("a random opponent is shown no choices in brackets")
+            raise RunError("play", "a random opponent is shown no choices in brackets")
         return draw.choice(choices)
 
     return any_choice
@@ -155,10 +155,8 @@ def _check(plain: Mapping[str, Any]) -> None:
         except UserError:
             raise
         except Exception as error:
-            mend = "many games need downloads, keys or a newer Python"
-            raise UserError(
-                f"{env.id} cannot be played: {cause(error)}", where=f"{WHERE}.id", mend=mend
-            ) from None
+            fix = "many games need downloads, keys or a newer Python"
+            raise UserError(f"{WHERE}.id", f"{env.id} cannot be played: {cause(error)}", fix) from None
         if env.opponent != "random":
             return
         try:
@@ -168,7 +166,5 @@ def _check(plain: Mapping[str, Any]) -> None:
         except RunError:
             moved = Moved(label="invalid")
         if moved.label == "invalid":
-            mend = "give a function of yours as its opponent"
-            raise UserError(
-                f"{env.id} does not list its moves in brackets", where=f"{WHERE}.opponent", mend=mend
-            )
+            fix = "give a function of yours as its opponent"
+            raise UserError(f"{WHERE}.opponent", f"{env.id} does not list its moves in brackets", fix)

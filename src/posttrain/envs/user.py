@@ -88,7 +88,7 @@ def load_env(factory: str, options: Mapping[str, Any] | None = None) -> NamedEnv
     try:
         text = json.dumps(dict(options or {}), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"its options are not plain data: {error}", where=factory) from None
+        raise UserError(factory, f"its options are not plain data: {error}") from None
     numbers = asked(_numbers, factory, text, name=factory)
     return NamedEnv(factory, text, tuple((name, number) for name, number in numbers))
 
@@ -114,7 +114,7 @@ def _make(factory: str, options: str) -> Env:
     make = load_named(factory)
     given = json.loads(options)
     if not callable(make):
-        raise UserError(f"it is not a function but {type(make).__name__}", where=factory)
+        raise UserError(factory, f"it is not a function but {type(make).__name__}")
     try:
         inspect.signature(make).bind(**given)
     except TypeError as error:
@@ -122,14 +122,14 @@ def _make(factory: str, options: str) -> Env:
         unknown = [name for name in given if name not in known]
         hint = did_you_mean(unknown[0], known) if unknown else ""
         raise UserError(
-            f"it cannot be called with {', '.join(given) or 'nothing'}: {error}", where=factory, mend=hint
+            factory, f"it cannot be called with {', '.join(given) or 'nothing'}: {error}", hint
         ) from None
     except ValueError:
         pass  # a callable whose parameters cannot be read is simply called
     try:
         env: Any = make(**given)
     except Exception as error:
-        raise UserError(f"it fails: {cause(error)}", where=factory) from None
+        raise UserError(factory, f"it fails: {cause(error)}") from None
     _check_methods(factory, env, "it makes")
     made: Env = env
     return made
@@ -144,10 +144,10 @@ def _check_method(factory: str, env: Any, name: str, arguments: int, is_: str) -
     method = getattr(env, name, None)
     wants = {"start": "start(task)", "reply": "reply(state, response)"}[name]
     if not callable(method):
-        raise UserError(f"{is_} a {type(env).__name__}, which has no {wants}", where=factory)
+        raise UserError(factory, f"{is_} a {type(env).__name__}, which has no {wants}")
     if inspect.iscoroutinefunction(method):
-        raise UserError(f"{name} is an async function", where=factory, mend="write it with 'def'")
+        raise UserError(factory, f"{name} is an async function", "write it with 'def'")
     try:
         inspect.signature(method).bind(*range(arguments))
     except TypeError:
-        raise UserError(f"its {name} cannot be called as {wants}", where=factory) from None
+        raise UserError(factory, f"its {name} cannot be called as {wants}") from None

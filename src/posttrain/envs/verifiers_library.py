@@ -35,7 +35,7 @@ def tasks(*, taskset: str, config: Mapping[str, Any] | None = None, limit: int =
     table = _table(taskset, config or {})
     found = asked(_listed, table, limit, name=WHERE)
     if not found:
-        raise UserError(f"the taskset {taskset!r} has no tasks", where=WHERE)
+        raise UserError(WHERE, f"the taskset {taskset!r} has no tasks")
     return [
         Task(
             id=f"{taskset}-{n}",

@@ -134,8 +134,8 @@ def _tensor(file: Path, name: str) -> torch.Tensor:
         with safe_open(str(file), framework="pt") as opened:
             found: torch.Tensor = opened.get_tensor(name)
     except (OSError, SafetensorError) as error:
-        what = f"cannot be read any more: {error}"
-        raise UserError(what, where=str(file), mend="if the run goes on, try again") from None
+        problem = f"cannot be read any more: {error}"
+        raise UserError(str(file), problem, "if the run goes on, try again") from None
     return found
 
 
@@ -186,9 +186,9 @@ class Comparison:
             ours, theirs = (list(w[name].shape) for w in (self.trained, self.start))
             if ours != theirs:
                 what = f"{name} is {ours} in the run and {theirs} in what it is compared with"
-                raise UserError(f"the model changed shape: {what}", mend=MEND)
+                raise UserError("", f"the model changed shape: {what}", MEND)
         if not names:
-            raise UserError("the run and what it is compared with have no matrix in common", mend=MEND)
+            raise UserError("", "the run and what it is compared with have no matrix in common", MEND)
         return names
 
     def left_out(self) -> dict[str, list[str]]:
@@ -217,7 +217,7 @@ class Comparison:
             update = torch.zeros_like(end) if end.equal(start.to(torch.bfloat16).float()) else end - start
             parts, singular_values = (update,), partial(torch.linalg.svdvals, update)
         if not all(map(finite, parts)):
-            raise UserError(f"{name} has NaN or infinite numbers", mend="the run has diverged")
+            raise UserError("", f"{name} has NaN or infinite numbers", "the run has diverged")
         return change(name, trained.shape, singular_values(), float(start.double().norm()))
 
 
@@ -233,7 +233,7 @@ def compare(folder: Path, recipe: Recipe, begun: Path | None, against: Path | No
     trained = {} if is_adapter else stored(pretrained.without_strays(folder / "model"))
     start = {} if begun is None else start_of(begun, factors or trained, dtype, seed, frozen=is_adapter)
     if lost := factors.keys() - start.keys():
-        raise UserError(f"the model has no {min(lost)}, which the run adapted", where="model.path")
+        raise UserError("model.path", f"the model has no {min(lost)}, which the run adapted")
     if is_adapter and against is not None:
         trained |= start
     for name, f in factors.items():

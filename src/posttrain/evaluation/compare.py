@@ -160,8 +160,9 @@ def answers(compare: Compare, model: str, on_progress: Callable[[int, int], None
     broken = [e.verdict for e in episodes if e.verdict.failed]
     if 2 * len(broken) > len(episodes):
         raise RunError(
+            "compare",
             f"the judge failed on {len(broken)} of {len(episodes)} answers; "
-            f"first cause: {broken[0].label}: {broken[0].reason}"
+            f"first cause: {broken[0].label}: {broken[0].reason}",
         )
     rows = [e.trajectory for e in episodes]
     logp = _logp(compare, chosen.policy, model, rows) if compare.measures_kl else [0.0] * len(rows)

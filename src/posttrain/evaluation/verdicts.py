@@ -35,7 +35,7 @@ def read_tasks(path: Path) -> dict[str, Task]:
     for record in read_records(str(path)):
         name = _id(record)
         if name in tasks:
-            raise UserError(f"a second task is called {name!r}", where=record.source)
+            raise UserError(record.source, f"a second task is called {name!r}")
         value = record.fields.get("answer")
         answer = record.cells.get("answer", value)
         fields = {k: v for k, v in record.fields.items() if k not in ("id", "answer")}
@@ -61,11 +61,11 @@ def read_responses(path: Path, tasks: dict[str, Task]) -> list[Response]:
     for record in read_records(str(path), whole=False):
         name = _id(record)
         if name not in tasks:
-            mend = did_you_mean(name, list(tasks)[:1000])
-            raise UserError(f"there is no task {name!r}", where=record.source, mend=mend)
+            fix = did_you_mean(name, list(tasks)[:1000])
+            raise UserError(record.source, f"there is no task {name!r}", fix)
         if "response" not in record.fields:
-            mend = did_you_mean("response", record.fields)
-            raise UserError("there is no response", where=record.source, mend=mend)
+            fix = did_you_mean("response", record.fields)
+            raise UserError(record.source, "there is no response", fix)
         text = record.cells.get("response", record.fields["response"])
         fault = _unreadable(text)
         responses.append(Response(tasks[name], "" if fault else text, fault))
@@ -160,12 +160,12 @@ def _id(record: Record) -> str:
         value = record.cells.get(name, record.fields.get(name))
         if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
             return str(value)
-    raise UserError("there is no id", where=record.source, mend=did_you_mean("id", record.fields))
+    raise UserError(record.source, "there is no id", did_you_mean("id", record.fields))
 
 
 def _text(answer: Any, record: Record) -> str | None:
     text = answer_text(answer)
     if text is None and answer is not None:
-        what = "the answer is not text or a number"
-        raise UserError(what, where=record.source, mend="write it as the text it is")
+        problem = "the answer is not text or a number"
+        raise UserError(record.source, problem, "write it as the text it is")
     return text

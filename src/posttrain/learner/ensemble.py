@@ -54,11 +54,12 @@ def losses_of(own: Loss | None, method: Method, out: Outputs, batch: Batch, seed
     if shape != batch.mask.shape:
         what = type(losses).__name__ if shape is None else f"a tensor of shape {list(shape)}"
         raise RunError(
-            f"a loss is one number a token, {list(batch.mask.shape)}, and not {what}: "
-            "leave the mean to the method's reduction"
+            "loss",
+            f"a loss is one number a token, {list(batch.mask.shape)}, "
+            f"and not {what}: leave the mean to the method's reduction",
         )
     if out.logp.requires_grad and not losses.requires_grad:
-        raise RunError("the loss does not hang on the model: compute it from out.logp or out.entropy")
+        raise RunError("loss", "it does not depend on the model: compute it from out.logp or out.entropy")
     return losses
 
 

@@ -140,6 +140,7 @@ def with_advantage(prepared: Batch, given: PerToken | None) -> Batch:
             if given is not None:
                 raise ValueError(f"an advantage of row {wrong[0]} that the batch brings is not finite")
             raise RunError(
-                f"an advantage that the method makes of the rewards (row {wrong[0]}) is not finite"
+                "advantages",
+                f"an advantage that the method makes of the rewards (row {wrong[0]}) is not finite",
             )
     return prepared

@@ -513,8 +513,9 @@ class Learner:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.forget_gradients()
             raise RunError(
-                f"optimiser step {self.step_count + 1}: the loss is {loss} and the gradient's norm {norm}; "
-                "the weights were left as they were. A lower optim.lr or float32 usually mends it"
+                f"optimiser step {self.step_count + 1}",
+                f"the loss is {loss} and the gradient's norm {norm}; "
+                "the weights were left as they were. A lower optim.lr or float32 usually mends it",
             )
 
     def _minibatches(self, batch: Batch) -> Iterator[tuple[int, Int[torch.Tensor, "n"]]]:

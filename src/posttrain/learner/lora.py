@@ -244,7 +244,7 @@ def saved_factors(folder: Path, device: torch.device | str = "cpu") -> dict[str,
     for owner in [k.removesuffix(".lora_A.weight") for k in tensors if k.endswith(".lora_A.weight")]:
         a, b = tensors.pop(f"{owner}.lora_A.weight"), tensors.pop(f"{owner}.lora_B.weight", None)
         if b is None:
-            raise UserError(f"lacks {owner}.lora_B.weight", where=str(folder), mend="save the adapter again")
+            raise UserError(str(folder), f"lacks {owner}.lora_B.weight", "save the adapter again")
         out[f"{owner.removeprefix('base_model.model.')}.weight"] = Factors(
             a=a,
             b=b,
@@ -252,8 +252,8 @@ def saved_factors(folder: Path, device: torch.device | str = "cpu") -> dict[str,
             magnitude=tensors.pop(f"{owner}.lora_magnitude_vector", None),
         )
     if tensors:
-        what = f"holds {len(tensors)} tensors that are not factors of a matrix, first {min(tensors)}"
-        raise UserError(what, where=str(folder), mend="merge it with peft's merge_and_unload()")
+        problem = f"holds {len(tensors)} tensors that are not factors of a matrix, first {min(tensors)}"
+        raise UserError(str(folder), problem, "merge it with peft's merge_and_unload()")
     return out
 
 
@@ -270,15 +270,15 @@ def with_saved_adapter(model: PreTrainedModel, folder: Path, *, wide: bool = Fal
     linear = (name for name, module in model.named_modules() if _adaptable(module))
     targets = {f"{name}.weight" for name in linear if check_target_module_exists(config, name)}
     if lacking := targets - saved.keys():
-        what = f"this adapter is of another model: it lacks {len(lacking)} matrices, first {min(lacking)}"
-        raise UserError(what, where=str(folder), mend="take the model that it was trained on")
+        problem = f"this adapter is of another model: it lacks {len(lacking)} matrices, first {min(lacking)}"
+        raise UserError(str(folder), problem, "take the model that it was trained on")
     for name, factors in saved.items():
         fits = name in weights and weights[name].shape == (len(factors.b), factors.a.shape[1])
         if not fits:
             raise UserError(
+                str(folder),
                 f"this adapter is of another model: it changes {name}, which this one lacks or has otherwise",
-                where=str(folder),
-                mend="take the model that it was trained on",
+                "take the model that it was trained on",
             )
         found = _into(name, weights[name], factors)
         weights[name].data = found if wide else found.to(weights[name].dtype)

@@ -45,9 +45,9 @@ class Passes:
         nets = [net for net in (self.net, self.reference) if net is not None]
         if parallel.cpu_offload and ranks is ALONE:
             raise UserError(
+                "train.cpu_offload",
                 "FSDP2 keeps the shares, and no rank was started",
-                where="train.cpu_offload",
-                mend="start one with torchrun --nproc-per-node 1, or leave it out",
+                "start one with torchrun --nproc-per-node 1, or leave it out",
             )
         # A process that nobody started as a rank has nobody to share with.
         shards = parallel.shard and ranks is not ALONE

@@ -40,7 +40,7 @@ class ProcessRanks:
         told = map(told_number, ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_WORLD_SIZE"))
         place, rank, size, *_ = told
         if not 0 <= rank < size:
-            raise UserError(f"RANK is {rank} of WORLD_SIZE {size}", where="torchrun", mend="count from 0")
+            raise UserError("torchrun", f"RANK is {rank} of WORLD_SIZE {size}", "count from 0")
         if cuda and place < torch.cuda.device_count():
             torch.cuda.set_device(place)
         # NCCL is to give up and let this process say who was lost, not to end it without a word.
@@ -58,8 +58,8 @@ class ProcessRanks:
                 timeout=limit,
             )
         except (dist.DistError, RuntimeError, ValueError) as error:
-            what = f"the ranks did not find one another: {str(error).splitlines()[0]}"
-            raise UserError(what, where="torchrun") from error
+            problem = f"the ranks did not find one another: {str(error).splitlines()[0]}"
+            raise UserError("torchrun", problem) from error
         self.store = store
         self._sent: Counter[str] = Counter()
         self._began = 0
@@ -146,7 +146,7 @@ class ProcessRanks:
         """RunError that names the ranks which have another value than rank 0."""
         values = self.gather(value, what)
         if others := [f"rank {n}" for n, each in enumerate(values) if each != values[0]]:
-            raise RunError(f"{', '.join(others)} of {self.size} {what} other than rank 0")
+            raise RunError("start ranks", f"{', '.join(others)} of {self.size} {what} other than rank 0")
 
     # ------------------------------------------------------------------ when one is lost
 
@@ -161,7 +161,7 @@ class ProcessRanks:
             text = str(error)
             if not isinstance(error, dist.DistError) and not any(x in text for x in ("gloo", "NCCL")):
                 raise
-            raise RunError(self._lost(what, text.splitlines()[0])) from error
+            raise RunError(f"wait for {what}", self._lost(what, text.splitlines()[0])) from error
 
     def _lost(self, what: str, first: str) -> str:
         """Which rank is to blame, as far as the store tells."""

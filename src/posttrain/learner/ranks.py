@@ -147,5 +147,5 @@ def told_number(name: str) -> int:
     try:
         return int(given)
     except ValueError:
-        mend = "torchrun sets it, unset it where there is none"
-        raise UserError(f"{given!r} is no whole number", where=name, mend=mend) from None
+        fix = "torchrun sets it, unset it where there is none"
+        raise UserError(name, f"{given!r} is no whole number", fix) from None

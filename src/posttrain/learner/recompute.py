@@ -257,8 +257,9 @@ def _kept(_context: SelectiveCheckpointContext, op: Any, *args: Any, **_: Any) -
     if op._schema.is_mutable and args[0].is_floating_point():
         # What was kept may lie in the same memory, and would then not be what it was.
         raise RunError(
+            "forward pass",
             f"this architecture changes numbers in place ({name}): "
-            "set steps.gradient_checkpointing to 'full', or to 'none'"
+            "set steps.gradient_checkpointing to 'full', or to 'none'",
         )
     return CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -109,9 +109,9 @@ def method(named: Named = "grpo", /, **options: Any) -> Line:
         several = len(foreign) > 1
         hints = "; ".join(f"{k!r}: {hint}" if several else hint for k, hint in foreign.items() if hint)
         # What a choice needs may be near in name and of no use, so all that it could be is there too.
-        mend = f"{hints}; {reads}" if hints else reads
-        what = f"{label(named)} does not read {', '.join(map(repr, foreign))}"
-        raise UserError(what, where=f"method.{next(iter(foreign))}", mend=mend)
+        fix = f"{hints}; {reads}" if hints else reads
+        problem = f"{label(named)} does not read {', '.join(map(repr, foreign))}"
+        raise UserError(f"method.{next(iter(foreign))}", problem, fix)
     flat: dict[str, dict[str, Any]] = {}
     for key, given in options.items():
         if key not in choices(made):
@@ -122,8 +122,8 @@ def method(named: Named = "grpo", /, **options: Any) -> Line:
         read = _read(type(chosen), flat.get(owner, {}), ("method",))
         read |= _read(type(chosen), apart.get(owner, {}), ("method", owner))
         made = _with(made, {owner: replace(chosen, **read)} if read else {})
-    for key, what, mend in _contradictions(made, options):
-        raise UserError(what, where=f"method.{key}", mend=mend)
+    for key, problem, fix in _contradictions(made, options):
+        raise UserError(f"method.{key}", problem, fix)
     return replace(line(named), method=made)
 
 
@@ -135,8 +135,8 @@ def _of_run(method: Method, horizon: int, potentials: bool) -> Method:
             method = _with(method, {c: replace(chosen, horizon=horizon)})
     if buffer := getattr(method, "overlong_buffer", 0.0):
         if buffer > horizon:
-            what = f"overlong_buffer is {buffer:g}, and the longest answer has {horizon} tokens"
-            raise UserError(what, where="method.overlong_buffer", mend="give fewer")
+            problem = f"overlong_buffer is {buffer:g}, and the longest answer has {horizon} tokens"
+            raise UserError("method.overlong_buffer", problem, "give fewer")
         method = _with(method, {"horizon": horizon})
     gamma = _discount(method)
     return _with(method, {"shaped": partial(returns.shaped, gamma=gamma)} if potentials and gamma < 1 else {})
@@ -173,9 +173,9 @@ def _chosen(named: Named, options: Mapping[str, Any]) -> tuple[Method, dict[str,
             method = _with(method, {key: found})
         known = parameters(method, key).keys() - {"horizon"}
         for number in apart.get(key, {}).keys() - known:
-            mend = did_you_mean(number, known) or f"it reads {', '.join(sorted(known)) or 'no numbers'}"
-            what = f"{name_of(found)} does not read {number!r}"
-            raise UserError(what, where=f"method.{key}.{number}", mend=mend)
+            fix = did_you_mean(number, known) or f"it reads {', '.join(sorted(known)) or 'no numbers'}"
+            problem = f"{name_of(found)} does not read {number!r}"
+            raise UserError(f"method.{key}.{number}", problem, fix)
     return method, apart
 
 
@@ -186,10 +186,10 @@ def _function(key: str, chosen: Any) -> Callable[..., Any]:
     elif not callable(chosen):
         if chosen not in [*CHOICES[key]]:  # it may be anything, a list too
             known = f"one of {', '.join(CHOICES[key])}, or your own as 'file.py:function'"
-            raise UserError(f"unknown {key} {chosen!r}", where=f"method.{key}", mend=known)
+            raise UserError(f"method.{key}", f"unknown {key} {chosen!r}", known)
         return CHOICES[key][chosen]
     if wrong := misfit(chosen, next(iter(CHOICES[key].values()))):
-        raise UserError(f"{name_of(chosen)} is no {key}: {wrong}", where=f"method.{key}")
+        raise UserError(f"method.{key}", f"{name_of(chosen)} is no {key}: {wrong}")
     found: Callable[..., Any] = chosen
     return found
 
@@ -201,9 +201,9 @@ def _owner(method: Method, key: str, apart: Mapping[str, Mapping[str, Any]]) -> 
     told += ["the method itself"] * (key in numbers(method))
     if len(told) == 1:
         return owners[0] if owners else ""
-    what = f"{key} is a number of {', and of '.join(told)}" if told else f"{key} is given twice"
-    mend = f"write {owners[0]} = {{{key} = ...}}" if owners else "leave one out"
-    raise UserError(what, where=f"method.{key}", mend=mend)
+    problem = f"{key} is a number of {', and of '.join(told)}" if told else f"{key} is given twice"
+    fix = f"write {owners[0]} = {{{key} = ...}}" if owners else "leave one out"
+    raise UserError(f"method.{key}", problem, fix)
 
 
 def _read(kind: type, given: Mapping[str, Any], within: tuple[str, ...]) -> dict[str, Any]:
@@ -229,8 +229,8 @@ def _contradictions(method: Method, options: Mapping[str, Any]) -> Iterator[tupl
         yield "kl_target", f"{what} the target", "set one of method.kl_in_reward and method.kl_from_old"
     off_policy = isinstance(method, ActorCritic) and method.off_policy
     if off_policy and method.correction is not corrections.uncorrected:
-        mend = "leave correction out, or take another estimator"
-        yield "correction", "vtrace weighs its advantages already", mend
+        fix = "leave correction out, or take another estimator"
+        yield "correction", "vtrace weighs its advantages already", fix
     if (method.baseline or method.running_baseline) and function_of(method.credit) is not advantages.raw:
         key = "baseline" if method.baseline else "running_baseline"
         yield key, f"{credit} has a baseline of its own", "set method.credit to 'raw'"

@@ -249,17 +249,19 @@ def line(named: Named) -> Line:
         plain = named.lower().removesuffix("trainer")
         other = named_elsewhere("other_methods").get(plain, "")
         near = other or did_you_mean(named_elsewhere("methods").get(plain, plain), METHODS)
-        mend = near or f"one of {', '.join(METHODS)}"
-        raise UserError(f"unknown method {named!r}", where="method.name", mend=mend)
+        fix = near or f"one of {', '.join(METHODS)}"
+        raise UserError("method.name", f"unknown method {named!r}", fix)
     if isinstance(named, Line):
         return named
     given: Any = named  # whatever a file may call by that name
     if not is_dataclass(given) or isinstance(given, type) or not hasattr(given, "prepare"):
-        mend = "name a Line, or an instance of a frozen dataclass that inherits Method"
-        raise UserError(f"{given!r:.60} is no method", where="method.name", mend=mend)
+        fix = "name a Line, or an instance of a frozen dataclass that inherits Method"
+        raise UserError("method.name", f"{given!r:.60} is no method", fix)
     if hasattr(given, "settle"):
-        what = f"{label(named)} defines settle, which is called update_state now, and batch.carry batch.state"
-        raise UserError(what, where="method.name", mend="rename them in its file")
+        problem = (
+            f"{label(named)} defines settle, which is called update_state now, and batch.carry batch.state"
+        )
+        raise UserError("method.name", problem, "rename them in its file")
     return Line(named, (inspect.getdoc(named) or label(named)).split("\n")[0], type(named).__module__)
 
 

@@ -75,7 +75,7 @@ def save(
             shutil.rmtree(working)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(working, ignore_errors=True)
-        raise RunError(f"{final}: the checkpoint cannot be written: {error}") from error
+        raise RunError(f"write {final}", str(error)) from error
     if keep:
         thin(root, whole=keep, weights=keep_weights, best=best, last=update)
     return final

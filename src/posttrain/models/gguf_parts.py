@@ -30,9 +30,9 @@ def parts_of(file: Path) -> list[Path]:
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise UserError(
+            str(file),
             f"is one of {len(parts)} parts of a model, and {missing[0]}{more} is not in its directory",
-            where=str(file),
-            mend="download all parts into one directory",
+            "download all parts into one directory",
         )
     return parts or [file]
 
@@ -57,9 +57,9 @@ def join_parts(parts: Sequence[Path], out: Path) -> None:
     expected = fields.get(Keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
     if expected is not None and expected.contents() != len(tensors):
         raise UserError(
+            str(parts[0]),
             f"the model has {expected.contents()} tensors, and its {len(parts)} parts hold {len(tensors)}",
-            where=str(parts[0]),
-            mend="download all parts of one and the same model",
+            "download all parts of one and the same model",
         )
     for tensor in tensors.values():
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)

@@ -35,9 +35,9 @@ def head_class(config: PretrainedConfig, *, per_token: bool) -> type:
                 return model_class
     kind = "token" if per_token else "sequence"
     raise UserError(
+        "model.path",
         f"transformers has no {kind} classification for {config.model_type} that could load it",
-        where="model.path",
-        mend="take a Llama, Qwen, Gemma 2 or Mistral",
+        "take a Llama, Qwen, Gemma 2 or Mistral",
     )
 
 
@@ -85,7 +85,7 @@ def saved_head(path: Path, heads: int = 1) -> dict[str, torch.Tensor]:
             return {name: tensor.mean(0, keepdim=True) for name, tensor in head.items()}
         if numbers != 1 and not heads == numbers == known:
             wanted = f"{heads} are wanted" if heads > 1 else "a score is one"
-            raise UserError(f"its head gives {numbers} numbers, and {wanted}", where=str(file))
+            raise UserError(str(file), f"its head gives {numbers} numbers, and {wanted}")
         return head
     return {}
 

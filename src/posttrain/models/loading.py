@@ -38,16 +38,16 @@ def usable_device(name: str, where: str = "device") -> torch.device:
         if device.type not in ("cpu", "cuda"):
             raise RuntimeError(name)
     except RuntimeError:
-        raise UserError(f"unknown device {name!r}", where=where, mend="auto, cpu, cuda or cuda:0") from None
+        raise UserError(where, f"unknown device {name!r}", "auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no GPU that PyTorch can use", where=where, mend="set it to auto")
+        raise UserError(where, "there is no GPU that PyTorch can use", "set it to auto")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        mend = "start as many ranks on a machine as it has GPUs"
-        raise UserError(f"there is no {device}, but {count} GPUs", where=where, mend=mend)
+        fix = "start as many ranks on a machine as it has GPUs"
+        raise UserError(where, f"there is no {device}, but {count} GPUs", fix)
     if device.type == "cuda" and not _built_for(torch.cuda.get_device_capability(device)):
-        what = f"this PyTorch has no kernels for {torch.cuda.get_device_name(device)}"
-        mend = f"it has {', '.join(torch.cuda.get_arch_list())}: install one built for it, or set it to cpu"
-        raise UserError(what, where=where, mend=mend)
+        problem = f"this PyTorch has no kernels for {torch.cuda.get_device_name(device)}"
+        fix = f"it has {', '.join(torch.cuda.get_arch_list())}: install one built for it, or set it to cpu"
+        raise UserError(where, problem, fix)
     return device
 
 

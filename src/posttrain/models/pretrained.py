@@ -90,20 +90,18 @@ def resolve(path: str, say: Callable[[str], None] = silent) -> Path:
         return _from_directory(local, say)
     if path and local.is_file():
         if local.suffix != ".gguf":
-            raise UserError(
-                "is a file, and only a .gguf file is a model", where=path, mend="give its directory"
-            )
+            raise UserError(path, "is a file, and only a .gguf file is a model", "give its directory")
         return _from_gguf(local, say)
     if path and local.is_symlink():
-        what = f"is a link to {local.readlink()}, which is not there"
-        raise UserError(what, where=path, mend="mend the link")
+        problem = f"is a link to {local.readlink()}, which is not there"
+        raise UserError(path, problem, "mend the link")
     if HUB_ID.fullmatch(path) and local.suffix != ".gguf" and not local.parent.is_dir():
         return _from_hub(path, say)
     near = get_close_matches(local.name, [p.name for p in local.parent.glob("*")], n=1)
     raise UserError(
+        KEY,
         f"no model at {path!r}",
-        where=KEY,
-        mend=f"did you mean {str(local.parent / near[0])!r}?"
+        f"did you mean {str(local.parent / near[0])!r}?"
         if near
         else "give a directory, a .gguf file, a Hub id such as org/name, or pypi:PACKAGE",
     )
@@ -143,48 +141,46 @@ def _from_directory(local: Path, say: Callable[[str], None]) -> Path:
     ggufs = sorted({parts_of(gguf)[0] for gguf in local.glob("*.gguf")})
     if len(ggufs) > 1:
         names = ", ".join(g.name for g in ggufs)
-        raise UserError(
-            f"holds {len(ggufs)} .gguf files ({names})", where=str(local), mend="give one of them"
-        )
+        raise UserError(str(local), f"holds {len(ggufs)} .gguf files ({names})", "give one of them")
     if ggufs:
         return _from_gguf(ggufs[0], say)
     _refuse_pickles(local)
     if (local / "config.json").exists():
         return local
-    what = "has no config.json and no .gguf, so it is no model"
-    raise UserError(what, where=str(local), mend=f"check {KEY}")
+    problem = "has no config.json and no .gguf, so it is no model"
+    raise UserError(str(local), problem, "check the path of the model")
 
 
 def _from_run(run: Path) -> Path:
     """The model of a run's newest whole checkpoint; UserError if it has none, or an adapter alone."""
     newest, _ = checkpoint.newest(run / "checkpoints")
     if newest is None:
-        raise UserError("is a run without a whole checkpoint", where=str(run), mend=f"check {KEY}")
+        raise UserError(str(run), "is a run without a whole checkpoint", "check the path of the model")
     if not (newest / "model").is_dir():
-        mend = f"merge it into its model first: posttrain merge {run} DIR"
-        raise UserError("is a run that trained an adapter", where=str(run), mend=mend)
+        fix = f"merge it into its model first: posttrain merge {run} DIR"
+        raise UserError(str(run), "is a run that trained an adapter", fix)
     return without_strays(newest / "model")
 
 
 def refuse_adapter(local: Path) -> None:
     """UserError for an adapter, alone or beside a model's weights."""
     if (local / "adapter_config.json").exists():
-        what, mend = "is a LoRA adapter, not a model", ""
+        problem, fix = "is a LoRA adapter, not a model", ""
         if any(local.glob("model*.safetensors")):
             # transformers would put it on the weights of its own base model
-            what = "has a LoRA adapter beside its weights, and says nothing of which are meant"
-            mend = "take adapter_config.json away, or "
-        mend += "merge it into its base model: posttrain merge RUN_DIR DIR, or peft's merge_and_unload()"
-        raise UserError(what, where=str(local), mend=mend)
+            problem = "has a LoRA adapter beside its weights, and says nothing of which are meant"
+            fix = "take adapter_config.json away, or "
+        fix += "merge it into its base model: posttrain merge RUN_DIR DIR, or peft's merge_and_unload()"
+        raise UserError(str(local), problem, fix)
 
 
 def _refuse_pickles(local: Path) -> None:
     pickles = sorted(p.name for pattern in PICKLES for p in local.glob(pattern))
     if pickles:
         raise UserError(
+            str(local),
             f"has its weights as a pickle ({pickles[0]}), which can run any code when it is read",
-            where=str(local),
-            mend="if you trust it, convert it with transformers: "
+            "if you trust it, convert it with transformers: "
             "AutoModelForCausalLM.from_pretrained(DIRECTORY).save_pretrained(NEW_DIRECTORY)",
         )
 
@@ -201,21 +197,19 @@ def _from_hub(name: str, say: Callable[[str], None]) -> Path:
         local = fetch(name)
     except GatedRepoError:
         raise UserError(
-            f"{name} asks for its licence to be accepted", where=KEY, mend="accept it, then hf auth login"
+            KEY, f"{name} asks for its licence to be accepted", "accept it, then hf auth login"
         ) from None
     except (RepositoryNotFoundError, HFValidationError):
         raise UserError(
-            f"no directory and no Hub repository is called {name!r}", where=KEY, mend="check the spelling"
+            KEY, f"no directory and no Hub repository is called {name!r}", "check the spelling"
         ) from None
     except Exception as error:  # one line, whichever of its HTTP stack's errors it was
         raise RunError(
-            f"{KEY}: {name} is no directory here and could not be fetched from the Hub: {_cause(error)}"
+            KEY, f"{name} is no directory here and could not be fetched from the Hub: {_cause(error)}"
         ) from error
     refuse_adapter(local)
     if not any(local.glob("*.safetensors")):
-        raise UserError(
-            f"{name} has no safetensors weights", where=KEY, mend="download a .gguf and give its path"
-        )
+        raise UserError(KEY, f"{name} has no safetensors weights", "download a .gguf and give its path")
     return local
 
 
@@ -224,7 +218,7 @@ def _from_gguf(source: Path, say: Callable[[str], None]) -> Path:
     for part in parts:
         with part.open("rb") as file:
             if file.read(4) != b"GGUF":
-                raise UserError("is not a GGUF file", where=str(part), mend="download it again")
+                raise UserError(str(part), "is not a GGUF file", "download it again")
     source, stats = parts[0], [part.stat() for part in parts]
     known = [str(source.resolve()), *(f"{stat.st_size}\0{stat.st_mtime_ns}" for stat in stats)]
     digest = hashlib.sha256("\0".join(known).encode()).hexdigest()[:12]
@@ -238,9 +232,7 @@ def _from_gguf(source: Path, say: Callable[[str], None]) -> Path:
 
 def _from_pypi(spec: str, say: Callable[[str], None]) -> Path:
     if not PYPI_SPEC.fullmatch(spec):
-        raise UserError(
-            f"{spec!r} is no package", where=KEY, mend="write pypi:PACKAGE or pypi:PACKAGE==VERSION"
-        )
+        raise UserError(KEY, f"{spec!r} is no package", "write pypi:PACKAGE or pypi:PACKAGE==VERSION")
 
     def build(out: Path) -> None:
         say(f"downloading {spec} with pip, once")
@@ -277,12 +269,11 @@ def _once(key: str, build: Callable[[Path], None]) -> Path:
                 shutil.rmtree(scratch, ignore_errors=True)
     except Timeout:
         raise RunError(
-            f"another process has held {cache / key}.lock for {LOCK_SECONDS:.0f} s, converting the same model"
+            "convert a model",
+            f"another process has held {cache / key}.lock for {LOCK_SECONDS:.0f} s",
         ) from None
     except OSError as error:
-        raise UserError(
-            _cause(error), where=str(cache), mend="set POSTTRAIN_CACHE to a directory with room"
-        ) from error
+        raise UserError(str(cache), _cause(error), "set POSTTRAIN_CACHE to a directory with room") from error
     return final
 
 
@@ -315,11 +306,9 @@ def convert(gguf: Path, out: Path) -> None:
         raise
     except Exception as error:  # a damaged file fails anywhere in two libraries, with anything
         raise UserError(
-            f"cannot be converted: {_cause(error)}",
-            where=str(gguf),
-            mend="is it whole, and a decoder-only LM?",
+            str(gguf), f"cannot be converted: {_cause(error)}", "is it whole, and a decoder-only LM?"
         ) from error
-    _check_read(gguf, info, mend="is it one part of a split model? give its parts their names back")
+    _check_read(gguf, info, fix="is it one part of a split model? give its parts their names back")
     restore_scaling(found, model.config, str(gguf))
     pre = fields.get("tokenizer.ggml.pre")
     if pre is not None and pre.contents() in DIGIT_BY_DIGIT:
@@ -348,36 +337,30 @@ def load_config(path: Path, *, scores: bool = False) -> PretrainedConfig:
     """
     where = str(path / "config.json")
     if not path.is_dir():
-        raise UserError("no such directory", where=str(path), mend=f"check {KEY}")
+        raise UserError(str(path), "no such directory", "check the path of the model")
     raw = _json(path / "config.json")
     if "model_type" not in raw:
-        raise UserError("has no model_type", where=where, mend="is it the config.json of a model?")
+        raise UserError(where, "has no model_type", "is it the config.json of a model?")
     names = raw.get("architectures") or []
     decoder = not names or any(n.endswith(DECODERS) for n in names)
     decoder = decoder or (scores and is_reward_model(names))
     if raw.get("is_encoder_decoder") or not decoder:
         what = names[0] if names else raw["model_type"]
-        raise UserError(
-            f"{what} is not a decoder-only language model", where=where, mend="choose a ...ForCausalLM"
-        )
+        raise UserError(where, f"{what} is not a decoder-only language model", "choose a ...ForCausalLM")
     if raw.get("quantization_config"):
-        raise UserError(
-            "has quantised weights, which cannot be trained", where=where, mend="take the full ones"
-        )
+        raise UserError(where, "has quantised weights, which cannot be trained", "take the full ones")
     try:
         with quiet():
             config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise UserError(f"transformers refuses it: {_cause(error)}", where=where) from error
+        raise UserError(where, f"transformers refuses it: {_cause(error)}") from error
     text = config.get_text_config()
     for key in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
         size = getattr(text, key, 1)
         if not isinstance(size, int) or size < 1:
-            raise UserError(f"{key} = {size!r} is no size of a model", where=where, mend="download it again")
+            raise UserError(where, f"{key} = {size!r} is no size of a model", "download it again")
     if config.is_encoder_decoder:
-        raise UserError(
-            f"{raw['model_type']} is an encoder-decoder", where=where, mend="choose a decoder-only LM"
-        )
+        raise UserError(where, f"{raw['model_type']} is an encoder-decoder", "choose a decoder-only LM")
     return config
 
 
@@ -398,7 +381,7 @@ def skeleton(config: PretrainedConfig) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # an unknown activation, a negative width: it fails anywhere, with anything
         where = str(Path(config.name_or_path) / "config.json")
-        raise UserError(f"transformers makes no model of it: {_cause(error)}", where=where) from error
+        raise UserError(where, f"transformers makes no model of it: {_cause(error)}") from error
     return model
 
 
@@ -414,30 +397,26 @@ def check_weights(path: Path) -> None:
     elif index.exists():
         raw = _json(index)
         if not isinstance(raw.get("weight_map"), dict) or "metadata" not in raw:
-            raise UserError("is no index of weights", where=str(index), mend="download it again")
+            raise UserError(str(index), "is no index of weights", "download it again")
         for tensor, name in raw["weight_map"].items():
             expected.setdefault(name, set()).add(tensor)
     if not expected:
         _refuse_pickles(path)
-        raise UserError(
-            "has no model.safetensors", where=str(path), mend="add the weights, or set model.random_init"
-        )
+        raise UserError(str(path), "has no model.safetensors", "add the weights, or set model.random_init")
     for name, tensors in expected.items():
         file = path / name
         if not file.exists():
-            raise UserError("is missing", where=str(file), mend=f"{index.name} names it: download it")
+            raise UserError(str(file), "is missing", f"{index.name} names it: download it")
         with file.open("rb") as stream:
             if stream.read(8) == b"version ":
-                raise UserError("is a git-lfs pointer, not the weights", where=str(file), mend="git lfs pull")
+                raise UserError(str(file), "is a git-lfs pointer, not the weights", "git lfs pull")
         try:
             with safe_open(file, framework="pt") as opened:
                 lost = tensors - set(opened.keys())
         except SafetensorError as error:
-            raise UserError(
-                f"is damaged: {_cause(error)}", where=str(file), mend="download it again"
-            ) from error
+            raise UserError(str(file), f"is damaged: {_cause(error)}", "download it again") from error
         if lost:
-            raise UserError(f"lacks {min(lost)}, which {index.name} says it has", where=str(file))
+            raise UserError(str(file), f"lacks {min(lost)}, which {index.name} says it has")
 
 
 def load_tokenizer(
@@ -450,28 +429,26 @@ def load_tokenizer(
     """
     where = str(path)
     if not any((path / name).exists() for name in TOKENIZERS):
-        raise UserError(
-            "has no tokenizer", where=where, mend="copy tokenizer.json from the model it came from"
-        )
+        raise UserError(where, "has no tokenizer", "copy tokenizer.json from the model it came from")
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise UserError(f"has a tokenizer that cannot be read: {_cause(error)}", where=where) from error
+        raise UserError(where, f"has a tokenizer that cannot be read: {_cause(error)}") from error
     # what verifiers and tools read would otherwise lose blanks that the policy has sampled
     tokenizer.clean_up_tokenization_spaces = False
     if tokenizer.eos_token_id is None:
         raise UserError(
+            where,
             "has a tokenizer without eos_token, so no answer could end",
-            where=where,
-            mend="name it in tokenizer_config.json",
+            "name it in tokenizer_config.json",
         )
     vocabulary = tokenizer.get_vocab()
     if vocabulary.keys() <= tokenizer.get_added_vocab().keys():
         raise UserError(
+            where,
             "has a tokenizer without any token for text",
-            where=where,
-            mend="copy tokenizer.json from the model it came from",
+            "copy tokenizer.json from the model it came from",
         )
     rows = load_config(path, scores=True).get_text_config().vocab_size
     # A mark that no text of ours holds (of an image, say) may lie beyond: Chat refuses a prompt with it.
@@ -479,9 +456,9 @@ def load_tokenizer(
     needed = max(({*vocabulary.values()} - marks) | {tokenizer.eos_token_id}) + 1
     if needed > rows:
         raise UserError(
+            where,
             f"has a tokenizer of {needed} tokens and an embedding of {rows}",
-            where=where,
-            mend="take the tokenizer this model was trained with, or resize the embedding",
+            "take the tokenizer this model was trained with, or resize the embedding",
         )
     if chat_template is not None:
         named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
@@ -494,17 +471,17 @@ def load_tokenizer(
 def _check_chat_template(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
     if not tokenizer.chat_template:
         raise UserError(
+            where,
             "has a tokenizer without chat template, and the tasks are conversations",
-            where=where,
-            mend="give model.chat_template, or take the instruct model",
+            "give model.chat_template, or take the instruct model",
         )
     probe = [{"role": "user", "content": "pr0be"}]
     try:
         text = tokenizer.apply_chat_template(probe, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template may do anything, as divide by 0
-        raise UserError(f"has a chat template that fails: {_cause(error)}", where=where) from error
+        raise UserError(where, f"has a chat template that fails: {_cause(error)}") from error
     if "pr0be" not in text:
-        raise UserError("has a chat template that leaves the user's message out", where=where)
+        raise UserError(where, "has a chat template that leaves the user's message out")
 
 
 def tokenizer_notes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -536,7 +513,7 @@ def stop_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     named = _json(file).get("eos_token_id")
     ids = named if isinstance(named, list) else [] if named is None else [named]
     if wrong := [i for i in ids if type(i) is not int]:
-        raise UserError(f"eos_token_id {wrong[0]!r} is no number of a token", where=str(file))
+        raise UserError(str(file), f"eos_token_id {wrong[0]!r} is no number of a token")
     return tuple(sorted({tokenizer.eos_token_id, *ids}))
 
 
@@ -578,11 +555,11 @@ def load_model(
                 output_loading_info=True,
             )
     except (RuntimeError, ValueError, KeyError) as error:
-        raise UserError(f"cannot be loaded: {_cause(error)}", where=str(path)) from error
+        raise UserError(str(path), f"cannot be loaded: {_cause(error)}") from error
     _check_read(path, info, scores=scores)
     for name, tensor in model.named_parameters():
         if not finite(tensor):
-            raise UserError(f"has NaN or infinite weights in {name} as {dtype}", where=str(path))
+            raise UserError(str(path), f"has NaN or infinite weights in {name} as {dtype}")
     model.generation_config = _saveable(model.generation_config)
     return model.to(device)
 
@@ -592,7 +569,7 @@ def _check_read(
     info: dict[str, Any],
     *,
     scores: bool = False,
-    mend: str = "does config.json belong to these weights?",
+    fix: str = "does config.json belong to these weights?",
 ) -> None:
     """Passes where transformers read all that the files hold, and drew nothing at random."""
     faults = [
@@ -606,7 +583,7 @@ def _check_read(
         # transformers would leave them out
         faults.append(f"stores {len(beyond)} tensors that config.json has no place for, first {min(beyond)}")
     if faults:
-        raise UserError(faults[0], where=str(path), mend=mend)
+        raise UserError(str(path), faults[0], fix)
 
 
 def _saveable(generation: GenerationConfig) -> GenerationConfig:
@@ -634,11 +611,11 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise UserError("is missing", where=str(file), mend=f"check {KEY}") from None
+        raise UserError(str(file), "is missing", "check the path of the model") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"is not JSON: {_cause(error)}", where=str(file), mend="download it again") from None
+        raise UserError(str(file), f"is not JSON: {_cause(error)}", "download it again") from None
     if not isinstance(raw, dict):
-        raise UserError("is not a JSON object", where=str(file))
+        raise UserError(str(file), "is not a JSON object")
     return raw
 
 

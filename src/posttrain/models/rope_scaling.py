@@ -29,7 +29,7 @@ def restore_scaling(found: GGUFReader, config: PretrainedConfig, where: str) -> 
             named = "by rope_freqs"
     if named not in ("none", "") and config.model_type != "gpt_oss":
         raise UserError(
+            where,
             f"its rotary positions are scaled ({named}), which is lost on the way to safetensors",
-            where=where,
-            mend="take the model's safetensors",
+            "take the model's safetensors",
         )

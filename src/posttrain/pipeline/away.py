@@ -13,7 +13,7 @@ def bind(name: str, said: str, options: Mapping[str, Any]) -> None:
     """UserError if the function of that name cannot be called with a directory and these options."""
     found = load_named(name)
     if not callable(found):
-        raise UserError(f"{said} is no function")
+        raise UserError("", f"{said} is no function")
     try:
         signature = inspect.signature(found)
     except ValueError:  # of a function that is not written in Python nothing is known
@@ -21,8 +21,8 @@ def bind(name: str, said: str, options: Mapping[str, Any]) -> None:
     try:
         signature.bind(Path(), **options)
     except TypeError as error:
-        mend = f"it is {name.rpartition(':')[2]}{signature}"
-        raise UserError(f"{said} cannot be called: {error}", mend=mend) from None
+        fix = f"it is {name.rpartition(':')[2]}{signature}"
+        raise UserError("options", f"{said} cannot be called: {error}", fix) from None
 
 
 def call(name: str, said: str, directory: str, options: Mapping[str, Any]) -> None:
@@ -32,4 +32,4 @@ def call(name: str, said: str, directory: str, options: Mapping[str, Any]) -> No
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # the function may even call sys.exit
-        raise UserError(f"{said} fails: {cause(error)}") from None
+        raise UserError("", f"{said} fails: {cause(error)}") from None

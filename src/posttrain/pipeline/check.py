@@ -66,15 +66,15 @@ def check(
         begun = [p.stage.name for p in later if p.directory.exists()]
         if begun and stage.name not in finished:
             raise UserError(
+                pipeline.at(stage),
                 f"stage {stage.name!r} is not finished, and {begun[0]!r} after it has begun with what it was",
-                where=pipeline.at(stage),
-                mend=f"make it and what follows anew: --from {stage.name}",
+                f"make it and what follows anew: --from {stage.name}",
             )
         if stage.name not in finished and weights_alone(place.directory / "checkpoints"):
             raise UserError(
+                pipeline.at(stage),
                 f"stage {stage.name!r} had finished, and its checkpoints hold weights alone: it cannot go on",
-                where=pipeline.at(stage),
-                mend=f"make it anew: --from {stage.name}",
+                f"make it anew: --from {stage.name}",
             )
     if pipeline.compare is not None:
         _check_compare(pipeline, models, made, say)
@@ -121,8 +121,8 @@ def _check_ensemble(pipeline: Pipeline, chosen: VerifierChoice) -> None:
     if not judge or judge.ensemble == "mean" or trains is None:
         return
     if reading(pipeline, trains, {}).recipe.critic.heads == 1:
-        what = f"{judge.ensemble!r} is for several, and stage {trains.name!r} trains one head"
-        raise UserError(what, where="verifier.model.ensemble", mend="set its critic.heads, or leave it out")
+        problem = f"{judge.ensemble!r} is for several, and stage {trains.name!r} trains one head"
+        raise UserError("verifier.model.ensemble", problem, "set its critic.heads, or leave it out")
 
 
 def _known(models: Mapping[str, Model], made: Mapping[str, str]) -> dict[str, str]:
@@ -191,8 +191,8 @@ def _check_compare(
 
 def located(pipeline: Pipeline, error: UserError) -> UserError:
     """An error of the comparison, with the line of the pipeline's file if it names a key."""
-    key = error.where.split(".")
+    key = error.key.split(".")
     if key[0] not in Recipe.__dataclass_fields__:
         return error
     own = {"task": key[1:], "model": ["stages"]}.get(key[0], key)
-    return UserError(error.what, where=pipeline.where([COMPARE, *own]), mend=error.mend)
+    return error.at(pipeline.where([COMPARE, *own]))

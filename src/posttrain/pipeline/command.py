@@ -74,12 +74,12 @@ def pipeline(
     going_on = resume or begin is not None
     if going_on and directory is None:
         which = "--resume" if resume else "--from"
-        raise UserError("which pipeline?", where=which, mend="name its directory with --dir")
+        raise UserError(which, "which pipeline?", "name its directory with --dir")
     found = file.read(path, sets or ())
     names = [stage.name for stage in found.stages]
     if begin is not None and begin not in names:
-        mend = did_you_mean(begin, names) or f"there are {', '.join(names)}"
-        raise UserError(f"there is no stage {begin!r}", where="--from", mend=mend)
+        fix = did_you_mean(begin, names) or f"there are {', '.join(names)}"
+        raise UserError("--from", f"there is no stage {begin!r}", fix)
     root = directory or claimed_directory(path.stem)
     news = stages.News(silent if quiet or as_json else say, quiet=quiet, as_json=as_json)
     with _interruptible(root), lock(root, resume=going_on):

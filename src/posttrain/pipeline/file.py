@@ -15,6 +15,7 @@ from posttrain.base.nearest import did_you_mean
 from posttrain.base.toml import flat
 from posttrain.evaluation.compare import Compare
 from posttrain.recipe import config
+from posttrain.recipe.document import document, override, put
 from posttrain.types import UserError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -111,20 +112,18 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
 
     Raises UserError, with file and line, for what cannot be used as it stands.
     """
-    tables, text = config.document(path)
+    tables, text = document(path)
     if "model" in tables and "stage" not in tables:
-        raise UserError(
-            "it is a recipe, not a pipeline", where=str(path), mend=f"posttrain train {path} runs it"
-        )
+        raise UserError(str(path), "it is a recipe, not a pipeline", f"posttrain train {path} runs it")
     where = config.Where(path, text, {})
     found = config.parsed(Tables, tables, where)
     if not found.stage:
-        raise UserError("it has no stages", where=str(path), mend="begin one with [[stage]]")
+        raise UserError(str(path), "it has no stages", "begin one with [[stage]]")
     names = [stage.name for stage in found.stage]
     for number, name in enumerate(names):
         if name in names[:number]:
             at = where(["stage", str(number), "name"])
-            raise UserError(f"a second stage is called {name!r}", where=at, mend="give each its own name")
+            raise UserError(at, f"a second stage is called {name!r}", "give each its own name")
     said: dict[str, str] = {}
     for each in overrides:
         said[_override(tables, names, each)] = f"--set {each}"
@@ -139,23 +138,24 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
 
 def _override(tables: dict[str, Any], names: Sequence[str], text: str) -> str:
     """Puts an override where it belongs; its key."""
-    key, value = config.override(text)
+    place = f"--set {text}"
+    key, value = override(text, place)
     name, _, rest = key.partition(".")
     if name not in (*names, COMPARE) or not rest:
-        what = f"sets nothing: there is no stage {name!r}" if rest else "names no key of a stage"
-        mend = did_you_mean(name, [*names, COMPARE]) or f"there are {', '.join(names)}"
-        raise UserError(what, where=f"--set {text}", mend=mend)
+        problem = f"sets nothing: there is no stage {name!r}" if rest else "names no key of a stage"
+        fix = did_you_mean(name, [*names, COMPARE]) or f"there are {', '.join(names)}"
+        raise UserError(place, problem, fix)
     if name == COMPARE:
-        config.put(tables, key, value, text)
+        put(tables, key, value, place)
         return key
     stage = tables["stage"][names.index(name)]
     if "recipe" in stage:
         stage["set"] = {**flat(stage.get("set", {})), rest: TAKEN_OUT if value is None else value}
         return key
-    place = "new" if "new" in stage else "options"
-    if value is None and rest not in stage.get(place, {}):
-        raise UserError(f"takes out nothing: there is no {rest!r}", where=f"--set {text}")
-    stage[place] = {k: v for k, v in {**stage.get(place, {}), rest: value}.items() if v is not None}
+    table = "new" if "new" in stage else "options"
+    if value is None and rest not in stage.get(table, {}):
+        raise UserError(place, f"cannot remove {rest!r}: it is not set")
+    stage[table] = {k: v for k, v in {**stage.get(table, {}), rest: value}.items() if v is not None}
     return key
 
 
@@ -205,16 +205,16 @@ def _check_name(pipeline: Pipeline, name: str, suffix: str, before: int, at: str
     names = [each.name for each in pipeline.stages]
     said = f"{{{name}{'.' * bool(suffix)}{suffix}}}"
     if name not in names:
-        mend = did_you_mean(name, names) or f"there are {', '.join(names[:before]) or 'none before it'}"
-        raise UserError(f"{said} names no stage", where=at, mend=mend)
+        fix = did_you_mean(name, names) or f"there are {', '.join(names[:before]) or 'none before it'}"
+        raise UserError(at, f"{said} names no stage", fix)
     if pipeline.number(name) == before:
-        raise UserError(f"{said} is what this stage itself makes", where=at)
+        raise UserError(at, f"{said} is what this stage itself makes")
     if pipeline.number(name) > before:
-        what = f"{said} is made by a later stage"
-        raise UserError(what, where=at, mend="put that stage first: stages run in the order of the file")
+        problem = f"{said} is made by a later stage"
+        raise UserError(at, problem, "put that stage first: stages run in the order of the file")
     if suffix and (suffix != "run" or pipeline.stages[pipeline.number(name)].kind != "recipe"):
-        mend = f"write {{{name}}} or {{{name}.run}}" if suffix != "run" else f"write {{{name}}}"
-        raise UserError(f"{said} is nothing that stage {name!r} makes", where=at, mend=mend)
+        fix = f"write {{{name}}} or {{{name}.run}}" if suffix != "run" else f"write {{{name}}}"
+        raise UserError(at, f"{said} is nothing that stage {name!r} makes", fix)
 
 
 def _check_compared(pipeline: Pipeline) -> None:
@@ -226,10 +226,10 @@ def _check_compared(pipeline: Pipeline) -> None:
         _check_name(pipeline, name, suffix, len(pipeline.stages), at)
     at = pipeline.where([COMPARE, "stages"])
     if pipeline.compare.get("base") and "base" in pipeline.compare["stages"]:
-        raise UserError("stage 'base' and the model of base would have one name", where=at)
+        raise UserError(at, "stage 'base' and the model of base would have one name")
     for name in pipeline.compare["stages"]:
         if name not in names:
-            mend = did_you_mean(name, names) or f"there are {', '.join(names)}"
-            raise UserError(f"there is no stage {name!r}", where=at, mend=mend)
+            fix = did_you_mean(name, names) or f"there are {', '.join(names)}"
+            raise UserError(at, f"there is no stage {name!r}", fix)
         if names[name] == "make":
-            raise UserError(f"stage {name!r} makes data, and no policy", where=at, mend="leave it out")
+            raise UserError(at, f"stage {name!r} makes data, and no policy", "leave it out")

@@ -38,7 +38,7 @@ def words_of(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> list[
         said = str(error.format_message()).rstrip(".")
         named = re.search(r"--(?:no-)?([a-z][a-z-]*)", said)
         keys = [named[1].replace("-", "_")] if named else []
-        raise UserError(said, where=pipeline.at(stage, "new", *keys)) from None
+        raise UserError(pipeline.at(stage, "new", *keys), said) from None
     return words
 
 
@@ -60,7 +60,7 @@ def check_function(pipeline: Pipeline, stage: Stage) -> None:
     try:
         asked(bind, _named(pipeline, stage), stage.make, stage.options, name=stage.make)
     except UserError as error:
-        key = "options" if "cannot be called" in error.what and stage.options else "make"
+        key = "options" if error.key == "options" and stage.options else "make"
         raise _at(pipeline, stage, error, key) from None
 
 
@@ -78,7 +78,7 @@ def make_data(pipeline: Pipeline, stage: Stage, directory: Path, made: Mapping[s
             raise _at(pipeline, stage, error, "make") from None
         files = sorted(p for p in fresh.rglob("*") if p.is_file())
         if not files:
-            raise UserError(f"{stage.make} wrote nothing", where=pipeline.at(stage, "make"))
+            raise UserError(pipeline.at(stage, "make"), f"{stage.make} wrote nothing")
         return f"{directory}: " + ", ".join(str(f.relative_to(fresh)) for f in files[:8])
 
     return _whole(directory, write)
@@ -91,8 +91,7 @@ def _named(pipeline: Pipeline, stage: Stage) -> str:
 
 
 def _at(pipeline: Pipeline, stage: Stage, error: UserError, key: str) -> UserError:
-    what = f"{error.where}: {error.what}" if error.where not in ("", stage.make) else error.what
-    return UserError(what, where=pipeline.at(stage, key), mend=error.mend)
+    return error.at(pipeline.at(stage, key), keep=error.key not in (stage.make, key, "options"))
 
 
 def _whole(directory: Path, write: Callable[[Path], str]) -> str:

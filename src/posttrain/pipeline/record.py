@@ -23,6 +23,7 @@ from posttrain.base.toml import dump, flat, inline
 from posttrain.models import checkpoint
 from posttrain.pipeline.file import TAKEN_OUT, Pipeline, Stage, filled, taken
 from posttrain.recipe import config
+from posttrain.recipe.document import document
 from posttrain.recipe.settings import Run
 from posttrain.report.record import json_lines
 from posttrain.runtime.record.rundir import LOCK, claim
@@ -62,16 +63,14 @@ def places(pipeline: Pipeline, root: Path) -> list[Place]:
 def lock(root: Path, *, resume: bool) -> Iterator[None]:
     """Keeps the directory for this process; UserError if it is in use, or used and not resumed."""
     if root.exists() and not root.is_dir():
-        raise UserError("is a file", where=str(root), mend="give another --dir")
+        raise UserError(str(root), "is a file", "give another --dir")
     if resume and not (root / "stages.json").exists():
-        raise UserError(
-            "there is no pipeline to resume here", where=str(root), mend="leave --resume out to start one"
-        )
+        raise UserError(str(root), "there is no pipeline to resume here", "leave --resume out to start one")
     held = claim(root, "give another --dir", "pipeline")
     try:
         if not resume and any(not p.name.startswith(".") for p in root.iterdir()):
             raise UserError(
-                "already holds something", where=str(root), mend="go on with --resume, or give another --dir"
+                str(root), "already holds something", "go on with --resume, or give another --dir"
             )
         yield
     finally:
@@ -94,26 +93,24 @@ def reading(pipeline: Pipeline, stage: Stage, made: Mapping[str, str]) -> config
         f"{key}={'' if value == TAKEN_OUT else inline(value)}"
         for key, value in filled(flat(stage.set), made).items()
     ]
+
+    def place(text: str) -> str:
+        return pipeline.at(stage, "set", *text.partition("=")[0].split("."))
+
     try:
-        return config.read(path, sets)
+        return config.read(path, sets, place)
     except UserError as error:
-        if error.where == str(path):  # of the file as a whole
+        if error.key == str(path):  # of the file as a whole
             at = pipeline.at(stage, "recipe")
-            raise UserError(f"{error.what}: {path}", where=at, mend=error.mend) from None
+            raise error.at(at, keep=True) from None
         raise placed(pipeline, stage, error) from None
 
 
 def placed(pipeline: Pipeline, stage: Stage, error: UserError) -> UserError:
     """The error of a stage's recipe, with the line of the pipeline unless a line of the recipe is named."""
-    if error.where.startswith(str(pipeline.path.parent / stage.recipe)):
-        return error
-    if not error.where.startswith("--set "):  # a data file, or what has no place
-        what = f"{error.where}: {error.what}" if error.where else error.what
-        return UserError(what, where=pipeline.at(stage, "recipe"), mend=error.mend)
-    key = error.where.removeprefix("--set ").partition("=")[0]
-    return UserError(
-        error.what, where=f"{pipeline.at(stage, 'set', *key.split('.'))}: {key}", mend=error.mend
-    )
+    known = (str(pipeline.path.parent / stage.recipe), str(pipeline.path), *pipeline.said.values())
+    # A data file, say, or what has no place.
+    return error if error.key.startswith(known) else error.at(pipeline.at(stage, "recipe"), keep=True)
 
 
 def asked(pipeline: Pipeline, place: Place) -> dict[str, Any]:
@@ -132,9 +129,9 @@ def check_named(pipeline: Pipeline, place: Place) -> None:
     for file in place.root.glob(f"{place.number:02d}-*.toml"):
         if (match := _RECORD.fullmatch(file.name)) and match[2] != stage.name:
             raise UserError(
+                pipeline.at(stage, "name"),
                 f"stage {place.number} of {place.root} is {match[2]!r}",
-                where=pipeline.at(stage, "name"),
-                mend="put it back, or start in another directory",
+                "put it back, or start in another directory",
             )
 
 
@@ -153,8 +150,8 @@ def check_unchanged(pipeline: Pipeline, place: Place, *, finished: bool) -> None
         what, where = "its options are not what it was made with", pipeline.at(stage, stage.kind)
     if name:
         how = "finished" if finished else "under way"
-        mend = f"put it back (it is in {place.record}), or make it and what follows anew: --from {stage.name}"
-        raise UserError(f"stage {stage.name!r} is {how}, and {what}", where=where, mend=mend)
+        fix = f"put it back (it is in {place.record}), or make it and what follows anew: --from {stage.name}"
+        raise UserError(where, f"stage {stage.name!r} is {how}, and {what}", fix)
 
 
 # ---------------------------------------------------------------------- what a stage has made
@@ -216,7 +213,7 @@ def wanted(pipeline: Pipeline, name: str) -> bool:
 
 def read_recorded(place: Place, made: Mapping[str, str]) -> config.LoadedRecipe:
     """The recipe that a stage began with; what it takes is looked for where it is now."""
-    before = flat(config.document(place.record)[0])
+    before = flat(document(place.record)[0])
     now = filled(before, made)
     return config.read(place.record, [f"{k}={inline(v)}" for k, v in now.items() if v != before[k]])
 

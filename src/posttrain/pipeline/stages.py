@@ -22,6 +22,7 @@ from posttrain.api.training import train
 from posttrain.base import process
 from posttrain.base.files import put
 from posttrain.base.toml import dump
+from posttrain.errors import RESUME
 from posttrain.evaluation.compare import Compare, compared
 from posttrain.evaluation.standings import standings
 from posttrain.pipeline.check import check, comparison, located, tell
@@ -143,9 +144,9 @@ def _one(pipeline: Pipeline, place: Place, made: Mapping[str, str], news: News) 
     except UserError as error:
         raise placed(pipeline, stage, error) from None
     except RunError as error:
-        raise RunError(f"stage {stage.name!r}: {error}") from error
+        raise RunError(f"stage {stage.name!r}", str(error)) from error
     if stop_asked_since(began):  # in its last update, after which it ended
-        raise RunError(f"stopped: stage {stage.name!r} is finished and saved; go on with --resume")
+        raise RunError("stopped", f"stage {stage.name!r} is finished and saved", f"go on with {RESUME}")
 
 
 def _compare(pipeline: Pipeline, root: Path, made: Mapping[str, str], news: News) -> None:

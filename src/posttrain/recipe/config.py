@@ -13,6 +13,7 @@ from posttrain.base.reader import Where as Where
 from posttrain.base.reader import key_of
 from posttrain.base.reader import parsed as parsed
 from posttrain.base.usercode import beside, file_of
+from posttrain.errors import OVERRIDE, UnreadKeyError
 from posttrain.methods.build import strangers
 from posttrain.methods.table import label, line
 from posttrain.recipe.document import document as document
@@ -58,31 +59,34 @@ class LoadedRecipe:
 
     def locate(self, error: UserError) -> UserError:
         """The error with the file and line of the key that it names, if it names one of the recipe's."""
-        key = error.where.split(".")
-        if error.where and key[0] in {key_of(f.name) for f in dataclasses.fields(Recipe)}:
-            return UserError(error.what, where=self.where(key), mend=error.mend)
+        key = error.key.split(".")
+        if error.key and key[0] in {key_of(f.name) for f in dataclasses.fields(Recipe)}:
+            return error.at(self.where(key))
         return error
 
 
-def read(path: Path, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """The recipe of a file, with `a.b=value` overrides on top.
+def read(
+    path: Path, overrides: Sequence[str] = (), place: Callable[[str], str] = lambda text: f"{OVERRIDE}{text}"
+) -> LoadedRecipe:
+    """Read the recipe of a file, with `a.b=value` overrides on top.
 
-    Raises UserError, with file and line or the override, for anything that cannot be used as it stands.
+    Raises UserError for anything that cannot be used as it stands, at its file and line, or at an override,
+    which `place` names.
     """
-    tables, text = document(path)
+    tables, content = document(path)
     if "stage" in tables:
-        raise UserError("it is a pipeline", where=str(path), mend=f"posttrain pipeline {path} runs it")
+        raise UserError(str(path), "it is a pipeline", f"posttrain pipeline {path} runs it")
     given: dict[str, str] = {}
-    for each in overrides:
-        key, value = override(each)
-        put(tables, key, value, each)
-        given[key] = f"--set {each}"
+    for text in overrides:
+        key, value = override(text, place(text))
+        put(tables, key, value, place(text))
+        given[key] = place(text)
     other = next((found for key, found in NO_RECIPES.items() if key in tables), None)
     if other and not {"model", "method", "task"} & tables.keys():
-        raise UserError(f"it is no recipe but {other[0]}", where=str(path), mend=other[1])
+        raise UserError(str(path), f"it is no recipe but {other[0]}", other[1])
     tables = renamed(tables, lambda name: beside(name, path.parent))
     tables = renamed(tables, lambda n: beside(n, path.parent) if n.startswith("code/") else n, CALLED)
-    return from_tables(tables, Where(path, text, given))
+    return from_tables(tables, Where(path, content, given))
 
 
 def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRecipe:
@@ -157,15 +161,15 @@ def _check_read(found: LoadedRecipe) -> None:
     """UserError for a table or a key that nothing would read, as the other choices are."""
     name = found.recipe.method.get("name")
     if not isinstance(name, str):
-        raise UserError("the method's name is missing", where="method", mend='name = "grpo"')
+        raise UserError("method", "the method's name is missing", 'name = "grpo"')
     loop = line(name).loop
     for table in ONLINE_ONLY if loop == "offline" else OFFLINE_ONLY:
         if table in found.tables:
             raise UserError(
+                table,
                 f"[{table}] is never read: {label(name)} runs in the {loop} loop",
-                where=table,
-                mend="leave the table out",
+                "leave the table out",
             )
     for key, why in unread(found.recipe, loop, line(name).learns).items():
         if has(found.tables, key.split(".")):
-            raise UserError(f"is never read: {why}", where=key, mend="leave it out")
+            raise UnreadKeyError(key, f"is never read: {why}", "leave it out")

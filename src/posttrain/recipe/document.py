@@ -26,41 +26,39 @@ def document(path: Path) -> tuple[dict[str, Any], str]:
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"\(at line (\d+), column \d+\)", str(error))
         where = f"{path}:{at[1]}" if at else f"{path}:{text.count(chr(10)) + 1}"
-        raise UserError(f"is not TOML: {str(error).split(' (at')[0]}", where=where) from None
+        raise UserError(where, f"is not TOML: {str(error).split(' (at')[0]}") from None
     except ValueError:  # which Python says of numbers alone
-        raise UserError("holds a number of thousands of digits", where=str(path)) from None
+        raise UserError(str(path), "holds a number of thousands of digits") from None
     except RecursionError:
-        raise UserError("is nested too deeply", where=str(path)) from None
+        raise UserError(str(path), "is nested too deeply") from None
 
 
 def _text(path: Path) -> str:
     if path.is_dir():
-        raise UserError("is a directory", where=str(path), mend="name the .toml file in it")
+        raise UserError(str(path), "is a directory", "name the .toml file in it")
     check_regular(path, str(path))
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UserError("is larger than any recipe", where=str(path))
+            raise UserError(str(path), "is larger than any recipe")
         return path.read_text(encoding="utf-8-sig")  # some editors begin with a byte order mark
     except UnicodeDecodeError as error:
         number = error.object[: error.start].count(b"\n") + 1
         found = f"byte 0x{error.object[error.start]:02x}"
-        raise UserError(
-            f"is not UTF-8 ({found})", where=f"{path}:{number}", mend="save it as UTF-8"
-        ) from None
+        raise UserError(f"{path}:{number}", f"is not UTF-8 ({found})", "save it as UTF-8") from None
     except FileNotFoundError:
         near = did_you_mean(
             path.name, [p.name for p in path.parent.glob("*.toml")] if path.parent.exists() else []
         )
-        raise UserError("there is no such recipe", where=str(path), mend=near) from None
+        raise UserError(str(path), "there is no such recipe", near) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read: {error}", where=str(path)) from None
+        raise UserError(str(path), f"cannot be read: {error}") from None
 
 
-def override(text: str) -> tuple[str, Any]:
-    """(key, value); no value, as in "task.data.split=", takes the key out."""
+def override(text: str, place: str) -> tuple[str, Any]:
+    """Return (key, value) of "key=value", which was given at `place`; the value is None in "key="."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise UserError(f"{text!r} sets nothing", where="--set", mend="write section.key=value")
+        raise UserError(place, "sets nothing", "write section.key=value")
     if not value.strip():
         return key.strip(), None
     try:
@@ -68,19 +66,19 @@ def override(text: str) -> tuple[str, Any]:
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
     except ValueError:
-        raise UserError("is a number of thousands of digits", where=f"--set {key.strip()}") from None
+        raise UserError(f"{place[:60]}...", "is a number of thousands of digits") from None
 
 
-def put(tables: dict[str, Any], key: str, value: Any, override: str) -> None:
-    """Sets a key of the tables, or takes it out if the value is None; UserError if neither can be done."""
+def put(tables: dict[str, Any], key: str, value: Any, place: str) -> None:
+    """Set a key of the tables, or remove it if the value is None; UserError at `place` if it cannot be."""
     *path, last = key.split(".")
     here: Any = tables
     if value is None and not has(tables, key.split(".")):
-        raise UserError(f"takes out nothing: there is no {key!r}", where=f"--set {override}")
+        raise UserError(place, f"cannot remove {key!r}: it is not set")
     for name in path:
         here = here.setdefault(name, {})
         if not isinstance(here, dict):
-            raise UserError(f"{name!r} is a value, not a table", where=f"--set {override}")
+            raise UserError(place, f"{name!r} is a value, not a table")
     if value is None:
         del here[last]
     else:

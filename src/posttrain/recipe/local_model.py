@@ -41,7 +41,9 @@ class LocalModel:
         """The tokens up to the model's answer, in which no text is a special token; UserError if none."""
         prompt = tuple(self.chat.render(conversation))
         if len(prompt) >= self.engine.context:
-            raise UserError(f"a prompt of {len(prompt)} tokens exceeds the {self.engine.context} that fit")
+            raise UserError(
+                "", f"a prompt of {len(prompt)} tokens exceeds the {self.engine.context} that fit"
+            )
         return prompt
 
     def write(
@@ -105,7 +107,7 @@ def load(writer: NativeWriter) -> LocalModel:
     try:
         use_layouts(model)
     except ValueError as error:
-        raise UserError(str(error), where=writer.path, mend="take a Llama, Qwen, Gemma or Mistral") from None
+        raise UserError(writer.path, str(error), "take a Llama, Qwen, Gemma or Mistral") from None
     mask_tokens(model, {*pretrained.token_ids(tokenizer), *chat.stops})
     engine = NativeEngine(
         model,

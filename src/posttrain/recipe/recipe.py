@@ -172,8 +172,8 @@ class Recipe:
         """
         named, own = self.verifier.build(), self.task.scorer()
         if named and own and getattr(self.verifier, own.name) is None:
-            what = f"the tasks bring a scorer of their own, {own.name}, which is not among the verifiers"
-            raise UserError(what, where="verifier", mend=f"leave it out, or add [verifier.{own.name}]")
+            problem = f"the tasks bring a scorer of their own, {own.name}, which is not among the verifiers"
+            raise UserError("verifier", problem, f"leave it out, or add [verifier.{own.name}]")
         return named or own
 
     def judges(self) -> tuple[Verifier | None, Env | None]:
@@ -181,19 +181,19 @@ class Recipe:
         verifier, env = self.judge(), self.task.environment()
         repair, tools = self.task.repair, self.task.tools
         if self.task.agent and self.search:
-            raise UserError("a search asks no agent", where="task.agent", mend="leave it or [search] out")
+            raise UserError("task.agent", "a search asks no agent", "leave it or [search] out")
         if verifier is None or not (repair or tools or self.task.agent):
             return verifier, env
         if verifier.grouped:
-            what, where = (
+            problem, where = (
                 "a verifier that compares answers says nothing of one",
                 "tools" if tools else "repair" if repair else "agent",
             )
-            raise UserError(what, where=f"task.{where}", mend="leave it out, or take another verifier")
+            raise UserError(f"task.{where}", problem, "leave it out, or take another verifier")
         if self.task.agent:
             return verifier, None
         if tools and self.search:
-            raise UserError("a search calls no tools", where="task.tools", mend="leave it or [search] out")
+            raise UserError("task.tools", "a search calls no tools", "leave it or [search] out")
         if tools:
             return None, ToolUse(judge=verifier, runners=tools.runners(), settings=tools)
         return None, Repairing(judge=verifier, settings=repair or Repair(), right=self.eval.right)

@@ -32,11 +32,11 @@ def target_of(
 
     Raises UserError for what is neither, and for a run without a whole checkpoint.
     """
-    mend = "name a recipe's .toml file, or a run directory"
+    fix = "name a recipe's .toml file, or a run directory"
     if not target.exists():
-        raise UserError("there is no such recipe and no such run", where=str(target), mend=mend)
+        raise UserError(str(target), "there is no such recipe and no such run", fix)
     if target.is_dir():
-        check_run(target, mend)
+        check_run(target, fix)
     found = config.read(target / "config.toml" if is_run(target) else target, sets)
     if is_run(target) and model is None:
         return Target(found, *trained(found.recipe, target, say))
@@ -63,7 +63,7 @@ def newest_of(run: Path, say: Callable[[str], None] = lambda text: None) -> Path
     for fault in skipped:
         say(fault)
     if newest is None:
-        raise UserError("has no whole checkpoint", where=str(run), mend="give --model")
+        raise UserError(str(run), "has no whole checkpoint", "give --model")
     return newest / ("adapter" if (newest / "adapter").exists() else "model")
 
 
@@ -72,8 +72,8 @@ def _with(recipe: Recipe, model: str) -> Recipe:
     return replace(recipe, model=replace(recipe.model, path=model, random_init=False))
 
 
-def check_run(path: Path, mend: str = "name a run directory") -> None:
+def check_run(path: Path, fix: str = "name a run directory") -> None:
     """UserError if a path is no run's directory."""
     if not is_run(path):
-        what = "is no run: it has no config.toml" if path.exists() else "there is no such run"
-        raise UserError(what, where=str(path), mend=mend)
+        problem = "is no run: it has no config.toml" if path.exists() else "there is no such run"
+        raise UserError(str(path), problem, fix)

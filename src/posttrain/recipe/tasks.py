@@ -78,13 +78,13 @@ class OwnTasks:
         try:
             given = list(function(**self.options))
         except Exception as error:
-            raise UserError(f"{self.function} fails: {cause(error)}", where=where) from None
+            raise UserError(where, f"{self.function} fails: {cause(error)}") from None
         try:
             found = load_tasks(InMemoryData.of(given)) if given else []
         except UserError as error:
-            raise UserError(f"{self.function} makes what is no task: {error}", where=where) from None
+            raise UserError(where, f"{self.function} makes what is no task: {error}") from None
         if len(found) <= self.held_out:
-            raise UserError(f"{self.function} makes {len(found)} tasks, none to train on", where=where)
+            raise UserError(where, f"{self.function} makes {len(found)} tasks, none to train on")
         return found
 
 
@@ -215,8 +215,8 @@ def tasks(
         train, held = problems(choice.reasoning_gym)
         return train, held[:limit]
     if choice.data is not None and choice.data.bootstrap is not None:
-        what = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
-        raise UserError(what, where="task.data.bootstrap", mend="leave it out")
+        problem = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
+        raise UserError("task.data.bootstrap", problem, "leave it out")
     if choice.data is not None:
         held = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
         return load_tasks(choice.data, say=say), held

@@ -7,6 +7,7 @@ from typing import Any
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.reader import Where, parsed
+from posttrain.errors import ADD_VERIFIER
 from posttrain.recipe.document import document, override, put
 from posttrain.recipe.writers import JudgeChoice
 from posttrain.types import UserError
@@ -74,13 +75,11 @@ class VerifierChoice:
         for key, mentioned in (("weights", self.weights), ("order", self.order)):
             for name in sorted(set(mentioned) - set(names)):
                 raise UserError(
-                    f"{name!r} is not among the verifiers",
-                    where=f"verifier.{key}",
-                    mend=did_you_mean(name, names),
+                    f"verifier.{key}", f"{name!r} is not among the verifiers", did_you_mean(name, names)
                 )
         if self.order and (self.combine != "gate" or len(set(self.order)) != len(given)):
-            what = "is read by a gate only" if self.combine != "gate" else "must name each verifier once"
-            raise UserError(what, where="verifier.order")
+            problem = "is read by a gate only" if self.combine != "gate" else "must name each verifier once"
+            raise UserError("verifier.order", problem)
         given.sort(key=lambda v: self.order.index(v.name) if self.order else 0)
         alone = len(given) == 1 and not self.weights and self.combine == "sum"
         if not given:
@@ -97,7 +96,7 @@ class VerifierChoice:
                 clip=self.clip,
             )
         except ValueError as error:
-            raise UserError(str(error), where="verifier") from None
+            raise UserError("verifier", str(error)) from None
 
 
 VERIFIERS = (
@@ -130,14 +129,15 @@ def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
         tables, prefix = {"verifier": {"function": {"function": chosen}}}, "verifier.function"
     else:
         others = f"there are {', '.join(VERIFIERS)}; or name a recipe or a function"
-        raise UserError(f"there is no verifier {chosen!r}", mend=did_you_mean(chosen, VERIFIERS) or others)
+        raise UserError("", f"there is no verifier {chosen!r}", did_you_mean(chosen, VERIFIERS) or others)
     given: dict[str, str] = {}
     for each in overrides:
-        key, value = override(each)
+        place = f"--set {each}"
+        key, value = override(each, place)
         key = key if key.startswith("verifier.") else f"{prefix}.{key}"
-        put(tables, key, value, each)
-        given[key] = f"--set {each}"
+        put(tables, key, value, place)
+        given[key] = place
     verifier: Verifier | None = parsed(_Judging, tables, Where(path, text, given)).verifier.build()
     if verifier is None:
-        raise UserError("it names no verifier", where=chosen, mend="add for example [verifier.number]")
+        raise UserError(chosen, "it names no verifier", str(ADD_VERIFIER))
     return verifier

@@ -108,4 +108,4 @@ class JudgeChoice(Judging, WriterChoice):
             rubric = replace(read_rubric(self.rubric), verdict=self.verdict)
             return Judge(writer=self.writer(), rubric=rubric, constitution=constitution, **how)
         except ValueError as error:
-            raise UserError(str(error), where="verifier.judge") from None
+            raise UserError("verifier.judge", str(error)) from None

@@ -66,17 +66,17 @@ def curves_svg(run_dirs: list[Path], out: Path, metric: str, title: str) -> Path
     Raises UserError if there is no run, a run lacks the metric, or no update is common to all.
     """
     if not run_dirs:
-        raise UserError("no run was given to draw", where=str(out), mend="give at least one run directory")
+        raise UserError(str(out), "no run was given to draw", "give at least one run directory")
     runs = [_points(run_dir, metric) for run_dir in run_dirs]
     common = sorted(set.intersection(*(set(run) for run in runs)))
     if not common:
-        raise UserError(f"these runs have no update with {metric!r} in common", where=str(run_dirs[0]))
+        raise UserError(str(run_dirs[0]), f"these runs have no update with {metric!r} in common")
     picture = _picture([[(u, run[u]) for u in common] for run in runs], metric, title)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(picture.encode("utf-8", "replace"))
     except OSError as error:
-        raise UserError(f"cannot write the picture: {error.strerror}", where=str(out)) from None
+        raise UserError(str(out), f"cannot write the picture: {error.strerror}") from None
     return out
 
 
@@ -85,8 +85,8 @@ def _points(run_dir: Path, metric: str) -> dict[int, float]:
     points = dict(metrics.points(metric))
     if not points:
         there = ", ".join(sorted(metrics.series)) or "nothing"
-        mend = did_you_mean(metric, metrics.series) or f"it has: {there}"
-        raise UserError(f"this run has no metric {metric!r}", where=str(run_dir), mend=mend)
+        fix = did_you_mean(metric, metrics.series) or f"it has: {there}"
+        raise UserError(str(run_dir), f"this run has no metric {metric!r}", fix)
     return points
 
 

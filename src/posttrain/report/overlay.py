@@ -76,7 +76,7 @@ def write(run_dirs: Sequence[Path], out: Path) -> Path:
     """
     distinct = list({path.resolve(): path for path in run_dirs}.values())
     if len(distinct) < 2:
-        raise UserError("is one run, given twice", where=str(run_dirs[0]), mend="name another one beside it")
+        raise UserError(str(run_dirs[0]), "is one run, given twice", "name another one beside it")
     found = series([(path, read(path)) for path in distinct])
     return put(out, page(found))
 
@@ -108,7 +108,7 @@ def flat_recipe(run: Record, path: Path) -> dict[str, str]:
     try:
         tables = tomllib.loads(run.config)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"its recipe cannot be read: {error}", where=str(path / "config.toml")) from None
+        raise UserError(str(path / "config.toml"), f"its recipe cannot be read: {error}") from None
     found = {f"{name} (own code)": digest[:12] for name, digest in CODE.findall(run.config)}
     own = {str(path), str(path.resolve())}
     for key, value in flat(tables).items():

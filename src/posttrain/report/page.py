@@ -67,7 +67,7 @@ def put(path: Path, content: str) -> Path:
         with replacing(path) as draft:
             draft.write_bytes(content.encode("utf-8", "replace"))
     except OSError as error:
-        raise UserError(f"cannot write the report: {error.strerror}", where=str(path)) from None
+        raise UserError(str(path), f"cannot write the report: {error.strerror}") from None
     return path
 
 

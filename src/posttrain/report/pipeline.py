@@ -38,9 +38,9 @@ def summary(root: Path) -> dict[str, Any]:
     told, notes = json_object(root / "stages.json")
     if told is None:
         raise UserError(
+            str(root),
             "this is no pipeline's directory: it holds no stages.json",
-            where=str(root),
-            mend="give the directory that `posttrain pipeline` wrote",
+            "give the directory that `posttrain pipeline` wrote",
         )
     compare, not_read = json_object(root / "compare.json")
     if (root / "compare.json").exists():

@@ -226,12 +226,12 @@ def read(run_dir: Path) -> Record:
     Raises UserError if it is no run directory.
     """
     if not run_dir.is_dir():
-        raise UserError("there is no such directory", where=str(run_dir), mend="give a run directory")
+        raise UserError(str(run_dir), "there is no such directory", "give a run directory")
     if not any((run_dir / name).exists() for name in SIGNS_OF_A_RUN):
         raise UserError(
+            str(run_dir),
             f"this is no run directory: it holds none of {', '.join(SIGNS_OF_A_RUN)}",
-            where=str(run_dir),
-            mend="give the directory that `posttrain train` wrote",
+            "give the directory that `posttrain train` wrote",
         )
     name = run_dir.resolve().name
     config, no_config = file_text(run_dir / "config.toml")

@@ -216,8 +216,8 @@ def _adapter_size(policy: ModelInfo, recipe: Recipe) -> int:
         return lora.parameters(policy.config, recipe.lora)
     except ValueError as error:
         raise UserError(
+            "lora.targets" if recipe.lora.targets else "lora",
             f"no adapter can be made: {str(error).splitlines()[0]}",
-            where="lora.targets" if recipe.lora.targets else "lora",
         ) from None
 
 

@@ -74,7 +74,7 @@ class Shaper:
             try:
                 self.chat.between(self.separator)
             except UserError as error:
-                raise UserError(error.what, where="batch.separator", mend="give another one") from None
+                raise UserError("batch.separator", error.problem, "give another one") from None
         counts: Counter[str] = Counter()
         made: list[tuple[Any, Group]] = []
         faults: list[UserError] = []
@@ -82,23 +82,23 @@ class Shaper:
             try:
                 made.append((record, make[learns](record, counts)))
             except UserError as error:
-                faults.append(UserError(error.what, where=record.source, mend=error.mend))
+                faults.append(error.at(record.source))
                 if bad == "error":
                     raise faults[0] from None
         if faults and not made:
-            what = f"none of {len(records)} {_NAMES[learns]} can be used; the first: {faults[0].what}"
-            raise UserError(what, where=faults[0].where, mend=faults[0].mend)
+            problem = f"none of {len(records)} {_NAMES[learns]} can be used; the first: {faults[0].problem}"
+            raise UserError(faults[0].key, problem, faults[0].fix)
         if faults:
             say(f"{len(faults)} of {len(records)} {_NAMES[learns]} skipped: {summary(faults)}")
         kept = [(record, group) for record, group in made if group]
-        for what, number in counts.items():
-            say(f"{number} of {len(records)} {_NAMES[learns]} {what.format(bound=self.bound)}")
+        for problem, number in counts.items():
+            say(f"{number} of {len(records)} {_NAMES[learns]} {problem.format(bound=self.bound)}")
         if made and not kept:
             raise UserError(
+                "batch.max_length",
                 f"all {len(made)} {_NAMES[learns]} were filtered out: none has a trained token within "
                 f"{self.bound} tokens",
-                where="batch.max_length",
-                mend="raise it",
+                "raise it",
             )
         return kept
 
@@ -140,8 +140,10 @@ class Shaper:
         sides = []
         for *earlier, last in answers:
             if beside := [key for key in ("tool_calls", "reasoning_content") if key in last]:
-                what = f"the last message of an answer has {beside[0]}, and a reward model reads text alone"
-                raise UserError(what, mend="write it into content, or leave such records out")
+                problem = (
+                    f"the last message of an answer has {beside[0]}, and a reward model reads text alone"
+                )
+                raise UserError("", problem, "write it into content, or leave such records out")
             sides += self.chat.render_for_judge([*prompt, *earlier], [last["content"]], tools)
         if any(len(tokens) > self.bound for tokens in sides):
             counts["have an answer that ends beyond {bound} tokens and are left out"] += 1
@@ -242,9 +244,9 @@ def _longest_probe(groups: Sequence[Group], bound: int) -> int:
     rows = [row for group in groups for row in group]
     if len(set(map(_prompt, rows))) < 2:
         raise UserError(
+            "task.data",
             "the KL is measured on answers to other prompts, and all records have the same prompt",
-            where="task.data",
-            mend="give records of two prompts or more",
+            "give records of two prompts or more",
         )
     prompts = (row.prompt_length for row in rows)
     answers = (len(row.tokens) - row.prompt_length for row in rows)
@@ -302,7 +304,7 @@ def build_groups(
 def _corpus(text: Text, policy: ModelInfo, bound: int, say: Say) -> Corpus:
     eos = policy.tokenizer.eos_token_id
     if eos is None:
-        raise UserError("the tokenizer has no end token, which parts documents", where="model.path")
+        raise UserError("model.path", "the tokenizer has no end token, which parts documents")
     return load_corpus(text, encode=policy.chat.spell, eos=eos, max_length=bound, say=say)
 
 

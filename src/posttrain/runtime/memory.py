@@ -158,8 +158,8 @@ def check_held(count: int, tokens: int, free: int, *, where: str) -> None:
     """UserError if this many episodes or rows of so many tokens each cannot be held beside one another."""
     if count * tokens * HELD_BYTES > free:
         size = f"{gib(count * tokens * HELD_BYTES)} beside the model, and {gib(free)} are free"
-        what = f"{count:,} of up to {tokens:,} tokens each take {size}"
-        raise UserError(what, where=where, mend="lower it")
+        problem = f"{count:,} of up to {tokens:,} tokens each take {size}"
+        raise UserError(where, problem, "lower it")
 
 
 def token_bytes(

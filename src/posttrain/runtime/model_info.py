@@ -126,7 +126,7 @@ def with_layouts(model: Any, where: str) -> Any:
     try:
         use_layouts(model)
     except ValueError as error:
-        raise UserError(str(error), where=where, mend="docs/models.md lists those that work") from None
+        raise UserError(where, str(error), "docs/models.md lists those that work") from None
     return model
 
 
@@ -140,15 +140,16 @@ def _beside(named: str, key: str, policy: ModelInfo, say: Say, *, scores: bool) 
         path = pretrained.resolve(named, say=say)
         config = pretrained.load_config(path, scores=scores)
     except UserError as error:
-        where, mend = (text.replace("model.path", key) for text in (error.where, error.mend))
-        raise UserError(error.what, where=where, mend=mend) from None
-    mend = "take a model with the same tokenizer"
+        raise error.at(key, keep=error.key != pretrained.KEY) from None
+    fix = "take a model with the same tokenizer"
     # Models of one family differ in how far their rows of the vocabulary are padded.
     if config.get_text_config().vocab_size < policy.config.get_text_config().vocab_size:
-        raise UserError(f"{who} has a smaller vocabulary than the policy", where=key, mend=mend)
+        raise UserError(key, f"{who} has a smaller vocabulary than the policy", fix)
     theirs = pretrained.load_tokenizer(path).get_vocab()
     other = [token for token, at in policy.tokenizer.get_vocab().items() if theirs.get(token) != at]
     if other:
-        what = f"{who} was trained with another tokenizer: {len(other)} tokens differ, first {min(other)!r}"
-        raise UserError(what, where=key, mend=mend)
+        problem = (
+            f"{who} was trained with another tokenizer: {len(other)} tokens differ, first {min(other)!r}"
+        )
+        raise UserError(key, problem, fix)
     return path

@@ -228,7 +228,7 @@ class OnlineRun:
         self.run_dir.wait()
         if self.updates and not self.learner.update_count:
             made = counted(self.updates, "update")
-            raise RunError(f"nothing was trained in {made}: {self._why_nothing()}")
+            raise RunError(f"train {made}", f"nothing was trained: {self._why_nothing()}")
 
     def _record(
         self, rows: Sequence[tuple[int, Episode]], groups: Sequence[Sequence[Episode]], update: Update
@@ -269,7 +269,7 @@ class OnlineRun:
         oldest = int(ages.max()) if len(ages) else 0
         if oldest > bound:
             age = counted(oldest, "update")
-            raise RunError(f"a token is {age} old and may be {bound}: call sample() for new ones")
+            raise RunError("update", f"a token is {age} old and may be {bound}: call sample() for new ones")
         return lag_metrics(Counter(lag[batch.mask].tolist())) if self.settings.replay else {}
 
     def _count_taken(self) -> None:
@@ -318,7 +318,8 @@ class OnlineRun:
         self.progress.empty += 1
         if self.progress.empty >= 3:
             raise RunError(
-                f"no group was kept in {self.progress.empty} updates in a row: {self._why_nothing()}"
+                f"update {self.progress.update}",
+                f"no group was kept in {self.progress.empty} updates in a row: {self._why_nothing()}",
             )
 
     def _why_nothing(self) -> str:

@@ -41,10 +41,10 @@ def check_prompts(resolved: Resolved, policy: ModelInfo, checked: Path | None = 
             checked.write_text(json.dumps({"prompts": digest, "longest": known}), encoding="utf-8")
     if known + room > resolved.recipe.engine.cache_tokens:
         raise UserError(
+            "engine.cache_tokens",
             f"the longest prompt has {known} tokens, and with {room} new ones that is more than the "
             f"cache of {resolved.recipe.engine.cache_tokens}",
-            where="engine.cache_tokens",
-            mend="raise it",
+            "raise it",
         )
     return known
 
@@ -73,8 +73,8 @@ def check_replies(resolved: Resolved, policy: ModelInfo) -> None:
         try:
             policy.chat.extend([], [{**message, "content": _MARKER} for message in messages])
         except UserError as error:
-            what = f"what the environment replies cannot be shown: {error.what}"
-            raise UserError(what, where="model.chat_template", mend=error.mend) from None
+            problem = f"what the environment replies cannot be shown: {error.problem}"
+            raise UserError("model.chat_template", problem, error.fix) from None
 
 
 def check_stops(stops: Sequence[str], shown: Shown) -> None:
@@ -83,9 +83,9 @@ def check_stops(stops: Sequence[str], shown: Shown) -> None:
     if shown.format != "plain" or not any(stop.endswith(closing) and "\n" not in stop for stop in stops):
         return
     raise UserError(
+        "sampling.stop",
         f"a call that holds {closing!r} in its text would be cut there and made",
-        where="sampling.stop",
-        mend=f"leave {closing!r} out: a response ends with its turn",
+        f"leave {closing!r} out: a response ends with its turn",
     )
 
 
@@ -134,13 +134,13 @@ def _length(task: Task, start: Start, room: int, policy: ModelInfo) -> int:
     try:
         length = len(policy.chat.render(start.messages, start.tools))
     except UserError as error:
-        raise UserError(f"task {task.id!r}: {error}", where=task.source) from None
+        raise UserError(task.source, f"task {task.id!r}: {error}") from None
     if length + room > policy.context:
         raise UserError(
+            task.source,
             f"the prompt of task {task.id!r} has {length} tokens, and with {room} new ones that is more "
             f"than {policy.narrowest}'s context of {policy.context}",
-            where=task.source,
-            mend="leave it out, or lower sampling.max_new_tokens",
+            "leave it out, or lower sampling.max_new_tokens",
         )
     return length
 

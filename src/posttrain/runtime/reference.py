@@ -191,9 +191,9 @@ def reference_size(resolved: Resolved, policy: ModelInfo, parameters: int) -> in
     shapes = pretrained.parameter_shapes(config)
     if chosen.refresh_every and shapes != pretrained.parameter_shapes(policy.config):
         raise UserError(
+            "reference.path",
             "the reference's model has weights of other names or shapes, and cannot follow the policy",
-            where="reference.path",
-            mend="leave reference.refresh_every out, or take a model of the policy's shape",
+            "leave reference.refresh_every out, or take a model of the policy's shape",
         )
     return sum(math.prod(shape) for shape in shapes.values())
 

@@ -9,6 +9,7 @@ from posttrain.base.nearest import did_you_mean
 from posttrain.data import Data, Ranking, load_conversations, load_labelled, load_rankings, load_steps
 from posttrain.data.gather import summary
 from posttrain.envs.protocol import Env
+from posttrain.errors import ADD_VERIFIER, NO_VERIFIER, spelled
 from posttrain.methods.build import build
 from posttrain.methods.table import Line, label, line
 from posttrain.recipe.recipe import Recipe
@@ -63,7 +64,7 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
     _check_condition(recipe)
     if online:
         if task.text is not None:
-            raise UserError(f"{name} answers tasks, and plain text asks nothing", where="task.text")
+            raise UserError("task.text", f"{name} answers tasks, and plain text asks nothing")
         _check_online(recipe, method, verifier, env)
         if judge := recipe.judge():
             judge.require()  # before tasks are made, which may take minutes
@@ -84,19 +85,19 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
                 self_test(judge, [*train, *held_out], pool)
         return Resolved(recipe, found, method, train, held_out, verifier, env)
     if task.game or task.env or task.tools or task.agent:
-        raise UserError("an offline method learns from data, and plays no games", where="task")
+        raise UserError("task", "an offline method learns from data, and plays no games")
     if recipe.steps.minibatches > recipe.batch.batch_size:
         raise UserError(
+            "steps.minibatches",
             f"{recipe.steps.minibatches} minibatches cannot be dealt from {recipe.batch.batch_size} rows",
-            where="steps.minibatches",
-            mend="give at most batch.batch_size",
+            "give at most batch.batch_size",
         )
     records, kept = _records(recipe, found, say)
     if method.probes and recipe.batch.batch_size < 2:
         raise UserError(
+            "batch.batch_size",
             f"{name} compares with answers to other questions, and a batch of 1 has none",
-            where="batch.batch_size",
-            mend="give 2 or more",
+            "give 2 or more",
         )
     if "value" in method.needs:
         _check_rewards(name, records)
@@ -124,8 +125,8 @@ def _without_faults(
         except UserError as fault:
             faults.append(fault)
     if not usable:
-        what = f"{judge.name} can judge none of the {len(found)} tasks; the first: {faults[0].what}"
-        raise UserError(what, where=faults[0].where, mend=faults[0].mend)
+        problem = f"{judge.name} can judge none of the {len(found)} tasks; the first: {faults[0].problem}"
+        raise UserError(faults[0].key, problem, faults[0].fix)
     if faults:
         file, reasons = found[0].source.rpartition(":")[0], summary(faults, reasons=True)
         say(f"{file}: {len(faults)} of {len(found)} tasks skipped: {reasons}")
@@ -138,21 +139,21 @@ def _check_rewards(name: str, conversations: Sequence[Any]) -> None:
         reward = getattr(each, "reward", None)
         number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
         if reward is not None and not (number and math.isfinite(reward)):
-            raise UserError(f"the reward is {reward!r}", where=each.source, mend="a finite number")
+            raise UserError(each.source, f"the reward is {reward!r}", "a finite number")
         if reward is None:
             raise UserError(
+                each.source,
                 f"{name} learns from rewards, and the answer of {each.id!r} has none",
-                where=each.source,
-                mend='give each record a field "reward"',
+                'give each record a field "reward"',
             )
 
 
 def _check_margins(name: str, rankings: Sequence[Ranking]) -> None:
     """UserError for the first answers of which only the order is known: there is no margin between them."""
     for each in (r for r in rankings if not r.scored):
-        what = f"{name} learns by how much an answer is better, and of {each.id!r} only the order is known"
-        mend = "give each record scores or a margin, or take method.name = 'reward' without method.margin"
-        raise UserError(what, where=each.source, mend=mend)
+        problem = f"{name} learns by how much an answer is better, and of {each.id!r} only the order is known"
+        fix = "give each record scores or a margin, or take method.name = 'reward' without method.margin"
+        raise UserError(each.source, problem, fix)
 
 
 def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None:
@@ -161,17 +162,17 @@ def _check_labels(name: str, method: Method, answers: Sequence[Ranking]) -> None
         for each in answers:
             if not 0 <= each.scores[0] <= 1:
                 raise UserError(
+                    each.source,
                     f"{name} learns right and wrong, and the label of {each.id!r} is {each.scores[0]:g}",
-                    where=each.source,
-                    mend="give a label from 0 to 1, or take method.name = 'reward_regression'",
+                    "give a label from 0 to 1, or take method.name = 'reward_regression'",
                 )
     wanted = {each.scores[0] > 0 for each in answers}
     if "both signs" in method.asks and len(wanted) == 1:
         said = "above 0, so all are wanted" if True in wanted else "0 or less, so none is wanted"
         raise UserError(
+            "task.data",
             f"{name} tells good answers from bad ones, and all labels are {said}",
-            where="task.data",
-            mend="give true or false, or numbers on both sides of 0",
+            "give true or false, or numbers on both sides of 0",
         )
 
 
@@ -181,15 +182,15 @@ def _check_condition(recipe: Recipe) -> None:
     if condition is None:
         return
     if condition.metric == "update":
-        raise UserError("updates are counted already", where="run.stop_when", mend="set run.updates")
+        raise UserError("run.stop_when", "updates are counted already", "set run.updates")
     if not words([condition.metric]):
         known = [name for section in sections().values() for names in section for name in names.split(", ")]
-        mend = did_you_mean(condition.metric, known) or "docs/metrics.md lists the metrics"
-        raise UserError(f"there is no metric {condition.metric!r}", where="run.stop_when", mend=mend)
+        fix = did_you_mean(condition.metric, known) or "docs/metrics.md lists the metrics"
+        raise UserError("run.stop_when", f"there is no metric {condition.metric!r}", fix)
     if condition.metric.startswith("eval/") and not (recipe.eval.limit and recipe.eval.every):
-        what = f"{condition.metric} is measured only before the first and after the last update"
-        mend = "set eval.every to the updates between evaluations, and eval.limit above 0"
-        raise UserError(what, where="run.stop_when", mend=mend)
+        problem = f"{condition.metric} is measured only before the first and after the last update"
+        fix = "set eval.every to the updates between evaluations, and eval.limit above 0"
+        raise UserError("run.stop_when", problem, fix)
 
 
 def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
@@ -204,52 +205,50 @@ def _check_parts(recipe: Recipe, found: Line, method: Method) -> None:
     for table, reads in read.items():
         # Given at all, were it with the very defaults: a table of one's own is another object.
         if not reads and getattr(recipe, table) is not getattr(Recipe, table):
-            raise UserError(f"[{table}] is never read by {name}", where=table, mend="leave the table out")
+            raise UserError(table, f"[{table}] is never read by {name}", "leave the table out")
     if "teacher" in method.asks and not recipe.reference.path:
-        what = f"{name} learns from a teacher alone, and no model is named"
-        mend = "set it to the teacher, or give method.reward_weight a number above 0"
-        raise UserError(what, where="reference.path", mend=mend)
+        problem = f"{name} learns from a teacher alone, and no model is named"
+        fix = "set it to the teacher, or give method.reward_weight a number above 0"
+        raise UserError("reference.path", problem, fix)
     if "head" not in method.needs and recipe.critic.heads > 1:
-        raise UserError("only reward models have several", where="critic.heads", mend="leave it out")
+        raise UserError("critic.heads", "only reward models have several", "leave it out")
     if "head" in method.needs and recipe.critic.kind == "own":
         raise UserError(
+            "critic.kind",
             f"{name} trains the model that its head is on",
-            where="critic.kind",
-            mend="leave it out; model.path says which model becomes the reward model",
+            "leave it out; model.path says which model becomes the reward model",
         )
     if found.step == "trust_region":
         if recipe.model.dtype != "float32":
             raise UserError(
+                "model.dtype",
                 f"{name} multiplies with the Fisher matrix, which is noise in {recipe.model.dtype}",
-                where="model.dtype",
-                mend="set it to 'float32'",
+                "set it to 'float32'",
             )
         if recipe.steps.gradient_checkpointing != "none":
             raise UserError(
-                f"{name} has no gradient checkpointing",
-                where="steps.gradient_checkpointing",
-                mend="leave it out",
+                "steps.gradient_checkpointing", f"{name} has no gradient checkpointing", "leave it out"
             )
     if getattr(method, "kl_from_old", 0.0) and recipe.steps.epochs * recipe.steps.minibatches == 1:
         raise UserError(
+            "steps.epochs",
             f"{name} holds the policy near the start of an update, and one step starts there",
-            where="steps.epochs",
-            mend="take several epochs or minibatches; PPO's own are 4 epochs",
+            "take several epochs or minibatches; PPO's own are 4 epochs",
         )
     if recipe.steps.target_kl and not method.measures_kl:
-        raise UserError(f"{name} does not measure the KL", where="steps.target_kl", mend="leave it out")
+        raise UserError("steps.target_kl", f"{name} does not measure the KL", "leave it out")
     if recipe.reference.refresh_every and recipe.lora.rank:
         raise UserError(
+            "reference.refresh_every",
             "with an adapter the reference is the model without it, and cannot follow",
-            where="reference.refresh_every",
-            mend="leave reference.refresh_every or [lora] out",
+            "leave reference.refresh_every or [lora] out",
         )
     older = "rollout.replay" if recipe.rollout.replay else "async.max_lag" * bool(recipe.async_.max_lag)
     targets = recipe.search is not None and recipe.search.learn == "visits"
     if older and not (method.corrects or targets):
-        what = f"{name} takes every token for one that the present policy drew, and some are older"
-        mend = "set method.correction, as to 'token_truncated', or take method.name = 'decoupled_ppo'"
-        raise UserError(what, where=older, mend=mend)
+        problem = f"{name} takes every token for one that the present policy drew, and some are older"
+        fix = "set method.correction, as to 'token_truncated', or take method.name = 'decoupled_ppo'"
+        raise UserError(older, problem, fix)
 
 
 def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env: Env | None) -> None:
@@ -257,70 +256,68 @@ def _check_online(recipe: Recipe, method: Method, verifier: Verifier | None, env
     least = method.least_group
     if size < least:
         raise UserError(
+            "rollout.group_size",
             f"{name} compares the episodes of a task, and a group of {size} has none to compare",
-            where="rollout.group_size",
-            mend=f"give {least} or more, or take method.name = 'reinforce'",
+            f"give {least} or more, or take method.name = 'reinforce'",
         )
     if recipe.steps.minibatches > recipe.rollout.groups:
         raise UserError(
+            "steps.minibatches",
             f"{recipe.steps.minibatches} minibatches cannot be dealt from {recipe.rollout.groups} groups",
-            where="steps.minibatches",
-            mend="give at most rollout.groups",
+            "give at most rollout.groups",
         )
     selection(recipe.rollout.select, 0.0)  # one's own can be had
     if recipe.rollout.select == "varied" and size < 2:
-        raise UserError("one episode a task never varies", where="rollout.select", mend="set it to 'all'")
+        raise UserError("rollout.select", "one episode a task never varies", "set it to 'all'")
     if getattr(method, "overlong_buffer", 0.0) and env is not None and not hasattr(env, "max_turns"):
         raise UserError(
+            "method.overlong_buffer",
             "the environment does not say how long an episode may be",
-            where="method.overlong_buffer",
-            mend="give it a field max_turns, or leave overlong_buffer out",
+            "give it a field max_turns, or leave overlong_buffer out",
         )
     if recipe.sampling.greedy:
         raise UserError(
+            "sampling.temperature",
             "a policy that always takes its likeliest token has nothing to learn from",
-            where="sampling.temperature",
-            mend="0.7 to 1.0 is usual",
+            "0.7 to 1.0 is usual",
         )
     if recipe.task.agent:
         _check_agent(recipe)
     elif (verifier is None) == (env is None):
         raise UserError(
+            "verifier",
             "nobody says what a good answer is"
             if verifier is None
             else "the environment gives the rewards, and a verifier is named beside it",
-            where="verifier",
-            mend="add for example [verifier.number]" if verifier is None else "leave [verifier] out",
+            str(ADD_VERIFIER if verifier is None else NO_VERIFIER),
         )
 
 
 def _check_agent(recipe: Recipe) -> None:
     """UserError for what cannot be had where a program plays that nobody knows."""
     if recipe.async_.pace == "steps":
-        what = "when an agent asks hangs on the clock"
-        raise UserError(what, where="async.pace", mend="leave it out")
+        problem = "when an agent asks hangs on the clock"
+        raise UserError("async.pace", problem, "leave it out")
     if recipe.rollout.replay:
-        what = "an agent's episode may be several rows, and a replay keeps one"
-        raise UserError(what, where="rollout.replay", mend="leave it out")
+        problem = "an agent's episode may be several rows, and a replay keeps one"
+        raise UserError("rollout.replay", problem, "leave it out")
 
 
 def _records(recipe: Recipe, found: Line, say: Callable[[str], None]) -> tuple[Sequence[Any], Sequence[Any]]:
     """What an offline method learns from, and what it is evaluated on."""
     choice = recipe.task
     if (choice.text is None) != (found.learns != "text"):
-        what = f"{label(recipe.method['name'])} learns from {found.learns}"
-        what += ", and there is no text" if choice.text is None else ", and not from plain text"
-        raise UserError(
-            what, where="task", mend="give task.text" if choice.text is None else "give task.data"
-        )
+        problem = f"{label(recipe.method['name'])} learns from {found.learns}"
+        problem += ", and there is no text" if choice.text is None else ", and not from plain text"
+        raise UserError("task", problem, f"give {spelled('task.data' if choice.text else 'task.text')}")
     if choice.text is not None:
         return [choice.text], [choice.held_out_text] if choice.held_out_text and recipe.eval.limit else []
     if choice.data is None and found.learns == "answers":
         train, held_out = tasks(recipe.task, recipe.eval.limit, recipe.run.seed, say)
         return [_answered(t) for t in train], [_answered(t) for t in held_out]
     if choice.data is None:
-        what = f"{label(recipe.method['name'])} learns from {found.learns}, and these tasks have none"
-        raise UserError(what, where="task", mend="give task.data")
+        problem = f"{label(recipe.method['name'])} learns from {found.learns}, and these tasks have none"
+        raise UserError("task", problem, f"give {spelled('task.data')}")
     loaders: Mapping[str, Callable[..., Sequence[Any]]] = {
         "answers": load_conversations,
         "rankings": load_rankings,
@@ -336,7 +333,7 @@ def _answered(task: Task) -> Task:
     """The task with its answer, or its proof, as the assistant's turn, for supervised fine-tuning."""
     answer = task.answer or task.fields.get("gold")
     if not answer:
-        raise UserError(f"task {task.id!r} has no answer that could be imitated", where=task.source)
+        raise UserError(task.source, f"task {task.id!r} has no answer that could be imitated")
     return Task(
         id=task.id,
         messages=(*task.messages, {"role": "assistant", "content": answer}),

@@ -87,11 +87,11 @@ def check_samplers(resolved: Resolved) -> None:
     if recipe.engine.name == "native":
         return
     if recipe.async_.cache == "keep":
-        what = "vLLM computes running answers again under new weights"
-        raise UserError(what, where="async.cache", mend="set it to 'recompute'")
+        problem = "vLLM computes running answers again under new weights"
+        raise UserError("async.cache", problem, "set it to 'recompute'")
     if recipe.async_.where == "thread" and not recipe.engine.url:
-        what = "vLLM changes settings of the whole process while it starts"
-        raise UserError(what, where="async.place", mend="set it to 'process'")
+        problem = "vLLM changes settings of the whole process while it starts"
+        raise UserError("async.place", problem, "set it to 'process'")
     for table, temperature in (("sampling", recipe.sampling.temperature), ("eval", recipe.eval.temperature)):
         sampling = replace(recipe.sampling, temperature=temperature)
         filters = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
@@ -99,17 +99,17 @@ def check_samplers(resolved: Resolved) -> None:
         try:
             check_sampling(sampling)
         except ValueError as error:
-            raise UserError(str(error), where=where, mend="take engine.name = 'native'") from None
+            raise UserError(where, str(error), "take engine.name = 'native'") from None
     if not recipe.engine.url:
         require()
         where = "async.devices" if recipe.async_.devices else "model.device"
         device = recipe.async_.devices[0] if recipe.async_.devices else recipe.model.device
         if recipe.async_.where == "here" and device not in ("auto", "cpu", "cuda", "cuda:0"):
-            what = f"vLLM computes on the first GPU of its process, not on {device}"
-            raise UserError(what, where=where, mend="set async.place to 'process', or leave it out")
+            problem = f"vLLM computes on the first GPU of its process, not on {device}"
+            raise UserError(where, problem, "set async.place to 'process', or leave it out")
     elif recipe.async_.samplers > 1:
-        what = "one sampler drives a server, whose weights would else be replaced while another draws"
-        raise UserError(what, where="async.samplers", mend="set it to 1; a server may run several replicas")
+        problem = "one sampler drives a server, whose weights would else be replaced while another draws"
+        raise UserError("async.samplers", problem, "set it to 1; a server may run several replicas")
 
 
 def check_server(recipe: Recipe, policy: ModelInfo) -> None:
@@ -120,13 +120,13 @@ def check_server(recipe: Recipe, policy: ModelInfo) -> None:
         server, _, raw = connect(recipe.engine, min(policy.context, recipe.engine.cache_tokens))
         check_model(server, skeleton(policy.config))
     except RunError as error:
-        raise UserError(str(error), where="engine.url") from None
+        raise UserError("engine.url", str(error)) from None
     server.close()
     for table, temperature in (("sampling", recipe.sampling.temperature), ("eval", recipe.eval.temperature)):
         try:
             check_temperature(temperature, raw=raw)
         except ValueError as error:
-            raise UserError(str(server.fault(str(error))), where=f"{table}.temperature") from None
+            raise UserError(f"{table}.temperature", str(server.fault(str(error)))) from None
 
 
 def _chosen_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:

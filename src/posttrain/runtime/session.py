@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import numpy
 
+from posttrain.errors import RESUME
 from posttrain.learner.learner import Learner, Loss, Losses, Update
 from posttrain.report.record import ON_REQUEST, json_lines
 from posttrain.runtime.loop import Loop, Parts
@@ -102,7 +103,7 @@ class Session:
     @property
     def _open_parts(self) -> Parts:
         if self._parts is None:
-            raise RunError("the session is closed; open another one with resume=True to go on")
+            raise RunError("session", f"it is closed; open another one with {RESUME} to continue")
         return self._parts
 
     # ------------------------------------------------------------------ the verbs
@@ -207,8 +208,8 @@ class Session:
             return whole
         loop = self._ready()
         if self._sampled or self._unpublished or self._gradients:
-            mend = "save after update() and publish(), or give it up with sample()"
-            self._refuse("an update is under way", mend)
+            fix = "save after update() and publish(), or give it up with sample()"
+            self._refuse("an update is under way", fix)
         self._flush()
         flight, state = loop.flight(), self._open_parts.state()
         if not self.done:
@@ -270,8 +271,9 @@ class Session:
             self.save()
         if stops and not final and self.stopped is None:
             raise RunError(
-                f"{ON_REQUEST} after update {update} of {loop.updates}; "
-                "all of it is saved, go on with --resume"
+                ON_REQUEST,
+                f"after update {update} of {loop.updates}",
+                f"all of it is saved, go on with {RESUME}",
             )
         return line
 
@@ -321,7 +323,7 @@ class Session:
         loop = self._open
         if self._cut:
             whole = "save() keeps what came before; " if self._cut == "sample()" and self._before else ""
-            raise RunError(f"{self._cut} was cut off in the middle; {whole}{kept(self.run_dir.path)}")
+            raise RunError(self._cut, "it was cut off in the middle", f"{whole}{kept(self.run_dir.path)}")
         if not self._begun:
             with self._whole("the start"):
                 loop.begin()
@@ -347,8 +349,8 @@ class Session:
             raise
         self._cut = ""
 
-    def _refuse(self, what: str, mend: str) -> None:
-        raise RunError(f"{what}: {mend}")
+    def _refuse(self, state: str, fix: str) -> None:
+        raise RunError(state, fix)
 
     def _refuse_gradients(self) -> None:
         if self._gradients:

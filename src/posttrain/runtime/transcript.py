@@ -111,7 +111,7 @@ def transcript(resolved: Resolved, policy: ModelInfo) -> list[tuple[str, bool]]:
         where = (
             "task.tools" if isinstance(env, ToolUse) else "task.agent" if recipe.task.agent else "task.env"
         )
-        raise UserError(f"an episode fails: {broken.label}: {broken.reason}", where=where)
+        raise UserError(where, f"an episode fails: {broken.label}: {broken.reason}")
     return [piece for n, row in enumerate([*played, *going_on]) for piece in _told(policy.chat, n, *row)]
 
 

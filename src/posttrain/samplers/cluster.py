@@ -87,9 +87,9 @@ class Cluster:
                 asked, found = _sum(needs, kind), there.get(kind, 0.0)
                 if asked > found:
                     raise UserError(
+                        max((key for key in needs if _is(key, kind)), key=needs.__getitem__),
                         f"{asked:g} {kind}s are asked for, and the cluster has {found:g}",
-                        where=max((key for key in needs if _is(key, kind)), key=needs.__getitem__),
-                        mend="set it lower, or take fewer samplers or ranks",
+                        "set it lower, or take fewer samplers or ranks",
                     )
         except BaseException:
             self.close()
@@ -134,13 +134,11 @@ class Cluster:
             with _undisturbed():
                 ray.init(log_to_driver=False, logging_level=logging.CRITICAL, namespace=NAMESPACE, **settings)
         except (OSError, RuntimeError, ValueError) as error:
-            mend = "ray start --head starts one here; leave async.address out for one of the run's own"
+            fix = "ray start --head starts one here; leave async.address out for one of the run's own"
             said = " ".join(str(error).split())[:300]
             if address:
-                raise UserError(
-                    f"cannot join {address!r}: {said}", where="async.address", mend=mend
-                ) from error
-            raise RunError(f"no Ray cluster can be started here: {said}") from error
+                raise UserError("async.address", f"cannot join {address!r}: {said}", fix) from error
+            raise RunError("start Ray", f"no cluster can be started here: {said}") from error
 
     def close(self) -> None:
         """Leaves it; one that was started here ends."""

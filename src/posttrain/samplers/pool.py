@@ -238,7 +238,7 @@ class SamplerPool:
         worker.work = replace(work, bytes=worker.channel.bytes)
 
     def _refused(self, worker: _Worker, why: str) -> None:
-        raise RunError(f"{worker.name}: {why}")
+        raise RunError(worker.name, why)
 
     def _again(self, n: int, why: str) -> None:
         """Ends a worker and starts another in its place, which goes on with what it had."""
@@ -247,7 +247,9 @@ class SamplerPool:
         self.restarts.append(f"{old.name}: {why or how}")
         if len(self.restarts) > self.max_restarts:
             first = self.restarts[0]
-            raise RunError(f"{len(self.restarts)} samplers ended unasked, the first of them {first}")
+            raise RunError(
+                "sample", f"{len(self.restarts)} samplers ended unasked, the first of them {first}"
+            )
         self._did(old, [("restart",)])
         new = self.workers[n] = self._start_worker(n)
         self._offer(new)

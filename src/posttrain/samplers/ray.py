@@ -266,7 +266,9 @@ def fetch(groups: Iterable[FinishedGroup]) -> dict[int, Sequence[Episode]]:
         except gone:
             continue
         except ray.exceptions.RayError as error:
-            raise RunError(f"a sampler does not give the episodes that it keeps: {cause(error)}") from error
+            raise RunError(
+                "checkpoint", f"a sampler does not give the episodes that it keeps: {cause(error)}"
+            ) from error
     return found
 
 
@@ -288,7 +290,9 @@ class RayObject:
         try:
             whole = ray.get(self.ref, timeout=_FETCH_S)
         except ray.exceptions.RayError as error:
-            raise RunError(f"the weights cannot be had from the object store: {cause(error)}") from error
+            raise RunError(
+                "weight sync", f"the weights cannot be read from the object store: {cause(error)}"
+            ) from error
         yield from views(from_dlpack(whole), self.index)
 
 
@@ -312,7 +316,9 @@ class ObjectStore:
         try:
             self._refs[version] = ray.put(whole.numpy())
         except ray.exceptions.RayError as error:
-            raise RunError(f"version {version} does not go into the object store: {cause(error)}") from error
+            raise RunError(
+                "weight sync", f"version {version} does not go into the object store: {cause(error)}"
+            ) from error
         self.bytes += self._size
         return RayObject(self._refs[version], self._index, found)
 

@@ -225,7 +225,7 @@ class _Connected:
             found = list(self._inbox)
             self._inbox.clear()
             if self._fault:
-                raise RunError(self._fault)
+                raise RunError("talk to a sampler", self._fault)
             if not found and self._over:
                 raise EOFError
         return found

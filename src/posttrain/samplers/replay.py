@@ -57,7 +57,7 @@ class ReplaySampler:
             torch.set_num_threads(self.threads)
             moved = [self._moved(n, done) for n in range(len(self.workers))]
         if not any(moved) and not done:
-            raise RunError("the record of what samplers did does not fit this run: nobody can go on")
+            raise RunError("replay", "the record of what samplers did does not fit this run")
         return done
 
     def evaluate(

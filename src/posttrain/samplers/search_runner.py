@@ -212,40 +212,44 @@ def check_search(
 ) -> None:
     """UserError where such a search cannot be, or this method cannot learn from it."""
     if verifier and verifier.grouped:
-        what = "a search is judged at its end, by a verifier that judges one answer"
-        raise UserError(what, where="search", mend="leave [search] out, or take such a verifier")
+        problem = "a search is judged at its end, by a verifier that judges one answer"
+        raise UserError("search", problem, "leave [search] out, or take such a verifier")
     if recipe.sampling.filtered and choice.strategy not in ("beam", "best_of_n"):
-        what = "what a state has said is left out by its probability under the policy, which a filter changes"
-        mend = "leave top_k, top_p and min_p out, or take search.strategy = 'beam' or 'best_of_n'"
-        raise UserError(what, where="sampling", mend=mend)
+        problem = (
+            "what a state has said is left out by its probability under the policy, which a filter changes"
+        )
+        fix = "leave top_k, top_p and min_p out, or take search.strategy = 'beam' or 'best_of_n'"
+        raise UserError("sampling", problem, fix)
     if choice.learn == "proof" and method.least_group > 1:
         name = label(recipe.method["name"])
-        what = f"{name} compares answers to one task, and moves of a proof are worth the same"
-        raise UserError(what, where="search", mend="set search.learn = 'moves', or take expert_iteration")
+        problem = f"{name} compares answers to one task, and moves of a proof are worth the same"
+        raise UserError("search", problem, "set search.learn = 'moves', or take expert_iteration")
     if choice.learn == "visits" and recipe.method["name"] != "reinforce":
-        what = (
+        problem = (
             f"shares of visits are targets of a cross-entropy, and {label(recipe.method['name'])} makes none"
         )
-        raise UserError(what, where="search.learn", mend="set method.name = 'reinforce'")
+        raise UserError("search.learn", problem, "set method.name = 'reinforce'")
     if choice.learn == "visits" and method.corrects:
-        what = "shares of visits are targets, whoever drew the moves, and weights of π_old/π_gen change them"
-        raise UserError(what, where="method.correction", mend="leave it out; older moves need none here")
+        problem = (
+            "shares of visits are targets, whoever drew the moves, and weights of π_old/π_gen change them"
+        )
+        raise UserError("method.correction", problem, "leave it out; older moves need none here")
     tactics = isinstance(verifier, Coq | Lean)
     if choice.strategy == "hypertree" and not tactics:
-        what = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
-        raise UserError(what, where="search.strategy", mend="take 'best_first', or the verifier of a prover")
+        problem = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
+        raise UserError("search.strategy", problem, "take 'best_first', or the verifier of a prover")
     if choice.sketches and not isinstance(verifier, Coq):
-        raise UserError("only Coq's proofs have sketches", where="search.sketches", mend="leave it out")
+        raise UserError("search.sketches", "only Coq's proofs have sketches", "leave it out")
     if choice.value_model:
         if env or tactics:
-            what = "a value_model reads the steps of an answer, and these moves are none"
-            raise UserError(what, where="search.value_model", mend="set search.values = true")
+            problem = "a value_model reads the steps of an answer, and these moves are none"
+            raise UserError("search.value_model", problem, "set search.values = true")
         choice.value_model.require()
     if not (env or tactics) and (choice.values or choice.learn != "proof"):
         key = "values" if choice.values else "learn"
-        what = "an answer's steps are judged at its end alone, and only the first end is"
-        mend = "leave it out, or prove or play: [task.env], coq, lean"
-        raise UserError(what, where=f"search.{key}", mend=mend)
+        problem = "an answer's steps are judged at its end alone, and only the first end is"
+        fix = "leave it out, or prove or play: [task.env], coq, lean"
+        raise UserError(f"search.{key}", problem, fix)
     if recipe.async_.pace == "steps":
-        what = "when a tree is judged hangs on the clock"
-        raise UserError(what, where="async.pace", mend="leave it out")
+        problem = "when a tree is judged hangs on the clock"
+        raise UserError("async.pace", problem, "leave it out")

@@ -90,19 +90,25 @@ def load_snapshot(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> 
     version, place = snapshot.version, snapshot.place
     if not isinstance(place, LearnerWeights) and (found := digest(place.open())) != place.digest:
         raise RunError(
-            f"the weights of version {version} are damaged where they lie: digest {found}, "
-            f"not {place.digest}; version {engine.version} is kept"
+            "weight sync",
+            f"the weights of version {version} are damaged where they lie: "
+            f"digest {found}, not {place.digest}; version {engine.version} is kept",
         )
     try:
         received = engine.load(place.open(), version, keep=keep)
     except (KeyError, ValueError) as error:
-        raise RunError(f"the sampler did not take version {version}: {error.args[0]}") from error
+        raise RunError(
+            "weight sync", f"the sampler did not take version {version}: {error.args[0]}"
+        ) from error
     if engine.version != version:
-        raise RunError(f"the sampler says that it holds version {engine.version}, and was sent {version}")
+        raise RunError(
+            "weight sync", f"the sampler says that it holds version {engine.version}, and was sent {version}"
+        )
     if received != place.digest:
         raise RunError(
+            "weight sync",
             f"the sampler holds other weights than the learner sent as version {version}: "
-            f"digest {received}, not {place.digest}"
+            f"digest {received}, not {place.digest}",
         )
     row, drawn = snapshot.canary, min(DRAWN, len(snapshot.canary) - 1)
     by_decoding, others = _score_by_decoding(engine, row, drawn)
@@ -117,8 +123,9 @@ def load_snapshot(engine: Engine, snapshot: Snapshot, *, keep: bool = False) -> 
     gap = float(torch.stack([read_apart.median(), drawn_apart.max()]).max())
     if not gap <= snapshot.tolerance:
         raise RunError(
-            f"after weight sync of version {version} the sampler's log-probabilities differ from the "
-            f"learner's by {gap:.3g} on the canary, more than {snapshot.tolerance:g}"
+            "weight sync",
+            f"after version {version} the sampler's log-probabilities differ "
+            f"from the learner's by {gap:.3g} on the canary, more than {snapshot.tolerance:g}",
         )
     return others
 
@@ -205,7 +212,7 @@ class SharedMemoryWeights:
     def open(self) -> Named:
         """The tensors, which are read where they lie."""
         if not os.path.exists(self.path):
-            raise RunError(f"the weights are no longer at {self.path}: the learner has ended")
+            raise RunError("weight sync", f"the weights are no longer at {self.path}: the learner has ended")
         yield from views(torch.from_file(self.path, size=self.size, dtype=torch.uint8), self.index)
 
 

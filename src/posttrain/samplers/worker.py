@@ -70,7 +70,10 @@ class RolloutWorker:
         left them.
         """
         if self._run not in ("", snapshot.run):
-            raise RunError(f"version {snapshot.version} is of another run of the learner, and was not taken")
+            raise RunError(
+                "weight sync",
+                f"version {snapshot.version} is of another run of the learner, and was not taken",
+            )
         self._run = snapshot.run
         older = [each for each in self._inbox if isinstance(each, Snapshot)]
         for each in older:

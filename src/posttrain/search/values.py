@@ -32,7 +32,7 @@ def value_prompt(chat: Chat, state: State) -> list[int]:
 def below(state: State, question: str) -> list[Message]:
     """A state as it is shown, with a line below that asks something else of it than a move."""
     if not state.shown:
-        raise UserError("there is nothing to ask about")
+        raise UserError("", "there is nothing to ask about")
     *before, last = state.shown
     asked = "\n".join(part for part in (last["content"], state.said, question) if part)
     return [*before, {**last, "content": asked}]

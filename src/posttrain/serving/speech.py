@@ -53,8 +53,10 @@ class Speech:
         for n, message in enumerate(messages[first:], first):
             for name in message.others:
                 if message.role == "tool" or not re.search(rf"\b{re.escape(name)}\b", template):
-                    what = f"the chat template does not show {name[:60]!r} of a message of the {message.role}"
-                    raise UserError(what, where=f"messages[{n}].{name[:60]}", mend="leave it out")
+                    problem = (
+                        f"the chat template does not show {name[:60]!r} of a message of the {message.role}"
+                    )
+                    raise UserError(f"messages[{n}].{name[:60]}", problem, "leave it out")
 
     def _shown(
         self, messages: Sequence[ChatMessage], whole: Sequence[ChatMessage], tools: Sequence[Tool]

@@ -56,7 +56,7 @@ class RefusedError(Exception):
 
 def unshown(error: UserError) -> RefusedError:
     """The refusal of messages that the template does not show."""
-    return RefusedError(str(error), field=error.where if error.where.startswith("messages[") else "messages")
+    return RefusedError(str(error), field=error.key if error.key.startswith("messages[") else "messages")
 
 
 def room_behind(prompt: Sequence[int], context: int) -> int:

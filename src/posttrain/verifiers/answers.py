@@ -145,9 +145,9 @@ class Number(Verifier):
         value = whole_number(answer)
         if value is None:
             raise UserError(
+                task.source,
                 f"the answer of task {task.id!r}, {shown(answer)}, is not a number",
-                where=task.source,
-                mend="give a number such as 42, -1,234.5 or 3/4, or choose another verifier",
+                "give a number such as 42, -1,234.5 or 3/4, or choose another verifier",
             )
         return value
 

@@ -88,9 +88,9 @@ class Function(Verifier):
         """UserError if the function needs answers, and no task has one: the column has another name."""
         if tasks and "answer" in self._wanted.required and all(task.answer is None for task in tasks):
             there, own = ", ".join(map(repr, tasks[0].fields)), self.function.removeprefix(MEMORY)
-            what = f"{own} wants 'answer', and no task has one: there is {there or 'nothing else'}"
-            mend = "say in [task.data.columns] which column is the answer, or give the parameter a default"
-            raise UserError(what, where=tasks[0].source, mend=mend)
+            problem = f"{own} wants 'answer', and no task has one: there is {there or 'nothing else'}"
+            fix = "set task.data.columns.answer to its column, or give the parameter a default"
+            raise UserError(tasks[0].source, problem, fix)
 
     def require(self) -> None:
         """UserError if the function is not here."""
@@ -143,9 +143,9 @@ class Function(Verifier):
         known = set(task.fields) | set(_LISTS if wanted.lists else _SINGLE)
         for name in sorted(wanted.required - known):
             raise UserError(
+                task.source,
                 f"{self.function.removeprefix(MEMORY)} wants {name!r}, which task {task.id!r} does not have",
-                where=task.source,
-                mend=did_you_mean(name, known) or f"it has {', '.join(sorted(known))}",
+                did_you_mean(name, known) or f"it has {', '.join(sorted(known))}",
             )
 
 
@@ -237,12 +237,12 @@ def _parameters(function: str) -> _Wanted:
 def _understood(function: str, found: Mapping[str, Any]) -> _Wanted:
     parameters = found["parameters"]
     if not found["callable"]:
-        raise UserError(f"it is not a function but {found['type']}", where=function)
+        raise UserError(function, f"it is not a function but {found['type']}")
     if parameters is None:
-        raise UserError("its parameters cannot be read", where=function, mend="wrap it in a 'def'")
+        raise UserError(function, "its parameters cannot be read", "wrap it in a 'def'")
     if found["type"] == "class":
-        mend = f"make one, 'judge = {function.rpartition(':')[2]}(...)', and name that (docs/verifiers.md)"
-        raise UserError("it is a class, and one of its objects judges", where=function, mend=mend)
+        fix = f"make one, 'judge = {function.rpartition(':')[2]}(...)', and name that (docs/verifiers.md)"
+        raise UserError(function, "it is a class, and one of its objects judges", fix)
     keyword = [p for p in parameters if p[1] in ("POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY")]
     names = frozenset(name for name, *_ in keyword)
     required = frozenset(name for name, _, default, _ in keyword if not default)
@@ -253,9 +253,9 @@ def _understood(function: str, found: Mapping[str, Any]) -> _Wanted:
     if positional or not (everything or names & said):
         takes = ", ".join(text for *_, text in parameters) or "nothing"
         raise UserError(
+            function,
             f"it takes ({takes}), which has no place for a response",
-            where=function,
-            mend="write 'def reward(prompt, response, answer, **fields)' "
+            "write 'def reward(prompt, response, answer, **fields)' "
             "or 'def reward(prompts, completions, **columns)'",
         )
     return _Wanted(names, required, everything, lists)

@@ -133,9 +133,9 @@ def gold_answer(task: Task) -> str:
     """The task's answer, which must be there and not blank; otherwise UserError at its line of the data."""
     if task.answer is None:
         hint = did_you_mean("answer", task.fields)
-        raise UserError(f"task {task.id!r} has no answer", where=task.source, mend=hint)
+        raise UserError(task.source, f"task {task.id!r} has no answer", hint)
     if not task.answer.strip():
-        raise UserError(f"the answer of task {task.id!r} is empty", where=task.source)
+        raise UserError(task.source, f"the answer of task {task.id!r} is empty")
     return task.answer
 
 

@@ -37,13 +37,13 @@ def check_all(verifier: Verifier, tasks: Sequence[Task]) -> None:
             if first is None:
                 first = error
             else:
-                others.append(error.where or task.id)
+                others.append(error.key or task.id)
     if first is None:
         return
     if others:
         places = list(dict.fromkeys(others))  # tasks that are drawn all have one
         more = f"; {len(others)} more: {', '.join(places[:_LISTED])}" + (" ..." if places[_LISTED:] else "")
-        first = UserError(first.what + more, where=first.where, mend=first.mend)
+        first = UserError(first.key, first.problem + more, first.fix)
     raise first
 
 
@@ -57,10 +57,10 @@ def _judge_known(verifier: Verifier, tasks: Sequence[Task], pool: Pool) -> None:
         complaint = _complaint(verifier.best, is_gold, verdict)
         if complaint:
             raise UserError(
+                task.source,
                 f"verifier {verifier.name!r} {complaint} the response {shown(response)} "
                 f"of task {task.id!r}: {verdict.label}, {verdict.reason}",
-                where=task.source,
-                mend="mend the verifier or the task's answer" if is_gold else "",
+                "mend the verifier or the task's answer" if is_gold else "",
             )
 
 

@@ -263,7 +263,7 @@ def test_the_page_and_the_terminal_show_every_row(table: list[Row]) -> None:
 def test_an_unknown_method_is_answered_with_the_nearest(name: str, mend: str) -> None:
     with pytest.raises(UserError, match=r"method|samples") as raised:
         truth.command(name)
-    assert raised.value.mend.startswith(mend)
+    assert raised.value.fix.startswith(mend)
 
 
 def test_the_command_prints_one_method(capsys: pytest.CaptureFixture[str]) -> None:

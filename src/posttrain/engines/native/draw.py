@@ -147,7 +147,7 @@ def _draw_apart(
 
 def _check(logps: Sequence[float]) -> None:
     if any(map(math.isnan, logps)):
-        raise RunError("the model's logits hold NaN or infinity: its weights are broken")
+        raise RunError("sample", "the model's logits hold NaN or infinity: its weights are broken")
 
 
 def keep(weight: Float[torch.Tensor, "B V"], sampling: Sequence[Sampling]) -> Float[torch.Tensor, "B V"]:

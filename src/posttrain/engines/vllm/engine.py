@@ -132,7 +132,7 @@ class VllmEngine:
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": received()})
         # What prompts share with earlier ones was computed by the weights before.
         if not self._llm.reset_prefix_cache():
-            raise RunError("vLLM did not let go of what the weights before have computed")
+            raise RunError("weight sync", "vLLM did not release the prefixes that earlier weights computed")
         self.version = version
         return combined(prints)
 
@@ -166,7 +166,7 @@ class VllmEngine:
                         self._llm.abort_request([output.request_id])
                 elif output.finished:
                     reason = output.outputs[0].finish_reason
-                    raise RunError(f"vLLM ended an answer that has not ended: {reason}")
+                    raise RunError("sample", f"vLLM ended an answer that has not ended: {reason}")
         return outputs
 
     def _extend(self, sequence: Sequence, said: Any) -> Completion | None:

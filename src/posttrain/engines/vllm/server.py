@@ -90,7 +90,7 @@ class Server:
 
     def fault(self, what: str) -> RunError:
         """The error that says so of this server."""
-        return RunError(f"the vLLM server at {self.url} {what}")
+        return RunError(f"the vLLM server at {self.url}", what)
 
     def close(self) -> None:
         """Ends its connections."""

@@ -27,8 +27,8 @@ _BLOCK = 128
 def require(where: str = "engine.name") -> None:
     """Passes where vLLM is installed; UserError, with this key, otherwise."""
     if importlib.util.find_spec("vllm") is None:
-        mend = "pip install 'posttrain[vllm]'; docs/engine.md says what to do without a GPU"
-        raise UserError("vllm is not installed", where=where, mend=mend)
+        fix = "pip install 'posttrain[vllm]'; docs/engine.md says what to do without a GPU"
+        raise UserError(where, "vllm is not installed", fix)
 
 
 def start(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, context: int) -> Any:
@@ -62,7 +62,7 @@ def start(config: PreTrainedConfig, dtype: torch.dtype, ours: NativeConfig, cont
             )
             return vllm, vllm.LLMEngine.from_engine_args(arguments)
         except Exception as error:
-            raise RunError(f"vLLM did not start: {cause(error)}") from error
+            raise RunError("start vLLM", cause(error)) from error
 
 
 def _share() -> float:

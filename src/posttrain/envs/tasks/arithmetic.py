@@ -92,14 +92,15 @@ def arithmetic(split: Split, spec: Arithmetic, *, limit: int | None = None) -> l
     ['35', '74', '58']
     """
     if limit is None and split == "train" and spec.size > 1_000_000:
-        raise UserError(f"there are {spec.size} arithmetic problems", mend="set a limit")
+        raise UserError("", f"there are {spec.size} arithmetic problems", "set a limit")
     chosen = islice(_held_out(spec) if split == "held_out" else _train(spec), limit)
     tasks = [_task(problem, spec) for problem in chosen]
     if not tasks or (limit is not None and len(tasks) < limit):
         raise UserError(
+            "",
             f"there are {spec.size} arithmetic problems, of which {spec.held_out} are held out, and "
             f"{len(tasks)} are in {split!r}, not {limit or 'any'}",
-            mend="widen low ... high, or ask for fewer",
+            "widen low ... high, or ask for fewer",
         )
     return tasks
 

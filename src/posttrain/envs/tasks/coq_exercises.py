@@ -71,9 +71,10 @@ def coq_exercises(split: Split, spec: CoqExercises, *, limit: int | None = None)
     chosen = [row for row in rows if spec.low <= row["difficulty"] <= spec.high][:limit]
     if not chosen or (limit is not None and len(chosen) < limit):
         raise UserError(
+            "",
             f"there are {spec.size} Coq exercises of difficulty {spec.low} to {spec.high}, and {len(chosen)} "
             f"of them are in {split!r}, not {limit or 'any'}",
-            mend="widen low ... high, change held_out, or ask for fewer",
+            "widen low ... high, change held_out, or ask for fewer",
         )
     return [_task(row, spec) for row in chosen]
 

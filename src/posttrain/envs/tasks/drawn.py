@@ -89,7 +89,7 @@ def distinct(
     >>> distinct(4, 2, lambda index: (index, str(index // 3)), "numbers")
     [(0, 0), (3, 3), (6, 6), (9, 9)]
     """
-    error = UserError(f"there are not {wanted} {what}", mend="ask for fewer, or for larger ones")
+    error = UserError("", f"there are not {wanted} {what}", "ask for fewer, or for larger ones")
     found: dict[str, tuple[int, _T]] = {}
     places = [count(share, shares) for share in range(shares)]
     for number in range(wanted):
@@ -122,8 +122,9 @@ def of_split(
     made = distinct(given if limit is None else min(given, limit), spec.sizes, at, what)
     if not made or (limit is not None and len(made) < limit):
         raise UserError(
+            "",
             f"there are {len(made)} {kind} theorems in {split!r}, not {limit or 'any'}",
-            mend=f"raise task.{kind.lower()}.{split}, or ask for fewer",
+            f"raise task.{kind.lower()}.{split}, or ask for fewer",
         )
     return made
 

@@ -73,7 +73,7 @@ class Cells:
         try:
             ran = played(box, _program(), json.dumps(job).encode(), bounds.deadline_s * len(cells))
         except Ended as ended:  # of our own program, before it has run a cell
-            raise RunError(f"a box breaks: {ended.reason}") from None
+            raise RunError("run a cell", f"a box breaks: {ended.reason}") from None
         if ran.how == "timeout" or ran.status in (-signal.SIGPROF, 128 + signal.SIGPROF):
             return Result(f"timeout: no end within {bounds.deadline_s:g} s", "timeout"), kept
         shown = bounds.cut(ran.read["stdout"].decode("utf-8", "replace"))

@@ -90,9 +90,9 @@ class Tools(Bounds):
         judge = Function(function=self.call_reward)
         if judge.grouped:
             raise UserError(
+                self.call_reward,
                 "it takes a group's lists, and a call is judged alone",
-                where=self.call_reward,
-                mend="write 'def reward(response, tool, arguments, outcome, **fields)'",
+                "write 'def reward(response, tool, arguments, outcome, **fields)'",
             )
         return judge
 
@@ -112,7 +112,7 @@ class Tools(Bounds):
             made += offered(server, [each.tool.name for each in made])
         twice = [name for name, n in Counter(each.tool.name for each in made).items() if n > 1]
         if twice:
-            raise UserError(f"two tools are called {twice[0]!r}", where="task.tools")
+            raise UserError("task.tools", f"two tools are called {twice[0]!r}")
         return tuple(made)
 
     def require(self) -> None:

@@ -103,8 +103,8 @@ class Telling:
             made.append((known.get(name, bare), arguments))
         said = "\n".join([*[words] * bool(words), *(self.shown.called.write(*each) for each in made)])
         if not _reads(self.shown.format, said, words, made):
-            what = f"a call of {made[0][0].name!r} cannot be written in the form {self.shown.format!r}"
-            raise UserError(what, mend="set batch.tool_format to another form, as 'hermes'")
+            problem = f"a call of {made[0][0].name!r} cannot be written in the form {self.shown.format!r}"
+            raise UserError("", problem, "set batch.tool_format to another form, as 'hermes'")
         return {"role": "assistant", "content": said}
 
 

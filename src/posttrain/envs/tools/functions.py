@@ -76,28 +76,24 @@ def _described(name: str) -> dict[str, Any]:
 
     found = load_named(name)
     if not inspect.isfunction(found) or inspect.iscoroutinefunction(found):
-        what = "it is an async function" if inspect.iscoroutinefunction(found) else "it is no function"
-        raise UserError(what, where=name, mend="name a function that is written with 'def'")
+        problem = "it is an async function" if inspect.iscoroutinefunction(found) else "it is no function"
+        raise UserError(name, problem, "name a function that is written with 'def'")
     for each in inspect.signature(found).parameters.values():
         if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-            what = f"its parameter {str(each)!r} has no name that a call could give"
-            raise UserError(what, where=name, mend="give it parameters that are called by their names")
+            problem = f"its parameter {str(each)!r} has no name that a call could give"
+            raise UserError(name, problem, "give it parameters that are called by their names")
     for parameter, hint in typing.get_type_hints(found).items():
         if parameter != "return" and not _is_plain(hint):
-            what = (
+            problem = (
                 f"its parameter {parameter!r} is {getattr(hint, '__name__', hint)}, which JSON does not have"
             )
-            raise UserError(
-                what, where=name, mend="take str, int, float, bool, list, dict or a Literal of them"
-            )
+            raise UserError(name, problem, "take str, int, float, bool, list, dict or a Literal of them")
     try:
         told = get_json_schema(found)["function"]
         json.dumps(told, allow_nan=False)
     except Exception as error:
-        mend = "give each parameter a hint, and a line under 'Args:' in the docstring"
-        raise UserError(
-            f"no policy can be told what it does: {cause(error)}", where=name, mend=mend
-        ) from None
+        fix = "give each parameter a hint, and a line under 'Args:' in the docstring"
+        raise UserError(name, f"no policy can be told what it does: {cause(error)}", fix) from None
     return {key: told[key] for key in ("name", "description", "parameters")}
 
 
@@ -128,7 +124,7 @@ def forked(call: Callable[[], Any], bounds: Bounds, seed: str = "") -> Result:
     except OSError as error:
         os.close(reader)
         os.close(writer)
-        raise RunError(f"a tool cannot be started: {error}") from None
+        raise RunError("start a tool", str(error)) from None
     if not pid:
         _run_child(call, bounds, seed, writer)
     os.close(writer)
@@ -202,7 +198,7 @@ def _kill(pid: int, before: set[int]) -> int:
                 gone = os.waitpid(each, 0)[1]
                 status = gone if each == pid else status
         if time.monotonic() > until:
-            raise RunError("a tool goes on starting processes, and cannot be ended")
+            raise RunError("end a tool", "it goes on starting processes, and cannot be ended")
         alive = _children(before)
         quiet = 0 if alive else quiet + 1
     return status

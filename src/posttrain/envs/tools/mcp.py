@@ -66,15 +66,15 @@ class Server:
             words = connection.last_words() if connection else ""
             if connection:
                 connection.close()
-            what = f"the MCP server {self.name!r} cannot be started by '{self.line}': {error}"
-            raise RunError(f"{what}: {words}" if words else what) from None
+            operation = f"start the MCP server {self.name!r} by '{self.line}'"
+            raise RunError(operation, f"{error}{words and ': '}{words}") from None
 
     def tools(self) -> list[Tool]:
         """What it offers, in its order; UserError if it does not start, or offers what cannot be called."""
         try:
             connection, said = self.start()
         except RunError as error:
-            raise UserError(str(error), where="task.tools.mcp") from None
+            raise UserError("task.tools.mcp", str(error)) from None
         try:
             offers = isinstance(said.get("capabilities"), dict) and "tools" in said["capabilities"]
             found = (
@@ -83,22 +83,24 @@ class Server:
                 else []
             )
         except (Broken, Refused, TooLong) as error:
-            what = f"the MCP server {self.name!r} ('{self.line}') does not say what it offers: {error}"
-            raise UserError(what, where="task.tools.mcp") from None
+            problem = f"the MCP server {self.name!r} ('{self.line}') does not say what it offers: {error}"
+            raise UserError("task.tools.mcp", problem) from None
         finally:
             connection.close(_GRACE_S)
         there = [tool.name for tool in found]
         if missing := [name for name in self.only if name not in there]:
-            what = f"the MCP server {self.name!r} has no tool {missing[0]!r}; it has {', '.join(there)}"
-            raise UserError(what, where="task.tools.mcp")
+            problem = f"the MCP server {self.name!r} has no tool {missing[0]!r}; it has {', '.join(there)}"
+            raise UserError("task.tools.mcp", problem)
         found = [tool for tool in found if not self.only or tool.name in self.only]
         if not found:
-            raise UserError(f"the MCP server {self.name!r} offers no tools", where="task.tools.mcp")
+            raise UserError("task.tools.mcp", f"the MCP server {self.name!r} offers no tools")
         if wrong := [
             name for name in there if not _NAME.fullmatch(name) and (not self.only or name in self.only)
         ]:
-            what = f"the MCP server {self.name!r} has a tool {wrong[0][:80]!r}, a name that no call can hold"
-            raise UserError(what, where="task.tools.mcp", mend="name those you want in 'only'")
+            problem = (
+                f"the MCP server {self.name!r} has a tool {wrong[0][:80]!r}, a name that no call can hold"
+            )
+            raise UserError("task.tools.mcp", problem, "name those you want in 'only'")
         return found
 
 

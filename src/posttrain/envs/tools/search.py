@@ -44,7 +44,7 @@ def check(corpus: str) -> None:
     where = "task.tools.corpus"
     require("bm25s", where)
     if not sum(1 for _ in _passages(corpus)):
-        raise UserError(f"{corpus} holds no passage", where=where)
+        raise UserError(where, f"{corpus} holds no passage")
 
 
 def _passages(corpus: str) -> Iterator[str]:

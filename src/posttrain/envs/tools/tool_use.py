@@ -73,7 +73,7 @@ class ToolUse:
     def start(self, task: Task) -> Start:
         """The task's question with the tools; UserError if it has none."""
         if not task.messages:
-            raise UserError(f"task {task.id!r} asks nothing", where=task.source)
+            raise UserError(task.source, f"task {task.id!r} asks nothing")
         tools = [each.tool for each in self.runners]
         messages, schemas = with_tools(task.messages, tools, self.shown)
         return Start(state=Stand(task), messages=messages, tools=schemas)

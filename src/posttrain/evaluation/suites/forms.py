@@ -22,13 +22,13 @@ def _text(record: Record, *names: str) -> str:
         if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
             return str(value)
     has = ", ".join(record.fields) or "no fields"
-    raise UserError(f"there is no text {names[0]!r}; it has {has}", where=record.source)
+    raise UserError(record.source, f"there is no text {names[0]!r}; it has {has}")
 
 
 def _list(record: Record, name: str, least: int = 1) -> list[Any]:
     value = record.fields.get(name)
     if not isinstance(value, list) or len(value) < least:
-        raise UserError(f"{name!r} must be a list of {least} or more", where=record.source)
+        raise UserError(record.source, f"{name!r} must be a list of {least} or more")
     return value
 
 
@@ -49,9 +49,9 @@ def _choosing(
     record: Record, name: str, prompt: str, question: str, choices: Sequence[str], gold: int
 ) -> Problem:
     if not 0 <= gold < len(choices):
-        raise UserError(f"the right choice is number {gold} of {len(choices)}", where=record.source)
+        raise UserError(record.source, f"the right choice is number {gold} of {len(choices)}")
     if blank := [number for number, choice in enumerate(choices) if not str(choice).strip()]:
-        raise UserError(f"choice number {blank[0]} is empty", where=record.source)
+        raise UserError(record.source, f"choice number {blank[0]} is empty")
     task = _asked(record, name, prompt, question).task
     return Problem(task=task, question=question, choices=tuple(f" {c}" for c in choices), gold=gold)
 
@@ -63,7 +63,7 @@ def _gold_number(record: Record) -> str:
     worked = _text(record, "answer")
     _, mark, number = worked.rpartition("####")
     if not mark:
-        raise UserError("the answer has no '####' with the number behind it", where=record.source)
+        raise UserError(record.source, "the answer has no '####' with the number behind it")
     return number.strip()
 
 
@@ -122,7 +122,7 @@ def mbpp(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     )
     imports = record.fields.get("test_imports") or []
     if not isinstance(imports, list):
-        raise UserError("'test_imports' must be a list of lines", where=record.source)
+        raise UserError(record.source, "'test_imports' must be a list of lines")
     setup = record.fields.get("test_setup_code") or "\n".join(map(str, imports))
     test = record.fields.get("test") or shown
     tested = {"test": test, "test_setup_code": setup, "entry_point": called(shown)}
@@ -148,11 +148,11 @@ def _tests(record: Record, name: str) -> list[dict[str, str]]:
     try:
         tests = json.loads(str(record.fields.get(name) or "[]"))
         if any(test["testtype"] != "stdin" for test in tests):
-            raise UserError(f"{name} calls a function", where=record.source, mend="leave such problems out")
+            raise UserError(record.source, f"{name} calls a function", "leave such problems out")
         return [{"stdin": test["input"], "stdout": test["output"]} for test in tests]
     except (ValueError, TypeError, KeyError):
-        mend = "write its tests as 'cases', a list of {stdin, stdout}"
-        raise UserError(f"{name} is not a list of tests as JSON", where=record.source, mend=mend) from None
+        fix = "write its tests as 'cases', a list of {stdin, stdout}"
+        raise UserError(record.source, f"{name} is not a list of tests as JSON", fix) from None
 
 
 # ---------------------------------------------------------------------- instructions, choices
@@ -171,7 +171,7 @@ def arc(record: Record, name: str, shots: Sequence[Record]) -> Problem:
     question, choices = _text(record, "question"), record.fields.get("choices")
     texts, labels = (choices.get(key) if isinstance(choices, dict) else None for key in ("text", "label"))
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
-        raise UserError("'choices' must have text and label, two lists as long", where=record.source)
+        raise UserError(record.source, "'choices' must have text and label, two lists as long")
     right = _text(record, "answerKey")
     gold = labels.index(right) if right in labels else -1
     return _choosing(record, name, f"Question: {question}\nAnswer:", question, texts, gold)
@@ -204,8 +204,8 @@ def mmlu(record: Record, name: str, shots: Sequence[Record]) -> Problem:
 def _lettered(record: Record) -> str:
     choices = _list(record, "choices", len(LETTERS))
     if len(choices) > len(LETTERS):
-        what = f"'choices' must be {len(LETTERS)}, one a letter, and there are {len(choices)}"
-        raise UserError(what, where=record.source)
+        problem = f"'choices' must be {len(LETTERS)}, one a letter, and there are {len(choices)}"
+        raise UserError(record.source, problem)
     lines = [f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)]
     return "\n".join([_text(record, "question").strip(), *lines, "Answer:"])
 
@@ -213,7 +213,7 @@ def _lettered(record: Record) -> str:
 def _right(record: Record) -> int:
     right = record.fields.get("answer")
     if not isinstance(right, int) or not 0 <= right < len(LETTERS):
-        raise UserError("'answer' must be the number of a choice, 0 to 3", where=record.source)
+        raise UserError(record.source, "'answer' must be the number of a choice, 0 to 3")
     return right
 
 

@@ -107,7 +107,8 @@ class Adapter:
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Refused."""
         raise RunError(
-            "perplexity of whole documents is not asked through the harness; use its own --model hf"
+            "loglikelihood_rolling",
+            "the harness asks no perplexity of whole documents here; use its own --model hf",
         )
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
@@ -118,8 +119,10 @@ class Adapter:
             sampling = _sampling(options)
             room = self.model.policy.context - sampling.max_new_tokens
             if room < 1:
-                what = f"{sampling.max_new_tokens} new tokens fill the context of {self.model.policy.context}"
-                raise UserError(what, where="max_gen_toks", mend="lower it with --gen_kwargs")
+                problem = (
+                    f"{sampling.max_new_tokens} new tokens fill the context of {self.model.policy.context}"
+                )
+                raise UserError("max_gen_toks", problem, "lower it with --gen_kwargs")
             prompt = tuple(self.tok_encode(context)[-room:])
             asked.append(Request(prompt=prompt, sampling=sampling, task=str(number)))
         answers = drawn(self.engine, asked)
@@ -129,7 +132,7 @@ class Adapter:
 def _sampling(options: Mapping[str, Any]) -> Sampling:
     """What a task's generation_kwargs say; UserError for what no engine of ours does."""
     if odd := sorted(set(options) - _KNOWN):
-        raise UserError("is not among what can be asked", where=f"generation_kwargs.{odd[0]}")
+        raise UserError(f"generation_kwargs.{odd[0]}", "is not among what can be asked")
     stops = options.get("until") or ()
     temperature = options.get("temperature")
     drawing = options.get("do_sample", bool(temperature))
@@ -149,8 +152,8 @@ def registered() -> Any:
         from lm_eval.api.model import TemplateLM
         from lm_eval.api.registry import model_registry, register_model
     except ImportError:
-        mend = "pip install 'posttrain[lm-eval]'"
-        raise UserError("lm-evaluation-harness is not installed", mend=mend) from None
+        fix = "pip install 'posttrain[lm-eval]'"
+        raise UserError("", "lm-evaluation-harness is not installed", fix) from None
     if "posttrain" not in model_registry:
         register_model("posttrain")(type("Posttrain", (Adapter, TemplateLM), {}))
     return model_registry.get("posttrain")

@@ -36,7 +36,7 @@ def model_of(
     if target.endswith(".toml") or is_run(Path(target)):
         _, recipe, adapter = target_of(Path(target), sets, model, told)
     elif sets:
-        raise UserError("a model has no keys", where="--set", mend="name a recipe or a run")
+        raise UserError("--set", "a model has no keys", "name a recipe or a run")
     asked = replace(recipe.model, dtype=dtype or recipe.model.dtype, date=DAY)  # type: ignore[arg-type]
     draws = engine or EngineChoice()
     return replace(recipe, model=asked, method={"name": "grpo"}, task=NO_TASK, engine=draws), adapter
@@ -103,9 +103,7 @@ class Evaluated:
         count = samples or suite.samples
         if suite.verifier is not None and sampling.greedy and count > 1:
             if samples:
-                raise UserError(
-                    "greedy answers are all the same", where="-n", mend="give --temperature, as 0.6"
-                )
+                raise UserError("-n", "greedy answers are all the same", "give --temperature, as 0.6")
             count = 1
         if suite.verifier is None and (samples or temperature):
             self.told(f"{suite.name} draws nothing: -n and --temperature change nothing of it")
@@ -116,13 +114,13 @@ class Evaluated:
 
 def _check_vllm(suite: Suite, sampling: Sampling) -> None:
     """UserError where vLLM would not give what the suite needs."""
-    what = None
+    problem = None
     if suite.verifier is None:
-        what = f"{suite.name} asks how likely given answers are, which vLLM is not asked here"
+        problem = f"{suite.name} asks how likely given answers are, which vLLM is not asked here"
     else:
         try:
             check_sampling(sampling)
         except ValueError as error:
-            what = f"{suite.name} cannot be drawn: {error}"
-    if what:
-        raise UserError(what, where="--engine", mend="take native")
+            problem = f"{suite.name} cannot be drawn: {error}"
+    if problem:
+        raise UserError("--engine", problem, "take native")

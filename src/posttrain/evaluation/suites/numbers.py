@@ -38,7 +38,7 @@ class Ratio(NamedTuple):
         """The ratio itself."""
         per = math.fsum(self.per)
         if not per:
-            raise RunError("no answer could be judged")
+            raise RunError("evaluate", "no answer could be judged")
         return float(math.fsum(self.of) / per)
 
 

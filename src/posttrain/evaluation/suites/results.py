@@ -19,13 +19,15 @@ def load(folder: Path) -> dict[str, Any]:
     """results.json; UserError for a directory that has none, or one that cannot be read."""
     file = folder / NAME
     if not file.exists():
-        what = f"is no result of eval: it has no {NAME}" if folder.exists() else "there is no such directory"
-        raise UserError(what, where=str(folder), mend="name the directory that eval was given with --out")
+        problem = (
+            f"is no result of eval: it has no {NAME}" if folder.exists() else "there is no such directory"
+        )
+        raise UserError(str(folder), problem, "name the directory that eval was given with --out")
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found | {"suites": dict(found["suites"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot be read: {error}", where=str(file)) from None
+        raise UserError(str(file), f"cannot be read: {error}") from None
 
 
 def locate(folder: Path) -> Path:
@@ -41,8 +43,8 @@ def locate(folder: Path) -> Path:
     own = (each for each in others if run in Path(load(each).get("model", "")).resolve().parents)
     found = [*inside, *own]
     if not found:
-        what = "is a run that was not evaluated on suites"
-        raise UserError(what, where=str(folder), mend=f"evaluate it: posttrain eval {folder} --suite SUITE")
+        problem = "is a run that was not evaluated on suites"
+        raise UserError(str(folder), problem, f"evaluate it: posttrain eval {folder} --suite SUITE")
     return max(found, key=lambda each: (each / NAME).stat().st_mtime)
 
 
@@ -71,21 +73,21 @@ def begun(folder: Path, who: Mapping[str, Any], prints: Mapping[str, Mapping[str
     UserError where it holds answers of another model, or that were asked for or judged otherwise, or of which
     nothing says whose they are.
     """
-    mend = "name another --out"
+    fix = "name another --out"
     found: dict[str, Any] = {**who, "suites": {}}
     if (folder / NAME).exists():
         found = {"engine": "native"} | load(folder)  # earlier versions did not write that one
     for key in {**who, **found}:
         if key != "suites" and found.get(key) != who.get(key):
-            raise UserError(_other(key, found.get(key), who.get(key)), where=str(folder), mend=mend)
+            raise UserError(str(folder), _other(key, found.get(key), who.get(key)), fix)
     for suite, print_ in prints.items():
         if suite not in found["suites"] and (folder / f"{suite}.jsonl").exists():
-            what = f"{suite}.jsonl is there, and no {NAME} says whose answers to {suite} these are"
-            raise UserError(what, where=str(folder), mend=mend)
+            problem = f"{suite}.jsonl is there, and no {NAME} says whose answers to {suite} these are"
+            raise UserError(str(folder), problem, fix)
         before = found["suites"].setdefault(suite, {"fingerprint": print_})["fingerprint"]
         if differing := differences(before, print_):
-            what = f"its answers to {suite} have other {differing}"
-            raise UserError(what, where=str(folder), mend=mend)
+            problem = f"its answers to {suite} have other {differing}"
+            raise UserError(str(folder), problem, fix)
     folder.mkdir(parents=True, exist_ok=True)
     save(folder, found)
     return found

@@ -43,7 +43,7 @@ def chat_of(suite: Suite, policy: ModelInfo, has_template: bool) -> Chat:
         return replace(policy.chat, template=plain.NAME)
     if not has_template:
         texts = "gsm8k_5shot, humaneval_text and those of choices need none"
-        raise UserError("the model has no chat template", where=f"--suite {suite.name}", mend=texts)
+        raise UserError(f"--suite {suite.name}", "the model has no chat template", texts)
     return policy.chat
 
 
@@ -170,7 +170,7 @@ def _score_choices(
             try:
                 yield _choice(problem, [next(found) for _ in problem.choices])
             except ValueError as error:
-                raise UserError(str(error), where=problem.task.source) from None
+                raise UserError(problem.task.source, str(error)) from None
 
 
 def _pairs(asking: Asking, problem: Problem) -> list[Pair]:

@@ -146,7 +146,7 @@ def _version(verifier: Verifier) -> str:
 def read(suite: Suite, file: str | None, shots: str | None, limit: int | None) -> list[Problem]:
     """The first problems of a suite, of the file if one is named; UserError for whatever is at fault."""
     if file is None and suite.source is None:
-        raise UserError("this suite has no data of its own", where=suite.name, mend="name a file with --data")
+        raise UserError(suite.name, "this suite has no data of its own", "name a file with --data")
     records = read_records(file) if file is not None else suite.source.read()  # type: ignore[union-attr]
     examples: list[Record] = []
     if suite.shots:
@@ -159,7 +159,7 @@ def read(suite: Suite, file: str | None, shots: str | None, limit: int | None) -
     ids = [problem.task.id for problem in out]
     if len(set(ids)) < len(ids):
         twice = next(each for each in ids if ids.count(each) > 1)
-        raise UserError(f"two problems are called {twice!r}", where=suite.name)
+        raise UserError(suite.name, f"two problems are called {twice!r}")
     return out
 
 
@@ -172,8 +172,8 @@ def _examples(
     if shots.by:
         pool = [each for each in pool if each.fields.get(shots.by) == record.fields.get(shots.by)]
     if len(pool) < shots.size:
-        what = f"{shots.size} examples are wanted, and there are {len(pool)}"
-        raise UserError(what, where=record.source)
+        problem = f"{shots.size} examples are wanted, and there are {len(pool)}"
+        raise UserError(record.source, problem)
     found: Sequence[Record] = pool[: shots.size] if shots.seed is None else draws.sample(pool, shots.size)
     return found
 

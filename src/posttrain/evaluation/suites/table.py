@@ -180,6 +180,6 @@ SUITES = {suite.name: suite for suite in _LINES}
 def suite_of(name: str) -> Suite:
     """The suite of this name; UserError if there is none."""
     if name not in SUITES:
-        mend = did_you_mean(name, SUITES) or f"there are {', '.join(SUITES)}"
-        raise UserError(f"there is no suite {name!r}", where="--suite", mend=mend)
+        fix = did_you_mean(name, SUITES) or f"there are {', '.join(SUITES)}"
+        raise UserError("--suite", f"there is no suite {name!r}", fix)
     return SUITES[name]

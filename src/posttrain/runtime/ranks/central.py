@@ -87,7 +87,7 @@ class CentralSource(GroupSource):
         while missing := [n for n in numbers if n not in self._again]:
             if time.monotonic() > end:
                 what = f"group {missing[0]} was lost with its sampler, and is not played again"
-                raise RunError(f"{what} within {self.ahead.deadline_s:g} s")
+                raise RunError("resume", f"{what} within {self.ahead.deadline_s:g} s")
             self.hear()
         return [self._again.pop(n) for n in numbers]
 

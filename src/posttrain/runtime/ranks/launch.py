@@ -129,7 +129,8 @@ def _placed(recipe: Recipe) -> Iterator[list[Any]]:
     try:
         if not ray.wait([group.ready()], timeout=train.deadline_s)[0]:
             raise RunError(
-                f"the cluster had no room for {train.ranks} ranks of {share} in {train.deadline_s:g} s"
+                "start ranks",
+                f"the cluster had no room for {train.ranks} ranks of {share} in {train.deadline_s:g} s",
             )
         groups = dict.fromkeys(("start", "heard", "ask"), 1)
         kind = ray.remote(
@@ -156,7 +157,7 @@ def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: 
     try:
         places = ray.get([actor.place.remote() for actor in actors], timeout=_PLACE_S)
     except ray.exceptions.RayError as error:
-        raise RunError(f"a rank cannot be placed: {' '.join(str(error).split())[:300]}") from error
+        raise RunError("place a rank", " ".join(str(error).split())[:300]) from error
     for n, (actor, (machine, _, _)) in enumerate(zip(actors, places, strict=True)):
         environment = {
             "RANK": str(n),
@@ -175,7 +176,7 @@ def _start(actors: Sequence[Any], words: Sequence[str], address: str, own_gpus: 
         ray.get(calls)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
-        raise RunError(f"a rank cannot be started: {' '.join(str(cause).split())[:300]}") from error
+        raise RunError("start a rank", " ".join(str(cause).split())[:300]) from error
 
 
 def _listen(actors: Sequence[Any]) -> int:

@@ -14,13 +14,13 @@ def check_ranks(resolved: Resolved, ranks: int) -> None:
     """UserError for a recipe that so many ranks cannot train together."""
     recipe = resolved.recipe
     if recipe.train.shard and resolved.line.step == "trust_region":
-        what = "a natural step multiplies by the Fisher matrix of the whole model"
-        raise UserError(what, where="train.shard", mend="leave it out, or take another method")
+        problem = "a natural step multiplies by the Fisher matrix of the whole model"
+        raise UserError("train.shard", problem, "leave it out, or take another method")
     if recipe.train.ranks:
         require("ray", "train.ranks")
         if ranks not in (1, recipe.train.ranks):
-            what = f"{recipe.train.ranks} ranks are asked for, and {ranks} are there"
-            raise UserError(what, where="train.ranks", mend="leave it out under torchrun")
+            problem = f"{recipe.train.ranks} ranks are asked for, and {ranks} are there"
+            raise UserError("train.ranks", problem, "leave it out under torchrun")
     if ranks == 1:
         return
     for where, name in (
@@ -28,18 +28,18 @@ def check_ranks(resolved: Resolved, ranks: int) -> None:
         *(("async.devices", d) for d in recipe.async_.devices),
     ):
         if name.startswith("cuda:"):
-            what = f"every rank of a machine would compute on {name}"
-            raise UserError(what, where=where, mend="leave it out: each rank takes the GPU of its own number")
+            problem = f"every rank of a machine would compute on {name}"
+            raise UserError(where, problem, "leave it out: each rank takes the GPU of its own number")
     count, where = recipe.rollout.groups, "rollout.groups"
     if not resolved.online:
         count, where = recipe.batch.batch_size, "batch.batch_size"
     if count < ranks:
-        what = f"{count} an update cannot be shared by {ranks} ranks, as none is taken apart"
-        raise UserError(what, where=where, mend=f"set it to {ranks} or more, or start fewer ranks")
+        problem = f"{count} an update cannot be shared by {ranks} ranks, as none is taken apart"
+        raise UserError(where, problem, f"set it to {ranks} or more, or start fewer ranks")
     if not resolved.online:
         return
     ahead, adapts = recipe.async_, recipe.curriculum.kind not in ("none", "order")
-    for wrong, where, what, mend in (
+    for wrong, where, problem, fix in (
         (
             recipe.rollout.replay > 0,
             "rollout.replay",
@@ -67,7 +67,7 @@ def check_ranks(resolved: Resolved, ranks: int) -> None:
         ),
     ):
         if wrong:
-            raise UserError(f"with several ranks, {what}", where=where, mend=mend)
+            raise UserError(where, f"with several ranks, {problem}", fix)
 
 
 def described_ranks(resolved: Resolved, ranks: int) -> dict[str, Any]:
@@ -104,5 +104,5 @@ def agree(ranks: Ranks, config: str, code: str, data: str) -> None:
         try:
             ranks.agree(what, hashlib.blake2b(text.encode(), digest_size=8).hexdigest())
         except RunError as error:
-            mend = "give every rank the same recipe, options, posttrain and data"
-            raise UserError(str(error), where="torchrun", mend=mend) from None
+            fix = "give every rank the same recipe, options, posttrain and data"
+            raise UserError("torchrun", str(error), fix) from None

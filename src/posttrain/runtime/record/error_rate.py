@@ -31,6 +31,7 @@ class ErrorRate:
         seen, failed = len(self.recent), self.recent.count("x")
         if seen >= self.least and failed > self.limit * seen:
             raise RunError(
+                "judge",
                 f"the verifier or environment failed on {failed} of the last {seen} episodes, more than "
-                f"the {self.limit:.0%} that rollout.max_error_rate allows; first cause: {self.first}"
+                f"the {self.limit:.0%} that rollout.max_error_rate allows; first cause: {self.first}",
             )

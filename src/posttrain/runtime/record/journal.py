@@ -133,9 +133,9 @@ def stop_recorded(run_dir: Path, own: Path) -> Iterator[None]:
         what = cause(error)
         if isinstance(error, OSError) and error.strerror:
             what = f"{error.filename or run_dir}: {error.strerror}"
-        told = f"{what}; the traceback is in {log}; {kept(run_dir)}"
-        _leave(file, told)
-        raise RunError(told) from error
+        failure = RunError("unforeseen", f"{what}; the traceback is in {log}", kept(run_dir))
+        _leave(file, str(failure))
+        raise failure from error
 
 
 def _leave(file: Path, text: str) -> None:

@@ -40,8 +40,8 @@ def newest_checkpoint(run: Path, every: int, say: Callable[[str], None], ranks: 
     if not found and (skipped or made > every > 0):  # its last checkpoint may not have been written whole
         why = skipped[0] if skipped else "there is none"
         told = counted(made, "update")
-        what = f"no checkpoint to go on from ({why}); to begin anew deletes what is told of {told}"
-        raise UserError(what, where=str(run / "checkpoints"), mend="put it back, or start another run")
+        problem = f"no checkpoint to go on from ({why}); to begin anew deletes what is told of {told}"
+        raise UserError(str(run / "checkpoints"), problem, "put it back, or start another run")
     for fault in skipped:
         say(fault)
     say(f"going on from {found.name}" if found else "no checkpoint yet: starting from the first update")
@@ -100,5 +100,5 @@ def check_digests(before: Mapping[str, str], now: Mapping[str, str], say: Callab
         if name != DATA:
             say(f"note: {name} has changed since the run began, which goes on with it as it is now")
     if DATA in changed:
-        what = "its data are not those that the run began with, and would be gone through in another order"
-        raise UserError(what, where="task.data", mend="give the same data, or start another run")
+        problem = "its data are not those that the run began with, and would be gone through in another order"
+        raise UserError("task.data", problem, "give the same data, or start another run")

@@ -26,7 +26,7 @@ from typing import Any
 
 from posttrain.base.files import replacing
 from posttrain.base.usercode import with_neighbours
-from posttrain.errors import RunError, UserError
+from posttrain.errors import RESUME, RUN_DIR, RunError, UserError, how_to_resume
 from posttrain.models import checkpoint
 
 LOCK = ".lock"
@@ -49,12 +49,10 @@ class RunDir:
         if rank:
             return
         if path.exists() and not path.is_dir():
-            raise UserError("is a file", where=str(path), mend="give another --run-dir")
+            raise UserError(str(path), "is a file", f"give another {RUN_DIR}")
         if resume and not (path / "config.toml").exists():
-            raise UserError(
-                "there is no run to resume here", where=str(path), mend="leave --resume out to start one"
-            )
-        self._lock = claim(path, "wait until it ends, or give another --run-dir")
+            raise UserError(str(path), "there is no run to resume here", f"leave {RESUME} out to start one")
+        self._lock = claim(path, f"wait until it ends, or give another {RUN_DIR}")
         try:
             # Hidden files are our lock, and what a kill left of a file that was being written.
             empty = resume or all(p.name.startswith(".") for p in path.iterdir())
@@ -67,10 +65,10 @@ class RunDir:
         if not empty:
             self.close()
             if (path / "config.toml").exists():
-                mend = "go on with --resume, or give another --run-dir"
-                raise UserError("already holds a run", where=str(path), mend=mend)
-            what = "is not empty, and what it holds is no run"
-            raise UserError(what, where=str(path), mend="give another --run-dir")
+                fix = f"go on with {RESUME}, or give another {RUN_DIR}"
+                raise UserError(str(path), "already holds a run", fix)
+            problem = "is not empty, and what it holds is no run"
+            raise UserError(str(path), problem, f"give another {RUN_DIR}")
 
     def close(self) -> None:
         """Lets others write to it."""
@@ -88,13 +86,15 @@ class RunDir:
         for file in dict.fromkeys(found for each in there for found in with_neighbours(each)):
             copy = self.path / CODE / file.name
             if copy.exists() and copy.read_bytes() != file.read_bytes():
-                what = f"two files are called {file.name}, and the run keeps one of each name"
-                raise UserError(what, where=str(file), mend="give one of them another name")
+                problem = f"two files are called {file.name}, and the run keeps one of each name"
+                raise UserError(str(file), problem, "give one of them another name")
             copy.parent.mkdir(exist_ok=True)
             try:
                 shutil.copyfile(file, copy)  # its bytes, which are compared when the run goes on
             except OSError as error:
-                raise RunError(f"{copy} cannot be written: {error.strerror}; {kept(self.path)}") from error
+                raise RunError(
+                    "copy code", f"{copy} cannot be written: {error.strerror}", kept(self.path)
+                ) from error
 
     def keep_source(self, name: str, text: str) -> bool:
         """Writes the source of what only a program holds into code/, once; whether it is what lies there."""
@@ -164,7 +164,9 @@ class RunDir:
             try:
                 written.result()
             except OSError as error:
-                raise RunError(f"{self.path / 'samples'}: cannot be written: {error.strerror}") from error
+                raise RunError(
+                    "write rollouts", f"{self.path / 'samples'}: cannot be written: {error.strerror}"
+                ) from error
 
     def _write_samples(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         (self.own / name).parent.mkdir(exist_ok=True)
@@ -177,7 +179,9 @@ class RunDir:
             with replacing(file) as working, working.open("w", encoding="utf-8", newline="") as opened:
                 opened.writelines(texts)
         except OSError as error:
-            raise RunError(f"{file} cannot be written: {error.strerror}; {kept(self.path)}") from error
+            raise RunError(
+                "write rollouts", f"{file} cannot be written: {error.strerror}", kept(self.path)
+            ) from error
 
     def forget_after(self, update: int, ranks: int = 1) -> None:
         """Deletes rollouts of updates after this one, which a resumed run makes again, on so many ranks."""
@@ -196,7 +200,7 @@ class RunDir:
                 (folder / name).unlink(missing_ok=True)
 
 
-def claim(path: Path, mend: str, kind: str = "run") -> int:
+def claim(path: Path, fix: str, kind: str = "run") -> int:
     """Keeps every other process from writing to this directory until what is returned is closed.
 
     UserError if one does, or if it cannot be written to.
@@ -205,23 +209,23 @@ def claim(path: Path, mend: str, kind: str = "run") -> int:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise UserError(f"cannot be written to: {error.strerror}", where=str(path)) from error
+        raise UserError(str(path), f"cannot be written to: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         who = os.read(lock, 20).decode(errors="replace")
         os.close(lock)
-        what = f"another {kind} is using this directory{f', process {who}' if who.isdigit() else ''}"
+        problem = f"another {kind} is using this directory{f', process {who}' if who.isdigit() else ''}"
         if who == str(os.getpid()):
-            what, mend = (
+            problem, fix = (
                 "a session of this program is using this directory",
                 "close it first: session.close()",
             )
-        raise UserError(what, where=str(path), mend=mend) from None
+        raise UserError(str(path), problem, fix) from None
     except OSError as error:
         os.close(lock)
-        what = f"its file system has no locks ({error.strerror}), which keep two runs apart"
-        raise UserError(what, where=str(path), mend="give another --run-dir") from None
+        problem = f"its file system has no locks ({error.strerror}), which keep two runs apart"
+        raise UserError(str(path), problem, f"give another {RUN_DIR}") from None
     with contextlib.suppress(OSError):  # on a full disk nobody needs to know
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -250,7 +254,7 @@ def kept(run_dir: Path) -> str:
     steps = [path for _, path in checkpoint.numbered(run_dir / "checkpoints")]
     if not steps:
         return f"no checkpoint was written yet, what there is lies in {run_dir}"
-    return f"{steps[-1].name} is kept, go on with --resume --run-dir {run_dir}"
+    return f"{steps[-1].name} is kept, go on with {how_to_resume(run_dir)}"
 
 
 def code_versions() -> str:

@@ -99,7 +99,7 @@ def save(
             root, update, write, saved, keep=kept.keep, keep_weights=kept.keep_weights, best=best
         )
     except RunError as error:
-        raise RunError(f"{error}; {what_is_kept(root.parent)}") from error
+        raise RunError(error.operation, error.cause, what_is_kept(root.parent)) from error
     return learner.ranks.tell(made, "the checkpoint")
 
 
@@ -172,9 +172,9 @@ def restore(
             replay.restore(read_tensors(resume / f"{REPLAY}.safetensors"))
     except (KeyError, RuntimeError, FileNotFoundError) as error:
         raise UserError(
+            str(folder),
             f"this checkpoint is of another model or adapter: {error}",
-            where=str(folder),
-            mend="resume with the recipe that it was made with",
+            "resume with the recipe that it was made with",
         ) from error
 
 
@@ -186,7 +186,7 @@ def flight(folder: Path | None) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = pickle.loads(file.read_bytes())
     except Exception as error:  # code of an environment that has changed, say
-        raise UserError(f"what was under way cannot be read: {cause(error)}", where=str(file)) from None
+        raise UserError(str(file), f"what was under way cannot be read: {cause(error)}") from None
     return found
 
 
@@ -249,9 +249,9 @@ class Disk:
         need = self.weights + self.resume
         if need > self.free:
             raise UserError(
+                str(path),
                 f"a checkpoint takes {gib(need)}, and {gib(self.free)} of the disk are free",
-                where=str(path),
-                mend="free some of it, or write to another disk",
+                "free some of it, or write to another disk",
             )
 
 

@@ -43,9 +43,9 @@ class RecordedSchedule:
     def __init__(self, run: Path, samplers: int) -> None:
         if not (run / FOLDER / "loop.jsonl").exists():
             raise UserError(
+                str(run),
                 "it has no schedule",
-                where=str(run),
-                mend="a run whose sampler takes turns in the loop's thread is made again by training again",
+                "a run whose sampler takes turns in the loop's thread is made again by training again",
             )
         self._admitted = list(_lines(run / FOLDER / "loop.jsonl"))
         self.logs: list[list[Did]] = [
@@ -53,7 +53,7 @@ class RecordedSchedule:
         ]
         for what, why in (("resumed", "it was resumed"), ("restart", "a sampler was started again")):
             if any(line[0] == what for lines in (self._admitted, *self.logs) for line in lines):
-                raise UserError(f"{why}, and what was lost is in no record", where=str(run))
+                raise UserError(str(run), f"{why}, and what was lost is in no record")
 
     def room(self, update: int) -> int:
         """How many groups were admitted by now, with so many updates behind; each is told once."""

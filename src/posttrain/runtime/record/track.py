@@ -94,7 +94,7 @@ class Track:
                 raise OSError("no space left for a whole line")
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error}") from error
+            raise RunError("record metrics", f"{self._path}: cannot be written: {error}") from error
         self._last_update = update
 
     def close(self) -> None:
@@ -134,8 +134,8 @@ def check_sinks(sinks: Sequence[str]) -> None:
     """Nothing; UserError for a service that is unknown or not installed."""
     for sink in sinks:
         if sink not in SERVICES:
-            mend = did_you_mean(sink, SERVICES) or f"choose from {', '.join(SERVICES)}"
-            raise UserError(f"unknown sink {sink!r}", where="track.sinks", mend=mend)
+            fix = did_you_mean(sink, SERVICES) or f"choose from {', '.join(SERVICES)}"
+            raise UserError("track.sinks", f"unknown sink {sink!r}", fix)
         require(sink, "track.sinks")
 
 

@@ -77,10 +77,10 @@ class Own:
         try:
             self.made: Any = make(tasks, seed=seed)
         except Exception as error:
-            raise UserError(f"{name} fails: {cause(error)}", where=where) from None
+            raise UserError(where, f"{name} fails: {cause(error)}") from None
         needed = ("taken", "take", "observe", "state", "restore")
         if lacks := [each for each in needed if not hasattr(self.made, each)]:
-            raise UserError(f"what {name} gives has no {', '.join(lacks)}", where=where)
+            raise UserError(where, f"what {name} gives has no {', '.join(lacks)}")
 
     @property
     def taken(self) -> int:
@@ -96,7 +96,7 @@ class Own:
         """The next task, and how often it had been taken before."""
         given = self._asked("take")
         if not (isinstance(given, tuple) and [type(each) for each in given] == [int, Task]):
-            raise RunError(f"{self.name}: take gave {given!r:.60}, not (times taken before, task)")
+            raise RunError(self.name, f"take gave {given!r:.60}, not (times taken before, task)")
         return given
 
     def observe(self, rates: Rates) -> dict[str, float]:
@@ -117,4 +117,4 @@ class Own:
         try:
             return getattr(self.made, verb)(*given)
         except Exception as error:
-            raise RunError(f"{self.name}: {verb} fails: {cause(error)}") from None
+            raise RunError(self.name, f"{verb} fails: {cause(error)}") from None

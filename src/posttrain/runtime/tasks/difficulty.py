@@ -19,9 +19,9 @@ def difficulty(task: Task, field: str) -> float:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not abs(value) <= sys.float_info.max:
         raise UserError(
+            task.source or "curriculum.field",
             f"field {field!r} of task {task.id!r} is {value!r}",
-            where=task.source or "curriculum.field",
-            mend="give every task a finite number",
+            "give every task a finite number",
         )
     return float(value)
 
@@ -43,15 +43,15 @@ def bucketed(tasks: Sequence[Task], field: str, count: int) -> list[list[Task]]:
     starts = sorted(set(values))
     if texts and len(starts) > count:
         raise UserError(
+            "curriculum.buckets",
             f"field {field!r} has {len(starts)} different texts, and there are {count} buckets",
-            where="curriculum.buckets",
-            mend="raise it, or name a field of numbers",
+            "raise it, or name a field of numbers",
         )
     if len(starts) == 1:
         raise UserError(
+            "curriculum.field",
             f"field {field!r} is {starts[0]!r} in every task, so there is nothing to choose from",
-            where="curriculum.field",
-            mend="name another field",
+            "name another field",
         )
     starts = _starts(values, count) if len(starts) > count else starts
     out: list[list[Task]] = [[] for _ in starts]
@@ -77,8 +77,8 @@ def _value(task: Task, field: str) -> Any:
     if field not in task.fields:
         known = ", ".join(sorted(task.fields))
         raise UserError(
+            task.source or "curriculum.field",
             f"task {task.id!r} has no field {field!r}",
-            where=task.source or "curriculum.field",
-            mend=f"set curriculum.field to one of {known}" if known else "give every task a difficulty",
+            f"set curriculum.field to one of {known}" if known else "give every task a difficulty",
         )
     return task.fields[field]

@@ -59,6 +59,6 @@ def selection(name: str, accept: float) -> Select:
     if ":" in name:
         found: Select = load_edited(name, "rollout.select")
         if wrong := misfit(found, every):
-            raise UserError(f"{name} selects nothing: {wrong}", where="rollout.select")
+            raise UserError("rollout.select", f"{name} selects nothing: {wrong}")
         return found
     return partial(accepted, least=accept) if name == "accepted" else SELECTIONS[name]

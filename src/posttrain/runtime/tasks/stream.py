@@ -73,7 +73,7 @@ def check_same(what: str, there: int, here: int) -> None:
     """UserError where a checkpoint is of more or fewer of these than there are."""
     if there != here:
         raise UserError(
+            "curriculum",
             f"the checkpoint is of {there} {what}, and there are {here}",
-            where="curriculum",
-            mend="resume with the recipe and the tasks that it was made with",
+            "resume with the recipe and the tasks that it was made with",
         )

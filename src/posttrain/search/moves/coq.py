@@ -232,9 +232,9 @@ class CoqTransitions(Transitions):
         if wrong is not None or not answers[-1].proving:
             what = error_in(answers[wrong or 0].output) or "no proof begins with it"
             raise UserError(
+                task.source,
                 f"task {task.id!r} does not begin in Coq: {what}",
-                where=task.source,
-                mend="mend its statement, header or opening",
+                "mend its statement, header or opening",
             )
         place.theorem, place.states, place.moves = theorem, [answers[-1].state], []
 
@@ -250,7 +250,7 @@ class CoqTransitions(Transitions):
             except BaseException as error:
                 session.close()
                 if isinstance(error, EndedError):
-                    raise RunError(f"coqtop does not start: {error.why}") from None
+                    raise RunError("start coqtop", error.why) from None
                 raise
             self._sessions[key] = (session, _Place(base=answers[-1].state))
         self._sessions.move_to_end(key)
@@ -289,5 +289,5 @@ def _opening_of(task: Task) -> list[str]:
     text = given if isinstance(given, str) else "\n".join(map(str, given))
     found, wrong = sentences(text)
     if wrong:
-        raise UserError(f"the opening of task {task.id!r} is not Coq: {wrong}", where=task.source)
+        raise UserError(task.source, f"the opening of task {task.id!r} is not Coq: {wrong}")
     return [each.text for each in found]

@@ -74,11 +74,11 @@ class LeanTransitions(Transitions):
                 self.lean.check(task)
                 _, statement, header = asked(task)
                 if not header.tactics:
-                    raise UserError('its prelude has no tactics: "tactics" in its place brings some')
+                    raise UserError("", 'its prelude has no tactics: "tactics" in its place brings some')
                 header_modules(self.lean.means, self.lean.axioms, header)
                 groups[header].append((number, statement))
             except UserError as error:
-                found[number] = Refused("bad_task", error.what)
+                found[number] = Refused("bad_task", error.problem)
         for header, group in groups.items():
             pairs = [source.forms(statement) for _, statement in group]
             answers = self._tried(header, [Trial(form, ()) for pair in pairs for form in pair])

@@ -59,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse, whose complaints are lines of ours."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message, where=self.prog, mend=f"{self.format_usage().strip()}")
+        raise UserError(self.prog, message, f"{self.format_usage().strip()}")
 
 
 def _parser() -> _Parser:
@@ -93,9 +93,7 @@ def _needed(module: str) -> Any:
         if error.name not in ("gymnasium", "matplotlib"):
             raise
         raise UserError(
-            f"{error.name} is not installed",
-            where="posttrain classic",
-            mend="pip install 'posttrain[classic]'",
+            "posttrain classic", f"{error.name} is not installed", "pip install 'posttrain[classic]'"
         ) from error
 
 

@@ -161,9 +161,9 @@ def train(env: gymnasium.Env[Any, Any], settings: Settings, *, seed: int) -> Tra
     Source: Mnih et al. 2015, algorithm 1, with Adam and one update a step.
     """
     if not isinstance(env.action_space, gymnasium.spaces.Discrete) or env.action_space.start != 0:
-        raise UserError(f"DQN needs actions 0 ... n−1, not {env.action_space}", mend="use another method")
+        raise UserError("", f"DQN needs actions 0 ... n−1, not {env.action_space}", "use another method")
     if not isinstance(env.observation_space, gymnasium.spaces.Box) or len(env.observation_space.shape) != 1:
-        raise UserError(f"DQN reads vectors, not {env.observation_space}", mend="flatten the observations")
+        raise UserError("", f"DQN reads vectors, not {env.observation_space}", "flatten the observations")
     width, actions = env.observation_space.shape[0], int(env.action_space.n)
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     online = network(width, settings.hidden, actions, seed=seed)

@@ -27,6 +27,4 @@ def draw(examples: Sequence[Example], file: Path) -> None:
     try:
         figure.savefig(file, dpi=100, format="png")
     except OSError as error:
-        raise UserError(
-            f"cannot write {file}: {error.strerror}", where="--plot", mend="choose another place"
-        ) from error
+        raise UserError("--plot", f"cannot write {file}: {error.strerror}", "choose another place") from error

@@ -113,6 +113,6 @@ def command(method: str | None) -> None:
     """
     if method is not None and line(method).loop != "online":
         online = ", ".join(name for name, found in METHODS.items() if found.loop == "online")
-        what = f"{label(method)} draws no samples, so it has no expectation over them"
-        raise UserError(what, mend=f"one of {online}")
+        problem = f"{label(method)} draws no samples, so it has no expectation over them"
+        raise UserError("", problem, f"one of {online}")
     show(rows(method), Console())

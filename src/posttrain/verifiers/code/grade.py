@@ -140,7 +140,7 @@ def _build_and_run(found: Problem, code: str, box: Box, every: bool) -> Outcome:
         if main is None:
             empty, why = _built(builder, runner, {runner.file: b"int main(void) { return 0; }\n"})
             if empty is None:
-                raise RunError(f"not even an empty program builds: {why}")
+                raise RunError("build an empty program", why)
             return Outcome("COMPILE_ERROR", said)
         files = {"main": main}
 
@@ -219,7 +219,7 @@ def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
         done = _run_test(found, caller, box.level, every, calls)
     except (Ended, plain.Garbled, plain.Unplain) as error:
         if not calls:
-            raise RunError(f"the task's test does not run: {error}") from None
+            raise RunError("the task's test", f"it does not run: {error}") from None
         done = None  # the test is sound, as its gold passes: what the program returned broke it
     finally:
         caller.close()
@@ -232,9 +232,9 @@ def _asserts(found: Problem, code: str, box: Box, every: bool) -> Outcome:
         "",
     )
     if fatal and len(calls) == 0:
-        raise RunError(f"the task's test cannot be used: {fatal}")
+        raise RunError("the task's test", f"it cannot be used: {fatal}")
     if not calls:
-        raise RunError(f"the task's test never calls the program{first and ': '}{first}")
+        raise RunError("the task's test", f"it never calls the program{first and ': '}{first}")
     if stopped is None and not fatal and passed == total:
         written = asserts(found.test)
         if total or not written:

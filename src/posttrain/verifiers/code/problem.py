@@ -58,8 +58,8 @@ def problem(task: Task, language: str) -> Problem:
     """The problem that a task's fields state; UserError naming the field that is missing or wrong."""
     fields = task.fields
 
-    def wrong(what: str, mend: str = "") -> UserError:
-        return UserError(f"task {task.id!r}: {what}", where=task.source, mend=mend)
+    def wrong(what: str, fix: str = "") -> UserError:
+        return UserError(task.source, f"task {task.id!r}: {what}", fix)
 
     def number(name: str, default: float, least: float = 0.01) -> float:
         value = fields.get(name, default)
@@ -207,8 +207,8 @@ def _cases(cases: object, kind: Kind, wrong: _Wrong) -> tuple[dict[str, Any], ..
             raise wrong(f"case {number} has no {wanted!r}")
         unknown = sorted(set(case) - set(_FIELDS[kind]))
         if unknown:
-            mend = did_you_mean(unknown[0], _FIELDS[kind])
-            raise wrong(f"case {number} has a field {unknown[0]!r} that nothing reads", mend)
+            fix = did_you_mean(unknown[0], _FIELDS[kind])
+            raise wrong(f"case {number} has a field {unknown[0]!r} that nothing reads", fix)
         if kind == "stdio" and not all(isinstance(v, str) for v in case.values()):
             raise wrong(f"case {number}: stdin and stdout are strings")
         if kind == "call" and not (

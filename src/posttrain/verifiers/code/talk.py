@@ -64,7 +64,7 @@ def start(box: Box, name: str) -> Live:
         os.set_blocking(live.process.stderr.fileno(), False)
         why = (live.process.stderr.read(1 << 16) or b"").decode("utf-8", "replace").strip() or why
     live.close()
-    raise RunError(f"an interpreter does not come up in its box: {why.splitlines()[-1]}")
+    raise RunError("start an interpreter in its box", why.splitlines()[-1])
 
 
 def _start(box: Box, name: str) -> Live:

@@ -93,15 +93,15 @@ class Code(Verifier):
             return found
         if found.language not in RUNNERS:
             raise UserError(
+                task.source,
                 f"task {task.id!r} is in {found.language!r}",
-                where=task.source,
-                mend=f"languages are {', '.join([PYTHON, *RUNNERS])}",
+                f"languages are {', '.join([PYTHON, *RUNNERS])}",
             )
         if found.kind != "stdio":
             raise UserError(
+                task.source,
                 f"task {task.id!r} is of kind {found.kind!r} in {found.language}",
-                where=task.source,
-                mend="functions can be called in python only",
+                "functions can be called in python only",
             )
         return found
 

@@ -169,9 +169,9 @@ class Combined(Verifier):
         kept = [gold for gold in proposed if all(v(task, gold).score == v.best for v in known)]
         if proposed and not kept:
             raise UserError(
+                self.name,
                 f"no response satisfies {' and '.join(v.name for v in known)} together",
-                where=self.name,
-                mend="for example, number with where = 'tag' reads what format asks for",
+                "for example, number with where = 'tag' reads what format asks for",
             )
         if self.best is None or len(known) < len(counted):
             return []

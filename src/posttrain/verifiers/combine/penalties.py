@@ -173,7 +173,7 @@ class Language(_Penalty):
         if given is not None:
             named = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, list) else ()
             if not named or any(not isinstance(s, str) or _letters_of(s) is None for s in named):
-                raise UserError(f"{given!r} does not name scripts", where=task.source, mend="Latin is one")
+                raise UserError(task.source, f"{given!r} does not name scripts", "Latin is one")
             return named
         return self.scripts or _own_scripts(task)
 
@@ -189,9 +189,9 @@ def _own_scripts(task: Task) -> tuple[str, ...]:
             most = max(counts, key=lambda script: counts[script])
             return _TOGETHER["Hiragana"] if japanese and most == "Han" else _TOGETHER.get(most, (most,))
     raise UserError(
+        task.source,
         f"task {task.id!r} has no letters to tell its language from",
-        where=task.source,
-        mend="state scripts, as in scripts = ['Latin'], or give it a field 'script'",
+        "state scripts, as in scripts = ['Latin'], or give it a field 'script'",
     )
 
 

@@ -76,22 +76,22 @@ def _checks(task: Task) -> Iterator[tuple[str, Any]]:
     """The name of each instruction, and its check with all but the response given."""
     names, given = task.fields.get("instruction_id_list"), task.fields.get("kwargs")
     if not isinstance(names, list) or not names or not isinstance(given, list) or len(given) != len(names):
-        what = f"task {task.id!r} needs instruction_id_list and kwargs, one of each for an instruction"
-        raise UserError(what, where=task.source)
+        problem = f"task {task.id!r} needs instruction_id_list and kwargs, one of each for an instruction"
+        raise UserError(task.source, problem)
     for name, numbers in zip(names, given, strict=True):
         if name not in CHECKS:
-            what = f"task {task.id!r}: there is no instruction {name!r}"
-            raise UserError(what, where=task.source, mend=did_you_mean(str(name), CHECKS))
+            problem = f"task {task.id!r}: there is no instruction {name!r}"
+            raise UserError(task.source, problem, did_you_mean(str(name), CHECKS))
         wanted = list(inspect.signature(CHECKS[name]).parameters.values())[1:]
         numbers = {} if numbers is None else numbers
         if not isinstance(numbers, Mapping):
-            raise UserError(f"task {task.id!r}: the kwargs of {name} are no object", where=task.source)
+            raise UserError(task.source, f"task {task.id!r}: the kwargs of {name} are no object")
         try:
             read = {
                 each.name: _argument(each.name, numbers.get(each.name), each.annotation) for each in wanted
             }
         except ValueError as error:
-            raise UserError(f"task {task.id!r}: {name} {error}", where=task.source) from None
+            raise UserError(task.source, f"task {task.id!r}: {name} {error}") from None
         yield name, partial(CHECKS[name], **read)
 
 

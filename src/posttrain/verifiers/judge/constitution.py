@@ -73,22 +73,22 @@ def read_constitution(path: Path | str = "") -> Constitution:
     file = Path(path).expanduser() if path else Path(__file__).parent / "constitution.toml"
     found = read_table(file, {"principle"}).get("principle")
     if not isinstance(found, list) or not found:
-        raise UserError("has no [[principle]]", where=str(file))
+        raise UserError(str(file), "has no [[principle]]")
     principles = tuple(_principle(table, f"{file}: principle {n}") for n, table in enumerate(found, start=1))
     try:
         return Constitution(principles=principles)
     except ValueError as error:
-        raise UserError(str(error), where=str(file)) from None
+        raise UserError(str(file), str(error)) from None
 
 
 def _principle(table: object, where: str) -> Principle:
     known: Sequence[str] = [field.name for field in fields(Principle)]
     if not isinstance(table, dict):
-        raise UserError("is not a table", where=where, mend="write [[principle]] above it")
+        raise UserError(where, "is not a table", "write [[principle]] above it")
     for key in table:
         if key not in known:
-            raise UserError(f"unknown key {key!r}", where=where, mend=did_you_mean(key, known))
+            raise UserError(where, f"unknown key {key!r}", did_you_mean(key, known))
     for key in known:
         if not isinstance(table.get(key), str) or not table[key].strip():
-            raise UserError(f"{key} must be a text that says something", where=where)
+            raise UserError(where, f"{key} must be a text that says something")
     return Principle(**{key: table[key].strip() for key in known})

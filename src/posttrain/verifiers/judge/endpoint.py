@@ -94,10 +94,10 @@ class Endpoint:
         """UserError if the variable that should hold the key is not set."""
         if self.api_key_env and not os.environ.get(self.api_key_env):
             raise UserError(
+                "api_key_env",
                 f"the environment variable {self.api_key_env} is not set, and the key of {self.base_url} "
                 "is read from it",
-                where="api_key_env",
-                mend=f"export {self.api_key_env}=...",
+                f"export {self.api_key_env}=...",
             )
 
     def write(

@@ -192,7 +192,7 @@ class Judge(Judging, Verifier):
     def check(self, task: Task) -> None:
         """UserError if there is no question, or no reference where one is needed."""
         if not asked(task).strip():
-            raise UserError(f"task {task.id!r} has no question", where=task.source)
+            raise UserError(task.source, f"task {task.id!r} has no question")
         if self.rubric.kind == "pairwise" or self.rubric.wants("reference"):
             reference(task)
 
@@ -211,9 +211,9 @@ def reference(task: Task) -> str:
     found = task.fields.get("reference", task.answer)
     if not isinstance(found, str) or not found.strip():
         raise UserError(
+            task.source,
             f"task {task.id!r} has no reference to compare with",
-            where=task.source,
-            mend="give it the field 'reference', or an answer",
+            "give it the field 'reference', or an answer",
         )
     return found
 

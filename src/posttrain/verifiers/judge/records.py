@@ -26,7 +26,7 @@ def texts_of(record: Mapping[str, object], number: int, key: str, count: int) ->
     said = [text for text in texts if isinstance(text, str)]
     if len(said) != len(texts) or len(texts) != 1 + count:
         wanted = f" and {count} under {key!r}" if count else ""
-        raise UserError(f"needs a text as 'prompt'{wanted}", where=f"record {number}")
+        raise UserError(f"record {number}", f"needs a text as 'prompt'{wanted}")
     return said
 
 
@@ -41,7 +41,7 @@ def new_file(out: Path) -> IO[str]:
         out.parent.mkdir(parents=True, exist_ok=True)
         return out.open("x", encoding="utf-8")
     except FileExistsError:
-        raise UserError("is there already", where=str(out), mend="name another file") from None
+        raise UserError(str(out), "is there already", "name another file") from None
 
 
 def append(file: IO[str], records: Sequence[Any]) -> None:

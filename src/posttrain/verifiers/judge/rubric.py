@@ -70,9 +70,9 @@ class Rubric:
         named = _PLACES.findall(self.prompt)
         for name in named:
             if name not in known:
-                mend = did_you_mean(name, known) or f"there are {', '.join(known)}"
+                fix = did_you_mean(name, known) or f"there are {', '.join(known)}"
                 raise ValueError(
-                    f"the prompt has {{{name}}}, which a {self.kind} rubric does not know; {mend}"
+                    f"the prompt has {{{name}}}, which a {self.kind} rubric does not know; {fix}"
                 )
         for name in _KINDS[self.kind]:
             if named.count(name) != 1:
@@ -237,23 +237,21 @@ def read_rubric(name: str) -> Rubric:
     path = Path(__file__).parent / f"{name}.toml" if name in OURS else Path(name).expanduser()
     table = read_table(path, {"kind", "system", "prompt", "low", "high"})
     if table.get("kind") not in _KINDS:
-        raise UserError("kind must be 'pointwise' or 'pairwise'", where=str(path))
+        raise UserError(str(path), "kind must be 'pointwise' or 'pairwise'")
     for key in ("prompt", "system"):
         if not isinstance(table.get(key, ""), str) or (key == "prompt" and not table.get(key)):
-            raise UserError(f"{key} must be a text", where=str(path))
+            raise UserError(str(path), f"{key} must be a text")
     for key in ("low", "high"):
         if not isinstance(table.get(key, 0), (int, float)) or isinstance(table.get(key), bool):
-            raise UserError(f"{key} must be a number", where=str(path))
+            raise UserError(str(path), f"{key} must be a number")
         if table["kind"] == "pairwise" and key in table:
-            raise UserError(
-                f"a pairwise rubric has no scale and no {key}", where=str(path), mend="leave it out"
-            )
+            raise UserError(str(path), f"a pairwise rubric has no scale and no {key}", "leave it out")
         if table["kind"] == "pointwise" and key not in table:
-            raise UserError(f"a pointwise rubric states its scale, and {key} is missing", where=str(path))
+            raise UserError(str(path), f"a pointwise rubric states its scale, and {key} is missing")
     try:
         return Rubric(**table)
     except ValueError as error:
-        raise UserError(str(error), where=str(path)) from None
+        raise UserError(str(path), str(error)) from None
 
 
 def read_table(path: Path, known: set[str]) -> dict[str, Any]:
@@ -262,12 +260,12 @@ def read_table(path: Path, known: set[str]) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.toml")])
-        raise UserError("there is no such file", where=str(path), mend=near) from None
+        raise UserError(str(path), "there is no such file", near) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read: {error}", where=str(path)) from None
+        raise UserError(str(path), f"cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"is not TOML: {error}", where=str(path)) from None
+        raise UserError(str(path), f"is not TOML: {error}") from None
     for key in table:
         if key not in known:
-            raise UserError(f"unknown key {key!r}", where=str(path), mend=did_you_mean(key, known))
+            raise UserError(str(path), f"unknown key {key!r}", did_you_mean(key, known))
     return table

@@ -81,5 +81,5 @@ def spent(log: str) -> Usage:
                 total["completion_tokens"] += entry["completion_tokens"]
                 price += entry["cost"]
             except (ValueError, KeyError, TypeError):
-                raise UserError("is no request to an endpoint", where=f"{log}:{number}") from None
+                raise UserError(f"{log}:{number}", "is no request to an endpoint") from None
     return Usage(**total, cost=price)

@@ -160,18 +160,18 @@ class Math(Verifier):
                 return _parse_answer(text, rules.kind), rules
         except (UnreadableError, TooHardError, UndefinedError, RecursionError, OverTimeError) as error:
             raise UserError(
+                task.source,
                 f"the answer of task {task.id!r}, {shown(text)}, cannot be read as {rules.kind}: {error}",
-                where=task.source,
-                mend="mend the answer, or give the task another answer_type",
+                "mend the answer, or give the task another answer_type",
             ) from None
 
     def _rules(self, task: Task) -> Rules:
         """Those of the verifier, but for the task's own fields; UserError for one without meaning."""
 
-        def said(name: str, fits: Callable[[Any], bool], mend: str = "") -> Any:
+        def said(name: str, fits: Callable[[Any], bool], fix: str = "") -> Any:
             value = task.fields.get(name, getattr(self, name))
             if not fits(value):
-                raise UserError(f"task {task.id!r} has the {name} {value!r}", where=task.source, mend=mend)
+                raise UserError(task.source, f"task {task.id!r} has the {name} {value!r}", fix)
             return value
 
         kinds, ways = get_args(AnswerType), ("absolute", "relative")

@@ -47,20 +47,18 @@ def directory(path: str) -> Path:
     if not local.is_dir():
         if path.count("/") != 1 or local.is_absolute() or local.parent.is_dir():
             raise UserError(
-                f"there is no directory {path!r}",
-                where="verifier.model.paths",
-                mend="give a directory or org/name",
+                "verifier.model.paths", f"there is no directory {path!r}", "give a directory or org/name"
             )
         try:
             local = fetch(path)
         except Exception as error:  # of its HTTP stack, any
             raise UserError(
+                "verifier.model.paths",
                 f"no directory is called {path!r}, nor can it be fetched from the Hub: {cause(error)}",
-                where="verifier.model.paths",
             ) from None
     local = without_strays(local)
     if not any(local.glob("*.safetensors")):
-        raise UserError("has no safetensors weights", where=path, mend="save it with save_pretrained")
+        raise UserError(path, "has no safetensors weights", "save it with save_pretrained")
     return local
 
 
@@ -71,15 +69,15 @@ def check_config(local: Path, kind: Kind) -> None:
     try:
         raw = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read: {cause(error)}", where=str(file)) from None
+        raise UserError(str(file), f"cannot be read: {cause(error)}") from None
     wanted = "ForSequenceClassification" if kind == "outcome" else "ForTokenClassification"
     names = raw.get("architectures") or []
     if not any(str(name).endswith(wanted) for name in names):
         what = names[0] if names else "nothing"
         raise UserError(
+            str(file),
             f"its architecture is {what}, and {kind} scores need a ...{wanted}",
-            where=str(file),
-            mend="a language model has no head for scores: train one, or choose kind",
+            "a language model has no head for scores: train one, or choose kind",
         )
 
 
@@ -100,14 +98,14 @@ class Scorer:
         self.tokenizer = _tokenizer(local)
         if not template and not self.tokenizer.chat_template:
             raise UserError(
+                path,
                 "its tokenizer has no chat template",
-                where=path,
-                mend="set chat_template to one, or to 'none' for plain text",
+                "set chat_template to one, or to 'none' for plain text",
             )
         try:
             self.chat = Chat(self.tokenizer, template or None)
         except UserError as error:
-            raise UserError(error.what, where=path, mend="give another chat_template") from None
+            raise UserError(path, error.problem, "give another chat_template") from None
         self.heads = score_heads(local)
         self.model = _model(local, kind, getattr(torch, dtype_of(dtype, device)), self.heads).to(self.device)
         self.head = self.model.score
@@ -154,7 +152,7 @@ def _tokenizer(local: Path) -> Any:
         with quiet():
             return AutoTokenizer.from_pretrained(local, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a damaged file fails with anything
-        raise UserError(f"its tokenizer cannot be read: {cause(error)}", where=str(local)) from None
+        raise UserError(str(local), f"its tokenizer cannot be read: {cause(error)}") from None
 
 
 def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
@@ -171,24 +169,22 @@ def _model(local: Path, kind: Kind, dtype: torch.dtype, heads: int) -> Any:
                 output_loading_info=True,
             )
     except Exception as error:  # a damaged file fails with anything
-        raise UserError(f"cannot be loaded: {cause(error)}", where=str(local)) from None
+        raise UserError(str(local), f"cannot be loaded: {cause(error)}") from None
     if missing := info["missing_keys"]:
-        what = f"lacks the weights of {len(missing)} tensors, first {min(missing)}"
-        raise UserError(what, where=str(local))
+        problem = f"lacks the weights of {len(missing)} tensors, first {min(missing)}"
+        raise UserError(str(local), problem)
     # some keep the head for tokens that they began with
     if unused := set(info["unexpected_keys"]) - {"lm_head.weight"}:
-        what = f"stores {len(unused)} tensors that config.json has no place for, first {min(unused)}"
-        raise UserError(what, where=str(local), mend="does config.json belong to these weights?")
+        problem = f"stores {len(unused)} tensors that config.json has no place for, first {min(unused)}"
+        raise UserError(str(local), problem, "does config.json belong to these weights?")
     if not hasattr(model, "score"):
-        raise UserError("is no decoder with a head called 'score'", where=str(local))
+        raise UserError(str(local), "is no decoder with a head called 'score'")
     labels = model.score.weight.shape[0]
     if labels != heads and (heads > 1 or kind == "outcome" or labels != 2):
         wanted = "one number" if kind == "outcome" else "one number, or bad and good"
         wanted = f"one for each of {heads} heads" if heads > 1 else wanted
-        raise UserError(
-            f"its head gives {labels} numbers, not {wanted}", where=str(local), mend="see num_labels"
-        )
+        raise UserError(str(local), f"its head gives {labels} numbers, not {wanted}", "see num_labels")
     for name, parameter in model.named_parameters():
         if not finite(parameter):
-            raise UserError(f"has NaN or infinite weights in {name}", where=str(local))
+            raise UserError(str(local), f"has NaN or infinite weights in {name}")
     return model.eval().requires_grad_(False)

@@ -100,12 +100,12 @@ def scale_of(scores: Sequence[float], where: str) -> Scale:
     Scale(mean=2.0, std=1.0)
     """
     if len(scores) < 2:
-        raise UserError(f"has {len(scores)} responses, and a scale needs two or more", where=where)
+        raise UserError(where, f"has {len(scores)} responses, and a scale needs two or more")
     if not all(math.isfinite(score) for score in scores):
-        raise UserError("has a response whose score is not finite", where=where)
+        raise UserError(where, "has a response whose score is not finite")
     mean, std = statistics.fmean(scores), statistics.pstdev(scores)
     if std == 0:
-        raise UserError(f"all its scores are {mean:g}, which makes no scale", where=where)
+        raise UserError(where, f"all its scores are {mean:g}, which makes no scale")
     return Scale(mean=mean, std=std)
 
 
@@ -114,7 +114,7 @@ def read_reference(file: Path) -> list[tuple[str, str]]:
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the reference cannot be read: {error}", where=str(file)) from None
+        raise UserError(str(file), f"the reference cannot be read: {error}") from None
     out = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -126,9 +126,9 @@ def read_reference(file: Path) -> list[tuple[str, str]]:
             pair = (None, None)
         if not (isinstance(pair[0], str) and isinstance(pair[1], str)):
             raise UserError(
+                f"{file}:{number}",
                 "is no reference",
-                where=f"{file}:{number}",
-                mend='write {"prompt": "...", "response": "..."} on each line',
+                'write {"prompt": "...", "response": "..."} on each line',
             )
         out.append(pair)
     return out

@@ -223,12 +223,12 @@ class RewardModel(Verifier):
                 put(beside, json.dumps([{"mean": each.mean, "std": each.std} for each in scales]))
                 return scales
         except Timeout:
-            raise UserError(f"another process has held {beside}.lock for {_LOCK_S:.0f} s") from None
+            raise UserError("", f"another process has held {beside}.lock for {_LOCK_S:.0f} s") from None
         except OSError as error:
             raise UserError(
+                self.reference,
                 f"the scale cannot be kept beside the reference: {error}",
-                where=self.reference,
-                mend="make its directory writable, or give mean and std",
+                "make its directory writable, or give mean and std",
             ) from None
 
     def _measured(self, path: str, source: Path) -> list[Scale]:
@@ -239,9 +239,7 @@ class RewardModel(Verifier):
         scores = []
         for (task, _), numbers in zip(pairs, self._numbers(self._scorer(path), pairs), strict=True):
             if numbers is None:
-                raise UserError(
-                    f"record {int(task.id) + 1} is longer than the model takes", where=str(source)
-                )
+                raise UserError(str(source), f"record {int(task.id) + 1} is longer than the model takes")
             scores.append([over_steps(head, self.over_steps) for head in numbers])
         return [scale_of(head, str(source)) for head in zip(*scores, strict=True)]
 
@@ -253,7 +251,7 @@ class RewardModel(Verifier):
         try:
             seen = hashlib.sha256(source.read_bytes())
         except OSError as error:
-            raise UserError(f"the reference cannot be read: {error}", where=str(source)) from None
+            raise UserError(str(source), f"the reference cannot be read: {error}") from None
         local = directory(path)
         files = sorted(f for f in local.iterdir() if f.suffix in (".safetensors", ".json", ".jinja"))
         stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
@@ -272,7 +270,7 @@ class RewardModel(Verifier):
     def check(self, task: Task) -> None:
         """UserError if there is no conversation to answer."""
         if not any(message["content"].strip() for message in task.messages):
-            raise UserError(f"task {task.id!r} has no prompt", where=task.source)
+            raise UserError(task.source, f"task {task.id!r} has no prompt")
 
     def budget_s(self, task: Task) -> float:
         """The deadline of a call."""
@@ -289,8 +287,8 @@ class RewardModel(Verifier):
             check_config(local, self.kind)
             heads += score_heads(local)
         if self.ensemble != "mean" and heads == 1:
-            what = f"{self.ensemble!r} is for several models, or for one with several heads"
-            raise UserError(what, where="verifier.model.ensemble", mend="name several paths, or leave it out")
+            problem = f"{self.ensemble!r} is for several models, or for one with several heads"
+            raise UserError("verifier.model.ensemble", problem, "name several paths, or leave it out")
         if self.reference:
             for path in self.paths:
                 _reference_scales(self, path)

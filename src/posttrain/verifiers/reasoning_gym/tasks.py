@@ -95,29 +95,29 @@ def dataset(name: str, options: Mapping[str, Any], level: int | None, *, seed: i
     gym = library("reasoning_gym").factory
     if name not in gym.DATASETS or name == "composite":
         known = sorted(gym.DATASETS.keys() - {"composite"})
-        mend = "name its parts, with weights" if name == "composite" else did_you_mean(name, known)
-        raise UserError(f"there is no generator {name!r}", where=f"{WHERE}.names", mend=mend)
+        fix = "name its parts, with weights" if name == "composite" else did_you_mean(name, known)
+        raise UserError(f"{WHERE}.names", f"there is no generator {name!r}", fix)
     made, kind = gym.DATASETS[name]
     known = [each.name for each in dataclasses.fields(kind) if each.name not in ("seed", "size")]
     if wrong := sorted(set(options) - set(known)):
-        mend = did_you_mean(wrong[0], known) or f"it has {', '.join(known)}"
-        raise UserError(f"{name} has no option {wrong[0]!r}", where=f"{WHERE}.options.{name}", mend=mend)
+        fix = did_you_mean(wrong[0], known) or f"it has {', '.join(known)}"
+        raise UserError(f"{WHERE}.options.{name}", f"{name} has no option {wrong[0]!r}", fix)
     config = kind() if level is None else _at_level(gym, name, level)
     try:
         return made(dataclasses.replace(config, **options, seed=seed, size=size))
     except Exception as error:
-        raise UserError(f"{name} refuses it: {cause(error)}", where=f"{WHERE}.options.{name}") from None
+        raise UserError(f"{WHERE}.options.{name}", f"{name} refuses it: {cause(error)}") from None
 
 
 def _at_level(gym: Any, name: str, level: int) -> Any:
     """The library's configuration at a level of its curriculum."""
     if name not in gym.CURRICULA:
-        what, mend = f"{name} has no curriculum", "leave levels out, or set its options"
-        raise UserError(what, where=f"{WHERE}.levels", mend=mend)
+        problem, fix = f"{name} has no curriculum", "leave levels out, or set its options"
+        raise UserError(f"{WHERE}.levels", problem, fix)
     curriculum = gym.create_curriculum(name)
     highest = max(len(each.levels) for each in curriculum.attributes.values()) - 1
     if level > highest:
-        raise UserError(f"{name} has levels 0 to {highest}, not {level}", where=f"{WHERE}.levels")
+        raise UserError(f"{WHERE}.levels", f"{name} has levels 0 to {highest}, not {level}")
     curriculum.set_global_level(level)
     return curriculum.generate_configuration()
 
@@ -171,11 +171,11 @@ def _filled(
     if all(len(found[held]) >= wanted[held] for held in wanted):
         return found
     at = "" if level is None else f" at level {level}"
-    what = (
+    problem = (
         f"{name}{at} has too few different questions: in {drawn} drawn there were {len(found[False])} "
         f"to train on, of {wanted[False]}, and {len(found[True])} to hold out, of {wanted[True]}"
     )
-    raise UserError(what, where=WHERE, mend="ask for fewer, give it less weight, or widen it by its options")
+    raise UserError(WHERE, problem, "ask for fewer, give it less weight, or widen it by its options")
 
 
 def _items(spec: ReasoningGym, name: str, level: int | None) -> Iterator[dict[str, Any]]:
@@ -189,7 +189,7 @@ def _items(spec: ReasoningGym, name: str, level: int | None) -> Iterator[dict[st
             try:
                 yield chunk[i]
             except Exception as error:
-                raise UserError(f"{name} makes no problem: {cause(error)}", where=WHERE) from None
+                raise UserError(WHERE, f"{name} makes no problem: {cause(error)}") from None
 
 
 def _task(each: Mapping[str, Any], template: str, version: str) -> Task:

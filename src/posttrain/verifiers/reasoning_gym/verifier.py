@@ -61,7 +61,9 @@ class ReasoningGymScorer(Verifier):
             try:
                 _apart(task, task.answer or "")
             except BreaksError as own:
-                raise RunError(f"the scorer of {task.fields['generator']} breaks by itself: {own}") from None
+                raise RunError(
+                    f"the scorer of {task.fields['generator']}", f"it breaks by itself: {own}"
+                ) from None
             return Verdict(score=0.0, label="wrong", reason=f"the scorer breaks on {shown(answer)}: {error}")
         if isinstance(score, str):
             return Verdict(score=0.0, label="wrong", reason=f"{shown(answer)}: {score}")
@@ -94,13 +96,13 @@ class ReasoningGymScorer(Verifier):
         """UserError if the task is none of reasoning-gym's, or its answer cannot stand where it must."""
         wrong = [name for name, kind in _FIELDS.items() if not isinstance(task.fields.get(name), kind)]
         if wrong:
-            what = (
+            problem = (
                 f"task {task.id!r} is no problem of reasoning-gym: its field {wrong[0]!r} is missing or other"
             )
-            raise UserError(what, where=task.source, mend="ask them with [task.reasoning_gym]")
+            raise UserError(task.source, problem, "ask them with [task.reasoning_gym]")
         if self.where == "last_line" and "\n" in (task.answer or "").strip():
-            what = f"the answer of task {task.id!r} has several lines"
-            raise UserError(what, where="verifier.reasoning_gym.where", mend="set it to 'tag'")
+            problem = f"the answer of task {task.id!r} has several lines"
+            raise UserError("verifier.reasoning_gym.where", problem, "set it to 'tag'")
 
     def budget_s(self, task: Task) -> float | None:
         """Time for the answer and for the gold, on a busy computer."""

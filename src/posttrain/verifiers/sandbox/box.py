@@ -126,7 +126,7 @@ class Box:
                 status = live.process.wait() if how == "exit" else None
                 memory = live.out_of_memory()
         if not read["report"].startswith(b"+"):
-            raise RunError(f"a box does not come up: {_last_line(read['stderr']) or f'status {status}'}")
+            raise RunError("start a box", _last_line(read["stderr"]) or f"status {status}")
         ended: Literal["exit", "signal", "timeout", "output", "memory"] = "memory" if memory else how
         if status is not None and status < 0:
             status = 128 - status
@@ -173,7 +173,7 @@ class Box:
                 )
             except (OSError, subprocess.SubprocessError) as error:
                 kept.release()
-                raise RunError(f"a box of level {self.level!r} cannot be started: {error}") from None
+                raise RunError(f"start a box of level {self.level!r}", str(error)) from None
             except BaseException:
                 kept.release()
                 raise
@@ -188,14 +188,14 @@ class Box:
         mine = [host.python_prefix(), *(Path(p) for p in self.readable)]
         for path in mine:
             if not host.reachable(path):
-                raise RunError(f"a box cannot be given {path}, which only root can read")
+                raise RunError("start a box", f"it cannot be given {path}, which only root can read")
         return [str(p) for p in mine if not p.is_relative_to("/usr")]
 
     def _namespaces(self, files: Mapping[str, bytes]) -> tuple[list[str], list[int]]:
         """The command that makes namespaces with their mounts, and descriptors it reads files from."""
         bwrap = host.path_of("bwrap")
         if bwrap is None:
-            raise RunError("bubblewrap is not installed, and a strict box needs it")
+            raise RunError("start a box", "bubblewrap is not installed, and a strict box needs it")
         size = str(self.limits.files_mb << 20)
         command = [bwrap, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net"]
         command += ["--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--new-session"]
@@ -247,7 +247,7 @@ class Box:
             write += ["/dev/shm", "/tmp", "/dev/tty"]
         filtered = seccomp.program(namespaces=strict, shared_user=not strict and not root)
         if filtered is None:
-            raise RunError(f"there is no table of system calls for {os.uname().machine}")
+            raise RunError("start a box", f"there is no table of system calls for {os.uname().machine}")
         landlock = {"read": read + devices, "write": write}
         return {"rlimits": rlimits, "landlock": landlock, "seccomp": filtered, "alone": root}
 

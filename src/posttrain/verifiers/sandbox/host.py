@@ -56,12 +56,12 @@ def require(least: Level, where: str = "") -> None:
     reason = available()[least]
     if reason:
         weaker = [level for level in LEVELS[LEVELS.index(least) + 1 :] if not available()[level]]
-        mend = "see posttrain doctor"
+        fix = "see posttrain doctor"
         if "bubblewrap" in reason:
-            mend = "install it with: apt-get install bubblewrap"
+            fix = "install it with: apt-get install bubblewrap"
         if weaker:
-            mend += f"; or accept less with level = {weaker[0]!r}"
-        raise UserError(f"the isolation level {least!r} is not to be had: {reason}", where=where, mend=mend)
+            fix += f"; or accept less with level = {weaker[0]!r}"
+        raise UserError(where, f"the isolation level {least!r} is not to be had: {reason}", fix)
 
 
 @functools.cache
@@ -130,7 +130,9 @@ def as_user(uid: int) -> list[str]:
     """The command that runs another as a user, and a group, of that number; RunError if there is none."""
     setpriv = path_of("setpriv")
     if setpriv is None:
-        raise RunError("setpriv, of util-linux, is not installed, and boxes cannot be started as root")
+        raise RunError(
+            "start a box", "setpriv, of util-linux, is not installed, and boxes cannot be started as root"
+        )
     return [setpriv, "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--"]
 
 

@@ -91,14 +91,14 @@ class Grammar(Verifier):
         grammar = task.fields.get("grammar", self.grammar)
         if not isinstance(grammar, str) or not grammar.strip():
             raise UserError(
+                task.source,
                 f"there is no grammar for task {task.id!r}",
-                where=task.source,
-                mend="give one to the verifier, or the task a field 'grammar'",
+                "give one to the verifier, or the task a field 'grammar'",
             )
         try:
             return _compiled(grammar, self.start, self.parser)
         except ValueError as error:
-            raise UserError(f"the grammar of task {task.id!r}: {error}", where=task.source) from None
+            raise UserError(task.source, f"the grammar of task {task.id!r}: {error}") from None
 
     def golds(self, task: Task) -> list[str]:
         """The task's answer, where it has one that fits."""

@@ -94,9 +94,9 @@ class Json(Verifier):
             try:
                 schema = read(schema)
             except NotJsonError as error:
-                raise UserError(f"the schema of task {task.id!r}: {error}", where=task.source) from None
+                raise UserError(task.source, f"the schema of task {task.id!r}: {error}") from None
         if schema is not None and not isinstance(schema, Mapping):
-            raise UserError(f"the schema of task {task.id!r} is not an object", where=task.source)
+            raise UserError(task.source, f"the schema of task {task.id!r} is not an object")
         return schema
 
     def _placed(self, text: str) -> str:
@@ -128,23 +128,23 @@ class Json(Verifier):
         schema = self._schema(task)
         if schema is None and not self.equals:
             raise UserError(
+                task.source,
                 f"nothing says what the JSON of task {task.id!r} must be",
-                where=task.source,
-                mend="give a schema ({} takes any JSON), or set equals = true",
+                "give a schema ({} takes any JSON), or set equals = true",
             )
         if schema is not None:
             try:
                 _check_schema(schema)
             except ValueError as error:
-                raise UserError(f"the schema of task {task.id!r}: {error}", where=task.source) from None
+                raise UserError(task.source, f"the schema of task {task.id!r}: {error}") from None
         if self.equals:
             try:
                 value = read(gold_answer(task))
             except NotJsonError as error:
-                raise UserError(f"the answer of task {task.id!r}: {error}", where=task.source) from None
+                raise UserError(task.source, f"the answer of task {task.id!r}: {error}") from None
             wrong = "" if schema is None else _misfit(schema, value)
             if wrong:
-                raise UserError(f"the answer of task {task.id!r} does not fit: {wrong}", where=task.source)
+                raise UserError(task.source, f"the answer of task {task.id!r} does not fit: {wrong}")
 
     def budget_s(self, task: Task) -> float | None:
         """The time limit on a busy computer."""

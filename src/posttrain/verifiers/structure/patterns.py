@@ -147,4 +147,4 @@ class Format(Verifier):
         """Nothing: any task will do, unless its answer spells one of the tags."""
         for tag in self.tags:
             if task.answer and (f"<{tag}>" in task.answer or f"</{tag}>" in task.answer):
-                raise UserError(f"the answer of task {task.id!r} contains the tag {tag}", where=task.source)
+                raise UserError(task.source, f"the answer of task {task.id!r} contains the tag {tag}")

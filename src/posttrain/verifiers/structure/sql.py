@@ -90,14 +90,14 @@ class Sql(Verifier):
         scripts = [scripts] if isinstance(scripts, str) else scripts
         if not isinstance(scripts, list) or not scripts or not all(isinstance(s, str) for s in scripts):
             raise UserError(
+                task.source,
                 f"task {task.id!r} has no script that makes its database",
-                where=task.source,
-                mend="give it a field 'schema' of CREATE and INSERT, or a list of such scripts",
+                "give it a field 'schema' of CREATE and INSERT, or a list of such scripts",
             )
         try:
             return [image(script) for script in scripts]
         except (sqlite3.Error, sqlite3.Warning) as error:
-            raise UserError(f"the schema of task {task.id!r}: {error}", where=task.source) from None
+            raise UserError(task.source, f"the schema of task {task.id!r}: {error}") from None
 
     def _golds(self, task: Task) -> list[tuple[int, list[Row]]]:
         """What the gold finds in each database; UserError where it fails."""
@@ -108,7 +108,7 @@ class Sql(Verifier):
                 for database in self._databases(task)
             ]
         except QueryError as error:
-            raise UserError(f"the gold of task {task.id!r}: {error.reason}", where=task.source) from None
+            raise UserError(task.source, f"the gold of task {task.id!r}: {error.reason}") from None
 
     def _ordered(self, task: Task) -> bool:
         said = task.fields.get("ordered")
@@ -118,9 +118,9 @@ class Sql(Verifier):
             return ends_in_order(_gold(task))
         except QueryError as error:
             raise UserError(
+                task.source,
                 f"whether the gold of task {task.id!r} has an order cannot be read: {error.reason}",
-                where=task.source,
-                mend="say so in a field 'ordered', true or false",
+                "say so in a field 'ordered', true or false",
             ) from None
 
     def golds(self, task: Task) -> list[str]:
@@ -145,15 +145,15 @@ class Sql(Verifier):
         found = self._golds(task)
         if not any(rows for _, rows in found):
             raise UserError(
+                task.source,
                 f"the gold of task {task.id!r} finds no rows, as any query could",
-                where=task.source,
-                mend="give its database rows to find",
+                "give its database rows to find",
             )
         if len(found) > 1 and all(same == found[0] for same in found):
             raise UserError(
+                task.source,
                 f"the gold of task {task.id!r} finds the same in every database",
-                where=task.source,
-                mend="several databases are there to tell a query from a copy of its result",
+                "several databases are there to tell a query from a copy of its result",
             )
 
     def budget_s(self, task: Task) -> float | None:
@@ -165,14 +165,12 @@ class Sql(Verifier):
         """UserError if the library sqlglot is not installed, or does not know the dialect."""
         require("sqlglot", "verifier.sql")
         if not hasattr(sqlite3.Connection, "deserialize"):
-            raise UserError("Python's SQLite cannot copy a database in memory", where="verifier.sql")
+            raise UserError("verifier.sql", "Python's SQLite cannot copy a database in memory")
         dialects = importlib.import_module("sqlglot").Dialects
         known = sorted(dialect.value for dialect in dialects if dialect.value)
         if self.dialect not in known:
             raise UserError(
-                f"the dialect {self.dialect!r} is unknown",
-                where="verifier.sql",
-                mend=f"it is one of {', '.join(known)}",
+                "verifier.sql", f"the dialect {self.dialect!r} is unknown", f"it is one of {', '.join(known)}"
             )
 
 
@@ -181,7 +179,7 @@ def _gold(task: Task) -> str:
     if gold is None:
         return gold_answer(task).strip()
     if not isinstance(gold, str) or not gold.strip():
-        raise UserError(f"the gold of task {task.id!r} is not a query", where=task.source)
+        raise UserError(task.source, f"the gold of task {task.id!r} is not a query")
     return gold.strip()
 
 

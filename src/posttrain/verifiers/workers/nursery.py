@@ -97,7 +97,7 @@ class Nursery:
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         if lines:
-            raise RunError(f"worker processes cannot be started: {lines[-1]}")
+            raise RunError("start worker processes", lines[-1])
 
 
 def _ending(status: int) -> str:

@@ -236,7 +236,8 @@ def _content(verifier: Verifier, *given: Task | Group | str) -> bytes:
         body = pickle.dumps((verifier, *given))
     except Exception as error:
         raise UserError(
+            "",
             f"{verifier.name!r} cannot be sent to a worker: {cause(error)}",
-            mend="define it at the top of a module",
+            "define it at the top of a module",
         ) from None
     return hashlib.blake2b(body, digest_size=16).digest()

@@ -87,10 +87,8 @@ class Workers:
         if not (0 < deadline_s < math.inf and 0 < start_s < math.inf):
             raise ValueError(f"deadlines must be positive, not {deadline_s} and {start_s}")
         if count > (most := most_workers()):
-            what = f"this machine has room for {most} worker processes, and {count} are asked for"
-            raise UserError(
-                what, where="rollout.workers", mend="lower it; more than it has cores gain little"
-            )
+            problem = f"this machine has room for {most} worker processes, and {count} are asked for"
+            raise UserError("rollout.workers", problem, "lower it; more than it has cores gain little")
         if memory_mb < 1:
             raise ValueError(f"memory_mb must be positive, not {memory_mb}")
         self._count, self._deadline_s, self._start_s, self._memory_mb = count, deadline_s, start_s, memory_mb
@@ -119,14 +117,15 @@ class Workers:
             kind = type(thing)
             if kind.__module__ == "__main__":
                 raise UserError(
+                    "",
                     f"{kind.__name__} cannot be sent to a worker, as it is defined in the script that runs",
-                    mend="move it into a module of its own",
+                    "move it into a module of its own",
                 )
         try:
             body = pickle.dumps((key, call, args))
         except Exception as error:
             raise UserError(
-                f"a call cannot be sent to a worker: {cause(error)}", mend="define it at the top of a module"
+                "", f"a call cannot be sent to a worker: {cause(error)}", "define it at the top of a module"
             ) from None
         self._tickets += 1
         self._queue.append(_Job(self._tickets, body, deadline_s or self._deadline_s))

@@ -75,8 +75,9 @@ def programs() -> Programs:
     missing = [name for name, path in found.items() if path is None]
     if missing:
         raise UserError(
+            "",
             f"{' and '.join(missing)} cannot be found, and proofs in Coq are checked by them",
-            mend="install Coq: apt-get install --no-install-recommends coq",
+            "install Coq: apt-get install --no-install-recommends coq",
         )
     paths = {name: str(path) for name, path in found.items()}
     library = subprocess.run(
@@ -121,8 +122,8 @@ def _ours(box: Box, stem: str, text: str, files: dict[str, bytes], what: str) ->
         return files
     said = _error(ran)
     if not said:
-        raise RunError(f"coqc fails in its box ({ran.ended}): {_last_words(ran)}")
-    raise UserError(f"Coq does not read the {what} of the task: {said}", mend=f"mend its {what} or header")
+        raise RunError("coqc", f"it fails in its box ({ran.ended}): {_last_words(ran)}")
+    raise UserError("", f"Coq does not read the {what} of the task: {said}", f"mend its {what} or header")
 
 
 def accepted(box: Box, problem: Problem, text: str, axioms: tuple[str, ...]) -> Outcome:
@@ -260,7 +261,7 @@ def works(box: Box) -> None:
     """Nothing; RunError if not even a file that proves True comes through, so nobody's proof is to blame."""
     ran = compiled(box, "Works", "Lemma works : True. Proof. exact I. Qed.\n", {})
     if not made(ran, "Works"):
-        raise RunError(f"coqc does not work in its box ({ran.ended}): {_last_words(ran)}")
+        raise RunError("coqc", f"it does not work in its box ({ran.ended}): {_last_words(ran)}")
 
 
 def _last_words(ran: Ran) -> str:

@@ -88,7 +88,7 @@ def coq_library(split: Literal["train", "held_out"], spec: CoqLibrary) -> list[T
             if not known and not long and task.id not in spec.leave_out:
                 tasks.append(task)
     if not tasks:
-        raise UserError(f"no theorem of Coq's library is in {split!r}", mend="name more files")
+        raise UserError("", f"no theorem of Coq's library is in {split!r}", "name more files")
     return tasks
 
 
@@ -135,7 +135,7 @@ def statements(file: str) -> tuple[list[Statement], Counter[str]]:
     try:
         text = (library() / file).read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"the standard library has no file {file!r}", where=str(library())) from error
+        raise UserError(str(library()), f"the standard library has no file {file!r}") from error
     found: list[Statement] = []
     left_out: Counter[str] = Counter()
     said, _ = sentences(text)
@@ -258,9 +258,7 @@ def _files(patterns: Sequence[str]) -> list[str]:
         paths = sorted(library().glob(pattern)) if pattern.endswith(".v") else []
         if not paths:
             raise UserError(
-                f"Coq's library has no file {pattern!r}",
-                where=str(library()),
-                mend='name one as "Bool/Bool.v"',
+                str(library()), f"Coq's library has no file {pattern!r}", 'name one as "Bool/Bool.v"'
             )
         found |= dict.fromkeys(str(path.relative_to(library())) for path in paths)
     return list(found)

@@ -24,29 +24,27 @@ def problem_of(task: Task) -> Problem:
     for key in ("name", "statement", "header", "definitions", "gold"):
         value = task.fields.get(key, "")
         if not isinstance(value, str) or (key in ("name", "statement") and not value.strip()):
-            raise UserError(f"task {task.id!r} needs text as its {key!r}", where=task.source)
+            raise UserError(task.source, f"task {task.id!r} needs text as its {key!r}")
         fields[key] = value.strip()
     if not re.fullmatch(r"[^\W\d][\w']*", fields["name"]):
-        raise UserError(
-            f"the name {fields['name']!r} of task {task.id!r} is not one of Coq's", where=task.source
-        )
+        raise UserError(task.source, f"the name {fields['name']!r} of task {task.id!r} is not one of Coq's")
     # In brackets, as it never begins a sentence: there a brace or a minus would be a bullet.
     one, wrong = sentences(f"Check ({fields['statement']}) .")
     if wrong or len(one) != 1:
         raise UserError(
+            task.source,
             f"the statement of task {task.id!r} is not one proposition: {shown(fields['statement'])}",
-            where=task.source,
-            mend="give the proposition alone, such as 'forall n : nat, n + 0 = n', without a full stop",
+            "give the proposition alone, such as 'forall n : nat, n + 0 = n', without a full stop",
         )
     lines, wrong = sentences(fields["header"])
     strange = [line for line in lines if not is_header(line)]
     if wrong or strange:
         raise UserError(
+            task.source,
             f"the header of task {task.id!r} is not a list of Require, Import, Open Scope or Set: "
             f"{wrong or shown(strange[0].text)}",
-            where=task.source,
-            mend="put declarations into 'definitions'",
+            "put declarations into 'definitions'",
         )
     if wrong := sentences(fields["definitions"])[1]:
-        raise UserError(f"the definitions of task {task.id!r} are not Coq: {wrong}", where=task.source)
+        raise UserError(task.source, f"the definitions of task {task.id!r} are not Coq: {wrong}")
     return Problem(fields["name"], fields["statement"], fields["header"], fields["definitions"])

@@ -207,7 +207,7 @@ class Coq(Verifier):
                 walk, progress = self._heard(session, problem, given, measure=True)
             except EndedError as end:
                 if fresh or end.why != "died":
-                    raise RunError(f"coqtop does not get through what is ours: {end.why}") from None
+                    raise RunError("coqtop", f"it does not get through what is ours: {end.why}") from None
                 continue
             finally:
                 session.close()
@@ -242,7 +242,7 @@ class Coq(Verifier):
             found = first_rank(session, problem)
             if found is None:
                 check.spec(self._box(), problem)  # says what is wrong with a statement that is not Coq
-                raise RunError("Coq's session does not take a statement that its compiler takes")
+                raise RunError("coqtop", "it does not take a statement that coqc takes")
             if len(_FIRST_RANKS) >= _MOST_FIRST_RANKS:
                 _FIRST_RANKS.clear()
             _FIRST_RANKS[problem] = found

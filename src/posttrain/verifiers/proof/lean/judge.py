@@ -66,7 +66,7 @@ class Means:
         self.tool.require()
         tried = self.compile(HEADER, "prelude\n", {}, ours=True)
         if tried.olean is None:
-            raise UserError(f"Lean does not start in a box of level {self.level!r}: {_first(tried)}")
+            raise UserError("", f"Lean does not start in a box of level {self.level!r}: {_first(tried)}")
 
     def replays(self, modules: Mapping[str, bytes]) -> bool:
         """Whether the kernel accepts these modules once more; True where the toolchain has no checker."""
@@ -97,7 +97,7 @@ def prepare(means: Means, axioms: tuple[str, ...], header: Header, statement: st
             return Prepared(header, form, {**modules, f"{SPEC}.olean": made.olean}, known)
         complaints.append(_first(made))
     why = f"{complaints[0]}; with binders: {complaints[1]}"
-    raise UserError(f"the statement does not compile: {why}")
+    raise UserError("", f"the statement does not compile: {why}")
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -108,9 +108,9 @@ def header_modules(
     under = tactics(means) if header.ours else {}
     made = means.compile(HEADER, header.text, under, ours=True)
     if made.olean is None and not made.errors:
-        raise RunError(f"Lean does not get through the header: {_first(made)}")
+        raise RunError("Lean", f"it does not get through the header: {_first(made)}")
     if made.olean is None:
-        raise UserError(f"the header does not compile: {_first(made)}")
+        raise UserError("", f"the header does not compile: {_first(made)}")
     modules = {**under, f"{HEADER}.olean": made.olean}
     names = [*axioms, *(RESERVED if header.prelude else ())]
     asked = source.which(header, names)
@@ -118,17 +118,17 @@ def header_modules(
     before = asked.count("\n") + 1 - len(names)
     absent = {m.line - before - 1 for m in answers.errors}
     if answers.ended != "done" or min(absent, default=0) < 0:
-        raise UserError(f"the header cannot be imported: {_first(answers)}")
+        raise UserError("", f"the header cannot be imported: {_first(answers)}")
     missing = [name for n, name in enumerate(names) if n in absent]
     if header.prelude:
         taken = source.guard(header, [name for name in missing if name in RESERVED])
         made = means.compile(GUARD, taken, modules, ours=True)
         if made.olean is None:
-            raise RunError(f"what is reserved does not compile: {_first(made)}")
+            raise RunError("Lean", f"what is reserved does not compile: {_first(made)}")
         modules[f"{GUARD}.olean"] = made.olean
     if not means.replays(modules):
         raise RunError(
-            "the kernel does not accept the header when it is replayed; is the checker for this Lean?"
+            "Lean", "its kernel does not accept the header when it is replayed; is the checker for this Lean?"
         )
     return modules, frozenset(axioms) - frozenset(missing)
 
@@ -141,8 +141,9 @@ def tactics(means: Means) -> Mapping[str, bytes]:
     tried = made if made.olean is None else means.compile(CHECK, _TRIED, modules, ours=True)
     if tried.olean is None:
         raise UserError(
+            "",
             f'this Lean does not know the tactics of prelude "tactics": {_first(tried)}',
-            mend="pip install 'posttrain[lean]', which brings the version for which they are written",
+            "pip install 'posttrain[lean]', which brings the version for which they are written",
         )
     return modules
 

