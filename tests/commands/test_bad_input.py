@@ -521,7 +521,10 @@ SETS: dict[str, tuple[tuple[str, ...], Fragments]] = {
     "a date": (("run.seed=2024-01-01",), ("--set run.seed=2024-01-01", "date")),
     "group size": (("rollout.group_size=1",), ("--set rollout.group_size=1", "none to compare")),
     "taking out what must be there": (("model.path=",), ("--set model.path=", "is missing")),
-    "taking out what is not there": (("run.nothing=",), ("--set run.nothing=", "cannot remove 'run.nothing': it is not set")),
+    "taking out what is not there": (
+        ("run.nothing=",),
+        ("--set run.nothing=", "cannot remove 'run.nothing'"),
+    ),
     "a surrogate": (("track.name=\udcff",), ("--set", "track.name")),
 }
 

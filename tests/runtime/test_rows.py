@@ -29,6 +29,13 @@ TURNS: tuple[Message, ...] = (
 )
 Shape = Callable[..., Shaper]
 
+ALTERNATE = (
+    "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
 
 def ranking(
     *answers: str, scores: tuple[float, ...] = (), messages: Any = QUESTION, name: str = "r"
@@ -343,14 +350,8 @@ def test_bad_rows_of_a_template_are_skipped_in_a_run(
     (tmp_path / "d.jsonl").write_text(
         "".join(json.dumps({"messages": each}) + "\n" for each in [turns] * 8 + [[turns[0], *turns]])
     )
-    alternate = (
-        "{% for m in messages %}{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}"
-        "{{ raise_exception('roles must alternate') }}{% endif %}"
-        "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
     over = {
-        "model": {"chat_template": alternate},
+        "model": {"chat_template": ALTERNATE},
         "task": {"arithmetic": None, "data": {"path": str(tmp_path / "d.jsonl")}},
     }
     said = run_cli("validate", write(offline, over))
@@ -360,6 +361,35 @@ def test_bad_rows_of_a_template_are_skipped_in_a_run(
     said = run_cli("validate", write(offline, over))
     assert said.code == 0
     assert "1 of 9 conversations skipped: 1 × the chat template fails (roles must alternate)" in said.err
+
+
+def test_prompts_that_cannot_be_shown_are_skipped(
+    online: Any, write: Any, run_cli: Any, tmp_path: Path
+) -> None:
+    long = {"prompt": "3+4? " * 400, "answer": "7"}
+    twice = {"prompt": [{"role": "user", "content": "2+3?"}] * 2, "answer": "5"}
+    rows = [{"prompt": "2+3?", "answer": "5"}] * 6 + [long, twice]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    over = {
+        "model": {"chat_template": ALTERNATE},
+        "task": {"arithmetic": None, "data": {"path": str(tmp_path / "d.jsonl")}},
+        "run": {"updates": 1},
+    }
+    said = run_cli("validate", write(online, over))
+    assert said.code == 2
+    assert "d.jsonl:7: the prompt of task" in said.err
+    over["task"]["data"]["bad"] = "skip"
+    for command in ("validate", "train"):
+        where = ["--run-dir", tmp_path / "run"] if command == "train" else []
+        said = run_cli(command, write(online, over), *where)
+        assert said.code == 0, said.err
+        assert "d.jsonl: 2 of 8 tasks skipped: " in said.err
+        assert "roles must alternate" in said.err
+    over["task"]["data"]["path"] = str(tmp_path / "long.jsonl")
+    (tmp_path / "long.jsonl").write_text(json.dumps(long) + "\n")
+    said = run_cli("validate", write(online, over))
+    assert said.code == 2
+    assert "long.jsonl:1: it can show none of the 1 tasks; the first: the prompt of task" in said.err
 
 
 # ---------------------------------------------------------------- probes, and rows by themselves

@@ -118,5 +118,5 @@ def _resolve(recipe: Recipe, limit: int | None) -> tuple[Resolved, Verifier, Mod
         replace(resolved, train=resolved.train[:limit], held_out=()),
         read_model_info(recipe, silent),
     )
-    check_prompts(first, policy)
+    first, _ = check_prompts(first, policy, silent)
     return first, resolved.verifier, policy

@@ -152,7 +152,7 @@ def plan(
     if resolved.online:
         if len(resolved.train) > 50_000:  # minutes, of some hundred thousand
             say(f"looking at {len(resolved.train):,} prompts")
-        longest = check_prompts(resolved, policy, checked)
+        resolved, longest = check_prompts(resolved, policy, say, checked)
         check_replies(resolved, policy)
         check_server(recipe, policy)
     else:

@@ -5,6 +5,7 @@ import json
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 from posttrain.envs.protocol import Env, Start, Turn, guarded_reply, guarded_start, suited
 from posttrain.envs.tools.template import Shown
 from posttrain.envs.tools.tool_use import ToolUse
-from posttrain.runtime.model_info import ModelInfo
-from posttrain.runtime.resolve import Resolved
+from posttrain.runtime.model_info import ModelInfo, Say
+from posttrain.runtime.resolve import Resolved, without
 from posttrain.types import Message, Task, UserError
 from posttrain.verifiers.workers.workers import Failed, Workers
 
@@ -25,28 +26,47 @@ _AT_ONCE = 4096
 """Prompts that are tokenised together."""
 
 
-def check_prompts(resolved: Resolved, policy: ModelInfo, checked: Path | None = None) -> int:
-    """The longest first prompt, in tokens; UserError for one that is empty or has no room for an answer.
+def check_prompts(
+    resolved: Resolved, policy: ModelInfo, say: Say, checked: Path | None = None
+) -> tuple[Resolved, int]:
+    """Return the longest first prompt, in tokens, and what is left without prompts that cannot be shown.
 
-    Where the file `checked` is of these prompts, tokenizer and template, they are not rendered again.
+    Such a prompt is refused by the template, is empty, or has no room for an answer: it is left out where its
+    data has bad = "skip", and else a UserError. Where the file `checked` is of these prompts, tokenizer and
+    template, they are not rendered again.
     """
-    room, tasks = resolved.recipe.sampling.max_new_tokens, (*resolved.train, *resolved.held_out)
-    env = suited(resolved.env, policy.chat)
+    recipe, env = resolved.recipe, suited(resolved.env, policy.chat)
+    room, tasks = recipe.sampling.max_new_tokens, (*resolved.train, *resolved.held_out)
     shown = [_shown(env, task) for task in tasks]
     digest = _digest(shown, policy)
-    known = _known(checked, digest)
-    if known is None or known + room > policy.context:
-        known = _longest(tasks, shown, room, policy)
+    longest = _known(checked, digest)
+    if longest is None or longest + room > policy.context:
+        skips = [data is not None and data.bad == "skip" for data in (recipe.task.data, recipe.task.held_out)]
+        faults: dict[int, UserError] = {}
+        longest = _longest(tasks, shown, room, policy, faults)
+        count = len(resolved.train)
+        for n, fault in faults.items():
+            if not skips[n >= count]:
+                raise fault
+        if faults:
+            own, held = (
+                {n - least: fault for n, fault in faults.items() if least <= n < most}
+                for least, most in ((0, count), (count, len(tasks)))
+            )
+            train = without(resolved.train, own, "it can show", say)
+            held_out = without(resolved.held_out, held, "it can show", say)
+            resolved = replace(resolved, train=train, held_out=held_out)
+            digest = _digest([start for n, start in enumerate(shown) if n not in faults], policy)
         if checked is not None:
-            checked.write_text(json.dumps({"prompts": digest, "longest": known}), encoding="utf-8")
-    if known + room > resolved.recipe.engine.cache_tokens:
+            checked.write_text(json.dumps({"prompts": digest, "longest": longest}), encoding="utf-8")
+    if longest + room > recipe.engine.cache_tokens:
         raise UserError(
             "engine.cache_tokens",
-            f"the longest prompt has {known} tokens, and with {room} new ones that is more than the "
-            f"cache of {resolved.recipe.engine.cache_tokens}",
+            f"the longest prompt has {longest} tokens, and with {room} new ones that is more than the "
+            f"cache of {recipe.engine.cache_tokens}",
             "raise it",
         )
-    return known
+    return resolved, longest
 
 
 def check_replies(resolved: Resolved, policy: ModelInfo) -> None:
@@ -113,20 +133,27 @@ def _shown(env: Env | None, task: Task) -> Start:
     return start if isinstance(start, Start) else Start(state=None, messages=task.messages)
 
 
-def _longest(tasks: Sequence[Task], shown: Sequence[Start], room: int, policy: ModelInfo) -> int:
-    """Tokens of the longest prompt; UserError for the first that has a fault."""
+def _longest(
+    tasks: Sequence[Task],
+    shown: Sequence[Start],
+    room: int,
+    policy: ModelInfo,
+    faults: dict[int, UserError],
+) -> int:
+    """Return the tokens of the longest prompt without a fault; add the faults of others to `faults`."""
     most = 0
     for start in range(0, len(tasks), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
+        part = range(start, min(start + _AT_ONCE, len(tasks)))
         with suppress(UserError):
-            longest = policy.chat.longest([start.messages for start in shown[part]], shown[0].tools)
+            longest = policy.chat.longest([shown[n].messages for n in part], shown[0].tools)
             if longest + room <= policy.context:
                 most = max(most, longest)
                 continue
-        # One by one it is found whose fault it is.
-        most = max(
-            most, *(_length(*each, room, policy) for each in zip(tasks[part], shown[part], strict=True))
-        )
+        for n in part:  # one by one it is found whose fault it is
+            try:
+                most = max(most, _length(tasks[n], shown[n], room, policy))
+            except UserError as fault:
+                faults[n] = fault
     return most
 
 

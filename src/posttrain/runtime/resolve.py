@@ -109,27 +109,33 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
 
 
 def _without_faults(
-    judge: Verifier, data: Data | None, found: list[Task], say: Callable[[str], None]
+    judge: Verifier, data: Data | None, tasks: list[Task], say: Callable[[str], None]
 ) -> list[Task]:
-    """Leave out the tasks that the verifier cannot judge, and say why, where the data has bad = "skip".
-
-    Raises UserError if none is left.
-    """
-    if data is None or data.bad != "skip" or not found:
-        return found
-    usable, faults = list[Task](), list[UserError]()
-    for task in found:
+    """Leave out the tasks that the verifier cannot judge, and say why, where the data has bad = "skip"."""
+    if data is None or data.bad != "skip":
+        return tasks
+    faults: dict[int, UserError] = {}
+    for n, task in enumerate(tasks):
         try:
             judge.check(task)
-            usable.append(task)
         except UserError as fault:
-            faults.append(fault)
+            faults[n] = fault
+    return without(tasks, faults, f"{judge.name} can judge", say)
+
+
+def without(
+    tasks: Sequence[Task], faults: Mapping[int, UserError], able: str, say: Callable[[str], None]
+) -> list[Task]:
+    """Leave out the tasks at these places, and say why; UserError ("{able} none") if none is left."""
+    usable = [task for n, task in enumerate(tasks) if n not in faults]
+    if not faults:
+        return usable
     if not usable:
-        problem = f"{judge.name} can judge none of the {len(found)} tasks; the first: {faults[0].problem}"
-        raise UserError(faults[0].key, problem, faults[0].fix)
-    if faults:
-        file, reasons = found[0].source.rpartition(":")[0], summary(faults, reasons=True)
-        say(f"{file}: {len(faults)} of {len(found)} tasks skipped: {reasons}")
+        first = next(iter(faults.values()))
+        problem = f"{able} none of the {len(tasks)} tasks; the first: {first.problem}"
+        raise UserError(first.key, problem, first.fix)
+    file, reasons = tasks[0].source.rpartition(":")[0], summary(list(faults.values()), reasons=True)
+    say(f"{file}: {len(faults)} of {len(tasks)} tasks skipped: {reasons}")
     return usable
 
 
