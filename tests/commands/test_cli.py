@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import math
+import os
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -303,6 +304,16 @@ def test_without_a_compiler_the_doctor_says_what_that_costs(run_cli, monkeypatch
     [fact] = [f for name, f in facts.items() if name == "compiled kernels"]
     assert not fact["good"]
     assert fact["mend"] in ("apt-get install g++", "run it on Linux")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root's boxes run as another user")
+def test_doctor_names_a_folder_that_boxes_cannot_enter(run_cli, monkeypatch, tmp_path):
+    (tmp_path / "posttrain" / "commands").mkdir(parents=True)
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr("posttrain.commands.doctor.__file__", f"{tmp_path}/posttrain/commands/doctor.py")
+    facts = {f["name"]: f for f in json.loads(run_cli("doctor", "--json").out)}
+    assert "can be read by root only" in facts["sandbox folder"]["found"]
+    assert "every user" in facts["sandbox folder"]["mend"]
 
 
 def test_doctor(run_cli):

@@ -129,6 +129,10 @@ def _sandbox() -> list[Fact]:
         mend = "apt-get install bubblewrap" if reason == "bubblewrap is not installed" else ""
         found = reason or f"to be had; programs run with {host.interpreter()}"
         facts.append(Fact(f"sandbox {level}", found, not reason, mend))
+    ours = Path(__file__).parents[1]
+    if not host.reachable(ours):
+        found = f"{ours} can be read by root only, and programs in boxes run as other users"
+        facts.append(Fact("sandbox folder", found, False, "install posttrain where every user may read it"))
     return facts
 
 
