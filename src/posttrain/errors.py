@@ -53,6 +53,7 @@ _KEYWORDS = {
     "task.held_out": "held_out=",
     "optim.lr": "lr=",
     "run.updates": "updates=",
+    "[verifier]": "reward=",
     "verifier.function (reward= from Python)": "reward=",
     "the option --run-dir": "dir=",
     "the option --resume": "resume=True",

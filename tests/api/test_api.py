@@ -327,7 +327,7 @@ def test_save_after_a_sample_that_was_interrupted_keeps_what_came_before(model, 
         s.step()
         with pytest.raises(KeyboardInterrupt):
             leave_while_sampling(s, monkeypatch)
-        with pytest.raises(RunError, match=r"sample\(\) was cut off .*; save\(\) keeps what came before"):
+        with pytest.raises(RunError, match=r"sample\(\): it was cut off .*; save\(\) keeps what came before"):
             s.sample()
         assert s.save().name == "step_000001"
         with pytest.raises(RunError, match="step_000001 is kept"):
@@ -430,7 +430,7 @@ def test_a_loss_that_is_no_number_a_token_is_refused(model):
         batch = s.batch(s.sample())
         with pytest.raises(RunError, match=r"a loss is one number a token, .* not a tensor of shape \[\]"):
             s.forward_backward(batch, lambda out, b: -out.logp.mean())
-        with pytest.raises(RunError, match=r"the loss does not hang on the model: compute it from out\.logp"):
+        with pytest.raises(RunError, match=r"it does not depend on the model: compute it from out\.logp"):
             s.forward_backward(s.batch(s.sample()), lambda out, b: -b.logp_gen)
 
 

@@ -14,9 +14,9 @@ from peft import LoraConfig
 
 import posttrain
 from posttrain import Callback, Recipe, Sampling, Task, UserError
-from posttrain.api.given import _written
 from posttrain.base.usercode import load_named
-from posttrain.data import InMemoryData
+from posttrain.data import Records
+from posttrain.recipe.objects import _written
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
 SMALL = {"sampling": {"max_new_tokens": 3}, "rollout": {"groups": 3, "group_size": 4, "workers": 1}}
@@ -112,14 +112,14 @@ def test_frames_and_arrays_are_records(model):
         assert run.episodes()[0]["task"]
     with pytest.raises(UserError, match="there is none of messages, prompt"):  # as of any records without one
         posttrain.train(model, data=pandas.DataFrame([["a", "b"]]), **asked)
-    mixed = InMemoryData.of([{"prompt": "p", 0: "x", "grid": {1: "a", "b": {3, 1}}}])
+    mixed = Records.of([{"prompt": "p", 0: "x", "grid": {1: "a", "b": {3, 1}}}])
     assert mixed.records == [{"prompt": "p", "0": "x", "grid": {"1": "a", "b": [1, 3]}}]
 
 
 @pytest.mark.full
 def test_records_that_are_given_again_are_known_again_in_another_process():
-    program = "from posttrain.data import InMemoryData\nclass Thing: pass\n"
-    program += "print(InMemoryData.of([{'prompt': 'p', 'tags': {'a', 'b', 'c'}, 'thing': Thing()}]).path)"
+    program = "from posttrain.data import Records\nclass Thing: pass\n"
+    program += "print(Records.of([{'prompt': 'p', 'tags': {'a', 'b', 'c'}, 'thing': Thing()}]))"
     said = {
         subprocess.run(
             [sys.executable, "-c", program],

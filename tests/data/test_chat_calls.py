@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from posttrain.api.given import records_of
+from posttrain.api.recipe import _records
 from posttrain.base.chat import Chat
-from posttrain.data import Data, InMemoryData, load_conversations, load_rankings, load_tasks
+from posttrain.data import Data, Records, load_conversations, load_rankings, load_tasks
 from posttrain.data.records import typed_columns
 from posttrain.envs.tools.conversation import Variant, telling
 from posttrain.envs.tools.formats import FORMATS
@@ -186,7 +186,10 @@ def test_nulls_that_a_table_adds_are_no_arguments(tmp_path):
     for data in (
         Data(path=str(tmp_path / "d.parquet")),
         Data(path=str(tmp_path / "saved")),
-        *(InMemoryData.of(records_of(each, "data"), typed_columns(each)) for each in (rows, table, frame)),
+        *(
+            Data(path=Records.of(_records(each, "data"), typed_columns(each)))
+            for each in (rows, table, frame)
+        ),
     ):
         for found, expected in zip(load_conversations(data), plain, strict=True):
             assert (found.messages, found.tools) == (expected.messages, expected.tools)
@@ -210,8 +213,8 @@ def test_a_null_that_the_data_hold_stays(tmp_path, told):
     for data in (
         Data(path=str(tmp_path / "d.jsonl")),
         Data(path=str(tmp_path / "d.parquet")),
-        InMemoryData.of([trip]),
-        InMemoryData.of(rows, typed_columns(rows)),
+        Data(path=Records.of([trip])),
+        Data(path=Records.of(rows, typed_columns(rows))),
     ):
         [found] = load_conversations(data)
         assert found.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": None}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from posttrain.data import (
     Data,
-    InMemoryData,
+    Records,
     load_conversations,
     load_labelled,
     load_rankings,
@@ -539,7 +539,7 @@ def test_a_missing_number_in_a_list_or_object_is_null(tmp_path):
     [task] = load_tasks(Data(path=str(tmp_path / "d.parquet")))
     assert task.fields == missing
     rows = [{"prompt": "a", "marks": (1.0, float("nan")), "info": {"level": pandas.NA}, "at": pandas.NaT}]
-    [task] = load_tasks(InMemoryData.of(rows))
+    [task] = load_tasks(Data(path=Records.of(rows)))
     assert task.fields == {"marks": (1.0, None), "info": {"level": None}, "at": None}
 
 
@@ -548,11 +548,11 @@ def test_a_missing_number_in_a_list_or_object_is_null(tmp_path):
 )
 def test_an_id_that_pandas_made_a_float_is_a_whole_number(tmp_path, value, name):
     frame = pandas.DataFrame({"prompt": ["a", "b"], "id": [value, None]})
-    tasks = load_tasks(InMemoryData.of(frame.to_dict("records")))
+    tasks = load_tasks(Data(path=Records.of(frame.to_dict("records"))))
     assert [task.id for task in tasks] == [name, "data:2"]
     for bad in (1.5, float("inf"), True):
         with pytest.raises(UserError, match="not text or a whole number"):
-            load_tasks(InMemoryData.of([{"prompt": "a", "id": bad}]))
+            load_tasks(Data(path=Records.of([{"prompt": "a", "id": bad}])))
 
 
 def test_an_answer_keeps_its_type_for_functions(tmp_path):
@@ -571,9 +571,9 @@ def test_an_answer_keeps_its_type_for_functions(tmp_path):
         ({"question": "a", "answer": "6 * 7 #### 42"}, "42"),
         ({"prompt": "a", "answer": None}, None),
     ):
-        [task] = load_tasks(InMemoryData.of([record]))
+        [task] = load_tasks(Data(path=Records.of([record])))
         assert (task.typed_answer, type(task.typed_answer)) == (typed, type(typed))
-    [again] = load_tasks(InMemoryData.of([task, {"prompt": "b"}]))[:1]
+    [again] = load_tasks(Data(path=Records.of([task, {"prompt": "b"}])))[:1]
     assert again.typed_answer == task.typed_answer
 
 
@@ -941,9 +941,9 @@ def test_images_and_sounds_are_not_decoded(tmp_path):
     rows.save_to_disk(str(tmp_path / "saved"))
     for data in (
         Data(path=str(tmp_path / "saved")),
-        InMemoryData.of(rows),
-        InMemoryData.of(rows.to_iterable_dataset()),
-        InMemoryData.of(rows.with_format("numpy")),
+        Data(path=Records.of(rows)),
+        Data(path=Records.of(rows.to_iterable_dataset())),
+        Data(path=Records.of(rows.with_format("numpy"))),
     ):
         lines: list[str] = []
         tasks = load_tasks(data, say=lines.append)

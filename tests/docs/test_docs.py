@@ -40,7 +40,7 @@ from posttrain.report.alarms import RULES
 from posttrain.runtime.record import samples
 from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import Outputs, Task, UserError
-from posttrain.verifiers.function import Function, InProcessFunction
+from posttrain.verifiers.function import Function
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src" / "posttrain"
@@ -440,7 +440,7 @@ def test_verifier_class_of_the_page_judges_from_toml_and_python(tmp_path: Path) 
     name = f"{tmp_path}/{tables['verifier']['function']['function']}"
     judge = Function(function=name)
     task = Task(id="p", messages=({"role": "user", "content": "Say a palindrome."},))
-    for verifier in (judge, InProcessFunction.of(load_named(name))):
+    for verifier in (judge, Function(function=load_named(name))):
         assert verifier.name == "palindrome"
         verdicts = [verifier(task, text) for text in ("Never odd or even", "abba", "palindrome")]
         assert [(v.score, v.label) for v in verdicts] == [(1.0, "right"), (0.0, "wrong"), (0.0, "wrong")]

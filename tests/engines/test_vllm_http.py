@@ -544,7 +544,7 @@ def test_a_run_of_grpo_samples_with_it(run_cli, write, served, tmp_path) -> None
     [
         (
             {"engine": {"url": "http://127.0.0.1:9"}},
-            "engine.url: the vLLM server at http://127.0.0.1:9 ",
+            "engine.url: the vLLM server at http://127.0.0.1:9: ",
         ),
         ({"engine": {"url": "127.0.0.1:9"}}, "url must begin with http"),
         ({"engine": {"name": "native"}}, "set name = 'vllm'"),

@@ -197,7 +197,7 @@ def test_a_server_that_cannot_be_started_again_is_no_fault_of_the_policy(workers
     turn = made(workers, guarded_reply, env, state, "<call count></call>")
     assert turn.verdict.failed
     assert turn.verdict.label == "INFRA_ERROR"
-    assert "cannot be started by" in turn.verdict.reason
+    assert "start the MCP server" in turn.verdict.reason
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_server_that_cannot_be_started_again_is_no_fault_of_the_policy(workers
         (server("old"), "it speaks version '1999-01-01' of the protocol"),
         (server("none"), "offers no tools"),
         (server(only=("sub",)), "has no tool 'sub'; it has zadd, misbehave, count, pid"),
-        (replace(server(), command="no-such-program"), "cannot be started by 'no-such-program "),
+        (replace(server(), command="no-such-program"), "by 'no-such-program "),
         (Server(name="own", command="sleep", args=("1000",), start_s=0.3), "no result within 0.3 s"),
     ],
 )
@@ -230,7 +230,7 @@ def test_validate_shows_what_a_server_offers(online, write, run_cli):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"name": "a", "command": "no-such-program"}, "cannot be started by 'no-such-program'"),
+        ({"name": "a", "command": "no-such-program"}, "by 'no-such-program'"),
         ({"name": "a b", "command": "x"}, "the name of a server has letters"),
         ({"name": "a", "command": " "}, "has no command"),
         ({"name": "a", "command": "x", "start_s": 0}, "start_s must be positive"),

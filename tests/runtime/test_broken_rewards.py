@@ -182,7 +182,7 @@ def test_a_run_that_trained_nothing_fails_however_short(run_cli, recipe_of, tmp_
     said = run_cli("train", recipe_of("one", **over), "--run-dir", run, "--quiet")
     assert said.code == 1
     [line] = said.err.splitlines()
-    assert f"nothing was trained in {made}: none of the last {4 * updates} episodes" in line
+    assert f"train {made}: nothing was trained: none of the last {4 * updates} episodes" in line
     assert "first cause: raised: ZeroDivisionError" in line
     again = run_cli("train", run / "config.toml", "--run-dir", run, "--quiet", "--resume")
     assert again.code == 1

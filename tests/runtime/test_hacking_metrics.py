@@ -234,7 +234,7 @@ def test_a_run_that_failed_too_often_has_the_line_and_the_cause_on_record(
 def test_a_stop_is_recorded_and_raised_again(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no more"), stop_recorded(tmp_path, tmp_path):
         raise RunError("sample", "no more")
-    assert (tmp_path / "stopped.txt").read_text() == "no more\n"
+    assert (tmp_path / "stopped.txt").read_text() == "sample: no more\n"
     with stop_recorded(tmp_path, tmp_path):
         assert not (tmp_path / "stopped.txt").exists(), "what goes on has not stopped"
     with pytest.raises(UserError), stop_recorded(tmp_path, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from posttrain.api.training import prepare
+from posttrain.api.opening import prepare
 from posttrain.models.pretrained import silent
 from posttrain.recipe import config
 from posttrain.runtime import build
@@ -187,7 +187,7 @@ def test_what_was_cut_in_the_middle_is_not_gone_on_with(write, online, tmp_path,
         with pytest.raises(KeyboardInterrupt):
             s.update(groups)
         monkeypatch.undo()
-        with pytest.raises(RunError, match=r"update\(\) was cut off in the middle; step_000001 is kept"):
+        with pytest.raises(RunError, match=r"update\(\): it was cut off in the middle; step_000001 is kept"):
             s.update(groups)
 
 

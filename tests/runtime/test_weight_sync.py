@@ -117,10 +117,10 @@ FAULTS: dict[type[Faulty], str] = {
     Reshapes: "did not take version 1: model.embed_tokens.weight has shape",
     Flips: "holds other weights than the learner sent as version 1: digest",
     Swaps: "holds other weights than the learner sent as version 1: digest",
-    KeepsOld: "after weight sync of version 1 the sampler's log-probabilities differ",
-    Perturbs: "after weight sync of version 1 the sampler's log-probabilities differ",
+    KeepsOld: "weight sync: after version 1 the sampler's log-probabilities differ",
+    Perturbs: "weight sync: after version 1 the sampler's log-probabilities differ",
     Poisons: "the model's logits hold NaN",
-    Forgets: "after weight sync of version 1 the sampler's log-probabilities differ",
+    Forgets: "weight sync: after version 1 the sampler's log-probabilities differ",
     WrongVersion: "says that it holds version 0, and was sent 1",
 }
 
@@ -258,7 +258,9 @@ def test_the_command_stops_with_1_and_keeps_what_was_trained(
     said = run_cli("train", write(online, {"model": {"path": str(able)}}), "--run-dir", run, "--quiet")
     assert said.code == 1
     [line] = said.err.splitlines()
-    assert line.startswith("error: the sampler did not take version 2: the weights handed over lack")
+    assert line.startswith(
+        "error: weight sync: the sampler did not take version 2: the weights handed over lack"
+    )
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["step_000001"]
     assert (run / "report.html").exists()
     monkeypatch.undo()

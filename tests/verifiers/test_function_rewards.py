@@ -17,7 +17,7 @@ import torch
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.answers import Exact
 from posttrain.verifiers.combine.combined import Combined, Part
-from posttrain.verifiers.function import Function, InProcessFunction
+from posttrain.verifiers.function import Function
 from posttrain.verifiers.protocol import Group
 from posttrain.verifiers.returned import as_verdict, close_loops
 from posttrain.verifiers.self_test import self_test
@@ -74,7 +74,7 @@ def test_a_function_that_changes_its_arguments_does_not_change_the_task(takes):
     def several(completions, tests, messages, task):
         return [single(*each) for each in zip(completions, tests, messages, task, strict=True)]
 
-    verifier = InProcessFunction.of(single if takes == "response" else several)
+    verifier = Function(function=single if takes == "response" else several)
     group = Group(task=asked, responses=("a", "b"))
     assert [v.score for v in judged_group(verifier, group) * 2] == [1.0] * 4
     assert asked == before
@@ -82,14 +82,14 @@ def test_a_function_that_changes_its_arguments_does_not_change_the_task(takes):
 
 def test_an_answer_has_the_type_of_the_data_and_text_in_its_task():
     asked = replace(QUESTION, answer="42", answer_value=42)
-    single = InProcessFunction.of(lambda response, answer, task: answer == 42 and task.answer == "42")
-    several = InProcessFunction.of(lambda completions, answer: [a == 42 for a in answer])
+    single = Function(function=lambda response, answer, task: answer == 42 and task.answer == "42")
+    several = Function(function=lambda completions, answer: [a == 42 for a in answer])
     assert judged(single, asked, "a").score == judged(several, asked, "a").score == 1.0
     assert judged(Exact(), asked, "42").score == 1.0
 
 
 def test_a_function_that_exits_fails_and_ends_nothing():
-    verdict = judged(InProcessFunction.of(lambda response: sys.exit(0)), QUESTION, "a")
+    verdict = judged(Function(function=lambda response: sys.exit(0)), QUESTION, "a")
     assert (verdict.score, verdict.label) == (None, "raised")
 
 
@@ -99,9 +99,9 @@ def test_an_async_function_is_awaited_where_a_loop_runs_and_where_none_does(user
         return [float(len(text)) for text in completions]
 
     async def in_a_notebook():
-        return InProcessFunction.of(judge)(QUESTION, "abc")
+        return Function(function=judge)(QUESTION, "abc")
 
-    assert InProcessFunction.of(judge)(QUESTION, "abc").score == 3.0
+    assert Function(function=judge)(QUESTION, "abc").score == 3.0
     assert asyncio.run(in_a_notebook()).score == 3.0
     assert (
         Function(function=user("async def f(response): return len(response)"))(QUESTION, "abc").score == 3.0
@@ -188,12 +188,12 @@ def test_event_loops_are_closed_without_a_warning():
         return 1.0
 
     async def in_a_notebook():
-        return InProcessFunction.of(reward)(QUESTION, "abc").score
+        return Function(function=reward)(QUESTION, "abc").score
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
-            assert InProcessFunction.of(reward)(QUESTION, "abc").score == 1.0
+            assert Function(function=reward)(QUESTION, "abc").score == 1.0
             assert asyncio.run(in_a_notebook()) == 1.0
             close_loops()
         gc.collect()
@@ -220,11 +220,11 @@ def test_what_a_function_logs_is_recorded_beside_its_scores_and_changes_none():
         return [0.5, None, 1.0]
 
     group = Group(task=QUESTION, responses=("a", "bb", "ccc"))
-    verdicts = InProcessFunction.of(reward).judge_group(group)
+    verdicts = Function(function=reward).judge_group(group)
     assert [v.score for v in verdicts] == [0.5, None, 1.0]
     assert [v.parts for v in verdicts] == [{"limit": 9.0, "length": 1.0}, {}, {"limit": 9.0, "length": 3.0}]
     assert verdicts[2].reason == "read: <ccc>"
-    with_format = Combined(parts=(Part(verifier=InProcessFunction.of(reward)), Part(verifier=Format())))
+    with_format = Combined(parts=(Part(verifier=Function(function=reward)), Part(verifier=Format())))
     assert with_format.judge_group(group)[2].parts == {
         "reward": 1.0, "reward/limit": 9.0, "reward/length": 3.0, "format": 0.0
     }  # fmt: skip

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 from safetensors import SafetensorError
 
-from posttrain.api.training import say
 from posttrain.base import process
 from posttrain.learner import lora
 from posttrain.models import pretrained
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run, target_of
+from posttrain.report.terminal import say
 from posttrain.runtime.model_info import Say, load_weights, read_model_info
 from posttrain.types import UserError
 

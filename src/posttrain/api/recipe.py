@@ -1,45 +1,33 @@
-"""A recipe in a program: the tables of a recipe file, and beside them what the program holds itself.
+"""A recipe in a program: the tables of a recipe file, with the program's own objects in them.
 
 What can be written down is a table from the start, and is read as strictly as a file. Records, functions, an
-environment or a loaded model stay objects; in the tables their names begin with "memory:".
+environment or a loaded model stand in the tables as the objects that they are.
 """
 
-import copy
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posttrain.api.given import (
-    HOW_TO_SAVE,
-    kinds_of_verifiers,
-    method_table,
-    named_file,
-    names_memory,
-    place_of,
-    plain_of,
-    records_of,
-    rewards_of,
-    table_of,
-    written_files,
-)
 from posttrain.base.nearest import did_you_mean, elsewhere
-from posttrain.base.reader import key_of
+from posttrain.base.reader import key_of, keys_at
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY
-from posttrain.data import Data, InMemoryData
+from posttrain.data import Records
 from posttrain.data.records import typed_columns
-from posttrain.methods.table import Line
+from posttrain.methods.table import Line, line
 from posttrain.models.pretrained import resolve
 from posttrain.recipe import config
 from posttrain.recipe.document import put
+from posttrain.recipe.objects import copied, named_file, objects, saved
+from posttrain.recipe.recipe import LoadedModel
 from posttrain.recipe.recipe import Recipe as Settings
-from posttrain.recipe.tasks import InMemoryEnv
+from posttrain.recipe.verifier import kinds_of_verifiers
 from posttrain.types import Method, UserError
 from posttrain.verifiers.combine.combined import TAKEN
-from posttrain.verifiers.function import InProcessFunction
+from posttrain.verifiers.function import Function
 
 DATA = ("task.data", "task.held_out")
 PLAYED, ALIKE = ("repair", "tools", "agent", "env"), ("columns", "system", "template", "bad")
@@ -47,6 +35,17 @@ PLAYED, ALIKE = ("repair", "tools", "agent", "env"), ("columns", "system", "temp
 SHORT = {"updates": "run.updates", "seed": "run.seed", "lr": "optim.lr"}
 KEYWORDS = ("data", "held_out", "reward", "env", "tools", *SHORT, "dir", "resume", "callbacks")
 TABLES = {key_of(f.name) for f in dataclasses.fields(Settings)}
+_OF_PEFT = {
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "target_modules": "targets",
+    "use_rslora": "rslora",
+    "use_dora": "dora",
+    "init_lora_weights": "init",
+}
+"""What [lora] calls the fields of peft's LoraConfig."""
+_UNTRAINED = {"peft_type", "peft_version", "task_type", "inference_mode", "base_model_name_or_path"}
+"""Fields of it from which no number of an adapter follows."""
 
 
 class Recipe:
@@ -67,9 +66,7 @@ class Recipe:
     """
 
     tables: dict[str, Any]
-    """What was given, as a recipe file would have it."""
-    held: dict[str, Any]
-    """What of it only this program holds, by key."""
+    """What was given, as a recipe file would have it, with the program's objects in their places."""
 
     def __init__(
         self,
@@ -86,7 +83,6 @@ class Recipe:
         lr: float | None = None,
         **tables: Any,
     ) -> None:
-        self.held = {}
         for name in tables:
             near = "" if key_of(name) in TABLES or elsewhere(name) else did_you_mean(name, KEYWORDS)
             if near:
@@ -98,10 +94,7 @@ class Recipe:
             else {}
             for name, table in tables.items()
         }
-        named, line = method_table(method)
-        if line is not None:
-            self.held["method.name"] = line
-        self.tables = {"model": self._model(model), "method": named, "task": {}, **own}
+        self.tables = {"model": self._model(model), "method": _method(method), "task": {}, **own}
         for key, given in zip(DATA, (data, held_out), strict=True):
             if given is not None:
                 self._put(key, self._data(key, given))
@@ -110,7 +103,7 @@ class Recipe:
         if tools:
             several = tools if isinstance(tools, list | tuple) else [tools]
             self._put("task.tools", {"functions": [named_file(each, "tools") for each in several]})
-        for each in rewards_of(reward):
+        for each in _rewards(reward):
             self._reward(*each)
         for name, value in (("updates", updates), ("seed", seed), ("lr", lr)):
             if value is not None:
@@ -118,17 +111,17 @@ class Recipe:
         self._read()
 
     @classmethod
-    def of(cls, tables: dict[str, Any], held: Mapping[str, Any]) -> "Recipe":
-        """That of these tables, beside what of them only this program holds."""
+    def of(cls, tables: dict[str, Any]) -> "Recipe":
+        """Return that of these tables."""
         made = cls.__new__(cls)
-        made.tables, made.held = tables, dict(held)
+        made.tables = tables
         made._read()
         return made
 
     @staticmethod
     def read(path: str | Path, overrides: Sequence[str] = ()) -> "Recipe":
         """That of a file, with "section.key=value" on top; UserError, with file and line, for a mistake."""
-        return Recipe.of(config.read(Path(path).expanduser(), overrides).tables, {})
+        return Recipe.of(config.read(Path(path).expanduser(), overrides).tables)
 
     def write(self, path: str | Path) -> None:
         """Writes it as TOML, from which `read` makes the same.
@@ -136,46 +129,31 @@ class Recipe:
         A function of an imported file is named. UserError for what only this program holds, and how to save
         that.
         """
-        tables, left = copy.deepcopy(self.tables), []
-        for key, held in self.held.items():
-            for name, each in held.items() if key == "verifier.function" else [("", held)]:
-                place = place_of(each.call) if key == "verifier.function" else ""
-                if place:
-                    entry = next(e for e in tables["verifier"]["function"] if e.get("name") == name)
-                    entry["function"] = place
-                else:
-                    left.append(f"{key}{f' {name}' if name else ''}: {HOW_TO_SAVE[key]}")
-        left += [f"{file.stem}: put it into a file and give 'file.py:NAME'" for file in written_files(tables)]
-        if left:
-            raise UserError(str(path), f"only this program holds {'; '.join(left)}")
-        Path(path).expanduser().write_text(dump(tables), encoding="utf-8")
+        Path(path).expanduser().write_text(dump(saved(self.tables, str(path))), encoding="utf-8")
 
     def replace(self, **keys: Any) -> "Recipe":
         """The recipe with other values: replace(lr=1e-5, **{"rollout.groups": 8}); None takes a key out."""
-        tables = copy.deepcopy(self.tables)
+        tables = copied(self.tables)
         for key, value in keys.items():
             put(tables, SHORT.get(key, key), plain_of(value), key)
-        return Recipe.of(tables, {k: v for k, v in self.held.items() if names_memory(tables, k)})
+        return Recipe.of(tables)
 
     def with_held_out(self, data: Any) -> "Recipe":
         """The recipe with other tasks to be evaluated on."""
         data = list(data) if isinstance(data, Iterator) else data
-        made = Recipe.of(copy.deepcopy(self.tables), self.held)
-        gone = names_memory(made.tables, "task.data") and "task.data" not in made.held
-        task = made.tables["task"]
+        tables = copied(self.tables)
+        task, path = tables["task"], (tables["task"].get("data") or {}).get("path", "")
         read = {key: value for key, value in (task.get("data") or {}).items() if key in ALIKE}
         task.pop("held_out", None)
-        made.held.pop("task.held_out", None)
-        table = made._data("task.held_out", data)
-        if (held := made.held.get("task.held_out")) is not None:
-            fits = {*read.get("columns", {}).values()} <= held.records[0].keys()
-            read = {k: v for k, v in read.items() if not held.tasks and (fits or k != "columns")}
-        if made.settings.task.data is None or gone:  # held-out records stand beside others
-            made.tables["task"] = {key: task[key] for key in PLAYED if key in task}
-            made._put("task.data", read | made._data("task.data", data))
-        made._put("task.held_out", read | table)
-        made._read()
-        return made
+        table = self._data("task.held_out", data)
+        if isinstance(records := table.get("path"), Records):
+            fits = {*read.get("columns", {}).values()} <= records.records[0].keys()
+            read = {k: v for k, v in read.items() if not records.tasks and (fits or k != "columns")}
+        if "data" not in task or (str(path).startswith(MEMORY) and isinstance(path, str)):
+            # Held-out records stand beside others.
+            task = {key: task[key] for key in PLAYED if key in task} | {"data": read | table}
+        tables["task"] = task | {"held_out": read | table}
+        return Recipe.of(tables)
 
     @property
     def settings(self) -> Settings:
@@ -183,7 +161,7 @@ class Recipe:
         return self.found.recipe
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recipe) and (self.tables, self.held) == (other.tables, other.held)
+        return isinstance(other, Recipe) and self.tables == other.tables
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -193,34 +171,14 @@ class Recipe:
     # ------------------------------------------------------------------ from objects to tables
 
     def _read(self) -> None:
-        """The settings, with what is held in its places."""
-        found = config.from_tables(copy.deepcopy(self.tables))
-        self.plain: Settings = found.recipe
-        """The same without what only the program holds, as a file of it is read."""
-        self.found = dataclasses.replace(found, recipe=self._bound(found.recipe), bind=self._bound)
-
-    def _bound(self, recipe: Settings) -> Settings:
-        task, verifier = recipe.task, recipe.verifier
-        for key in DATA:
-            if held := self.held.get(key):
-                name = key.partition(".")[2]
-                said = {f.name: getattr(getattr(task, name), f.name) for f in dataclasses.fields(Data)}
-                task = dataclasses.replace(task, **{name: dataclasses.replace(held, **said)})
-        if "task.env" in self.held:
-            factory = recipe.task.env.factory if recipe.task.env else ""
-            task = dataclasses.replace(task, env=InMemoryEnv(factory=factory, env=self.held["task.env"]))
-        if functions := self.held.get("verifier.function"):
-            made = tuple(functions.get(each.name, each) for each in verifier.function)
-            verifier = dataclasses.replace(verifier, function=made)
-        recipe = dataclasses.replace(recipe, task=task, verifier=verifier)
-        if "method.name" in self.held:
-            recipe = dataclasses.replace(recipe, method={"name": self.held["method.name"]})
-        here = self.held.keys() & {"method.name", "task.env", "verifier.function"}
-        if here and recipe.async_.where in ("process", "ray"):
+        """Read the tables as strictly as those of a file."""
+        self.found = config.from_tables(copied(self.tables))
+        kinds = {"method.name", "task.env", "verifier.function.function"}
+        here = kinds.intersection(dict(objects(self.tables)))
+        if here and self.settings.async_.where in ("process", "ray"):
             problem = "samplers in other processes cannot be given functions or objects of this one"
             fix = "set it to 'thread', or put them into a file and give 'file.py:NAME'"
             raise UserError("async.place", problem, fix)
-        return recipe
 
     def _put(self, key: str, value: Any) -> None:
         table, _, name = key.partition(".")
@@ -244,10 +202,9 @@ class Recipe:
             raise UserError("model", problem, fix)
         if pair[1] is None:
             raise UserError("model", "the model has no tokenizer beside it", "(model, tokenizer)")
-        self.held["model.path"] = pair
         dtype = str(next(pair[0].parameters()).dtype).removeprefix("torch.")
         own = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
-        return {"path": f"{MEMORY}{type(pair[0]).__name__}", **own}
+        return {"path": f"{MEMORY}{type(pair[0]).__name__}", "loaded": LoadedModel(*pair), **own}
 
     def _data(self, key: str, given: Any) -> dict[str, Any]:
         if isinstance(given, str | os.PathLike):
@@ -257,18 +214,12 @@ class Recipe:
             raise UserError(key.partition(".")[2], "it has splits", fix)
         if isinstance(given, Mapping) or (dataclasses.is_dataclass(given) and not isinstance(given, type)):
             return table_of(key, given)
-        held = self.held[key] = InMemoryData.of(
-            records_of(given, key.partition(".")[2]), typed_columns(given)
-        )
-        return {"path": held.path}
+        return {"path": Records.of(_records(given, key.partition(".")[2]), typed_columns(given))}
 
-    def _env(self, given: Any) -> dict[str, Any]:
+    def _env(self, given: Any) -> Any:
         if isinstance(given, str):
             return {"factory": given}
-        if isinstance(given, Mapping):
-            return table_of("task.env", given)
-        self.held["task.env"] = given
-        return {"factory": f"{MEMORY}{type(given).__name__}"}
+        return table_of("task.env", given) if isinstance(given, Mapping) else given
 
     def _reward(self, given: Any, weight: float | None) -> None:
         """Puts one reward into the table of verifiers."""
@@ -302,11 +253,84 @@ class Recipe:
         names = {entry["name"] for entry in entries} | TAKEN
         if "tools" in self.tables["task"]:  # its workers judge too, and are given no object of this program
             given = named_file(given, "reward")
-        called = None if isinstance(given, str) else InProcessFunction.of(given)
-        own = called.name if called else re.split("[:.]", str(given))[-1]
+        # A function's parameters are looked at; one in a file is loaded by the reader.
+        own = re.split("[:.]", given)[-1] if isinstance(given, str) else Function(function=given).name
         name = next(n for k in range(1, 100) if (n := own if k == 1 else f"{own}_{k}") not in names)
-        if called:
-            called = InProcessFunction.of(called.call, name)
-            self.held.setdefault("verifier.function", {})[name] = called
-        entries.append({"function": called.function if called else given, "name": name})
+        entries.append({"function": given, "name": name})
         return name
+
+
+# ---------------------------------------------------------------------- from keywords to tables
+
+
+def _method(method: Any) -> dict[str, Any]:
+    """The table [method] of a name, a dictionary, or a method itself."""
+    if isinstance(method, str):
+        return {"name": method}
+    if isinstance(method, Mapping):
+        own = [k for k, v in method.items() if callable(v) or (k == "name" and not isinstance(v, str))]
+        if own:
+            fix = "posttrain.method('grpo', credit=..., surrogate=...) takes functions and methods"
+            raise UserError(f"method.{own[0]}", "a table holds names and numbers", fix)
+        return table_of("method", method)
+    return {"name": line(method)}
+
+
+def _rewards(reward: Any) -> list[tuple[Any, float | None]]:
+    """Each reward with its weight, or None where it has none."""
+    if reward is None:
+        return []
+    given = [reward] if not isinstance(reward, list | tuple) or _weighted(reward) else list(reward)
+    return [(each[0], each[1]) if _weighted(each) else (each, None) for each in given]
+
+
+def _weighted(each: Any) -> bool:
+    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], int | float)
+
+
+def _records(given: Any, where: str) -> Iterable[Any]:
+    """The rows of a table of pandas, polars or pyarrow, or what was given; UserError if it has none."""
+    if hasattr(given, "to_dicts") or hasattr(given, "to_pylist"):  # polars', pyarrow's
+        given = given.to_dicts() if hasattr(given, "to_dicts") else given.to_pylist()
+    elif hasattr(given, "to_dict") and hasattr(given, "columns"):  # pandas'
+        given = given.to_dict("records")
+    if isinstance(given, Iterable):
+        return given
+    raise UserError(where, f"a {type(given).__name__} holds no records", "give a path, or dictionaries")
+
+
+def table_of(key: str, given: Any) -> dict[str, Any]:
+    """Return a dictionary, or a configuration's fields that are not at their defaults, as plain data."""
+    if hasattr(given, "peft_type"):
+        usual = type(given)()
+        own = {k: v for k, v in vars(given).items() if v != getattr(usual, k) and k not in _UNTRAINED}
+        own = {"r": given.r, "lora_alpha": given.lora_alpha, **own}
+        given = {_OF_PEFT.get(name, name): value for name, value in own.items()}
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        blank = {
+            f.name: f.default_factory() for f in dataclasses.fields(given) if callable(f.default_factory)
+        }
+        given = {
+            key_of(f.name): getattr(given, f.name)
+            for f in dataclasses.fields(given)
+            if getattr(given, f.name) != blank.get(f.name, f.default)
+        }
+    if not isinstance(given, Mapping):
+        keys = ", ".join(keys_at(Settings, key.split(".")))
+        fix = f"write {key}={{...}} with some of {keys}"
+        raise UserError(key_of(key), f"{given!r:.60} is no table", fix)
+    return {str(name): plain_of(value) for name, value in given.items() if value is not None}
+
+
+def plain_of(value: Any) -> Any:
+    """Return a value as TOML can have it, as far as it can."""
+    if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type | Line)):
+        return table_of("", value)
+    if isinstance(value, list | tuple | set | frozenset):
+        several = value if isinstance(value, list | tuple) else sorted(value, key=str)
+        return [plain_of(each) for each in several]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "item") and not isinstance(value, str):  # of numpy or torch
+        return value.item()
+    return value

@@ -11,7 +11,7 @@ from posttrain.api.answering import answers, evaluate_recipe
 from posttrain.api.merge import merge_run
 from posttrain.api.recipe import Recipe
 from posttrain.base.nearest import did_you_mean
-from posttrain.data import InMemoryData, load_tasks
+from posttrain.data import Data, Records, load_tasks
 from posttrain.models.pretrained import silent
 from posttrain.recipe.target import check_run, newest_of, trained
 from posttrain.report import write
@@ -75,7 +75,7 @@ class Run(os.PathLike[str]):
             problem = "a prompt is a text, or a list of messages {'role': ..., 'content': ...}"
             raise UserError("sample", problem, "ask one prompt at a time")
         asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-        [task] = load_tasks(InMemoryData.of([{"prompt": asked}]))
+        [task] = load_tasks(Data(path=Records.of([{"prompt": asked}])))
         known = {f.name: getattr(self.recipe.settings.sampling, f.name) for f in fields(Sampling)}
         for name in sampling.keys() - known.keys():
             near = did_you_mean(name, known) or f"there are {', '.join(known)}"

@@ -43,10 +43,11 @@ def configured(threads: int = 0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_before() -> Iterator[None]:
-    """After it the process has the threads that it had before."""
+def as_before(threads: int = 0) -> Iterator[None]:
+    """Use this many threads within (0: as many as before), and afterwards as many as before."""
     before = torch.get_num_threads()
     try:
+        torch.set_num_threads(threads or before)
         yield
     finally:
         torch.set_num_threads(before)

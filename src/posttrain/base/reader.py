@@ -2,6 +2,9 @@
 
 A key that nothing reads is an error with the nearest valid name; a number is not a string; what a
 component's own configuration refuses is said with its key. Only this file knows pydantic.
+
+Tables of a program may hold objects beside plain data, as a reward function or an environment: a field takes
+one where its type has a protocol, `Callable`, or a class with `__object__`. Files have none of these.
 """
 
 import dataclasses
@@ -17,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, PlainValidator, Tag, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from posttrain.base.nearest import did_you_mean, elsewhere, nearest, within
@@ -25,6 +28,9 @@ from posttrain.math.choice import Between
 from posttrain.types import UserError
 
 STRICT = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+OBJECT = "\0object"
+"""Key of the table that stands for an object of a program while its tables are read, with its number."""
+_TAGS = ("\0plain", OBJECT)
 
 
 def key_of(field: str) -> str:
@@ -98,14 +104,15 @@ def parsed(cls: type, tables: Mapping[str, Any], where: Where, also: Also | None
 
     Keys that nothing reads are named together, with those that `also` knows of.
     """
+    objects: list[Any] = []
     try:
-        text = json.dumps(_jsonable(_in_lists(tables, cls), (), where))
+        text = json.dumps(_jsonable(_in_lists(tables, cls), (), where, objects))
     except RecursionError:
         raise UserError(str(where.path or where(())), "is nested too deeply") from None
     try:
-        return _plain(_adapter(cls).validate_json(text))
+        return _plain(_adapter(cls, bool(objects)).validate_json(text, context=objects), objects)
     except ValidationError as error:
-        raise _unknown(error, cls, tables, where, also) or _first(error, tables, where) from None
+        raise _unknown(error, cls, tables, where, also) or _first(error, tables, where, objects) from None
     except UserError as error:  # of a component that names what it was given, a function say
         key = _holding(tables, error.key)
         if not key or not where.text:
@@ -155,12 +162,12 @@ def _as_written(tables: Any, loc: Sequence[str]) -> list[str]:
     return written
 
 
-def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
-    """The value, if no part of it is something that TOML can hold and no option can be."""
+def _jsonable(value: Any, loc: tuple[str, ...], where: Where, objects: list[Any]) -> Any:
+    """Return the value as JSON has it, its objects put into `objects`; UserError for what no option is."""
     if isinstance(value, Mapping):
-        return {k: _jsonable(v, (*loc, k), where) for k, v in value.items()}
+        return {k: _jsonable(v, (*loc, k), where, objects) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(v, loc, where) for v in value]
+        return [_jsonable(v, loc, where, objects) for v in value]
     if isinstance(value, (datetime.date, datetime.time)):
         raise UserError(where(loc), "is a date or time, and no option may be")
     if isinstance(value, float) and not math.isfinite(value):
@@ -170,25 +177,26 @@ def _jsonable(value: Any, loc: tuple[str, ...], where: Where) -> Any:
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
         raise UserError(where(loc), "holds half of a surrogate pair, not a character")
     if not isinstance(value, bool | int | float | str | None):
-        fix = "name it as 'file.py:NAME'" if callable(value) else ""
-        raise UserError(where(loc), f"a {type(value).__name__} is no plain data", fix)
+        objects.append(value)
+        return {OBJECT: len(objects) - 1}
     return value
 
 
 @lru_cache(maxsize=64)
-def _adapter(cls: type) -> TypeAdapter[Any]:
-    return TypeAdapter(_strict(cls))
+def _adapter(cls: type, objects: bool) -> TypeAdapter[Any]:
+    return TypeAdapter(_strict(cls, objects))
 
 
 @lru_cache(maxsize=64)
-def _strict(cls: type) -> type:
+def _strict(cls: type, objects: bool) -> type:
     """The dataclass, and every dataclass in its fields, as ones that refuse unknown keys and other types.
 
-    A subclass of each, so that what is read is an instance of the component's own configuration.
+    A subclass of each, so that what is read is an instance of the component's own configuration. With
+    `objects` their fields take objects too.
     """
     hints = typing.get_type_hints(cls, include_extras=True)
     annotations = {
-        f.name: typing.Annotated[_strict_type(hints[f.name]), Field(alias=key_of(f.name))]
+        f.name: typing.Annotated[_strict_type(hints[f.name], objects), Field(alias=key_of(f.name))]
         for f in dataclasses.fields(cls)
     }
     fields = {
@@ -203,24 +211,38 @@ def _strict(cls: type) -> type:
     return made
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, objects: Sequence[Any]) -> Any:
     """The component's own configurations again: they are sent to worker processes, which know no others.
 
     A default that no table replaces stays the very object, which tells what was given from what was not.
     """
     if hasattr(type(value), "__pydantic_validator__"):
         cls = type(value).__bases__[0]
-        return cls(**{f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)})
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+        return cls(**{f.name: _plain(getattr(value, f.name), objects) for f in dataclasses.fields(value)})
+    if isinstance(value, dict) and objects:
+        if OBJECT in value:
+            return objects[value[OBJECT]]
+        return {key: _plain(each, objects) for key, each in value.items()}
+    return tuple(_plain(each, objects) for each in value) if type(value) is tuple else value
 
 
-def _strict_type(hint: Any) -> Any:
+def is_object_type(hint: Any) -> bool:
+    """Return whether only a program can give what this type stands for, as a function or an environment."""
+    marked = getattr(hint, "_is_protocol", False) or getattr(hint, "__object__", False)
+    return bool(marked) or typing.get_origin(hint) is Callable
+
+
+def _strict_type(hint: Any, objects: bool) -> Any:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _strict(hint)
+        return _strict(hint, objects)
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return typing.Union[tuple(_strict_type(a) for a in typing.get_args(hint))]  # noqa: UP007
+        kinds = typing.get_args(hint)
+        plain = [_strict_type(kind, objects) for kind in kinds if not is_object_type(kind)]
+        own = tuple(kind for kind in kinds if is_object_type(kind))
+        tables: Any = typing.Union[tuple(plain)]  # noqa: UP007
+        return _either(tables, own) if own and objects else tables
     if typing.get_origin(hint) is tuple:
-        return tuple[tuple(_strict_type(a) for a in typing.get_args(hint))]  # type: ignore[misc]
+        return tuple[tuple(_strict_type(a, objects) for a in typing.get_args(hint))]  # type: ignore[misc]
     if typing.get_origin(hint) is typing.Annotated:
         kind, *marks = typing.get_args(hint)
         for mark in marks:
@@ -230,6 +252,27 @@ def _strict_type(hint: Any) -> Any:
             kind = typing.Annotated[kind, mark]
         return kind
     return hint
+
+
+def _either(plain: Any, own: tuple[Any, ...]) -> Any:
+    """Return the type of what is plain data, or an object of one of these types."""
+
+    def taken(value: dict[str, int], info: Any) -> Any:
+        made = info.context[value[OBJECT]]
+        if any(callable(made) if typing.get_origin(kind) is Callable else _is(made, kind) for kind in own):
+            return made
+        raise ValueError(f"a {type(made).__name__} cannot be used here")
+
+    there = typing.Annotated[Any, PlainValidator(taken), Tag(OBJECT)]
+    return typing.Annotated[
+        typing.Union[there, typing.Annotated[plain, Tag(_TAGS[0])]],  # noqa: UP007
+        Discriminator(lambda value: OBJECT if isinstance(value, dict) and OBJECT in value else _TAGS[0]),
+    ]
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether the value is of this class; what a protocol asks is checked by who uses it."""
+    return bool(getattr(kind, "_is_protocol", False)) or isinstance(value, kind)
 
 
 _URGENCY = {
@@ -250,7 +293,7 @@ def _unknown(
     mistakes = error.errors(include_url=False)
     unknown = [each for each in mistakes if _URGENCY.get(each["type"]) == 0]
     for mistake in unknown:
-        place = tuple(str(part) for part in mistake["loc"])
+        place = tuple(str(part) for part in mistake["loc"] if part not in _TAGS)
         known, loc = keys_at(cls, place[:-1]), tuple(_as_written(tables, place))
         near, same = did_you_mean(loc[-1], known), f" {nearest(loc[-1], known)}."
         for name in within(".".join(loc), mistake["input"]):
@@ -271,11 +314,13 @@ def _unknown(
     return UserError(str(where.path or where(())), f"{len(found)} unknown keys{more}: {told}")
 
 
-def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> UserError:
+def _first(
+    error: ValidationError, tables: Mapping[str, Any], where: Where, objects: Sequence[Any]
+) -> UserError:
     """The first mistake but for unknown keys, as one line."""
     # What is there and should not be tells more than what is missing because of it.
     found = sorted(error.errors(include_url=False), key=lambda e: _URGENCY.get(e["type"], 1))
-    places = [_as_written(tables, [str(part) for part in each["loc"]]) for each in found]
+    places = [_as_written(tables, [str(x) for x in each["loc"] if x not in _TAGS]) for each in found]
     mistake, loc = found[0], places[0]
     others = {tuple(place) for place in places} - {tuple(loc)}
     more = f" (and {len(others)} more)" if others else ""
@@ -284,6 +329,11 @@ def _first(error: ValidationError, tables: Mapping[str, Any], where: Where) -> U
         return UserError(where(loc), f"{'.'.join(loc)!r} is missing{more}")
     if kind == "value_error" or isinstance(mistake.get("ctx", {}).get("error"), UserError):
         return UserError(where(loc), str(mistake["ctx"]["error"]) + more)
+    if isinstance(mistake["input"], dict) and OBJECT in mistake["input"]:
+        made = objects[mistake["input"][OBJECT]]
+        fix = "name it as 'file.py:NAME'" if callable(made) else ""
+        key = where([name for name in loc if not name.isdigit()])
+        return UserError(key, f"a {type(made).__name__} is no plain data{more}", fix)
     given = json.dumps(mistake["input"], ensure_ascii=False, default=str)
     shown = given if len(given) <= 60 else given[:57] + "..."
     return UserError(where(loc), f"{shown} will not do: {said[0].lower() + said[1:]}{more}")
@@ -296,4 +346,15 @@ def keys_at(cls: Any, loc: Sequence[str]) -> list[str]:
         cls = next((a for a in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(a)), None)
         if cls is None:
             return []
-    return [key_of(f.name) for f in dataclasses.fields(cls)]
+    return [key_of(name) for name, _ in keys_of(cls)]
+
+
+def keys_of(cls: type) -> list[tuple[str, Any]]:
+    """Return the fields of a configuration that a file can give, each with its type there."""
+    found = []
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        plain = [kind for kind in kinds if not is_object_type(kind)]
+        if plain and (plain != [type(None)] or len(kinds) == 1):
+            found.append((name, hint if len(plain) == len(kinds) else typing.Union[tuple(plain)]))  # noqa: UP007
+    return [each for each in found if each[0] in {f.name for f in dataclasses.fields(cls)}]

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from posttrain.api.answering import engine_named, evaluate_recipe
-from posttrain.api.training import claimed_directory, say
+from posttrain.api.opening import claimed_directory
 from posttrain.base import process
 from posttrain.errors import counted
 from posttrain.evaluation.suites import results
@@ -29,7 +29,7 @@ from posttrain.recipe.document import document, is_run
 from posttrain.recipe.recipe import EngineChoice
 from posttrain.recipe.target import target_of
 from posttrain.recipe.verifier import read_verifier
-from posttrain.report.terminal import err, out, print_whole
+from posttrain.report.terminal import err, out, print_whole, say
 from posttrain.runtime.model_info import Say
 from posttrain.runtime.record.rundir import claim
 from posttrain.types import UserError

@@ -84,7 +84,7 @@ def _named(against: str | None) -> Path | None:
     try:
         return pretrained.resolve(against)
     except UserError as error:
-        raise error.moved(pretrained.KEY, "--against") from None
+        raise error.at("--against", keep=error.key != pretrained.KEY) from None
 
 
 def _print(report: dict[str, Any], changes: Sequence[Change]) -> None:

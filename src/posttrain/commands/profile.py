@@ -15,7 +15,7 @@ import torch
 import typer
 from rich.table import Table
 
-from posttrain.api.training import check_alone, say
+from posttrain.api.opening import check_alone
 from posttrain.base import process
 from posttrain.commands.train import RecipeFile, Set
 from posttrain.methods.table import label
@@ -24,7 +24,7 @@ from posttrain.models.pretrained import silent
 from posttrain.recipe import config
 from posttrain.report.page import put
 from posttrain.report.profile import COLUMNS, remarks, table
-from posttrain.report.terminal import console, out, quiet
+from posttrain.report.terminal import console, out, quiet, say
 from posttrain.runtime import build
 from posttrain.runtime.profile import Clock, measured
 from posttrain.runtime.profile_parts import timed_parts

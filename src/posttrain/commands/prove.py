@@ -12,7 +12,6 @@ from rich.progress import Progress
 from rich.text import Text
 from rich.tree import Tree as Drawn
 
-from posttrain.api.training import say
 from posttrain.base import process
 from posttrain.base.toml import dump
 from posttrain.errors import UnreadKeyError
@@ -20,7 +19,7 @@ from posttrain.models import pretrained
 from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.target import Target, target_of
 from posttrain.report import write
-from posttrain.report.terminal import err, out
+from posttrain.report.terminal import err, out, say
 from posttrain.runtime.model_info import read_model_info
 from posttrain.runtime.record.rundir import RunDir
 from posttrain.runtime.record.samples import search_line

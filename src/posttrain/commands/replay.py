@@ -7,11 +7,10 @@ import torch
 import typer
 from safetensors.torch import load_file
 
-from posttrain.api.training import claimed_directory, train
+from posttrain.api.opening import claimed_directory, train
 from posttrain.models.checkpoint import RESUME, listed, numbered
 from posttrain.recipe import config
 from posttrain.recipe.target import check_run
-from posttrain.report import terminal
 from posttrain.report.terminal import out
 from posttrain.runtime.record.resume import last_update
 from posttrain.runtime.record.schedule import RecordedSchedule
@@ -45,9 +44,7 @@ def replay(
         raise UserError(str(run), problem, "end it with `posttrain train --resume` first")
     recorded = RecordedSchedule(run, ahead.samplers)
     path = run_dir or claimed_directory(f"{run.resolve().name}-replay")
-    train(
-        found, path, title="replay", resume=False, shown=terminal.quiet if quiet else None, recorded=recorded
-    )
+    train(found, path, title="replay", resume=False, view="none" if quiet else "plan", recorded=recorded)
     tensors, rows = _compared(run, path)
     out.print(f"equal bit for bit: {tensors} tensors, {rows} samples  {path}", soft_wrap=True)
 

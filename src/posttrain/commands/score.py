@@ -22,7 +22,6 @@ import torch
 import typer
 from filelock import FileLock, Timeout
 
-from posttrain.api import training
 from posttrain.base import process
 from posttrain.data import Data, Ranking, load_labelled, load_rankings
 from posttrain.learner import forward, lora
@@ -90,13 +89,13 @@ def score(
     if origin is None:
         problem = "log π/π_ref needs the model that the policy was trained from"
         raise UserError("--reference", problem, "name it, or score a run directory")
-    say = pretrained.silent if as_json else training.say
-    rankings = _read(data, limit, say)
-    policy = _beside(origin, read_model_info(chosen, say), say)
+    told = pretrained.silent if as_json else say
+    rankings = _read(data, limit, told)
+    policy = _beside(origin, read_model_info(chosen, told), told)
     bound = min(max_length or policy.context, policy.context)
     shaper = Shaper(policy.chat, bound, marks=False)
     try:
-        pairs = shaper.each(rankings, "rankings", say)
+        pairs = shaper.each(rankings, "rankings", told)
     except UserError as error:
         raise error.moved("batch.max_length", "--max-length") from None
     groups = [g for _, g in pairs]

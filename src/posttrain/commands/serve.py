@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from posttrain.api.answering import engine_named, load_policy, recipe_of
-from posttrain.api.training import say
 from posttrain.base import process
-from posttrain.report.terminal import out
+from posttrain.report.terminal import out, say
 from posttrain.serving.server import ModelDesk, Server
 
 

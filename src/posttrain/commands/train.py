@@ -4,13 +4,13 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from posttrain.api import opening
 from posttrain.api.answering import answers, recipe_of
-from posttrain.api.training import as_begun, check_same, claimed_directory, free_directory, print_plan, say
-from posttrain.api.training import train as train_in
+from posttrain.api.opening import free_directory, print_plan
 from posttrain.base import process
 from posttrain.errors import counted
 from posttrain.learner.process_ranks import join_ranks
@@ -20,8 +20,7 @@ from posttrain.models.checkpoint import numbered
 from posttrain.pipeline.command import check_stages
 from posttrain.recipe import config
 from posttrain.recipe.document import document
-from posttrain.report import terminal
-from posttrain.report.terminal import out
+from posttrain.report.terminal import View, out, say
 from posttrain.runtime import build
 from posttrain.runtime.ranks.launch import launch
 from posttrain.runtime.transcript import transcript
@@ -57,8 +56,6 @@ def train(
     On several ranks: torchrun --nproc-per-node 2 -m posttrain train RECIPE.toml, or with Ray
     --set train.ranks=2 (docs/scaling.md).
     """
-    if resume and run_dir is None:
-        raise UserError("--resume", "which run?", "name its directory with --run-dir")
     found = config.read(recipe, sets or ())
     if found.recipe.train.ranks and not launched():
         options = {"--run-dir": run_dir, "--resume": resume, "--quiet": quiet, "--json": as_json}
@@ -71,16 +68,9 @@ def train(
         # What is started again goes on, if it had begun.
         again = any(ranks.gather(restarts() > 0, "the start"))
         resume = resume or (again and run_dir is not None and (run_dir / "config.toml").exists())
-        made = claimed_directory(recipe.stem) if run_dir is None and not ranks.rank else run_dir
-        path, resume = ranks.tell((made, resume), "the run directory")
-        assert path is not None
-        if resume:
-            found = as_begun(found, path, say)
-            if (before := path / "config.toml").exists():
-                with found.located():
-                    check_same(found.recipe, config.read(before).recipe, before)
-        shown = (terminal.as_json if as_json else terminal.quiet) if quiet or as_json else None
-        last = train_in(found, path, title=recipe.stem, resume=resume, shown=shown, ranks=ranks)
+        view: View = "json" if as_json else "none" if quiet else "plan"
+        how: dict[str, Any] = {"resume": ranks.tell(resume, "the start"), "view": view, "ranks": ranks}
+        path, last = opening.train(found, run_dir, title=recipe.stem, **how)
     if ranks.rank:
         return
     silent = ("eval/scored", "eval/errors")  # where they are none

@@ -1,6 +1,6 @@
 """Records from files and the Hub: tasks, conversations, text, compared answers, judged steps."""
 
-from posttrain.data.gather import Data, InMemoryData
+from posttrain.data.gather import Data, Records
 from posttrain.data.load import Conversation, load_conversations, load_tasks
 from posttrain.data.rankings import Ranking, load_labelled, load_rankings
 from posttrain.data.records import Record, read_hub, read_records
@@ -9,9 +9,9 @@ from posttrain.data.steps import Stepped, load_steps
 __all__ = [
     "Conversation",
     "Data",
-    "InMemoryData",
     "Ranking",
     "Record",
+    "Records",
     "Stepped",
     "load_conversations",
     "load_labelled",

@@ -28,7 +28,7 @@ class Data:
     'openai/gsm8k'
     """
 
-    path: str
+    path: "str | Records"
     """A file (JSONL, JSON, Parquet, CSV; also gzipped), or a data set, of the Hub as owner/name or saved."""
     split: str | None = None
     """Of a data set of the Hub; train if not given."""
@@ -51,7 +51,7 @@ class Data:
     """A record that cannot be used stops the run, or is left out and counted."""
 
     def __post_init__(self) -> None:
-        if not self.path.strip():
+        if not str(self.path).strip():
             raise ValueError("path must not be empty")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"limit must be 1 or more, not {self.limit}")
@@ -70,27 +70,48 @@ class Data:
 
     def read(self) -> Iterator[Record]:
         """Yield the records, each with its place; UserError for whatever cannot be read."""
+        if isinstance(self.path, Records):
+            return self.path.read()
         refuse_memory(self.path, "give the data again, or save them and name the file")
         return iterate_records(self.path, split=self.split, subset=self.subset)
 
 
-@dataclass(frozen=True, kw_only=True)
-class InMemoryData(Data):
-    """Records that a program holds, or tasks. Their path is a name with a digest of them.
+class Records:
+    """Records that a program holds, or tasks; those of one digest are equal, also to their name in a file.
 
-    >>> InMemoryData.of([{"prompt": "1 + 1?", "answer": "2"}]).path
+    >>> str(Records.of([{"prompt": "1 + 1?", "answer": "2"}]))
     'memory:1 records, becc3bb2'
     """
 
-    records: Sequence[Mapping[str, Any]] = field(repr=False)
-    tasks: Sequence[Task] = field(default=(), repr=False)
-    """Those that the records were made of, if there were some."""
-    typed: frozenset[str] = field(default=frozenset(), repr=False)
-    """Columns of a table in which a null may stand for a missing key (posttrain.data.records.Record)."""
+    __object__ = True
+
+    def __init__(
+        self,
+        name: str,
+        records: Sequence[Mapping[str, Any]],
+        tasks: Sequence[Task] = (),
+        typed: frozenset[str] = frozenset(),
+    ) -> None:
+        """tasks: those that the records were made of, if there were some.
+
+        typed: columns of a table in which a null may stand for a missing key (posttrain.data.records.Record).
+        """
+        self.name, self.records, self.tasks, self.typed = name, records, tasks, typed
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == str(other) if isinstance(other, str | Records) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @staticmethod
-    def of(items: Iterable[Any], typed: frozenset[str] = frozenset()) -> "InMemoryData":
-        """These mappings, or these tasks; UserError for anything else, and for nothing."""
+    def of(items: Iterable[Any], typed: frozenset[str] = frozenset()) -> "Records":
+        """Return these mappings, or these tasks; UserError for anything else, and for nothing."""
         given = list(undecoded(items))
         wrong = next((each for each in given if not isinstance(each, Mapping | Task)), None)
         if not given or wrong is not None:
@@ -100,9 +121,8 @@ class InMemoryData(Data):
         records = [_plain(_recorded(each) if isinstance(each, Task) else each) for each in given]
         text = json.dumps(records, sort_keys=True, default=_told)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-        path = f"{MEMORY}{len(records)} records, {digest}"
         tasks = tasks if len(tasks) == len(given) else []  # a mix is read as records
-        return InMemoryData(path=path, records=records, tasks=tuple(tasks), typed=typed)
+        return Records(f"{MEMORY}{len(records)} records, {digest}", records, tuple(tasks), typed)
 
     def read(self) -> Iterator[Record]:
         """Yield the records, numbered."""
@@ -236,7 +256,7 @@ def _check_columns(data: Data, looked_for: Container[str], form: Form) -> None:
             problem = (
                 f"columns takes {column!r} for {name}, which is not read of a {form.noun} of {form.fields}"
             )
-            raise UserError(data.path, problem, "leave it out")
+            raise UserError(str(data.path), problem, "leave it out")
 
 
 def _counted(form: Form, number: int) -> str:

@@ -1,13 +1,13 @@
 """Tasks and conversations from records."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.data.calls import tools_of
 from posttrain.data.fields import WORKED, Fields
-from posttrain.data.gather import Data, Form, InMemoryData, Say, gather, silent
+from posttrain.data.gather import Data, Form, Records, Say, gather, silent
 from posttrain.data.records import Record
 from posttrain.data.shapes import shaped
 from posttrain.types import Message, Task, UserError
@@ -35,8 +35,8 @@ def load_tasks(data: Data, *, say: Say = silent) -> list[Task]:
     Ids are the records' own `id`, or else their file and line, and the same under any seed and limit.
     `say` is told in one line which forms were recognised, and what was skipped in another.
     """
-    if isinstance(data, InMemoryData) and data.tasks:
-        return _given(data)
+    if isinstance(data.path, Records) and data.path.tasks:
+        return _given(data, data.path.tasks)
     return gather(data, _task, say)
 
 
@@ -46,7 +46,7 @@ def task_of(record: Record) -> Task:
     return task
 
 
-def _given(data: InMemoryData) -> list[Task]:
+def _given(data: Data, tasks: Sequence[Task]) -> list[Task]:
     """Tasks that a program made; UserError for one that no record would have become."""
     for each in fields(Data):
         if each.name != "path" and getattr(data, each.name) not in (each.default, {}):
@@ -56,7 +56,7 @@ def _given(data: InMemoryData) -> list[Task]:
             )
             raise UserError(f"task.data.{each.name}", problem, fix)
     known: set[str] = set()
-    for number, task in enumerate(data.tasks, start=1):
+    for number, task in enumerate(tasks, start=1):
         texts = [m.get(key) for m in task.messages for key in ("role", "content")]
         for wrong, problem in (
             (not isinstance(task.id, str), f"its id is {task.id!r:.40}, not text"),
@@ -70,7 +70,7 @@ def _given(data: InMemoryData) -> list[Task]:
             if wrong:
                 raise UserError(f"data:{number}", problem, "mend the Task, or give a dictionary")
         known.add(task.id)
-    return list(data.tasks)
+    return list(tasks)
 
 
 def _task(fields: Fields) -> tuple[Form, list[Task]]:

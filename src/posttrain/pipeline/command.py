@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from posttrain.api.training import claimed_directory, free_directory, say
+from posttrain.api.opening import claimed_directory, free_directory
 from posttrain.base.nearest import did_you_mean
 from posttrain.models.pretrained import silent
 from posttrain.pipeline import file, stages
 from posttrain.pipeline.check import check, tell
 from posttrain.pipeline.record import lock, places
-from posttrain.report.terminal import out
+from posttrain.report.terminal import out, say
 from posttrain.types import UserError
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.api.merge import write_merged
-from posttrain.api.training import as_begun, otherwise, with_copies
+from posttrain.api.opening import as_begun, otherwise, with_copies
 from posttrain.base.files import put
 from posttrain.base.toml import dump, flat, inline
 from posttrain.models import checkpoint

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from posttrain.api.training import train
+from posttrain.api.opening import train
 from posttrain.base import process
 from posttrain.base.files import put
 from posttrain.base.toml import dump
@@ -31,6 +31,7 @@ from posttrain.pipeline.kinds import make_data, make_model
 from posttrain.pipeline.record import Place, asked, describe, made_by, placed, places, reading, thin
 from posttrain.report import terminal
 from posttrain.report.pipeline import write
+from posttrain.report.terminal import View
 from posttrain.runtime.record.journal import stop_asked_since
 from posttrain.types import RunError, UserError
 
@@ -53,10 +54,10 @@ class News:
         else:
             self.say(f"stage {name}: {state}" + (f", {text}" if text else ""))
 
-    def shown(self, name: str) -> Callable[[str, Mapping[str, float]], None] | None:
-        """Who is shown the updates of a run; None for the terminal."""
+    def view(self, name: str) -> View | Callable[[str, Mapping[str, float]], None]:
+        """How the updates of a stage's run are shown."""
         if not self.as_json:
-            return terminal.quiet if self.quiet else None
+            return "none" if self.quiet else "plan"
 
         def update(phase: str, numbers: Mapping[str, float]) -> None:
             if phase == "update":
@@ -140,7 +141,7 @@ def _one(pipeline: Pipeline, place: Place, made: Mapping[str, str], news: News) 
     found, began = reading(pipeline, stage, made), time.monotonic()
     try:
         resume = (directory / "config.toml").exists()
-        train(found, directory, title=stage.name, resume=resume, shown=news.shown(stage.name))
+        train(found, directory, title=stage.name, resume=resume, view=news.view(stage.name))
     except UserError as error:
         raise placed(pipeline, stage, error) from None
     except RunError as error:

@@ -13,7 +13,7 @@ from posttrain.base.reader import Where as Where
 from posttrain.base.reader import key_of
 from posttrain.base.reader import parsed as parsed
 from posttrain.base.usercode import beside, file_of
-from posttrain.errors import OVERRIDE, UnreadKeyError
+from posttrain.errors import OVERRIDE, UnreadKeyError, spelled
 from posttrain.methods.build import strangers
 from posttrain.methods.table import label, line
 from posttrain.recipe.document import document as document
@@ -46,8 +46,6 @@ class LoadedRecipe:
     tables: dict[str, Any]
     """The same as plain tables, overrides included."""
     where: "Where"
-    bind: Callable[[Recipe], Recipe] = lambda recipe: recipe
-    """Puts what only a program holds into a recipe that was read from tables."""
 
     @contextmanager
     def located(self) -> Iterator[None]:
@@ -160,14 +158,14 @@ def _of_methods(tables: Mapping[str, Any]) -> Mapping[tuple[str, ...], str]:
 def _check_read(found: LoadedRecipe) -> None:
     """UserError for a table or a key that nothing would read, as the other choices are."""
     name = found.recipe.method.get("name")
-    if not isinstance(name, str):
+    if name is None or name == "":
         raise UserError("method", "the method's name is missing", 'name = "grpo"')
     loop = line(name).loop
     for table in ONLINE_ONLY if loop == "offline" else OFFLINE_ONLY:
         if table in found.tables:
             raise UserError(
                 table,
-                f"[{table}] is never read: {label(name)} runs in the {loop} loop",
+                f"{spelled(f'[{table}]')} is never read: {label(name)} runs in the {loop} loop",
                 "leave the table out",
             )
     for key, why in unread(found.recipe, loop, line(name).learns).items():

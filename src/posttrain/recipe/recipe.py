@@ -32,6 +32,15 @@ from posttrain.types import Sampling, UserError
 from posttrain.verifiers.protocol import Verifier
 
 
+class LoadedModel:
+    """A model and its tokenizer that a program loaded with transformers; a run saves them at its start."""
+
+    __object__ = True
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """Which model, and what it computes in."""
@@ -54,6 +63,7 @@ class Model:
     """Draw the weights of its config.json from run.seed instead of reading them."""
     date: str = "auto"
     """What day templates are told that it is, as 2026-01-31; auto: the one on which the run began."""
+    loaded: LoadedModel | None = None
 
     def __post_init__(self) -> None:
         # At once, so that a run is the same wherever and whenever it is resumed or read.

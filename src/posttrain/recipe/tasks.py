@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from posttrain.base.usercode import cause, load_edited
-from posttrain.data import Data, InMemoryData, load_tasks
+from posttrain.data import Data, Records, load_tasks
 from posttrain.data.corpus import Text
 from posttrain.envs.agent import Agent
 from posttrain.envs.guess import Guess, guess_tasks
@@ -45,17 +45,6 @@ class UserEnv:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InMemoryEnv(UserEnv):
-    """An environment that a program holds."""
-
-    env: Any
-
-    def load(self) -> Env:
-        """It, for use in this process."""
-        return here(self.env)
-
-
-@dataclass(frozen=True, kw_only=True)
 class OwnTasks:
     """Tasks made by a function of your own, which the run keeps a copy of."""
 
@@ -80,7 +69,7 @@ class OwnTasks:
         except Exception as error:
             raise UserError(where, f"{self.function} fails: {cause(error)}") from None
         try:
-            found = load_tasks(InMemoryData.of(given)) if given else []
+            found = load_tasks(Data(path=Records.of(given))) if given else []
         except UserError as error:
             raise UserError(where, f"{self.function} makes what is no task: {error}") from None
         if len(found) <= self.held_out:
@@ -135,7 +124,7 @@ class TaskChoice:
     """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
     games: Games = Games()
     """Of guess, gymnasium, maze, openenv and textarena."""
-    env: UserEnv | None = None
+    env: UserEnv | Env | None = None
     repair: Repair | None = None
     """Wrong answers are asked for again, with what the verifier says of them."""
     tools: Tools | None = None
@@ -176,7 +165,9 @@ class TaskChoice:
 
     def environment(self) -> Env | None:
         """The environment that the tasks are played in; None for a question with one answer."""
-        return self.env.load() if self.env is not None else self.game
+        if self.env is None:
+            return self.game
+        return self.env.load() if isinstance(self.env, UserEnv) else here(self.env)
 
 
 def _split(

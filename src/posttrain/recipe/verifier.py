@@ -1,5 +1,6 @@
 """Which verifiers judge, and how their scores become one: the table `[verifier]` of a recipe."""
 
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +105,13 @@ VERIFIERS = (
     *("instructions", "reasoning_gym", "judge", "model", "function", "repetition", "language"),
 )
 """Keys of the table that name a verifier."""
+
+
+def kinds_of_verifiers() -> dict[type, str]:
+    """Return which verifier of a recipe each class is the configuration of."""
+    hints = typing.get_type_hints(VerifierChoice)
+    named = {cls: name for name in VERIFIERS for cls in typing.get_args(hints[name]) if isinstance(cls, type)}
+    return {cls: name for cls, name in named.items() if cls not in (Function, type(None))}
 
 
 @dataclass(frozen=True, kw_only=True)

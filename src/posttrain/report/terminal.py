@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 import rich.table
 from rich.console import Console
@@ -36,6 +36,16 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 out, err = console(), console(stderr=True)
+View = Literal["auto", "plan", "table", "lines", "json", "none"]
+"""How a run is shown. plan: a bar, and the plan before it; auto: a table in a notebook, a bar on a terminal,
+or else lines; json: lines for other programs; none: nothing."""
+
+
+def say(text: str) -> None:
+    """Print one line about what is done, on stderr."""
+    err.print(text, style="dim", soft_wrap=True)
+
+
 BARS = "▁▂▃▄▅▆▇█"
 
 NAMES = {
@@ -206,9 +216,15 @@ def _curve(name: str, values: list[float]) -> str:
 
 @contextmanager
 def view(
-    show: str, updates: int, stop_when: Condition | None = None
+    show: View | Callable[[str, Mapping[str, float]], None],
+    updates: int,
+    watch: Watch | None = None,
+    stop_when: Condition | None = None,
 ) -> Iterator[Callable[[str, Mapping[str, float]], None]]:
-    """What shows a loop to a program's user: "table", "lines", "none", or what suits the place ("auto")."""
+    """Within it a loop is shown in this way (`View`), or by a function of the caller's."""
+    if callable(show):
+        yield show
+        return
     python = sys.modules.get("IPython")
     notebook = python is not None and hasattr(python.get_ipython(), "kernel")
     if show == "table" or (show == "auto" and notebook):
@@ -217,11 +233,11 @@ def view(
             yield table
         finally:
             table.finish()
-    elif show == "auto" and err.is_terminal:
-        with Terminal(err, updates, stop_when=stop_when) as terminal:
+    elif show == "plan" or (show == "auto" and err.is_terminal):
+        with Terminal(err, updates, watch, stop_when) as terminal:
             yield terminal
     else:
-        yield quiet if show == "none" else as_lines
+        yield {"none": quiet, "json": as_json}.get(show, as_lines)
 
 
 def _display() -> Callable[[str], None]:

@@ -270,11 +270,8 @@ class Session:
         if final or stops or _due(self._open_parts.save_every, update):
             self.save()
         if stops and not final and self.stopped is None:
-            raise RunError(
-                ON_REQUEST,
-                f"after update {update} of {loop.updates}",
-                f"all of it is saved, go on with {RESUME}",
-            )
+            operation = f"{ON_REQUEST} after update {update} of {loop.updates}"
+            raise RunError(operation, "all of it is saved", f"go on with {RESUME}")
         return line
 
     def finish(self, stop_asked: Callable[[], bool] = bool) -> dict[str, float]:

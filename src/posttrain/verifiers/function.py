@@ -33,9 +33,9 @@ infinity, any other type) and wrong_length here; timeout and died from the pool.
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import MEMORY, asked, load_named, refuse_memory, signature, signature_of
@@ -51,27 +51,38 @@ _LISTS = (*_TRL, "answer", "messages", "task")
 
 @dataclass(frozen=True, kw_only=True)
 class Function(Verifier):
-    """What a function named "module:function" or "path/to/file.py:function" returns.
+    """What a function named "module:function" or "path/to/file.py:function" returns, or one of a program.
 
     Making one loads the function and raises UserError if that cannot be done or if its
-    parameters are none of those above. It is sent to other processes by name.
+    parameters are none of those above. A named one is sent to other processes by name. A program's own, or an
+    object that can be called as a verifier is, is called in its process, where nothing ends one that hangs.
 
     Labels: that of a returned Verdict, otherwise `scored`; failures as above.
     """
 
-    function: str
+    function: str | Callable[..., Any]
     name: str = ""
     """Under which its score is recorded; empty: the function's own."""
 
     def __post_init__(self) -> None:
-        if not self.function.startswith(MEMORY):
+        if callable(self.function) or not self.function.startswith(MEMORY):
             _ = self._wanted
         if not self.name:
-            object.__setattr__(self, "name", re.split("[:.]", self.function)[-1])
+            object.__setattr__(self, "name", _name(self.function))
 
-    def __reduce__(self) -> tuple[Callable[[str, str], "Function"], tuple[str, str]]:
+    def __reduce__(self) -> tuple[Callable[..., "Function"], tuple[Any, str]]:
         # Being unpickled loads the function, so that loading is not counted as judging.
         return _function, (self.function, self.name)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether it is called in this process: only an object of the program is."""
+        return callable(self.function)
+
+    @property
+    def own(self) -> str:
+        """What the function is called, for errors."""
+        return _name(self.function) if callable(self.function) else self.function.removeprefix(MEMORY)
 
     @property
     def grouped(self) -> bool:
@@ -80,6 +91,8 @@ class Function(Verifier):
 
     @property
     def _wanted(self) -> "_Wanted":
+        if callable(self.function):
+            return _understood(self.own, signature_of(self.function))
         again = "give it again, as reward= of posttrain.evaluate, train or Session"
         refuse_memory(self.function, f"{again}, or put it into a file and name that")
         return _parameters(self.function)
@@ -87,8 +100,8 @@ class Function(Verifier):
     def check_all(self, tasks: Sequence[Task]) -> None:
         """UserError if the function needs answers, and no task has one: the column has another name."""
         if tasks and "answer" in self._wanted.required and all(task.answer is None for task in tasks):
-            there, own = ", ".join(map(repr, tasks[0].fields)), self.function.removeprefix(MEMORY)
-            problem = f"{own} wants 'answer', and no task has one: there is {there or 'nothing else'}"
+            there = ", ".join(map(repr, tasks[0].fields))
+            problem = f"{self.own} wants 'answer', and no task has one: there is {there or 'nothing else'}"
             fix = "set task.data.columns.answer to its column, or give the parameter a default"
             raise UserError(tasks[0].source, problem, fix)
 
@@ -135,7 +148,16 @@ class Function(Verifier):
         return self._returned(named)
 
     def _returned(self, named: Mapping[str, Any]) -> object:
-        return awaited(load_named(self.function)(**named))
+        if not callable(self.function):
+            return awaited(load_named(self.function)(**named))
+        try:
+            return awaited(self.function(**named))
+        except Exception:
+            # As the cause alone tells a program's author less than the line.
+            if id(self.function) not in _FAILED:
+                _FAILED.add(id(self.function))
+                traceback.print_exc()
+            raise
 
     def check(self, task: Task) -> None:
         """UserError if the function needs a field that this task does not have."""
@@ -144,48 +166,9 @@ class Function(Verifier):
         for name in sorted(wanted.required - known):
             raise UserError(
                 task.source,
-                f"{self.function.removeprefix(MEMORY)} wants {name!r}, which task {task.id!r} does not have",
+                f"{self.own} wants {name!r}, which task {task.id!r} does not have",
                 did_you_mean(name, known) or f"it has {', '.join(sorted(known))}",
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class InProcessFunction(Function):
-    """A function, or an object that can be called, which a program holds: it is called in this process.
-
-    Nothing ends one that hangs. The traceback of the first failure is printed, as the cause alone tells a
-    program's author less than the line. A verifier is such an object too: it takes a task and a response.
-    """
-
-    call: Callable[..., Any] = field(repr=False)
-    trusted: ClassVar[bool] = True
-
-    @staticmethod
-    def of(call: Callable[..., Any], name: str = "") -> "InProcessFunction":
-        """This function under this name, or its own."""
-        inner = getattr(call, "func", call)  # of a partial
-        own = getattr(inner, "__name__", "") or str(getattr(inner, "name", "")) or type(inner).__name__
-        name = name or (own if own.isidentifier() else "reward")
-        made = InProcessFunction(function=f"{MEMORY}{name}", name=name, call=call)
-        made.require()
-        return made
-
-    def __reduce__(self) -> Any:
-        return InProcessFunction.of, (self.call, self.name)
-
-    @property
-    def _wanted(self) -> "_Wanted":
-        name = self.function.removeprefix(MEMORY)
-        return _understood(name, signature_of(self.call))
-
-    def _returned(self, named: Mapping[str, Any]) -> object:
-        try:
-            return awaited(self.call(**named))
-        except Exception:
-            if id(self.call) not in _FAILED:
-                _FAILED.add(id(self.call))
-                traceback.print_exc()
-            raise
 
 
 _FAILED: set[int] = set()
@@ -193,8 +176,17 @@ _FAILED: set[int] = set()
 _SILENT = Verdict(score=None, label=NOT_APPLICABLE, reason="the function returned None")
 
 
-def _function(function: str, name: str) -> Function:
+def _function(function: str | Callable[..., Any], name: str) -> Function:
     return Function(function=function, name=name)
+
+
+def _name(function: str | Callable[..., Any]) -> str:
+    """The name of a function, or of an object that can be called, where it has one."""
+    if isinstance(function, str):
+        return re.split("[:.]", function)[-1]
+    inner = getattr(function, "func", function)  # of a partial
+    own = getattr(inner, "__name__", "") or str(getattr(inner, "name", "")) or type(inner).__name__
+    return own if own.isidentifier() else "reward"
 
 
 def _prompt(task: Task) -> str:

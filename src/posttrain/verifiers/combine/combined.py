@@ -8,7 +8,7 @@ from typing import get_args
 from posttrain.types import Task, UserError, Verdict
 from posttrain.verifiers.combine.formula import ENSEMBLES, How, combined, deviation, total
 from posttrain.verifiers.combine.length import Length
-from posttrain.verifiers.function import InProcessFunction
+from posttrain.verifiers.function import Function
 from posttrain.verifiers.protocol import NOT_APPLICABLE, Group, Verifier
 from posttrain.verifiers.workers.pool import judged, judged_all, judged_group
 
@@ -106,7 +106,7 @@ class Combined(Verifier):
     def trusted(self) -> bool:
         """Whether every part is; or one is a function of this process, where the others then judge too."""
         parts = [part.verifier for part in self.parts]
-        return all(v.trusted for v in parts) or any(isinstance(v, InProcessFunction) for v in parts)
+        return all(v.trusted for v in parts) or any(isinstance(v, Function) and v.trusted for v in parts)
 
     @property
     def batch(self) -> int:

@@ -126,7 +126,8 @@ class Box:
                 status = live.process.wait() if how == "exit" else None
                 memory = live.out_of_memory()
         if not read["report"].startswith(b"+"):
-            raise RunError("start a box", _last_line(read["stderr"]) or f"status {status}")
+            why = _last_line(read["stderr"]) or f"status {status}"
+            raise RunError("start a box", f"it does not come up: {why}")
         ended: Literal["exit", "signal", "timeout", "output", "memory"] = "memory" if memory else how
         if status is not None and status < 0:
             status = 128 - status

@@ -1,52 +1,52 @@
-"""A recipe that was read, run to its end: what `posttrain train` and each stage of a pipeline do."""
+"""The one way into a run: `open_session`, and `train`, which runs what it opens to its end."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from posttrain import errors
 from posttrain.base import process
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY, file_of
+from posttrain.errors import RUN_DIR, RunError, UserError
 from posttrain.learner.ranks import ALONE, Ranks, launched
 from posttrain.models.checkpoint import weights_alone
-from posttrain.models.pretrained import resolve, silent
+from posttrain.models.pretrained import resolve, save_pretrained, silent
 from posttrain.recipe import config
-from posttrain.recipe.recipe import Recipe
+from posttrain.recipe.objects import exported, named_in, sources_of, written_files
+from posttrain.recipe.recipe import LoadedModel, Recipe
 from posttrain.report import terminal, write
 from posttrain.report.record import json_lines
-from posttrain.report.terminal import err
+from posttrain.report.terminal import View, err, say
 from posttrain.report.watch import Watch
 from posttrain.runtime import build
+from posttrain.runtime.loop import Parts
 from posttrain.runtime.ranks.ranked import agree
 from posttrain.runtime.record.journal import Show, stop_recorded, stop_requested
 from posttrain.runtime.record.resume import DATA, check_digests, digest_of_data, digests_of, read_digests
 from posttrain.runtime.record.rundir import CODE, RunDir, code_versions, kept
 from posttrain.runtime.record.schedule import RecordedSchedule
 from posttrain.runtime.session import Session
-from posttrain.types import RunError, UserError
 
 MAY_DIFFER = ("checkpoint", "record", "track", "eval", "train")
 """Tables that a run may be resumed with otherwise than it was started: no weight depends on them, but for the
 rounding of sums over another number of ranks."""
 
 
-def say(text: str) -> None:
-    """One line of what is going on, on stderr."""
-    err.print(text, style="dim", soft_wrap=True)
-
-
 def free_directory(name: str, root: str = "runs") -> Path:
-    """The first directory ROOT/NAME-001, -002 ... that is not taken."""
+    """Return the first directory ROOT/NAME-001, -002 ... that is not taken."""
     return next(p for n in range(1, 100_000) if not (p := Path(root) / f"{name}-{n:03d}").exists())
 
 
 def claimed_directory(name: str, root: str = "runs") -> Path:
-    """The same, made at once, so that no other process that begins now takes it too."""
+    """Return the same, made at once, so that no other process that begins now takes it too."""
     while True:
         path = free_directory(name, root)
         try:
@@ -58,77 +58,179 @@ def claimed_directory(name: str, root: str = "runs") -> Path:
         return path
 
 
-def train(
+def open_session(
     found: config.LoadedRecipe,
-    path: Path,
+    run_dir: Path | None,
     *,
     title: str,
-    resume: bool,
-    shown: Show | None = None,
-    recorded: RecordedSchedule | None = None,
+    resume: bool = False,
     ranks: Ranks = ALONE,
-) -> dict[str, float]:
-    """The metrics of the last evaluation of a run in this directory, which is then left with its report.
+    view: View | Show = "none",
+    recorded: RecordedSchedule | None = None,
+) -> Parts:
+    """Open the run of a recipe in its directory, and return what a session of it needs.
 
-    The plan, and a line an update, go to the terminal; or to `shown` alone, if it is given. `recorded`: what
-    another run's samplers did, to be done again. Of `ranks` all others than rank 0 are silent.
-    Raises UserError, located, before anything was trained, and RunError from a run that had to stop.
+    The command line, posttrain.train, posttrain.Session and each stage of a pipeline come in here. A run
+    directory that is not named is the first free one of runs/TITLE-001, -002 ... Of `ranks` all others than
+    rank 0 are silent. recorded: what another run's samplers did, to be done again.
+
+    Raises UserError, located, before anything is trained; nothing is then left of a new directory.
     """
     if ranks is ALONE:
         check_alone()
-    shown = terminal.quiet if ranks.rank else shown
-    try:
-        with _opened(found, path, resume, ranks) as directory:
-            told = silent if shown else say
+    if resume and run_dir is None:
+        raise UserError("resume", "which run?", f"name its directory with {RUN_DIR}")
+    made = claimed_directory(title) if run_dir is None and not ranks.rank else run_dir
+    path = ranks.tell(made, "the run directory")
+    assert path is not None
+    plans = view == "plan" and not ranks.rank
+    told = silent if ranks.rank or callable(view) or view in ("none", "json") else say
+    with ExitStack() as stack:
+        directory = RunDir(path, resume=resume, rank=ranks.rank)
+        stack.callback(directory.close)
+        try:
+            found = _with_sources(found, directory, resume, told)
+            ranks.gather(None, "the run directory")
+            if resume and (before := path / "config.toml").exists():
+                plain = config.from_tables(exported(as_begun(found, path).tables)).recipe
+                check_same(plain, config.read(before).recipe, before)
+            # A program has the threads that it has set itself, unless the recipe says otherwise.
+            threads = found.recipe.run.threads
+            stack.enter_context(process.configured(threads) if errors.SHELL else process.as_before(threads))
             found, chosen = prepare(
                 found, directory, title=title, resume=resume, say=told, ranks=ranks, recorded=bool(recorded)
             )
-            if shown is None:
+            if plans:
                 print_plan(chosen)
-                say(f"run directory: {directory.path}")
-            with process.configured(found.recipe.run.threads):
-                how: dict[str, Any] = {"resume": resume, "config": found.tables, "recorded": recorded}
-                how["ranks"] = ranks
-                return _run(chosen, directory, how, shown)
+                say(f"run directory: {path}")
+            shown = stack.enter_context(
+                terminal.view(
+                    terminal.quiet if ranks.rank else view,
+                    found.recipe.run.updates,
+                    Watch(json_lines(path / "metrics.jsonl")[0]),
+                    found.recipe.run.condition,
+                )
+            )
+            parts = build.build_session_parts(
+                chosen,
+                directory,
+                resume=resume,
+                config=exported(found.tables),
+                show=shown,
+                say=told,
+                ranks=ranks,
+                recorded=recorded,
+            )
+        except (UserError, KeyboardInterrupt) as error:
+            if not resume:
+                directory.discard()
+            raise found.locate(error) if isinstance(error, UserError) else error from None
+        stack.push(parts.closing)
+        return replace(parts, closing=stack.pop_all())
+
+
+def train(
+    found: config.LoadedRecipe,
+    run_dir: Path | None,
+    *,
+    title: str,
+    resume: bool,
+    view: View | Show = "plan",
+    recorded: RecordedSchedule | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple[Path, dict[str, float]]:
+    """Run a recipe to its end: the run directory, which has a report, and the last evaluation's metrics.
+
+    A signal ends the run after its update, saved. Raises UserError, located, before anything was trained, and
+    RunError from a run that had to stop.
+    """
+    path = run_dir
+    try:
+        how: dict[str, Any] = {"ranks": ranks, "view": view, "recorded": recorded}
+        parts = open_session(found, run_dir, title=title, resume=resume, **how)
+        path = parts.run_dir.path
+        with stop_requested() as stopped, Session(parts) as session:
+            return path, run(session, stopped)
     except KeyboardInterrupt as error:
-        if str(error) or resume:
+        if str(error) or resume or path is None:
             raise
         made = json_lines(path / "metrics.jsonl")[0]
         raise KeyboardInterrupt(kept(path) if made else "nothing was trained yet") from None
 
 
-@contextmanager
-def _opened(found: config.LoadedRecipe, path: Path, resume: bool, ranks: Ranks) -> Iterator[RunDir]:
-    """The run directory of this rank; nothing is left of one that ends before its first update."""
-    directory = open_run(found, path, resume, ranks.rank)
+def run(session: Session, stop_asked: Callable[[], bool] = lambda: False) -> dict[str, float]:
+    """Run a session to its end, and write its report: the metrics of its last evaluation."""
+    directory = session.run_dir
     try:
-        ranks.gather(None, "the run directory")
-        yield directory
-    except (UserError, KeyboardInterrupt) as error:
+        with stop_recorded(directory.path, directory.own):
+            last = session.finish(stop_asked)
+    except BaseException:
+        # On a full disk, or where someone is in a hurry, the first error is the one to report.
+        with suppress(Exception, KeyboardInterrupt):
+            if not directory.rank:
+                write(directory.path)
+        raise
+    if directory.rank:
+        return last
+    if session.reached:
+        say(f"the run ends early: {session.stopped}")
+    elif session.stopped:
+        (directory.path / "stopped.txt").write_text(f"{session.stopped}\n", encoding="utf-8")
+    try:
+        write(directory.path)
+    except UserError as error:
+        raise RunError("report", str(error), "the run has ended and is saved") from None
+    return last
+
+
+def _with_sources(
+    found: config.LoadedRecipe, directory: RunDir, resume: bool, say: Callable[[str], None]
+) -> config.LoadedRecipe:
+    """Keep the source of a program's objects and of the recipe's own code in the run's directory.
+
+    Files that end with the program are then named by their copies, and a loaded model by where it is saved.
+    """
+    try:
+        if not resume and not directory.rank:
+            directory.keep(config.own_files(found.tables))
+        for name, source in sources_of(found.tables).items():
+            if not directory.keep_source(name, source):
+                problem = f"{name} has changed since the run began, which goes on with it as it is now:"
+                warnings.warn(f"{problem} not as it would have gone on", stacklevel=6)
         if not resume:
-            directory.discard()
-        raise found.locate(error) if isinstance(error, UserError) else error from None
-    finally:
-        directory.close()
-
-
-def open_run(found: config.LoadedRecipe, path: Path, resume: bool, rank: int = 0) -> RunDir:
-    """The run directory, with copies of the recipe's own code in it."""
-    directory = RunDir(path, resume=resume, rank=rank)
-    try:
-        directory.keep(() if resume or rank else config.own_files(found.tables))
+            directory.keep(written_files(found.tables))
     except BaseException:
         directory.discard()
-        directory.close()
         raise
-    return directory
+    tables = named_in(directory.path / CODE, found.tables)
+    loaded = found.recipe.model.loaded
+    if loaded is not None:
+        before = directory.path / "config.toml"
+        path = config.read(before).recipe.model.path if before.exists() else str(_save(loaded, directory))
+        tables["model"] = {k: v for k, v in tables["model"].items() if k != "loaded"} | {"path": path}
+    return found if tables == found.tables else config.from_tables(tables, found.where)
+
+
+def _save(loaded: LoadedModel, directory: RunDir) -> Path:
+    """Save a program's model in the run's directory; the model itself is left as it is."""
+    model = loaded.model
+    own = {name: getattr(model, name) for name in ("config", "generation_config") if hasattr(model, name)}
+    try:
+        for name, each in own.items():  # transformers writes into them as it saves
+            setattr(model, name, copy.deepcopy(each))
+        save_pretrained(model, loaded.tokenizer, directory.start)
+    finally:
+        for name, each in own.items():
+            setattr(model, name, each)
+    return directory.start
 
 
 def _config_text(found: config.LoadedRecipe, run: Path, digests: Mapping[str, str]) -> str:
     """The recipe as the run keeps it: its own code by the copies; with digests of what it read."""
     here = str((run / CODE).resolve())
     places = config.OWN + config.CALLED
-    text = dump(config.renamed(found.tables, lambda name: name.replace(here, CODE, 1), places))
+    tables = config.renamed(exported(found.tables), lambda name: name.replace(here, CODE, 1), places)
+    text = dump(tables)
     return text + "".join(f"\n# {name}: BLAKE2b {digest}\n" for name, digest in digests.items())
 
 
@@ -149,7 +251,7 @@ def with_copies(
     tables = config.renamed(found.tables, copied)
     if tables == found.tables:
         return found
-    recipe = found.bind(config.parsed(Recipe, tables, found.where))
+    recipe = config.parsed(Recipe, tables, found.where)
     return replace(found, tables=tables, recipe=recipe)
 
 
@@ -184,7 +286,7 @@ def prepare(
     chosen = build.plan(found.recipe, say, path, checked, ranks=ranks.size)
     now = digests_of(found.tables, path) | {DATA: digest_of_data(chosen.resolved.train or chosen.groups)}
     check_digests(before, now, say)
-    agree(ranks, dump(found.tables), code_versions(), now[DATA])
+    agree(ranks, dump(exported(found.tables)), code_versions(), now[DATA])
     # All cut their rows alike.
     budget = min(ranks.gather(chosen.microbatch_tokens, "the plan"))
     chosen = replace(chosen, microbatch_tokens=budget, recorded=recorded)
@@ -215,36 +317,6 @@ def as_begun(
     settled = {"dtype": model.dtype, "date": model.date, "path": model.path}
     tables = {**found.tables, "model": {**found.tables["model"], **settled}}
     return replace(found, recipe=replace(found.recipe, model=model), tables=tables)
-
-
-def _run(
-    chosen: build.Plan, directory: RunDir, how: Mapping[str, Any], shown: Show | None
-) -> dict[str, float]:
-    """The metrics of the last evaluation, once every update is made; a signal asks it to save and stop."""
-    run, told = chosen.resolved.recipe.run, silent if shown else say
-    watch = Watch(json_lines(directory.path / "metrics.jsonl")[0])
-    view: AbstractContextManager[Show] = (
-        nullcontext(shown) if shown else terminal.Terminal(err, run.updates, watch, run.condition)
-    )
-    try:
-        with view as show:
-            session = Session(build.build_session_parts(chosen, directory, **how, show=show, say=told))
-            with stop_recorded(directory.path, directory.own), session, stop_requested() as stopped:
-                last = session.finish(stopped)
-                if session.reached:
-                    told(f"the run ends early: {session.stopped}")
-    except BaseException:
-        with suppress(Exception, KeyboardInterrupt):  # on a full disk the first error is the one to tell
-            if not directory.rank:
-                write(directory.path)
-        raise
-    if directory.rank:
-        return last
-    try:
-        write(directory.path)
-    except UserError as error:
-        raise RunError("report", str(error), "the run has ended and is saved") from None
-    return last
 
 
 def check_same(now: Recipe, before: Recipe, file: Path) -> None:
