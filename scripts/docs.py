@@ -29,7 +29,7 @@ from typing import Any
 import typer.main
 
 import posttrain
-from posttrain.base.reader import key_of
+from posttrain.base.reader import key_of, keys_of
 from posttrain.cli import app
 from posttrain.math import corrections, preference, ratios, reduce, returns, reward, surrogate, trust
 from posttrain.math.choice import function_of
@@ -65,7 +65,11 @@ UNSAID = {
     "TaskChoice.propositional": "Random theorems of propositional logic to prove in Coq; see below.",
     "TaskChoice.guess": "A guessing game of several turns; see below.",
     "TaskChoice.maze": "A text maze of several turns; see below.",
-    "TaskChoice.maze_size": "Columns and rows of each maze.",
+    "TaskChoice.gymnasium": "An environment of Gymnasium in words; see below.",
+    "TaskChoice.openenv": "An environment behind a server of OpenEnv; see below.",
+    "TaskChoice.own": "Tasks of a function of yours; see below.",
+    "TaskChoice.textarena": "A game of TextArena; see below.",
+    "TaskChoice.reasoning_gym": "Problems of reasoning-gym, which brings its own scorers; see below.",
     "TaskChoice.env": "An environment of yours, which plays the tasks of data; see below.",
     "Guess.high": "Numbers run from 1 to this.",
     "Guess.max_turns": "Guesses in a game.",
@@ -393,8 +397,8 @@ def fields(where: str) -> str:
 
 
 def _keys(cls: type) -> str:
-    hints = typing.get_type_hints(cls)
-    given = [f for f in dataclasses.fields(cls) if f.init]
+    hints = dict(keys_of(cls))
+    given = [f for f in dataclasses.fields(cls) if f.init and f.name in hints]
     lines = [
         f"`{f.name}` | {kind(hints[f.name])} | {default(f)} | {cell(meaning(cls, f.name))}" for f in given
     ]

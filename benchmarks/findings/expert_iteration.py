@@ -22,7 +22,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from posttrain.api import training
+from posttrain.api.opening import train
 from posttrain.base.process import configure
 from posttrain.envs.tasks.arithmetic import Arithmetic
 from posttrain.evaluation.compare import Compare, answers
@@ -116,9 +116,7 @@ def run(name: str, seed: int, start: Path, out: Path) -> dict[str, Any]:
     def make() -> dict[str, Any]:
         shutil.rmtree(place, ignore_errors=True)
         changes = [f"model.path={start}", f"run.seed={seed}", *COMMON, *CASES[name]]
-        training.train(
-            config.read(RECIPE, changes), place, title=name, resume=False, shown=lambda kind, data: None
-        )
+        train(config.read(RECIPE, changes), place, title=name, resume=False, view=lambda kind, data: None)
         curve, drawn = [], 0.0
         for line in (json.loads(x) for x in (place / "metrics.jsonl").read_text().splitlines()):
             drawn += 8 * (line.get("select/kept", 0) + line.get("select/dropped", 0))

@@ -23,7 +23,7 @@ from typing import Any
 
 from lora_rank import PIPELINE, made, newest
 
-from posttrain.api import training
+from posttrain.api.opening import train
 from posttrain.base.process import configure
 from posttrain.methods import table as methods
 from posttrain.methods.policy_gradient import PolicyGradient
@@ -88,7 +88,7 @@ def begun(stages: Path, out: Path) -> Path:
         sets = [f"model.path={newest(stages / '03-pretrain') / 'model'}", "run.updates=120", "run.seed=1"]
         sets += [f"task.data.path={stages / '01-data' / 'sft.jsonl'}", "run.threads=1"]
         read = config.read(PIPELINE.with_suffix("") / "sft.toml", sets)
-        training.train(read, place, title="sft", resume=False, shown=lambda kind, data: None)
+        train(read, place, title="sft", resume=False, view=lambda kind, data: None)
     return newest(place) / "model"
 
 
@@ -123,7 +123,7 @@ def run(arm: str, lag: str, seed: int, lr: float, start: Path, out: Path) -> dic
             sets["async.max_lag"] = LAGS[lag]
         words = [f"{key}={value}" for key, value in sets.items()]
         read = config.read(PIPELINE.with_suffix("") / "grpo.toml", words)
-        training.train(read, place, title=f"{arm}, lag {lag}", resume=False, shown=lambda kind, data: None)
+        train(read, place, title=f"{arm}, lag {lag}", resume=False, view=lambda kind, data: None)
         lines = [json.loads(x) for x in (place / "metrics.jsonl").read_text().splitlines()]
         last = [line for line in lines if line["update"] > UPDATES - 10]
         told: dict[str, Any] = {key: statistics.fmean(x.get(key, 0.0) for x in last) for key in SHOWN}

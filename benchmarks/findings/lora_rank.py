@@ -26,8 +26,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from posttrain.api import training
 from posttrain.api.merge import write_merged
+from posttrain.api.opening import train
 from posttrain.base.process import configure
 from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
 from posttrain.evaluation.changes import compare, summary
@@ -145,7 +145,7 @@ def run(name: str, arm: str, lr: float, seed: int, start: Path, out: Path) -> di
         sets += [f"optim.lr={lr}", *of.sets, *([f"lora.rank={RANKS[arm]}"] if RANKS[arm] else [])]
         sets += [f"task.data.path={questions(seed, out)}"] if name == "sft" else []
         recipe = config.read(PIPELINE.with_suffix("") / of.recipe, sets)
-        training.train(recipe, place, title=name, resume=False, shown=lambda kind, data: None)
+        train(recipe, place, title=name, resume=False, view=lambda kind, data: None)
         result.write_text(json.dumps(measured(recipe, place)) + "\n")
     found: dict[str, float] = json.loads(result.read_text())
     print(f"{place.name}: " + ", ".join(f"{key} {found[key]:.3g}" for key in found), file=sys.stderr)

@@ -208,7 +208,7 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
         ("verifier", "the environment gives the rewards"),
     ),
     "two tasks": ({"task": {"guess": {}}}, ("exactly one of", "arithmetic and guess")),
-    "no task": ({"task": {"arithmetic": None, "maze_size": 3}}, ("exactly one of", "none")),
+    "no task": ({"task": {"arithmetic": None, "games": {}}}, ("exactly one of", "none")),
     "held-out beside nothing": (
         {"task": {"held_out": {"path": "x.jsonl"}}},
         ("held_out is read beside data",),
@@ -217,7 +217,7 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
     "weight of nobody": ({"verifier": {"weights": {"regx": 1.0}}}, ("verifier.weights", "'regx'")),
     "batch of an online method": ({"batch": {"batch_size": 8}}, ("[batch] is never read", "online loop")),
     "games of arithmetic": ({"task": {"games": {"train": 3}}}, ("task.games", "never read")),
-    "maze size of arithmetic": ({"task": {"maze_size": 3}}, ("task.maze_size", "never read")),
+    "maze size of arithmetic": ({"task": {"maze_size": 3}}, ("exactly one of", "arithmetic and maze")),
     "names of a run that goes nowhere": ({"track": {"name": "x"}}, ("track.name", "track.sinks is empty")),
     "evaluations of no tasks": ({"eval": {"limit": 0, "every": 3}}, ("eval.every", "eval.limit is 0")),
     "adapter options without a rank": ({"lora": {"alpha": 8.0}}, ("lora.alpha", "never read", "lora.rank")),
@@ -233,7 +233,7 @@ COMBINATIONS: dict[str, tuple[Tables, Fragments]] = {
     "absurd device": ({"model": {"device": "cuda:x"}}, ("model.device", "cuda:x")),
     "empty device": ({"model": {"device": ""}}, ("model.device",)),
     "a device that computes nothing": ({"model": {"device": "meta"}}, ("model.device", "meta")),
-    "unknown sink": ({"track": {"sinks": ["wandbb"]}}, ("track.sinks", "unknown sink 'wandbb'", "'wandb'")),
+    "unknown sink": ({"track": {"sinks": ["wandbb"]}}, ("track.sinks", "there is no 'wandbb'", "'wandb'")),
     "unknown adapter target": ({"lora": {"rank": 4, "targets": ["nope"]}}, ("lora", "nope")),
     "no room for an answer": ({"sampling": {"max_new_tokens": 510}}, ("context of 512", "max_new_tokens")),
     "a cache too small": ({"engine": {"cache_tokens": 8}}, ("engine.cache_tokens",)),
@@ -311,9 +311,9 @@ PARTS: dict[str, tuple[Tables, Fragments]] = {
     ),
     "a layout beside a size": (
         {"task": {"arithmetic": None, "maze": {}, "maze_layout": "S.G", "maze_size": 3}, "verifier": None},
-        ("task.maze_size", "never read", "task.maze_layout says how large"),
+        ("task.maze", "size is never read", "layout says how large"),
     ),
-    "a layout of arithmetic": ({"task": {"maze_layout": "S.G"}}, ("task.maze_layout", "there is no maze")),
+    "a layout of arithmetic": ({"task": {"maze_layout": "S.G"}}, ("exactly one of", "arithmetic and maze")),
 }
 
 METHOD_OPTIONS: dict[str, tuple[Tables, Fragments]] = {
@@ -380,7 +380,10 @@ VLLM = {"engine": {"name": "vllm"}}
 LATE = {"method": {"correction": "token_truncated"}}
 AHEAD = {"max_lag": 1, "swap": "within"}
 ENGINES: dict[str, tuple[Tables, Fragments]] = {
-    "no such engine": ({"engine": {"name": "sglang"}}, ("engine.name", "sglang", "'native' or 'vllm'")),
+    "no such engine": (
+        {"engine": {"name": "sglang"}},
+        ("engine.name", "there is no 'sglang'", "native, vllm"),
+    ),
     "vLLM and top-k": (VLLM | {"sampling": {"top_k": 5}}, ("sampling.top_k", "'native'")),
     "vLLM and top-p": (VLLM | {"sampling": {"top_p": 0.9}}, ("sampling.top_p", "'native'")),
     "vLLM and min-p": (VLLM | {"sampling": {"min_p": 0.1}}, ("sampling.min_p", "'native'")),

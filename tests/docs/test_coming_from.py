@@ -16,6 +16,7 @@ import pytest
 import posttrain
 from posttrain.api.recipe import KEYWORDS
 from posttrain.base.reader import key_of
+from posttrain.base.reader import keys_of as fields_of
 from posttrain.errors import shell
 from posttrain.methods.build import CHOICES, readable
 from posttrain.methods.table import METHODS
@@ -34,11 +35,10 @@ PROGRAMS = [
 
 def keys_of(cls: type, path: str = "") -> Iterator[str]:
     """Every key of a configuration, dotted."""
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        dotted = f"{path}.{key_of(field.name)}".removeprefix(".")
+    for name, hint in fields_of(cls):
+        dotted = f"{path}.{key_of(name)}".removeprefix(".")
         yield dotted
-        for inner in (hints[field.name], *typing.get_args(hints[field.name])):
+        for inner in (hint, *typing.get_args(hint)):
             if dataclasses.is_dataclass(inner):
                 yield from keys_of(typing.cast(type, inner), dotted)
 

@@ -26,6 +26,7 @@ import typer.main
 import posttrain
 from posttrain.base.nearest import elsewhere
 from posttrain.base.reader import key_of
+from posttrain.base.reader import keys_of as fields_of
 from posttrain.base.usercode import load_named
 from posttrain.cli import app
 from posttrain.envs.protocol import Start, guarded_reply, guarded_start
@@ -169,11 +170,11 @@ def test_no_meaning_is_given_twice(docs: ModuleType) -> None:
         if cls in seen:
             return
         seen.add(cls)
-        told, hints = docs.said(cls), typing.get_type_hints(cls)
-        for field in dataclasses.fields(cls):
-            if field.name not in told:
-                silent.add(f"{cls.__name__}.{field.name}")
-            inner = docs.nested(hints[field.name])
+        told = docs.said(cls)
+        for name, hint in fields_of(cls):
+            if name not in told:
+                silent.add(f"{cls.__name__}.{name}")
+            inner = docs.nested(hint)
             if inner:
                 walk(inner)
 

@@ -11,9 +11,9 @@ import pytest
 
 import posttrain
 from posttrain.base.usercode import load_edited, with_neighbours
+from posttrain.data.own import OwnTasks
 from posttrain.methods.table import line
 from posttrain.recipe import config
-from posttrain.recipe.tasks import OwnTasks
 from posttrain.testing import repeatable
 
 MINE = '''
@@ -230,7 +230,7 @@ def test_tasks_and_a_selection_of_one_s_own(run_cli, write, online, mine, tmp_pa
 
 
 def test_tasks_of_one_s_own_may_be_records(mine):
-    [task] = OwnTasks(function=f"{mine}:records").made()
+    [task] = OwnTasks(function=f"{mine}:records").tasks()
     assert (task.messages, task.answer) == (({"role": "user", "content": "1+1="},), "2")
     assert (task.fields["level"], task.id) == (1, "data:1")
 

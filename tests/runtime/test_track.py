@@ -8,14 +8,23 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from posttrain.base.kinds import kinds
 from posttrain.runtime.record import track
 from posttrain.runtime.record.track import Run, Track, open_tracker, truncate_after
 from posttrain.types import RunError, UserError
+
+
+def tracker(service: Any) -> Any:
+    """A kind of the registry that opens this service."""
+    return SimpleNamespace(ours=True, load=lambda: service)
+
 
 CONFIG = {"optimiser": {"lr": 2e-5}, "method": "grpo"}
 
@@ -175,7 +184,7 @@ class Probe:
 @pytest.fixture
 def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
     made = Probe(Run(Path(), "", "", {}, -1))
-    monkeypatch.setitem(track.SERVICES, "tensorboard", lambda run: made)
+    monkeypatch.setitem(kinds("trackers"), "tensorboard", tracker(lambda run: made))
     return made
 
 
@@ -233,7 +242,7 @@ def test_the_one_line_names_the_cause(
 def test_a_service_that_cannot_be_opened_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(track.SERVICES, "tensorboard", lambda run: fail())
+    monkeypatch.setitem(kinds("trackers"), "tensorboard", tracker(lambda run: fail()))
     record = opened(tmp_path, "tensorboard")
     record.log(0, line(0))
     record.close()
@@ -260,7 +269,9 @@ def test_a_service_that_hangs_does_not_keep_the_process_from_ending(tmp_path: Pa
     program = (
         "import time; from posttrain.runtime.record import track\n"
         "track.CLOSE_SECONDS = 0.1\n"
-        "track.SERVICES['tensorboard'] = lambda run: time.sleep(3600)\n"
+        "from types import SimpleNamespace; from posttrain.base.kinds import kinds\n"
+        "sleeps = SimpleNamespace(ours=True, load=lambda: lambda run: time.sleep(3600))\n"
+        "kinds('trackers')['tensorboard'] = sleeps\n"
         "t = opened('tensorboard'); t.log(0, line(0)); t.close()"
     )
     assert "did not close within 0.1 s" in alone(program, tmp_path).stderr
@@ -288,7 +299,9 @@ def test_a_service_that_falls_too_far_behind_is_given_up(
 def test_one_dead_service_does_not_touch_the_other(
     tmp_path: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(track.SERVICES, "json", lambda run: fail())  # any package that is installed
+    monkeypatch.setitem(
+        kinds("trackers"), "json", tracker(lambda run: fail())
+    )  # any package that is installed
     record = opened(tmp_path, "json", "tensorboard")
     record._feeds[0]._done.wait(10)
     record.log(0, line(0))
@@ -300,9 +313,9 @@ def test_one_dead_service_does_not_touch_the_other(
 def test_an_unknown_or_absent_service_is_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"track\.sinks: unknown sink 'wandbb'; did you mean 'wandb'\?"):
+    with pytest.raises(UserError, match=r"track\.sinks: there is no 'wandbb'; did you mean 'wandb'\?"):
         opened(tmp_path / "run", "wandbb")
-    monkeypatch.setitem(track.SERVICES, "no_such_package", Probe)
+    monkeypatch.setitem(kinds("trackers"), "no_such_package", tracker(Probe))
     with pytest.raises(UserError, match=r"not installed; pip install 'posttrain\[no_such_package\]'"):
         opened(tmp_path / "run", "no_such_package")
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ from posttrain.base import process
 from posttrain.base.reader import key_of
 from posttrain.base.toml import dump
 from posttrain.base.usercode import MEMORY, file_of
-from posttrain.errors import RUN_DIR, RunError, UserError
+from posttrain.errors import RUN_DIR, Option, RunError, UserError
 from posttrain.learner.ranks import ALONE, Ranks, launched
 from posttrain.models.checkpoint import weights_alone
 from posttrain.models.pretrained import resolve, save_pretrained, silent
@@ -79,21 +79,22 @@ def open_session(
     if ranks is ALONE:
         check_alone()
     if resume and run_dir is None:
-        raise UserError("resume", "which run?", f"name its directory with {RUN_DIR}")
+        raise UserError(str(Option("--resume", "resume")), "which run?", f"name its directory with {RUN_DIR}")
     made = claimed_directory(title) if run_dir is None and not ranks.rank else run_dir
     path = ranks.tell(made, "the run directory")
     assert path is not None
     plans = view == "plan" and not ranks.rank
     told = silent if ranks.rank or callable(view) or view in ("none", "json") else say
+    if resume and (before := path / "config.toml").exists():
+        with found.located():
+            plain = config.from_tables(exported(as_begun(found, path, told).tables)).recipe
+            check_same(plain, config.read(before).recipe, before)
     with ExitStack() as stack:
         directory = RunDir(path, resume=resume, rank=ranks.rank)
         stack.callback(directory.close)
         try:
             found = _with_sources(found, directory, resume, told)
             ranks.gather(None, "the run directory")
-            if resume and (before := path / "config.toml").exists():
-                plain = config.from_tables(exported(as_begun(found, path).tables)).recipe
-                check_same(plain, config.read(before).recipe, before)
             # A program has the threads that it has set itself, unless the recipe says otherwise.
             threads = found.recipe.run.threads
             stack.enter_context(process.configured(threads) if errors.SHELL else process.as_before(threads))
@@ -186,9 +187,9 @@ def run(session: Session, stop_asked: Callable[[], bool] = lambda: False) -> dic
 def _with_sources(
     found: config.LoadedRecipe, directory: RunDir, resume: bool, say: Callable[[str], None]
 ) -> config.LoadedRecipe:
-    """Keep the source of a program's objects and of the recipe's own code in the run's directory.
+    """Keep the source of a program's objects, and of the recipe's own code, in the run's directory.
 
-    Files that end with the program are then named by their copies, and a loaded model by where it is saved.
+    A loaded model is saved there, and then named by its path.
     """
     try:
         if not resume and not directory.rank:
@@ -202,13 +203,16 @@ def _with_sources(
     except BaseException:
         directory.discard()
         raise
-    tables = named_in(directory.path / CODE, found.tables)
     loaded = found.recipe.model.loaded
-    if loaded is not None:
-        before = directory.path / "config.toml"
-        path = config.read(before).recipe.model.path if before.exists() else str(_save(loaded, directory))
-        tables["model"] = {k: v for k, v in tables["model"].items() if k != "loaded"} | {"path": path}
-    return found if tables == found.tables else config.from_tables(tables, found.where)
+    if loaded is None or (directory.path / "config.toml").exists():
+        return found
+    return _starting(found, str(_save(loaded, directory)))
+
+
+def _starting(found: config.LoadedRecipe, model: str) -> config.LoadedRecipe:
+    """The recipe with the path of a saved model in the place of a loaded one."""
+    table = {key: value for key, value in found.tables["model"].items() if key != "loaded"}
+    return config.from_tables({**found.tables, "model": table | {"path": model}}, found.where)
 
 
 def _save(loaded: LoadedModel, directory: RunDir) -> Path:
@@ -306,9 +310,15 @@ def as_begun(
     `say` is told of code of one's own that differs from the run's copy, which is taken.
     The directory of a run as its model becomes the checkpoint that is then its newest: that run may go on.
     """
-    found = with_copies(found, run, say)
-    model, began = found.recipe.model, run / "config.toml"
+    began = run / "config.toml"
     before = config.read(began).recipe.model if began.exists() else None
+    if before and found.recipe.model.loaded:
+        found = _starting(found, before.path)
+    tables = named_in(run / CODE, found.tables)
+    if tables != found.tables:
+        found = config.from_tables(tables, found.where)
+    found = with_copies(found, run, say)
+    model = found.recipe.model
     if before:
         keys = [key for key in ("dtype", "date") if found.tables["model"].get(key, "auto") == "auto"]
         model = replace(model, **{key: getattr(before, key) for key in keys})

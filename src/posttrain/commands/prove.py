@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress
@@ -13,6 +13,7 @@ from rich.text import Text
 from rich.tree import Tree as Drawn
 
 from posttrain.base import process
+from posttrain.base.kinds import kinds
 from posttrain.base.toml import dump
 from posttrain.errors import UnreadKeyError
 from posttrain.models import pretrained
@@ -103,12 +104,12 @@ def search(
 
 def _strategies(named: str | None) -> list[Strategy]:
     """Those that are named, with commas between."""
-    known: dict[str, Strategy] = {each: each for each in get_args(Strategy)}
+    known = kinds("searches")
     names = named.split(",") if named else []
     if unknown := [each for each in names if each not in known]:
         fix = ", ".join(known)
         raise UserError("--strategy", f"there is no strategy {unknown[0]!r}", fix)
-    return [known[each] for each in names]
+    return names
 
 
 def _resolve(

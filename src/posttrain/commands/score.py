@@ -37,7 +37,7 @@ from posttrain.models.rounding import dither
 from posttrain.recipe.document import is_run
 from posttrain.recipe.recipe import Model, Recipe
 from posttrain.recipe.target import target_of
-from posttrain.report.terminal import out
+from posttrain.report.terminal import out, say
 from posttrain.runtime.dataset_rows import Group, Shaper, numbered
 from posttrain.runtime.model_info import (
     NO_TASK,

@@ -9,8 +9,9 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
+from posttrain.base.kinds import kinds
 from posttrain.evaluation.verdicts import read_responses, read_tasks, verdicts
-from posttrain.recipe.verifier import VERIFIERS, read_verifier
+from posttrain.recipe.verifier import read_verifier
 from posttrain.report.terminal import err
 from posttrain.types import UserError, Verdict
 from posttrain.verifiers.workers.workers import most_workers
@@ -19,7 +20,7 @@ from posttrain.verifiers.workers.workers import most_workers
 def verify(
     verifier: Annotated[
         str,
-        typer.Argument(help=f"One of {', '.join(VERIFIERS)}; or a recipe; or module:function."),
+        typer.Argument(help=f"One of {', '.join(kinds('verifiers'))}; or a recipe; or module:function."),
     ],
     tasks: Annotated[Path, typer.Argument(metavar="TASKS.jsonl", help="`id` and the verifier's fields.")],
     responses: Annotated[

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from posttrain.data.protocol import Games
 from posttrain.envs.protocol import Start, Turn
 from posttrain.types import Task, UserError, Verdict
 
@@ -95,6 +96,11 @@ class Guess:
         """shaping · the part of log N that this turn has taken off the log of the width."""
         widths = [math.log(game.high - game.low + 1) for game in (before, after)]
         return self.shaping * (widths[0] - widths[1]) / math.log(self.high)
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        tasks = guess_tasks(games.train + games.held_out, high=self.high, seed=seed)
+        return tasks[: games.train], tasks[games.train :][:limit]
 
 
 def guess_tasks(count: int, *, high: int = 100, seed: int = 0) -> list[Task]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from posttrain.base.foreign import library, require, unmoved
 from posttrain.base.usercode import asked, cause
+from posttrain.data.protocol import Games
 from posttrain.envs.replayed import Game, Moved, Replayed, seeded
 from posttrain.types import Task, UserError
 
@@ -52,6 +53,11 @@ class Gymnasium(Replayed):
     def opened(self, seed: int, who: Mapping[str, Any]) -> "_Live":
         """The environment, reset with this seed."""
         return _Live(self, seed)
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        tasks = gymnasium_tasks(self, games.train + games.held_out, seed)
+        return tasks[: games.train], tasks[games.train :][:limit]
 
 
 def gymnasium_tasks(env: Gymnasium, count: int, seed: int) -> list[Task]:

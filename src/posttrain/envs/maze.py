@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from posttrain.data.protocol import Games
 from posttrain.envs.protocol import Start, Turn
 from posttrain.types import Task, UserError, Verdict
 
@@ -118,6 +119,10 @@ class Maze:
     max_turns: int = 20
     reward: float = 1.0
     """For reaching the goal; a trap costs as much."""
+    size: int = 0
+    """Columns and rows of each maze; 0: 4."""
+    layout: str = ""
+    """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
     trusted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -125,6 +130,10 @@ class Maze:
             raise ValueError(f"max_turns must be 1 or more, not {self.max_turns}")
         if not (self.reward > 0 and math.isfinite(self.reward)):
             raise ValueError(f"reward must be positive, not {self.reward}")
+        if self.layout:
+            laid_out(self.layout)
+        if self.layout and self.size:
+            raise ValueError("size is never read: layout says how large the maze is")
 
     def start(self, task: Task) -> Start:
         """The policy at the maze's start; UserError if the task describes no maze."""
@@ -153,6 +162,15 @@ class Maze:
         else:
             seen = _view(after)
         return Turn(state=after, messages=({"role": "user", "content": seen},))
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        count = games.train + games.held_out
+        if self.layout:
+            tasks = layout_tasks(count, layout=self.layout)
+        else:
+            tasks = maze_tasks(count, size=self.size or 4, seed=seed)
+        return tasks[: games.train], tasks[games.train :][:limit]
 
 
 def maze_tasks(count: int, *, size: int = 4, seed: int = 0) -> list[Task]:

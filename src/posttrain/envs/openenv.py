@@ -7,6 +7,7 @@ from typing import Any
 
 from posttrain.base.foreign import library, require
 from posttrain.base.usercode import asked, cause
+from posttrain.data.protocol import Games
 from posttrain.envs.replayed import Game, Moved, Replayed, seeded
 from posttrain.types import RunError, Task, UserError
 
@@ -49,6 +50,11 @@ class OpenEnv(Replayed):
     def opened(self, seed: int, who: Mapping[str, Any]) -> "_Live":
         """A session, reset with this seed."""
         return _Live(self, seed)
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        tasks = openenv_tasks(self, games.train + games.held_out, seed)
+        return tasks[: games.train], tasks[games.train :][:limit]
 
 
 def openenv_tasks(env: OpenEnv, count: int, seed: int) -> list[Task]:

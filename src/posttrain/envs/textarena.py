@@ -8,6 +8,7 @@ from typing import Any
 
 from posttrain.base.foreign import library, require, unmoved
 from posttrain.base.usercode import asked, cause, load_named
+from posttrain.data.protocol import Games
 from posttrain.envs.replayed import Game, Moved, Replayed, seeded
 from posttrain.types import RunError, Task, UserError, Verdict
 
@@ -53,6 +54,11 @@ class TextArena(Replayed):
     def opened(self, seed: int, who: Mapping[str, Any]) -> "_Live":
         """The game, reset with this seed, when it is the policy's turn."""
         return _Live(replace(self, **who), seed)
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        tasks = textarena_tasks(self, games.train + games.held_out, seed, games.held_out)
+        return tasks[: games.train], tasks[games.train :][:limit]
 
 
 def textarena_tasks(env: TextArena, count: int, seed: int, held_out: int = 0) -> list[Task]:

@@ -26,8 +26,9 @@ from posttrain.runtime.record.saving import Disk, room
 from posttrain.runtime.resolve import resolve_recipe
 from posttrain.types import UserError
 from posttrain.verifiers.combine.penalties import Repetition
+from posttrain.verifiers.model.verifier import RewardModel
 
-ANY = VerifierChoice(repetition=Repetition())
+ANY = VerifierChoice.of(repetition=Repetition())
 """In place of a verifier that cannot be made yet: one that asks nothing of a task."""
 STOOD_IN = ("model", "critic", "reference")
 """Tables in which the model that a stage starts from may stand in for the one that it makes."""
@@ -115,7 +116,7 @@ def _check_recipe(
 
 def _check_ensemble(pipeline: Pipeline, chosen: VerifierChoice) -> None:
     """UserError for the least, or the like, of a single head that another stage is to train."""
-    judge = chosen.model
+    judge: RewardModel | None = getattr(chosen, "model", None)
     name = TAKEN.fullmatch(judge.paths[0]) if judge and len(judge.paths) == 1 else None
     trains = next((s for s in pipeline.stages if name and (s.kind, s.name) == ("recipe", name[1])), None)
     if not judge or judge.ensemble == "mean" or trains is None:

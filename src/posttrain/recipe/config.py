@@ -34,6 +34,8 @@ NO_RECIPES = {
     "principle": ("a constitution", "name it as verifier.judge.constitution"),
 }
 """What a file without a model, a method and a task is, by a key that it has, and where it is read."""
+MAZE = {"maze_size": "size", "maze_layout": "layout"}
+"""Keys of [task] that stand in [task.maze] now."""
 RENAMED = {"psi": "estimator"}
 """Keys of [method] as earlier versions called them, which are read for a release."""
 
@@ -98,6 +100,11 @@ def from_tables(tables: dict[str, Any], where: Where | None = None) -> LoadedRec
 
 def _present(tables: dict[str, Any]) -> dict[str, Any]:
     """The tables with the names of today; a line for each that an earlier version called otherwise."""
+    task = tables.get("task")
+    if isinstance(task, Mapping) and MAZE.keys() & task.keys():
+        own = {MAZE[key]: task[key] for key in MAZE.keys() & task.keys()}
+        rest = {key: value for key, value in task.items() if key not in MAZE}
+        tables = tables | {"task": rest | {"maze": {**rest.get("maze", {}), **own}}}
     method = tables.get("method")
     if not isinstance(method, Mapping) or not RENAMED.keys() & method.keys():
         return tables

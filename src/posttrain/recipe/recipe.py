@@ -9,8 +9,9 @@ there. A component is given its own table and never the whole.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import date
-from typing import Any, Literal
+from typing import Any
 
+from posttrain.base.kinds import named
 from posttrain.engines.vllm.connection import ServedConfig
 from posttrain.envs.protocol import Env
 from posttrain.envs.repair import Repair, Repairing
@@ -124,11 +125,13 @@ class Tracking:
 class EngineChoice(ServedConfig):
     """Which engine training samples with, and how much runs at once."""
 
-    name: Literal["native", "vllm"] = "native"
-    """Ours, or vLLM, which reads the other keys too. Other commands than train take `--engine`, or ours."""
+    name: str = "native"
+    """native (ours), vllm, which reads the other keys too, or a plugin's. Other commands than train take
+    `--engine`, or ours."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        named("engines", self.name, self.name)
         if self.url and self.name != "vllm":
             raise ValueError("url is that of a vLLM server: set name = 'vllm'")
 
@@ -220,10 +223,6 @@ def unread(recipe: Recipe, loop: str, learns: str = "answers") -> dict[str, str]
     task, keys = recipe.task, dict[str, str]()
     if task.game is None:
         keys["task.games"] = "it counts games, and none is played"
-    if task.maze is None:
-        keys |= dict.fromkeys(("task.maze_size", "task.maze_layout"), "there is no maze")
-    if task.maze_layout:
-        keys["task.maze_size"] = "task.maze_layout says how large the maze is"
     if not recipe.lora.rank:
         keys |= {f"lora.{f.name}": "lora.rank is 0" for f in fields(Lora) if f.name != "rank"}
     if not recipe.rollout.replay:

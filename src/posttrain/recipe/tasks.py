@@ -1,34 +1,22 @@
 """What a recipe asks: its table [task], and the tasks that this makes or reads."""
 
+# ruff: noqa: RUF009  every configuration is frozen, so one default can serve all recipes
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from posttrain.base.usercode import cause, load_edited
-from posttrain.data import Data, Records, load_tasks
+from posttrain.base.kinds import chosen, kinds, named, table_of_kinds
+from posttrain.data import Data, load_tasks
 from posttrain.data.corpus import Text
+from posttrain.data.protocol import Games
 from posttrain.envs.agent import Agent
-from posttrain.envs.guess import Guess, guess_tasks
-from posttrain.envs.gymnasium import Gymnasium, gymnasium_tasks
-from posttrain.envs.maze import Maze, laid_out, layout_tasks, maze_tasks
-from posttrain.envs.openenv import OpenEnv, openenv_tasks
 from posttrain.envs.protocol import Env
 from posttrain.envs.repair import Repair
-from posttrain.envs.tasks.arithmetic import Arithmetic, arithmetic
-from posttrain.envs.tasks.coq_exercises import CoqExercises, coq_exercises
-from posttrain.envs.tasks.horn import Horn, horn
-from posttrain.envs.tasks.peano import Peano, peano
-from posttrain.envs.tasks.propositional import Propositional, propositional
-from posttrain.envs.textarena import TextArena, textarena_tasks
 from posttrain.envs.tools.choice import Tools
 from posttrain.envs.user import here, load_env
 from posttrain.types import Task, UserError
-from posttrain.verifiers.proof.coq.library import CoqLibrary, coq_library
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.reasoning_gym.tasks import ReasoningGym, problems
-from posttrain.verifiers.reasoning_gym.verifier import ReasoningGymScorer
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,67 +24,22 @@ class UserEnv:
     """An environment made by a function of the user's."""
 
     factory: str
-    """module:function or path/to/file.py:function; called with the options, returns the environment."""
+    """module:function or path/to/file.py:function, or a plugin's name; called with the options, returns the
+    environment."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self) -> Env:
         """The environment that it makes; UserError if it cannot be made."""
-        return load_env(self.factory, self.options)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnTasks:
-    """Tasks made by a function of your own, which the run keeps a copy of."""
-
-    function: str
-    """module:function or path/to/file.py:function; called with the options, it returns or yields tasks:
-    dictionaries that `[task.data]` would read, or posttrain.types.Task."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Its keyword arguments."""
-    held_out: int = 0
-    """How many of its last tasks are only evaluated on."""
-
-    def __post_init__(self) -> None:
-        if self.held_out < 0:
-            raise ValueError(f"held_out must be 0 or more, not {self.held_out}")
-
-    def made(self) -> list[Task]:
-        """The tasks, in the order of the function; UserError for what are none, or for two of one id."""
-        where = "task.own.function"
-        function = load_edited(self.function, where)
-        try:
-            given = list(function(**self.options))
-        except Exception as error:
-            raise UserError(where, f"{self.function} fails: {cause(error)}") from None
-        try:
-            found = load_tasks(Data(path=Records.of(given))) if given else []
-        except UserError as error:
-            raise UserError(where, f"{self.function} makes what is no task: {error}") from None
-        if len(found) <= self.held_out:
-            raise UserError(where, f"{self.function} makes {len(found)} tasks, none to train on")
-        return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Games:
-    """How many games to make for an environment of ours."""
-
-    train: int = 1000
-    held_out: int = 200
-
-    def __post_init__(self) -> None:
-        if self.train < 1 or self.held_out < 0:
-            raise ValueError("train must be 1 or more and held_out 0 or more")
+        factory = self.factory
+        if ":" not in factory and kinds("environments"):
+            factory = named("environments", factory, "task.env.factory").entry.value
+        return load_env(factory, self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskChoice:
-    """What is asked or learnt: exactly one of arithmetic, coq, coq_library, data, guess, gymnasium,
-    horn, maze, openenv, own, peano, propositional, reasoning_gym, text and textarena. env plays data."""
+    """What is asked or learnt: exactly one of data, text and the kinds of tasks. env plays data."""
 
-    arithmetic: Arithmetic | None = None
-    coq: CoqExercises | None = None
-    coq_library: CoqLibrary | None = None
     data: Data | None = None
     held_out: Data | None = None
     """Records that are only evaluated on, beside data."""
@@ -104,26 +47,8 @@ class TaskChoice:
     """Documents, to be learnt as they stand."""
     held_out_text: Text | None = None
     """Documents that are only evaluated on, beside text."""
-    guess: Guess | None = None
-    gymnasium: Gymnasium | None = None
-    """An environment of Gymnasium in words; see below."""
-    horn: Horn | None = None
-    maze: Maze | None = None
-    openenv: OpenEnv | None = None
-    """An environment behind a server of OpenEnv; see below."""
-    own: OwnTasks | None = None
-    """Tasks of a function of yours; see below."""
-    peano: Peano | None = None
-    propositional: Propositional | None = None
-    textarena: TextArena | None = None
-    """A game of TextArena; see below."""
-    reasoning_gym: ReasoningGym | None = None
-    """Problems of the library reasoning-gym, which brings its own scorers; see below."""
-    maze_size: int = 4
-    maze_layout: str = ""
-    """A maze of your own in place of random ones, rows joined by "/": "S../.XG" is start, trap and goal."""
     games: Games = Games()
-    """Of guess, gymnasium, maze, openenv and textarena."""
+    """Of kinds that are played: guess, gymnasium, maze, openenv, textarena, and those of plugins."""
     env: UserEnv | Env | None = None
     repair: Repair | None = None
     """Wrong answers are asked for again, with what the verifier says of them."""
@@ -133,18 +58,16 @@ class TaskChoice:
     """A program of yours plays, and asks the policy over the OpenAI chat API."""
 
     def __post_init__(self) -> None:
-        kinds = ["arithmetic", "coq", "coq_library", "data", "guess", "gymnasium", "horn", "maze"]
-        kinds += ["openenv", "own", "peano", "propositional", "reasoning_gym", "text", "textarena"]
-        given = [name for name in kinds if getattr(self, name) is not None]
+        read = {"data": self.data, "text": self.text}
+        given = sorted([name for name, value in read.items() if value is not None] + list(chosen(self)))
         if len(given) != 1:
             said = " and ".join(given) if given else "none"
-            raise ValueError(f"give exactly one of {', '.join(kinds)}, not {said}")
+            names = ", ".join(sorted([*read, *kinds("tasks")]))
+            raise ValueError(f"give exactly one of {names}, not {said}")
         if self.held_out_text is not None and self.text is None:
             raise ValueError("held_out_text is read beside text only")
         if self.held_out is not None and self.data is None:
             raise ValueError("held_out is read beside data only")
-        if self.maze_layout:
-            laid_out(self.maze_layout)
         if self.env is not None and self.data is None:
             raise ValueError("env plays the tasks of data, which is not given")
         if self.repair is not None and (self.game or self.env or self.text):
@@ -154,14 +77,26 @@ class TaskChoice:
         if self.agent is not None and (self.game or self.env or self.text or self.repair or self.tools):
             raise ValueError("agent plays tasks by itself, without games, env, repair and tools")
 
+    @classmethod
+    def of(cls, **tables: Any) -> "TaskChoice":
+        """Return the table of these kinds and options."""
+        return cls(**tables)
+
     @property
-    def game(self) -> Guess | Maze | Gymnasium | OpenEnv | TextArena | None:
-        """What [task.games] counts the games of."""
-        return self.guess or self.maze or self.gymnasium or self.openenv or self.textarena
+    def kind(self) -> Any:
+        """The family of tasks; None where data or text is given."""
+        return next(iter(chosen(self).values()), None)
+
+    @property
+    def game(self) -> Env | None:
+        """The family of tasks, if it is an environment, whose games [task.games] counts."""
+        kind: Any = self.kind
+        return kind if hasattr(kind, "start") and hasattr(kind, "reply") else None
 
     def scorer(self) -> Verifier | None:
         """Who judges where no verifier is named: what the tasks bring themselves."""
-        return ReasoningGymScorer() if self.reasoning_gym else None
+        own: Verifier | None = self.kind.scorer() if hasattr(self.kind, "scorer") else None
+        return own
 
     def environment(self) -> Env | None:
         """The environment that the tasks are played in; None for a question with one answer."""
@@ -170,12 +105,8 @@ class TaskChoice:
         return self.env.load() if isinstance(self.env, UserEnv) else here(self.env)
 
 
-def _split(
-    make: Callable[[Literal["train", "held_out"], T], list[Task]], spec: T, limit: int
-) -> tuple[list[Task], list[Task]]:
-    """The tasks of both splits, of the second at most `limit`."""
-    held = make("held_out", spec)[:limit] if limit else []
-    return make("train", spec), held
+if not TYPE_CHECKING:
+    TaskChoice = table_of_kinds(TaskChoice, "tasks", __name__)
 
 
 def tasks(
@@ -185,43 +116,11 @@ def tasks(
 
     `say` is told in which form records were recognised. Raises UserError for data that cannot be used.
     """
-    if choice.arithmetic is not None:
-        spec = choice.arithmetic
-        held_out = arithmetic("held_out", spec, limit=min(limit, spec.held_out)) if limit else []
-        return arithmetic("train", spec), held_out
-    if choice.own is not None:
-        made, least = choice.own.made(), choice.own.held_out
-        return made[: len(made) - least], made[len(made) - least :][:limit]
-    if choice.coq is not None:
-        return _split(coq_exercises, choice.coq, limit if choice.coq.held_out else 0)
-    if choice.coq_library is not None:
-        return _split(coq_library, choice.coq_library, limit if choice.coq_library.held_out_files else 0)
-    if choice.horn is not None:
-        return _split(horn, choice.horn, limit if choice.horn.held_out else 0)
-    if choice.peano is not None:
-        return _split(peano, choice.peano, limit if choice.peano.held_out else 0)
-    if choice.propositional is not None:
-        return _split(propositional, choice.propositional, limit if choice.propositional.held_out else 0)
-    if choice.reasoning_gym is not None:
-        train, held = problems(choice.reasoning_gym)
-        return train, held[:limit]
-    if choice.data is not None and choice.data.bootstrap is not None:
+    if choice.data is None:
+        made: tuple[list[Task], list[Task]] = choice.kind.make(limit, seed, choice.games)
+        return made
+    if choice.data.bootstrap is not None:
         problem = "a bootstrap is for what is learnt from: a task would be asked twice with the same draws"
         raise UserError("task.data.bootstrap", problem, "leave it out")
-    if choice.data is not None:
-        held = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
-        return load_tasks(choice.data, say=say), held
-    n = choice.games
-    if choice.guess is not None:
-        games = guess_tasks(n.train + n.held_out, high=choice.guess.high, seed=seed)
-    elif choice.gymnasium is not None:
-        games = gymnasium_tasks(choice.gymnasium, n.train + n.held_out, seed)
-    elif choice.openenv is not None:
-        games = openenv_tasks(choice.openenv, n.train + n.held_out, seed)
-    elif choice.textarena is not None:
-        games = textarena_tasks(choice.textarena, n.train + n.held_out, seed, n.held_out)
-    elif choice.maze_layout:
-        games = layout_tasks(n.train + n.held_out, layout=choice.maze_layout)
-    else:
-        games = maze_tasks(n.train + n.held_out, size=choice.maze_size, seed=seed)
-    return games[: n.train], games[n.train :][:limit]
+    held = load_tasks(choice.held_out, say=say)[:limit] if choice.held_out is not None and limit else []
+    return load_tasks(choice.data, say=say), held

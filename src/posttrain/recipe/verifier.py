@@ -1,59 +1,28 @@
 """Which verifiers judge, and how their scores become one: the table `[verifier]` of a recipe."""
 
-import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from posttrain.base.kinds import chosen, kinds, table_of_kinds
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.reader import Where, parsed
 from posttrain.errors import ADD_VERIFIER
 from posttrain.recipe.document import document, override, put
-from posttrain.recipe.writers import JudgeChoice
 from posttrain.types import UserError
-from posttrain.verifiers.answers import Exact, Number
-from posttrain.verifiers.code.verifier import Code
 from posttrain.verifiers.combine.combined import Combined, Normalise, Part
 from posttrain.verifiers.combine.formula import How
 from posttrain.verifiers.combine.length import Length
-from posttrain.verifiers.combine.penalties import Language, Repetition
 from posttrain.verifiers.function import Function
-from posttrain.verifiers.instructions.verifier import Instructions
-from posttrain.verifiers.math import Math
-from posttrain.verifiers.model.verifier import RewardModel
-from posttrain.verifiers.proof.coq.verifier import Coq
-from posttrain.verifiers.proof.lean.verifier import Lean
 from posttrain.verifiers.protocol import Verifier
-from posttrain.verifiers.reasoning_gym.verifier import ReasoningGymScorer
-from posttrain.verifiers.structure.grammar import Grammar
-from posttrain.verifiers.structure.json_schema import Json
-from posttrain.verifiers.structure.patterns import Format, Regex
-from posttrain.verifiers.structure.sql import Sql
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierChoice:
     """Who judges: one of these, or several, whose scores are then combined."""
 
-    exact: Exact | None = None
-    number: Number | None = None
-    math: Math | None = None
-    code: Code | None = None
-    coq: Coq | None = None
-    lean: Lean | None = None
-    json: Json | None = None
-    sql: Sql | None = None
-    grammar: Grammar | None = None
-    regex: Regex | None = None
-    format: Format | None = None
-    instructions: Instructions | None = None
-    reasoning_gym: ReasoningGymScorer | None = None
-    judge: JudgeChoice | None = None
-    model: RewardModel | None = None
-    function: tuple[Function, ...] = ()
-    repetition: Repetition | None = None
-    language: Language | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of each verifier by its name; 1 where none is given, 0 only records it."""
     combine: How = "sum"
@@ -67,11 +36,21 @@ class VerifierChoice:
     clip: tuple[float, float] | None = None
     """The least and the greatest score, as [-1, 1]."""
 
+    @classmethod
+    def of(cls, **tables: Any) -> "VerifierChoice":
+        """Return the table of these kinds and options."""
+        return cls(**tables)
+
+    def named(self) -> list[Verifier]:
+        """Return the verifiers that the table names, in the order of their `place`."""
+        given = [kind if isinstance(kind, tuple) else (kind,) for kind in chosen(self).values()]
+        tables = [each for several in given for each in several]
+        made: list[Verifier] = [table.build() if hasattr(table, "build") else table for table in tables]
+        return sorted(made, key=lambda verifier: verifier.place)
+
     def build(self) -> Verifier | None:
         """The verifier, or None if none is named. UserError for a weight or place of something else."""
-        named = [v for n in VERIFIERS if (v := getattr(self, n)) is not None]
-        chosen: list[Any] = [each for v in named for each in (v if isinstance(v, tuple) else (v,))]
-        given: list[Verifier] = [v.build() if hasattr(v, "build") else v for v in chosen]
+        given = self.named()
         names = [v.name for v in given]
         for key, mentioned in (("weights", self.weights), ("order", self.order)):
             for name in sorted(set(mentioned) - set(names)):
@@ -100,18 +79,17 @@ class VerifierChoice:
             raise UserError("verifier", str(error)) from None
 
 
-VERIFIERS = (
-    *("exact", "number", "math", "code", "coq", "lean", "json", "sql", "grammar", "regex", "format"),
-    *("instructions", "reasoning_gym", "judge", "model", "function", "repetition", "language"),
-)
-"""Keys of the table that name a verifier."""
+if not TYPE_CHECKING:
+    VerifierChoice = table_of_kinds(VerifierChoice, "verifiers", __name__)
 
 
 def kinds_of_verifiers() -> dict[type, str]:
     """Return which verifier of a recipe each class is the configuration of."""
-    hints = typing.get_type_hints(VerifierChoice)
-    named = {cls: name for name in VERIFIERS for cls in typing.get_args(hints[name]) if isinstance(cls, type)}
-    return {cls: name for cls, name in named.items() if cls not in (Function, type(None))}
+    classes: dict[type, str] = {}
+    for name, kind in kinds("verifiers").items():
+        with suppress(UserError):  # a plugin that cannot be imported has no objects
+            classes[kind.load()] = name
+    return {cls: name for cls, name in classes.items() if cls is not Function}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,23 +99,24 @@ class _Judging:
     verifier: VerifierChoice
 
 
-def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
+def read_verifier(name: str, overrides: Sequence[str] = ()) -> Verifier:
     """A verifier by its name, with `option=value` overrides; or that of a recipe; or a module:function.
 
     Raises UserError for an unknown name or option, and for what the verifier itself refuses.
     """
-    path, text, tables = Path(chosen).expanduser(), "", {}
-    if chosen.endswith(".toml"):
+    path, text, tables = Path(name).expanduser(), "", {}
+    if name.endswith(".toml"):
         found, text = document(path)
         tables = {"verifier": found.get("verifier", {})}
         prefix = "verifier"
-    elif chosen in VERIFIERS:
-        tables, prefix = {"verifier": {chosen: {}}}, f"verifier.{chosen}"
-    elif ":" in chosen:
-        tables, prefix = {"verifier": {"function": {"function": chosen}}}, "verifier.function"
+    elif name in kinds("verifiers"):
+        tables, prefix = {"verifier": {name: {}}}, f"verifier.{name}"
+    elif ":" in name:
+        tables, prefix = {"verifier": {"function": {"function": name}}}, "verifier.function"
     else:
-        others = f"there are {', '.join(VERIFIERS)}; or name a recipe or a function"
-        raise UserError("", f"there is no verifier {chosen!r}", did_you_mean(chosen, VERIFIERS) or others)
+        known = kinds("verifiers")
+        others = f"there are {', '.join(known)}; or name a recipe or a function"
+        raise UserError("", f"there is no verifier {name!r}", did_you_mean(name, known) or others)
     given: dict[str, str] = {}
     for each in overrides:
         place = f"--set {each}"
@@ -147,5 +126,5 @@ def read_verifier(chosen: str, overrides: Sequence[str] = ()) -> Verifier:
         given[key] = place
     verifier: Verifier | None = parsed(_Judging, tables, Where(path, text, given)).verifier.build()
     if verifier is None:
-        raise UserError(chosen, "it names no verifier", str(ADD_VERIFIER))
+        raise UserError(name, "it names no verifier", str(ADD_VERIFIER))
     return verifier

@@ -19,7 +19,7 @@ from posttrain.recipe.recipe import Recipe
 from posttrain.recipe.tasks import TaskChoice
 from posttrain.types import UserError
 
-NO_TASK = TaskChoice(arithmetic=Arithmetic())
+NO_TASK = TaskChoice.of(arithmetic=Arithmetic())
 """For uses of a model that ask it no tasks."""
 
 Say = Callable[[str], None]

@@ -77,8 +77,8 @@ def resolve_recipe(recipe: Recipe, say: Callable[[str], None] = lambda text: Non
             task.tools.require()
         if task.agent:
             task.agent.check()
-        for function in recipe.verifier.function:
-            function.check_all(train)
+        for named in recipe.verifier.named():
+            named.check_all(train)
         if judge:
             r = recipe.rollout
             with Pool(workers=r.workers, deadline_s=r.deadline_s, memory_mb=r.memory_mb) as pool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from posttrain.base import foreign, process
+from posttrain.base.kinds import kinds, named
 from posttrain.engines.native.engine import NativeEngine
 from posttrain.engines.protocol import Engine
 from posttrain.engines.vllm.asking import check_sampling
@@ -40,14 +41,10 @@ from posttrain.samplers.search_runner import SearchRunner, check_search
 from posttrain.samplers.snapshots import GatherOnlyStore, SharedMemoryStore, WeightStore
 from posttrain.samplers.worker import RolloutWorker
 from posttrain.search.choice import SearchChoice
-from posttrain.search.moves.coq import CoqTransitions
-from posttrain.search.moves.lean import LeanTransitions
 from posttrain.search.moves.reasoning import ReasoningTransitions
 from posttrain.search.moves.turns import EnvTransitions
 from posttrain.search.protocol import Transitions
 from posttrain.types import RunError, UserError, Verdict
-from posttrain.verifiers.proof.coq.verifier import Coq
-from posttrain.verifiers.proof.lean.verifier import Lean
 from posttrain.verifiers.protocol import Verifier
 
 
@@ -130,9 +127,13 @@ def check_server(recipe: Recipe, policy: ModelInfo) -> None:
 
 
 def _chosen_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
-    """The engine that the recipe names; vLLM has no weights before the first are handed over."""
-    if recipe.engine.name == "native":
-        return build_native_engine(recipe, policy, adapter)
+    """The engine that the recipe names, by the registry."""
+    engine: Engine = named("engines", recipe.engine.name, "engine.name").load()(recipe, policy, adapter)
+    return engine
+
+
+def build_vllm_engine(recipe: Recipe, policy: ModelInfo, adapter: Path | None = None) -> Engine:
+    """vLLM here or behind a server; it has no weights before the first are handed over."""
     return (ServerEngine if recipe.engine.url else VllmEngine)(
         policy.masked(skeleton(policy.config)),
         dtype=policy.dtype,
@@ -189,15 +190,9 @@ def build_transitions(recipe: Recipe, verifier: Verifier | None, env: Env | None
             deadline_s=settings.deadline_s,
             memory_mb=settings.memory_mb,
         )
-    if isinstance(verifier, Coq):
-        return CoqTransitions(
-            level=verifier.level,
-            timeout_s=search.timeout_s,
-            memory_mb=verifier.memory_mb,
-            sketches=search.asks_sketches,
-        )
-    if isinstance(verifier, Lean):
-        return LeanTransitions(lean=verifier)
+    if verifier is not None and verifier.name in kinds("moves"):
+        moves: Transitions = kinds("moves")[verifier.name].load()(verifier, search)
+        return moves
     return ReasoningTransitions(search.separator)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from posttrain.base.chat import Chat
+from posttrain.base.kinds import kinds
 from posttrain.engines.protocol import Engine
 from posttrain.envs.protocol import Env
 from posttrain.methods.table import label
@@ -31,8 +32,6 @@ from posttrain.search.training_rows import select_training_rows
 from posttrain.search.tree import Tree
 from posttrain.search.values import value_prompt
 from posttrain.types import Completion, Episode, Method, Sampling, Task, Trajectory, UserError, Verdict
-from posttrain.verifiers.proof.coq.verifier import Coq
-from posttrain.verifiers.proof.lean.verifier import Lean
 from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.workers.pool import Pool
 
@@ -234,11 +233,11 @@ def check_search(
             "shares of visits are targets, whoever drew the moves, and weights of π_old/π_gen change them"
         )
         raise UserError("method.correction", problem, "leave it out; older moves need none here")
-    tactics = isinstance(verifier, Coq | Lean)
+    tactics = verifier is not None and verifier.name in kinds("moves")
     if choice.strategy == "hypertree" and not tactics:
         problem = "a hypertree takes goals of a proof apart, and only those of coq and lean can be"
         raise UserError("search.strategy", problem, "take 'best_first', or the verifier of a prover")
-    if choice.sketches and not isinstance(verifier, Coq):
+    if choice.sketches and (verifier is None or verifier.name != "coq"):
         raise UserError("search.sketches", "only Coq's proofs have sketches", "leave it out")
     if choice.value_model:
         if env or tactics:

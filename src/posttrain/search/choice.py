@@ -1,21 +1,19 @@
 """How a run searches: `[search]`."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from posttrain.base.kinds import named
 from posttrain.search.driver import Make, Valued
 from posttrain.search.protocol import Budget
-from posttrain.search.strategies.best_first import beam, best_first, best_of_n
-from posttrain.search.strategies.gumbel import gumbel
-from posttrain.search.strategies.hypertree import hypertree
-from posttrain.search.strategies.puct import puct, rmax
 from posttrain.search.tree import Search
 from posttrain.search.values import by_model, picked, taught
 from posttrain.verifiers.model.verifier import RewardModel
 
-Strategy = Literal["best_first", "beam", "best_of_n", "puct", "rmax", "gumbel", "hypertree"]
+Strategy = str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +71,7 @@ class SearchChoice:
     """What ends a step of an answer, where moves are such steps."""
 
     def __post_init__(self) -> None:
+        named("searches", self.strategy, self.strategy)
         Budget(moves=self.moves, tokens=self.tokens, depth=self.depth, seconds=self.seconds)
         if min(self.width, self.keep, self.timeout_s) < 1:
             raise ValueError("width, keep and timeout_s must be 1 or more")
@@ -113,24 +112,11 @@ class SearchChoice:
         """Begins a search from a root and a budget, which teaches the values of so many states at most."""
         width, guided = self.width, self.value_model is not None
         values = self.values or guided
-        made: dict[str, Callable[..., Search]] = {
-            "best_first": partial(best_first, width=width, alpha=self.alpha),
-            "beam": partial(beam, width=width, keep=self.keep, alpha=self.alpha),
-            "best_of_n": partial(best_of_n, width=width),
-            "puct": partial(puct, width=width, c=self.c, values=values),
-            "rmax": partial(rmax, width=width),
-            "gumbel": partial(gumbel, width=width, values=values),
-            "hypertree": partial(
-                hypertree,
-                width=width,
-                alpha=self.alpha,
-                c=self.c,
-                values=self.values,
-                sketches=self.sketches,
-                nested=self.nested,
-            ),
-        }
-        begin = made[self.strategy]
+        settings = {"width": width, "keep": self.keep, "alpha": self.alpha, "c": self.c, "values": values}
+        settings |= {"sketches": self.sketches, "nested": self.nested}
+        strategy: Callable[..., Search] = named("searches", self.strategy, "search.strategy").load()
+        taken = inspect.signature(strategy).parameters
+        begin = partial(strategy, **{key: value for key, value in settings.items() if key in taken})
         if guided:
             return lambda root, budget: picked(begin(root, budget, compares=True))
         if not (self.values and lessons):

@@ -21,6 +21,7 @@ class Exact(Verifier):
     ('right', 'wrong')
     """
 
+    place: ClassVar[int] = 1
     name: str = "exact"
     where: Where = "all"
     """The part compared: all, after (the marker), boxed (the last box) or tag (between the last tags)."""
@@ -82,6 +83,7 @@ class Number(Verifier):
     ('right', 'wrong')
     """
 
+    place: ClassVar[int] = 2
     name: str = "number"
     where: Literal["last", "after", "boxed", "tag"] = "last"
     marker: str = "####"

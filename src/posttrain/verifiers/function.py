@@ -35,7 +35,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import MEMORY, asked, load_named, refuse_memory, signature, signature_of
@@ -60,6 +60,8 @@ class Function(Verifier):
     Labels: that of a returned Verdict, otherwise `scored`; failures as above.
     """
 
+    place: ClassVar[int] = 16
+    several: ClassVar[bool] = True
     function: str | Callable[..., Any]
     name: str = ""
     """Under which its score is recorded; empty: the function's own."""

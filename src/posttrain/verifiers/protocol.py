@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from posttrain.base.nearest import did_you_mean
 from posttrain.types import Task, UserError, Verdict
@@ -54,6 +54,9 @@ class Verifier(Protocol):
     A verifier that cannot judge raises, or returns a verdict without a score; neither ever
     becomes a reward of 0. Those that inherit from this class get the defaults below.
     """
+
+    place: ClassVar[int] = 100
+    """Where it stands among the verifiers of a recipe, by which a gate asks them: smaller numbers first."""
 
     @property
     def name(self) -> str:
@@ -107,6 +110,10 @@ class Verifier(Protocol):
     def budget_s(self, task: Task) -> float | None:
         """Seconds after which a verdict on one response is given up; None: the pool's own deadline."""
         return None
+
+    def check_all(self, tasks: Sequence[Task]) -> None:
+        """UserError for what all tasks together lack."""
+        return
 
     def require(self) -> None:
         """Nothing; raises UserError if this machine lacks what it needs, as a sandbox or a program."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
+from posttrain.data.protocol import Games
 from posttrain.data.template import placeholders
 from posttrain.types import Task, UserError
 
@@ -64,6 +65,11 @@ class Arithmetic:
             raise ValueError(f"the template may use {{expression}} and {{a}}, {{b}}, ..., not {sorted(used)}")
         if "expression" not in used and used != letters:
             raise ValueError("the template must use {expression} or every operand")
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        held_out = arithmetic("held_out", self, limit=min(limit, self.held_out)) if limit else []
+        return arithmetic("train", self), held_out
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from posttrain.data.protocol import Games
 from posttrain.types import Task, UserError
 
 Split = Literal["train", "held_out"]
@@ -49,6 +50,11 @@ class CoqExercises:
             raise ValueError("the template must use {theorem}")
         if self.held_out < 0:
             raise ValueError(f"held_out must be 0 or more, not {self.held_out}")
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        held_out = coq_exercises("held_out", self)[:limit] if limit and self.held_out else []
+        return coq_exercises("train", self), held_out
 
     @property
     def size(self) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from posttrain.data.protocol import Games
 from posttrain.envs.tasks.chaining import Clause, Theorem, form, height, script
 from posttrain.envs.tasks.drawn import Split, Theorems, in_split, of_split, picked, shuffled
 from posttrain.types import Task
@@ -73,6 +74,11 @@ class Horn(Theorems):
                     f"{self.variables} variables and {self.hypotheses} hypotheses leave no room for "
                     f"a chain of {depth}, {self.facts} facts and dead ends"
                 )
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        held_out = horn("held_out", self)[:limit] if limit and self.held_out else []
+        return horn("train", self), held_out
 
 
 def horn(split: Split, spec: Horn, *, limit: int | None = None) -> list[Task]:

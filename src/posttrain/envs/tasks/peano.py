@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 
+from posttrain.data.protocol import Games
 from posttrain.envs.tasks.drawn import Split, Theorems, in_split, of_split, picked, shuffled
 from posttrain.types import Task
 
@@ -45,6 +46,11 @@ class Peano(Theorems):
             raise ValueError(f"variables must be 1 to 5, not {self.variables}")
         if self.successors < 0:
             raise ValueError(f"successors must be 0 or more, not {self.successors}")
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        held_out = peano("held_out", self)[:limit] if limit and self.held_out else []
+        return peano("train", self), held_out
 
 
 def peano(split: Split, spec: Peano, *, limit: int | None = None) -> list[Task]:

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import permutations
 from typing import ClassVar
 
+from posttrain.data.protocol import Games
 from posttrain.envs.tasks.drawn import Split, Theorems, in_split, of_split, picked
 from posttrain.envs.tasks.formula import FALSE, Formula
 from posttrain.envs.tasks.intuitionistic import Found, Prover, by_introductions, script
@@ -44,6 +45,11 @@ class Propositional(Theorems):
             raise ValueError(f"atoms must be 1 to 5, not {self.atoms}")
         if not 0 <= self.refuted <= 1:
             raise ValueError(f"refuted must lie in [0, 1], not {self.refuted}")
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        held_out = propositional("held_out", self)[:limit] if limit and self.held_out else []
+        return propositional("train", self), held_out
 
 
 def propositional(split: Split, spec: Propositional, *, limit: int | None = None) -> list[Task]:

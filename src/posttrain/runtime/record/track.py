@@ -25,9 +25,9 @@ from typing import Any, Protocol
 
 from posttrain.base.files import replacing
 from posttrain.base.foreign import require
-from posttrain.base.nearest import did_you_mean
+from posttrain.base.kinds import kinds, named
 from posttrain.base.toml import flat
-from posttrain.types import RunError, UserError
+from posttrain.types import RunError
 
 METRICS = "metrics.jsonl"
 REQUIRED = ("update", "version", "seconds", "tokens")
@@ -126,17 +126,16 @@ def open_tracker(
     run_dir.mkdir(parents=True, exist_ok=True)
     last = truncate_after(run_dir, resume_after)
     run = Run(run_dir.resolve(), project, name, config, last["step"])
-    feeds = [_Feed(sink, partial(SERVICES[sink], run)) for sink in dict.fromkeys(sinks)]
+    feeds = [_Feed(sink, partial(kinds("trackers")[sink].load(), run)) for sink in dict.fromkeys(sinks)]
     return Track(run_dir / METRICS, last["update"], feeds)
 
 
 def check_sinks(sinks: Sequence[str]) -> None:
     """Nothing; UserError for a service that is unknown or not installed."""
     for sink in sinks:
-        if sink not in SERVICES:
-            fix = did_you_mean(sink, SERVICES) or f"choose from {', '.join(SERVICES)}"
-            raise UserError("track.sinks", f"unknown sink {sink!r}", fix)
-        require(sink, "track.sinks")
+        # Of our own the name is that of the package, and of the extra too.
+        if named("trackers", sink, "track.sinks").ours:
+            require(sink, "track.sinks")
 
 
 def truncate_after(run_dir: Path, update: int | None) -> dict[str, int]:
@@ -251,7 +250,7 @@ def _run_id(run_dir: Path) -> str:
     return file.read_text()
 
 
-class _TensorBoard:
+class TensorBoard:
     """Event files in RUN_DIR/tensorboard."""
 
     def __init__(self, run: Run) -> None:
@@ -271,7 +270,7 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _Wandb:
+class Wandb:
     """A run of Weights & Biases, its files in RUN_DIR/wandb; WANDB_MODE=offline keeps it there."""
 
     def __init__(self, run: Run) -> None:
@@ -297,7 +296,7 @@ class _Wandb:
         self._run.finish()
 
 
-class _Trackio:
+class Trackio:
     """A run of trackio, in its own store (TRACKIO_DIR) or wherever its environment points it."""
 
     def __init__(self, run: Run) -> None:
@@ -323,7 +322,7 @@ class _Trackio:
         self._run.finish()
 
 
-class _Mlflow:
+class Mlflow:
     """A run of MLflow, at MLFLOW_TRACKING_URI or else in RUN_DIR/mlflow/mlflow.db."""
 
     def __init__(self, run: Run) -> None:
@@ -368,12 +367,3 @@ class _Mlflow:
 
 def _mlflow_name(name: str) -> str:
     return re.sub(r"[^\w\-./ ]", "_", name)
-
-
-SERVICES: dict[str, Callable[[Run], Service]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-    "trackio": _Trackio,
-    "mlflow": _Mlflow,
-}
-"""Name, which is also that of the package and of the extra: what opens it."""

@@ -15,6 +15,7 @@ tactic mode accepts need not compile, so the verifier `coq` judges the whole.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from posttrain.search.moves.coq_goals import CLOSED, PART_PROVED, PROVED, SHELVED, goals_of, shown
 from posttrain.search.moves.coq_move import Said, allowed, parse_sketch, said_in, without_lemma
@@ -25,6 +26,7 @@ from posttrain.verifiers.proof.coq.check import Problem, error_in
 from posttrain.verifiers.proof.coq.script import sentences
 from posttrain.verifiers.proof.coq.session import EndedError, Opening, Session
 from posttrain.verifiers.proof.coq.task import problem_of
+from posttrain.verifiers.proof.coq.verifier import Coq
 from posttrain.verifiers.sandbox import Box, Level, Limits
 
 _LOAD_S = 60.0
@@ -291,3 +293,13 @@ def _opening_of(task: Task) -> list[str]:
     if wrong:
         raise UserError(task.source, f"the opening of task {task.id!r} is not Coq: {wrong}")
     return [each.text for each in found]
+
+
+def of_verifier(verifier: Coq, search: Any) -> CoqTransitions:
+    """Return the moves of a search whose tasks this verifier judges; `search` is the table [search]."""
+    return CoqTransitions(
+        level=verifier.level,
+        timeout_s=search.timeout_s,
+        memory_mb=verifier.memory_mb,
+        sketches=search.asks_sketches,
+    )

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from posttrain.search.moves.lean_file import CLOSE, FLAGS, OPEN, Goals, Trial, file_text, told
 from posttrain.search.moves.lean_move import forbidden
@@ -182,3 +183,8 @@ def _state(task: Task, moves: tuple[str, ...], goals: Goals) -> State:
         done=not goals.keys,
         text="\n".join(moves),
     )
+
+
+def of_verifier(verifier: Lean, search: Any) -> LeanTransitions:
+    """Return the moves of a search whose tasks this verifier judges."""
+    return LeanTransitions(lean=verifier)

@@ -31,6 +31,7 @@ class Code(Verifier):
     score INFRA_ERROR.
     """
 
+    place: ClassVar[int] = 4
     name: str = "code"
     language: str = PYTHON
     """Of tasks that name none: python, or for stdio tasks bash, c or cpp."""

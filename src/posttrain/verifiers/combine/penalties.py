@@ -74,6 +74,7 @@ class Repetition(_Penalty):
     """Units in an n-gram."""
     unit: Literal["words", "characters"] = "words"
     """What an n-gram is made of; characters for languages without spaces, with an n of 20 or so."""
+    place: ClassVar[int] = 17
     name: str = "repetition"
 
     def __post_init__(self) -> None:
@@ -137,6 +138,7 @@ class Language(_Penalty):
 
     scripts: tuple[str, ...] = ()
     """Unicode's names: Latin, Han, Cyrillic, ...; empty takes the task's own."""
+    place: ClassVar[int] = 18
     name: str = "language"
 
     def __post_init__(self) -> None:

@@ -40,6 +40,7 @@ class Instructions(Verifier):
     ('wrong', 1.0)
     """
 
+    place: ClassVar[int] = 12
     name: str = "instructions"
     partial: bool = False
     """Whether some of the instructions are worth their share."""

@@ -73,6 +73,7 @@ class Math(Verifier):
     ('right', 'wrong')
     """
 
+    place: ClassVar[int] = 3
     name: str = "math"
     """Under which its score is recorded."""
     where: Where = "auto"

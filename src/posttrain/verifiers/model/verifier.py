@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from filelock import FileLock, Timeout
 
@@ -60,6 +60,7 @@ class RewardModel(Verifier):
 
     paths: tuple[str, ...]
     """Directories or Hub ids with safetensors; several are an ensemble."""
+    place: ClassVar[int] = 15
     name: str = "model"
     """Under which its score is recorded."""
     kind: Kind = "outcome"

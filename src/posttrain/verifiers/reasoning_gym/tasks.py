@@ -19,7 +19,9 @@ import numpy
 from posttrain.base.foreign import library, require
 from posttrain.base.nearest import did_you_mean
 from posttrain.base.usercode import asked, cause
+from posttrain.data.protocol import Games
 from posttrain.types import Task, UserError
+from posttrain.verifiers.protocol import Verifier
 from posttrain.verifiers.reasoning_gym.rules import refused
 
 WHERE = "task.reasoning_gym"
@@ -65,6 +67,17 @@ class ReasoningGym:
             raise ValueError("train must be 1 or more and held_out 0 or more")
         if "{question}" not in self.template:
             raise ValueError("the template has no {question}, so every prompt would be the same")
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        train, held_out = problems(self)
+        return train, held_out[:limit]
+
+    def scorer(self) -> Verifier:
+        """Return the library's own scorers."""
+        from posttrain.verifiers.reasoning_gym.verifier import ReasoningGymScorer  # which imports this module
+
+        return ReasoningGymScorer()
 
 
 def problems(spec: ReasoningGym) -> tuple[list[Task], list[Task]]:

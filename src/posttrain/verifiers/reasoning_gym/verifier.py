@@ -41,6 +41,7 @@ class ReasoningGymScorer(Verifier):
     Labels: right, wrong, partial, no_answer (there is no such part, or it is blank).
     """
 
+    place: ClassVar[int] = 13
     name: str = "reasoning_gym"
     where: Literal["tag", "last_line", "all"] = "tag"
     """Where the answer stands behind the thought: between the last <answer> and </answer>, in the last line,

@@ -50,6 +50,7 @@ class Json(Verifier):
     all, or else all that is said behind the thought."""
     equals: bool = False
     """Whether it must also be the task's answer, read as JSON."""
+    place: ClassVar[int] = 7
     name: str = "json"
     best: ClassVar[float] = 1.0
 

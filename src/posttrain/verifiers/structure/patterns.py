@@ -25,6 +25,7 @@ class Regex(Verifier):
     """
 
     pattern: str
+    place: ClassVar[int] = 10
     name: str = "regex"
     best: ClassVar[float] = 1.0
 
@@ -77,6 +78,7 @@ class Format(Verifier):
     '<think> occurs 0 times'
     """
 
+    place: ClassVar[int] = 11
     name: str = "format"
     tags: tuple[str, ...] = ("think", "answer")
     """Names of the sections, in order."""

@@ -48,6 +48,7 @@ class Sql(Verifier):
     """Steps of SQLite's machine after which a query is given up."""
     time_limit_s: float = 5.0
     """Seconds of the processor after which it is, on each database."""
+    place: ClassVar[int] = 8
     name: str = "sql"
     best: ClassVar[float] = 1.0
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from posttrain.data.protocol import Games
 from posttrain.types import Task, UserError
 from posttrain.verifiers.proof.coq import check
 from posttrain.verifiers.proof.coq.script import Sentence, sentences, unprefixed
@@ -66,6 +67,11 @@ class CoqLibrary:
             raise ValueError(f"most and shown must be 0 or more, not {self.most} and {self.shown}")
         if "{theorem}" not in self.template:
             raise ValueError("the template must use {theorem}")
+
+    def make(self, limit: int, seed: int, games: Games) -> tuple[list[Task], list[Task]]:
+        """Return the tasks to train on, and at most `limit` that are only evaluated on."""
+        held_out = coq_library("held_out", self)[:limit] if limit and self.held_out_files else []
+        return coq_library("train", self), held_out
 
 
 def coq_library(split: Literal["train", "held_out"], spec: CoqLibrary) -> list[Task]:

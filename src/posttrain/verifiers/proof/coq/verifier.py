@@ -40,6 +40,7 @@ class Coq(Verifier):
     1.0
     """
 
+    place: ClassVar[int] = 5
     name: str = "coq"
     """Under which its score is recorded."""
     level: Level = "strict"

@@ -33,6 +33,7 @@ class Lean(Verifier):
     that is not allowed), forbidden, timeout.
     """
 
+    place: ClassVar[int] = 6
     name: str = "lean"
     level: Level = "strict"
     """The least isolation that is accepted."""

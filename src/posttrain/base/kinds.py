@@ -1,0 +1,129 @@
+"""The registry of kinds: what recipes and commands can name, ours and those of plugins, by entry points.
+
+A distribution registers a kind in its pyproject.toml, as our own does (docs/write-a-plugin.md):
+
+    [project.entry-points."posttrain.verifiers"]
+    palindrome = "my_package:Palindrome"
+
+A plugin is imported when a table or a command names it or lists all of its group. One that cannot be imported
+is a UserError with its distribution where it is named, and hurts nothing else.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, get_type_hints
+
+from posttrain.base.nearest import did_you_mean
+from posttrain.base.usercode import cause
+from posttrain.types import UserError
+
+GROUPS: Mapping[str, str] = {
+    "tasks": "[task.NAME]: a frozen dataclass with make(limit, seed, games), which makes tasks",
+    "verifiers": "[verifier.NAME]: a frozen dataclass that inherits Verifier",
+    "environments": "task.env.factory: a function that returns an environment",
+    "engines": "engine.name: a function (recipe, policy, adapter) that returns an engine",
+    "searches": "search.strategy: a function that begins a search",
+    "moves": "of a verifier's name: a function (verifier, recipe) that returns the moves of a search",
+    "trackers": "track.sinks: a class of a service that metrics go to",
+    "commands": "posttrain NAME: a function with typer's annotations",
+}
+"""What the kinds of each group are, and where they are named."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """An entry of the registry."""
+
+    group: str
+    name: str
+    entry: EntryPoint
+
+    @property
+    def origin(self) -> str:
+        """The distribution that registers it, and its version."""
+        found = self.entry.dist
+        return f"{found.name} {found.version}" if found else "unknown"
+
+    @property
+    def ours(self) -> bool:
+        """Whether posttrain itself registers it."""
+        return self.entry.module.partition(".")[0] == "posttrain"
+
+    def load(self) -> Any:
+        """Import what it names; UserError if that fails."""
+        try:
+            return self.entry.load()
+        except UserError:
+            raise
+        except Exception as error:
+            problem = f"{self.name!r} of {self.origin} cannot be imported: {cause(error)}"
+            raise UserError(f"posttrain.{self.group}", problem, "update or remove that plugin") from error
+
+
+@cache
+def kinds(group: str) -> Mapping[str, Kind]:
+    """Return the kinds of a group by name, in the order of the alphabet; of two of one name ours counts."""
+    found: dict[str, Kind] = {}
+    for entry in sorted(entry_points(group=f"posttrain.{group}")):
+        kind = Kind(group, entry.name, entry)
+        if entry.name not in found or kind.ours:
+            found[entry.name] = kind
+    return found
+
+
+def named(group: str, name: str, key: str) -> Kind:
+    """Return the kind of this name; UserError at a key of the recipe if there is none."""
+    known = kinds(group)
+    if name not in known:
+        fix = did_you_mean(name, known) or f"there are {', '.join(known)}"
+        raise UserError(key, f"there is no {name!r}", fix)
+    return known[name]
+
+
+def table_of_kinds(base: type, group: str, module: str) -> Any:
+    """Return the configuration `base` with a field for each kind of a group, None unless it is given.
+
+    A class with `several = True` may be given more than once: its field is a tuple. The table takes the name
+    of `base`, in this module, so that it can be pickled.
+    """
+    fields: list[Any] = []
+    for kind in kinds(group).values():
+        try:
+            cls: Any = kind.load()
+        except UserError:
+            fields.append((kind.name, Any, None))  # `chosen` says why, where it is named
+            continue
+        several = getattr(cls, "several", False)
+        hint: Any = tuple[cls, ...] if several else cls | None
+        fields.append((kind.name, hint, () if several else None))
+    space = {"__module__": module, "__doc__": base.__doc__, "group": group}
+    made = dataclasses.make_dataclass(
+        base.__name__, fields, bases=(base,), frozen=True, kw_only=True, namespace=space
+    )
+    get_type_hints(made)  # of the fields of `base`, in its own module
+    return made
+
+
+def chosen(table: Any) -> dict[str, Any]:
+    """Return the kinds that such a table has, by name; UserError for one that cannot be imported."""
+    values = {name: getattr(table, name) for name in kinds(table.group)}
+    given = {name: value for name, value in values.items() if value is not None and value != ()}
+    for name, value in given.items():
+        if not dataclasses.is_dataclass(value) and not isinstance(value, tuple):
+            kinds(table.group)[name].load()
+    return given
+
+
+def unloadable() -> dict[Kind, str]:
+    """Return the kinds of plugins that cannot be imported, with the reason."""
+    faults = {}
+    for group in GROUPS:
+        for kind in kinds(group).values():
+            if not kind.ours:
+                try:
+                    kind.load()
+                except UserError as error:
+                    faults[kind] = error.problem
+    return faults
