@@ -152,6 +152,7 @@ def test_a_library_that_few_need_is_not_imported_at_the_top(library: str) -> Non
 
 def test_nobody_escapes_through_type_checking() -> None:
     late = {"types.py", "verifiers/model/verifier.py"}  # what they name so is imported at its first use
+    late |= {"recipe/tasks.py", "recipe/verifier.py"}  # tables whose fields the registry adds
     for path in FILES:
         names = {n.id for n in ast.walk(tree(path)) if isinstance(n, ast.Name)}
         names |= {n.attr for n in ast.walk(tree(path)) if isinstance(n, ast.Attribute)}

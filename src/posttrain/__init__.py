@@ -30,6 +30,7 @@ _WHERE = {
     "posttrain.methods.build": ("method",),
     "posttrain.methods.table": ("Line",),
     "posttrain.envs.protocol": ("Env", "Start", "Turn"),
+    "posttrain.data.protocol": ("Games", "Tasks"),
     "posttrain.verifiers.protocol": ("Verifier",),
     "posttrain.learner.learner": ("Learner", "Losses", "Update"),
     "posttrain.engines.native.engine": ("NativeEngine",),

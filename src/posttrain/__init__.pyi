@@ -7,6 +7,8 @@ from posttrain.api.session import train as train
 from posttrain.batch import Batch as Batch
 from posttrain.batch import Method as Method
 from posttrain.batch import Outputs as Outputs
+from posttrain.data.protocol import Games as Games
+from posttrain.data.protocol import Tasks as Tasks
 from posttrain.engines.native.engine import NativeEngine as NativeEngine
 from posttrain.envs.protocol import Env as Env
 from posttrain.envs.protocol import Start as Start
@@ -42,6 +44,7 @@ __all__ = [
     "Callback",
     "Env",
     "Episode",
+    "Games",
     "Groups",
     "Learner",
     "Line",
@@ -58,6 +61,7 @@ __all__ = [
     "Session",
     "Start",
     "Task",
+    "Tasks",
     "Trajectory",
     "Turn",
     "Update",

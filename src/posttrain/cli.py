@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from posttrain import __main__, __version__
+from posttrain.base.kinds import Kind, kinds
 from posttrain.errors import RunError, UserError, shell
 
 PATHS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EROFS)
@@ -146,14 +147,23 @@ PANELS = {
 """Under what a command stands in the help: each once, in the order in which it is shown."""
 
 
+def plugin_commands() -> dict[str, Kind]:
+    """Return the commands of plugins by name; none takes the place of ours."""
+    return {name: kind for name, kind in kinds("commands").items() if name not in COMMANDS}
+
+
 class Command(TyperCommand):
     """A command that is known by name and by one sentence until it is called."""
 
     def load(self) -> TyperCommand:
         """The command itself, with its options."""
-        module, _, function = COMMANDS[str(self.name)][0].partition(":")
+        name = str(self.name)
+        if name in COMMANDS:
+            module, _, function = COMMANDS[name][0].partition(":")
+            call = getattr(importlib.import_module(f"posttrain.{module}"), function)
+        else:
+            call = plugin_commands()[name].load()
         one = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-        call = getattr(importlib.import_module(f"posttrain.{module}"), function)
         one.command(self.name)(_with_home(call))
         loaded: Any = typer.main.get_command(one)
         return loaded  # type: ignore[no-any-return]
@@ -199,6 +209,10 @@ class Commands(TyperGroup):
             for panel, names in PANELS.items()
             for name in names.split()
         }
+        for name, kind in plugin_commands().items():
+            self.commands[name] = Command(
+                name, help=f"Of the plugin {kind.origin}.", rich_help_panel="Plugins"
+            )
 
 
 app = typer.Typer(

@@ -104,14 +104,12 @@ def table(text: str, first: str) -> list[list[str]]:
 
 
 def keys_of(cls: type, path: str = "") -> Iterator[str]:
-    """Every key of a configuration, dotted."""
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        dotted = f"{path}.{key_of(field.name)}".removeprefix(".")
+    """Every key and table of a configuration, dotted."""
+    for name, hint in fields_of(cls):
+        dotted = f"{path}.{key_of(name)}".removeprefix(".")
         yield dotted
-        for inner in (hints[field.name], *typing.get_args(hints[field.name])):
-            if dataclasses.is_dataclass(inner):
-                assert isinstance(inner, type)
+        for inner in (hint, *typing.get_args(hint)):
+            if isinstance(inner, type) and dataclasses.is_dataclass(inner):
                 yield from keys_of(inner, dotted)
 
 

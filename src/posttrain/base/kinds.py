@@ -27,7 +27,7 @@ GROUPS: Mapping[str, str] = {
     "searches": "search.strategy: a function that begins a search",
     "moves": "of a verifier's name: a function (verifier, recipe) that returns the moves of a search",
     "trackers": "track.sinks: a class of a service that metrics go to",
-    "commands": "posttrain NAME: a function with typer's annotations",
+    "commands": "posttrain NAME: a function with typer's annotations (our own stand in cli.py)",
 }
 """What the kinds of each group are, and where they are named."""
 

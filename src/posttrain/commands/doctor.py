@@ -14,6 +14,7 @@ from typing import Annotated
 import torch
 import typer
 
+from posttrain.base.kinds import GROUPS, kinds, unloadable
 from posttrain.base.process import cores
 from posttrain.engines.native import decode_kernel
 from posttrain.learner import kernels
@@ -89,7 +90,20 @@ def examine() -> list[Fact]:
         there = importlib.util.find_spec(package) is not None
         mend = "" if there else f"pip install 'posttrain[{extra}]'"
         facts.append(Fact(package, "installed" if there else f"not installed ({use})", there, mend))
-    return [*facts, _apart()]
+    return [*facts, _apart(), *_plugins()]
+
+
+def _plugins() -> list[Fact]:
+    """Which distributions add kinds to the registry, and which of those cannot be imported."""
+    faults, names = unloadable(), dict[str, list[str]]()
+    for group in GROUPS:
+        for kind in kinds(group).values():
+            if not kind.ours:
+                names.setdefault(kind.origin, []).append(f"{group}.{kind.name}")
+    facts = [Fact(f"plugin {origin}", ", ".join(adds), True) for origin, adds in names.items()]
+    for kind, problem in faults.items():
+        facts.append(Fact(f"plugin {kind.origin}", problem, False, "update or remove it"))
+    return facts
 
 
 def _apart() -> Fact:

@@ -1,0 +1,1 @@
+"""An example plugin of posttrain (docs/write-a-plugin.md)."""
